@@ -1,0 +1,68 @@
+# `make` alone lists what there is. Every target brings its own environment (.venv) on first use.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PY := .venv/bin/python
+TIERS := unit sim api e2e chart
+CODE := operator agent localcluster tests bench examples
+# What the session that runs the tests has; empty means the test's own default.
+NAME ?=
+SEED ?=
+ARGS ?=
+
+.PHONY: help env demo test test-long lint format generate requirements bench clean $(TIERS:%=test-%)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z$$%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '  make %-14s %s\n' 'test-TIER' 'one tier of the tests alone: $(TIERS); ARGS="-k name" goes to pytest'
+
+env: .venv/.ready
+	@:
+
+.venv/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml .ci/environment
+	@.ci/environment
+
+demo: env ## a real elastic job on a real local cluster: 2 -> 4 -> 2 replicas, a crash, Completed (ARGS=--keep leaves the cluster up)
+	@$(PY) -m elastipod_local.demo $(ARGS)
+
+test: env ## everything that this machine can run: lint, then every tier with small counts
+	@status=0; $(MAKE) lint || status=1; $(PY) tests/tiers.py $(TIERS) -- $(ARGS) || status=1; exit $$status
+
+$(TIERS:%=test-%): test-%: env
+	@$(PY) tests/tiers.py $* -- $(ARGS)
+
+test-long: env ## large counts (NAME=one of the long runs, SEED=number); writes .run/long/<name>.json
+	@$(PY) tests/tiers.py --long "$(NAME)" $(TIERS) -- $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+lint: env ## ruff, mypy --strict, import directions, generated files
+	@status=0; \
+	step() { echo "lint: $$*"; "$$@" || status=1; }; \
+	step .venv/bin/ruff check --quiet .; \
+	step .venv/bin/ruff format --check --quiet .; \
+	step .venv/bin/mypy; \
+	step .venv/bin/lint-imports; \
+	step $(PY) -m elastipod_operator.api.generate --check; \
+	exit $$status
+
+format: env ## let ruff format and sort
+	@.venv/bin/ruff check --quiet --fix-only .; .venv/bin/ruff format .
+
+generate: env ## write crds/, the chart's copy and the API reference from the models
+	@$(PY) -m elastipod_operator.api.generate
+
+COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-find-links \
+	--custom-compile-command "make requirements"
+requirements: env ## resolve and pin the requirements anew (UPGRADE=--upgrade takes newer versions)
+	@$(COMPILE) $(UPGRADE) requirements/bootstrap.in -o requirements/bootstrap.txt
+	@$(COMPILE) $(UPGRADE) pyproject.toml --extra dev -o requirements/dev.txt
+	@$(COMPILE) pyproject.toml --extra operator -c requirements/dev.txt -o requirements/operator.txt
+	@$(COMPILE) pyproject.toml --extra examples -c requirements/dev.txt -o requirements/train.txt
+
+bench: env ## the benchmarks; each writes .run/bench/<name>.json and prints a line
+	@status=0; for file in $(wildcard bench/[a-z]*.py); do echo "bench: $$file"; $(PY) $$file $(ARGS) || status=1; done; exit $$status
+
+clean: ## stop leftover clusters and remove what runs and tools left (.venv and the cache of built binaries stay)
+	@if [ -x .venv/bin/elastipod ]; then .venv/bin/elastipod local down --all; fi
+	@rm -rf .run build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

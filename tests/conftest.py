@@ -1,0 +1,120 @@
+"""What every tier shares: options, reasons for skips, time limits, the leak check and the reports of long runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.long_runs import LongRun, LongRuns
+
+TESTS = Path(__file__).resolve().parent
+TIER_TIMEOUT_S = {"unit": 60, "sim": 180, "api": 180, "e2e": 420, "chart": 300}
+ROOT_TIERS = frozenset({"api", "e2e", "chart"})
+LEAKABLE_TIERS = frozenset(
+    {"unit", "sim"}
+)  # the others keep a cluster between tests; the session's end is checked instead
+DEFAULT_SEED = 20240611
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("elastipod")
+    group.addoption("--long", metavar="NAME", default=None, help="run the long test of this name only; empty: all")
+    group.addoption("--seed", type=int, default=DEFAULT_SEED, help="seed of every random choice of a test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LongRuns.key] = LongRuns(TESTS.parent / ".run" / "long", seed=config.getoption("--seed"))
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Give the tier of a test: the folder below tests/ that holds it."""
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def why_no_cluster() -> str | None:
+    """Say why no local cluster can run here, or None when it can."""
+    if not sys.platform.startswith("linux"):
+        return f"needs Linux (network namespaces, mounts), and this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "needs root (network namespaces, mounts); run it as root to include it"
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reason = why_no_cluster()
+    for item in items:
+        tier = tier_of(item)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIER_TIMEOUT_S.get(tier, 60)))
+        if reason and (tier in ROOT_TIERS or item.get_closest_marker("needs_root")):
+            item.add_marker(pytest.mark.skip(reason=reason))
+    _select_long(config, items)
+
+
+def _select_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted: str | None = config.getoption("--long")
+
+    def is_selected(item: pytest.Item) -> bool:
+        marker = item.get_closest_marker("long")
+        if marker is None or wanted is None:
+            return marker is None and wanted is None
+        return wanted in ("", marker.args[0])
+
+    dropped = [item for item in items if not is_selected(item)]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if is_selected(item)]
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this session (--seed); every random choice of a test starts from it."""
+    value: int = request.config.getoption("--seed")
+    return value
+
+
+@pytest.fixture
+def long_run(request: pytest.FixtureRequest) -> LongRun:
+    """The record of a test marked `long(name)`; what it is given ends up in .run/long/<name>.json."""
+    marker = request.node.get_closest_marker("long")
+    assert marker is not None, "long_run is for tests marked with pytest.mark.long(name)"
+    return request.config.stash[LongRuns.key].open(marker.args[0])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    marker = item.get_closest_marker("long")
+    if marker is not None and (report.when == "call" or report.failed):
+        item.config.stash[LongRuns.key].close(marker.args[0], item.name, report)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a unit or sim test that leaves a child process or a thread behind."""
+    if tier_of(request.node) not in LEAKABLE_TIERS:
+        yield
+        return
+    threads_before = set(threading.enumerate())
+    children_before = set(psutil.Process().children(recursive=True))
+    yield
+    threads = [thread.name for thread in threading.enumerate() if thread not in threads_before and not thread.daemon]
+    _, children = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - children_before, timeout=1)
+    assert not threads, f"the test left threads running: {', '.join(threads)}"
+    assert not children, f"the test left processes running: {children}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session that leaves child processes, whatever its tier; clusters die with their fixtures."""
+    _, children = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=3)
+    if children and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    for child in children:
+        print(f"\nleft running by the tests: {child}", file=sys.stderr)

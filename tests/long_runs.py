@@ -1,0 +1,53 @@
+"""The reports of long runs: what `make test-long` did with which seed and counts, and how it ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+
+@dataclass(slots=True)
+class LongRun:
+    """One named long run: the seed to start from, and the counts that the test notes as it goes."""
+
+    name: str
+    seed: int
+    counts: dict[str, int | float] = field(default_factory=dict)
+    tests: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    def count(self, **counts: int | float) -> None:
+        """Note what was run, such as `schedules=5000`; later values of a name replace earlier ones."""
+        self.counts.update(counts)
+
+    def as_json(self) -> dict[str, object]:
+        """Give the report as it is written: seed, counts, result (passed only when every test passed)."""
+        passed = all(test["outcome"] == "passed" for test in self.tests.values())
+        result = "passed" if passed else "failed"
+        return {"name": self.name, "seed": self.seed, "counts": self.counts, "result": result, "tests": self.tests}
+
+
+class LongRuns:
+    """The long runs of one pytest session; each is written anew whenever one of its tests ends."""
+
+    key: ClassVar[pytest.StashKey[LongRuns]] = pytest.StashKey()
+
+    def __init__(self, folder: Path, *, seed: int) -> None:
+        self._folder = folder
+        self._seed = seed
+        self._runs: dict[str, LongRun] = {}
+
+    def open(self, name: str) -> LongRun:
+        """Give the run of this name, made on first use."""
+        return self._runs.setdefault(name, LongRun(name, self._seed))
+
+    def close(self, name: str, test: str, report: pytest.TestReport) -> None:
+        """Note how one test of the run ended and write the report."""
+        run = self.open(name)
+        if report.failed or test not in run.tests:
+            run.tests[test] = {"outcome": report.outcome, "seconds": round(report.duration, 1)}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / f"{name}.json").write_text(json.dumps(run.as_json(), indent=2) + "\n")

@@ -1,0 +1,90 @@
+"""Run the tiers of the tests one after the other and close with one line of pytest's for each.
+
+Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make test` calls it. A tier whose tests
+cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+NO_TESTS_COLLECTED = 5
+CLOSING_LINE = re.compile(r"^=+ .*\bin [0-9.]+s.* =+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one tier ended: its name, whether nothing failed, and the line that says so."""
+
+    tier: str
+    ok: bool
+    line: str
+
+
+def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
+    """Run one tier with pytest, its output passed on as it comes."""
+    folder = TESTS / tier
+    if not any(folder.rglob("test_*.py")):
+        return Outcome(tier, True, f"skipped: there is no test in {folder.relative_to(TESTS.parent)}")
+    command = [sys.executable, "-m", "pytest", "--color=no", str(folder), *arguments]
+    closing = ""
+    started = time.monotonic()
+    with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if CLOSING_LINE.match(line):
+                    closing = line.rstrip()  # shown once, at the very end
+                else:
+                    print(line, end="", flush=True)
+        except KeyboardInterrupt:
+            process.wait()  # pytest got the signal too and takes its clusters down
+            raise
+    if process.returncode == NO_TESTS_COLLECTED:
+        return Outcome(tier, True, "skipped: no test was selected")
+    line = (
+        closing or f"pytest ended with {process.returncode} after {time.monotonic() - started:.0f} s without a summary"
+    )
+    return Outcome(tier, process.returncode == 0, line)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the named tiers; give 0 when none failed, 1 otherwise, 130 on Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--long", metavar="NAME", help="run the long test of this name only; empty: every long test")
+    parser.add_argument("tiers", nargs="+", metavar="TIER")
+    own, rest = _split(sys.argv[1:] if argv is None else list(argv))
+    options = parser.parse_args(own)
+    arguments = [*rest] if options.long is None else [f"--long={options.long}", *rest]
+    outcomes: list[Outcome] = []
+    try:
+        for tier in options.tiers:
+            print(f"\n--- {tier} ---", flush=True)
+            outcomes.append(run_tier(tier, arguments))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    print()
+    for outcome in outcomes:
+        print(f"{outcome.tier}\n{outcome.line}")
+    return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Part our own arguments from those after `--`, which belong to pytest."""
+    if "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
