@@ -1,0 +1,90 @@
+{{- define "elastipod.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The release's name, with the chart's where it does not hold it already; short enough for a suffix. */}}
+{{- define "elastipod.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- else if contains (include "elastipod.name" .) .Release.Name }}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "elastipod.name" .) | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* Cluster-wide objects carry the namespace too, so that two releases do not take each other's. */}}
+{{- define "elastipod.clusterName" -}}
+{{- printf "%s-%s" .Release.Namespace (include "elastipod.fullname" .) }}
+{{- end }}
+
+{{- define "elastipod.serviceAccountName" -}}
+{{- default (ternary (include "elastipod.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- define "elastipod.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "elastipod.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "elastipod.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "elastipod.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{/* What the operator may do with jobs, pods and events: in all namespaces, or in each of those that it watches. */}}
+{{- define "elastipod.workRules" -}}
+- apiGroups: [sagemaker.amazonaws.com]
+  resources: [hyperpodpytorchjobs]
+  # delete: finished jobs with ttlSecondsAfterFinished.
+  verbs: [get, list, watch, patch, update, delete]
+- apiGroups: [sagemaker.amazonaws.com]
+  resources: [hyperpodpytorchjobs/status]
+  verbs: [get, patch, update]
+# Lets pods name their job as the owner that waits for them, where the cluster checks that.
+- apiGroups: [sagemaker.amazonaws.com]
+  resources: [hyperpodpytorchjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: ["", events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
+
+{{/* A role and its binding to the operator's account. Takes a dict: kind (Role or ClusterRole), name, namespace, rules, root. */}}
+{{- define "elastipod.grant" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "elastipod.labels" .root | nindent 4 }}
+rules:
+  {{- .rules | trim | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "elastipod.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "elastipod.serviceAccountName" .root }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}

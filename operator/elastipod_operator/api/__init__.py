@@ -1,0 +1,61 @@
+"""The HyperPodPyTorchJob resource: pydantic models, and the CRD and reference that are generated from them."""
+
+from elastipod_operator.api.base import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from elastipod_operator.api.explain import explain
+from elastipod_operator.api.models import (
+    Backoff,
+    CleanPodPolicy,
+    ElasticPolicy,
+    ElastipodOptions,
+    HyperPodPyTorchJob,
+    JobSpec,
+    LogRule,
+    ObjectMeta,
+    Recovery,
+    ReplicaSpec,
+    RestartPolicy,
+    RunPolicy,
+    Switch,
+    ThresholdOperator,
+)
+from elastipod_operator.api.status import (
+    Condition,
+    ConditionStatus,
+    ElasticScalingStatus,
+    FaultyPods,
+    JobStatus,
+    ObjectReference,
+    RestartStatus,
+    RestartType,
+)
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "KIND",
+    "PLURAL",
+    "VERSION",
+    "Backoff",
+    "CleanPodPolicy",
+    "Condition",
+    "ConditionStatus",
+    "ElasticPolicy",
+    "ElasticScalingStatus",
+    "ElastipodOptions",
+    "FaultyPods",
+    "HyperPodPyTorchJob",
+    "JobSpec",
+    "JobStatus",
+    "LogRule",
+    "ObjectMeta",
+    "ObjectReference",
+    "Recovery",
+    "ReplicaSpec",
+    "RestartPolicy",
+    "RestartStatus",
+    "RestartType",
+    "RunPolicy",
+    "Switch",
+    "ThresholdOperator",
+    "explain",
+]

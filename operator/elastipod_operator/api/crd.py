@@ -1,0 +1,209 @@
+"""Generate the CustomResourceDefinition from the models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from elastipod_operator.api import pod_schema, rules
+from elastipod_operator.api.base import GROUP, KIND, MAX_INT32, PLURAL, SHORT_NAMES, SINGULAR, VERSION
+from elastipod_operator.api.models import HyperPodPyTorchJob, JobSpec
+from elastipod_operator.api.status import JobStatus
+
+Schema = dict[str, Any]
+
+CRD_NAME: Final = f"{PLURAL}.{GROUP}"
+MAX_JSON_BYTES: Final = 256 * 1024
+"""Size limit of the annotation in which a plain `kubectl apply` keeps its last input."""
+
+_BOUNDS: Mapping[str, str] = {
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "minLength": "minLength",
+    "maxLength": "maxLength",
+    "minItems": "minItems",
+    "maxItems": "maxItems",
+    "enum": "enum",
+    "format": "format",
+    "description": "description",
+}
+# Lists whose entries are told apart by name; all others are replaced as a whole.
+_LISTS_BY_NAME = frozenset({"replicaSpecs", "logMonitoringConfiguration"})
+
+# `conditions[-1:]` is the present state, because the operator keeps it last.
+_PRINTER_COLUMNS: tuple[Schema, ...] = (
+    {
+        "name": "State",
+        "type": "string",
+        "description": "The present state: the last condition.",
+        "jsonPath": ".status.conditions[-1:].type",
+    },
+    {
+        "name": "Size",
+        "type": "string",
+        "description": "Replicas that train, that the operator aims at, and that are the most.",
+        "jsonPath": r".metadata.annotations.elastipod\.io/size",
+    },
+    {
+        "name": "Restarts",
+        "type": "integer",
+        "description": "Recoveries so far.",
+        "jsonPath": ".status.restartCount",
+    },
+    {
+        "name": "Queue",
+        "type": "string",
+        "description": "The LocalQueue that the job waits in.",
+        "jsonPath": r".metadata.labels.kueue\.x-k8s\.io/queue-name",
+    },
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {
+        "name": "Reason",
+        "type": "string",
+        "description": "Why the job is in this state.",
+        "jsonPath": ".status.conditions[-1:].reason",
+        "priority": 1,
+    },
+)
+
+# The scale subresource needs the path of a number under status, and every field that clients know there means something
+# else; more fields would break them. So the path names a field that is never written, which reads as 0. Nothing that sets
+# a size depends on it: `kubectl scale` and JSON patches use spec.replicas only.
+_SCALE: Schema = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
+
+
+def build() -> Schema:
+    """Give the whole CRD as JSON-ready values; raises ValueError when it grew too large for a plain `kubectl apply`."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": CRD_NAME},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": list(SHORT_NAMES),
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}, "scale": dict(_SCALE)},
+                    "additionalPrinterColumns": [dict(column) for column in _PRINTER_COLUMNS],
+                    "schema": {"openAPIV3Schema": object_schema()},
+                }
+            ],
+        },
+    }
+
+
+def object_schema() -> Schema:
+    """Give the structural schema of a whole object."""
+    return {
+        "type": "object",
+        "description": (HyperPodPyTorchJob.__doc__ or "").splitlines()[0],
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": _spec_schema(),
+            "status": _status_schema(),
+        },
+        "x-kubernetes-validations": [rule.to_schema() for rule in rules.JOB_RULES],
+    }
+
+
+def _spec_schema() -> Schema:
+    document = JobSpec.model_json_schema(by_alias=True)
+    schema = _Converter(document["$defs"], with_defaults=True).convert(document)
+    fields = schema["properties"]
+    specs = fields["replicaSpecs"]
+    spec_fields = specs["items"]["properties"]
+    template = pod_schema.load()
+    spec_fields["template"] = {"description": spec_fields["template"]["description"], **template}
+    _add_rules(schema, rules.JOB_SPEC_RULES)
+    _add_rules(fields["nprocPerNode"], rules.NPROC_RULES)
+    _add_rules(fields["elasticPolicy"], rules.ELASTIC_POLICY_RULES)
+    _add_rules(specs, rules.REPLICA_SPECS_RULES)
+    _add_rules(spec_fields["name"], rules.SPEC_NAME_RULES)
+    return schema
+
+
+def _status_schema() -> Schema:
+    document = JobStatus.model_json_schema(by_alias=True)
+    return _Converter(document["$defs"], with_defaults=False).convert(document)
+
+
+def _add_rules(schema: Schema, added: tuple[rules.Rule, ...]) -> None:
+    schema["x-kubernetes-validations"] = [rule.to_schema() for rule in added]
+
+
+class _Converter:
+    """Turns pydantic's JSON schema into a structural one.
+
+    A scalar default becomes a default of the CRD and makes the field non-nullable, so that the API server replaces a null by
+    it. Every other optional field is nullable and stays as the user wrote it; so do the fields of list entries, because
+    `kubectl apply` compares lists as a whole and would find a difference where a default was written into one.
+    """
+
+    def __init__(self, definitions: Mapping[str, Schema], *, with_defaults: bool) -> None:
+        self._definitions = definitions
+        self._with_defaults = with_defaults
+
+    def convert(self, schema: Mapping[str, Any]) -> Schema:
+        """Give the structural form of one node."""
+        schema = self._resolved(schema)
+        result: Schema = {name: schema[key] for key, name in _BOUNDS.items() if key in schema}
+        if "description" in result:
+            result["description"] = " ".join(result["description"].split())
+        kind = schema["type"]
+        result["type"] = kind
+        if kind == "integer":
+            result["format"] = "int32" if schema.get("maximum", MAX_INT32) <= MAX_INT32 else "int64"
+        elif kind == "array":
+            result["items"] = _Converter(self._definitions, with_defaults=False).convert(schema["items"])
+            result["x-kubernetes-list-type"] = "atomic"
+        elif kind == "object":
+            result |= self._object(schema)
+        return result
+
+    def _object(self, schema: Mapping[str, Any]) -> Schema:
+        if "properties" not in schema:
+            values = schema.get("additionalProperties")
+            if isinstance(values, Mapping) and values:
+                return {"additionalProperties": self.convert(values)}
+            return {"x-kubernetes-preserve-unknown-fields": True}
+        required = schema.get("required", [])
+        properties = {
+            name: self._property(name, value, name in required) for name, value in schema["properties"].items()
+        }
+        return {"properties": properties} | ({"required": required} if required else {})
+
+    def _property(self, name: str, schema: Mapping[str, Any], is_required: bool) -> Schema:
+        result = self.convert(schema)
+        default = schema.get("default")
+        if name in _LISTS_BY_NAME:
+            result |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+        if self._with_defaults and isinstance(default, str | int | float):
+            result["default"] = default
+        elif not is_required:
+            result["nullable"] = True
+            if "enum" in result:
+                result["pattern"] = pod_schema.choice(result.pop("enum"))
+        return result
+
+    def _resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Follow references and look through `X or null`; what stands beside them wins over what they lead to."""
+        own = {key: value for key, value in schema.items() if key not in ("anyOf", "$ref", "title")}
+        if "anyOf" in schema:
+            (other,) = (part for part in schema["anyOf"] if part.get("type") != "null")
+            return {**self._resolved(other), **own}
+        if "$ref" in schema:
+            return {**self._resolved(self._definitions[schema["$ref"].rpartition("/")[2]]), **own}
+        return own

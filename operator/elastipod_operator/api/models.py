@@ -1,0 +1,334 @@
+"""The spec of a HyperPodPyTorchJob as pydantic models: the one source of the CRD and of the API reference.
+
+Rules that need no arithmetic across the whole job are checked here and, in the same words, by the API server (`rules`);
+what sizes a job may take is worked out in the core.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from elastipod_operator.api.base import (
+    API_VERSION,
+    KIND,
+    MAX_INT32,
+    Budget,
+    Count,
+    Model,
+    Port,
+    PositiveCount,
+    PositiveSeconds,
+    Seconds,
+    Timestamp,
+)
+from elastipod_operator.api.explain import about_field, about_value
+from elastipod_operator.api.status import JobStatus
+
+NPROC_PATTERN = r"^(auto|cpu|gpu|[1-9][0-9]{0,3})$"
+DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+MAX_REPLICA_SPECS = 2
+MAX_DISCRETE_VALUES = 1024
+MAX_LOG_RULES = 64
+
+DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods go when a job has ended."""
+
+    ALL = "All"
+    RUNNING = "Running"
+    ONLY_COMPLETE = "OnlyComplete"
+    NONE = "None"
+
+
+class ThresholdOperator(StrEnum):
+    """How a logged metric is compared with its threshold."""
+
+    GT = "gt"
+    LT = "lt"
+    EQ = "eq"
+    GTEQ = "gteq"
+    LTEQ = "lteq"
+
+
+class Switch(StrEnum):
+    """Let the operator decide, or turn it off."""
+
+    AUTO = "Auto"
+    OFF = "Off"
+
+
+class Recovery(StrEnum):
+    """How workers come back after a fault."""
+
+    AUTO = "Auto"
+    PROCESS = "Process"
+    IN_MEMORY = "InMemory"
+
+
+class LogRule(Model):
+    """One rule that watches the log of each worker of local rank 0."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=63)]
+    """Name of the rule; it appears in the reason of a fault, for example LogHang_<name>."""
+
+    log_pattern: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """Regular expression (Python syntax) searched in each line; at most one capture group, which holds the metric."""
+
+    expected_start_cut_off_in_seconds: Seconds | None = None
+    """The first match must come within this time after the start of the workers; otherwise they hang."""
+
+    expected_recurring_frequency_in_seconds: Seconds | None = None
+    """Each further match must come within this time after the one before; otherwise they hang."""
+
+    stop_pattern: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    """The rule ends for this run of the workers when a line matches this regular expression."""
+
+    metric_threshold: float | None = None
+    """The number with which the captured metric is compared."""
+
+    operator: ThresholdOperator | None = None
+    """The comparison of metric and threshold that means trouble: gt, lt, eq, gteq or lteq."""
+
+    metric_evaluation_data_points: PositiveCount = 1
+    """So many matches in a row must be beyond the threshold before the workers count as slow. Absent: 1."""
+
+    fault_on_match: bool | None = None
+    """A match alone is a fault."""
+
+    @field_validator("log_pattern", "stop_pattern")
+    @classmethod
+    def _is_a_regex(cls, pattern: str | None) -> str | None:
+        try:
+            groups = re.compile(pattern or "").groups
+        except re.error as error:
+            raise about_value(f"it must be a regular expression ({error})") from error
+        if groups > 1:
+            raise about_value(f"it has {groups} capture groups and may have one; write the others as (?:...)")
+        return pattern
+
+
+class RestartPolicy(Model):
+    """How many restarts are tolerated, and what follows when they are used up."""
+
+    eval_period_seconds: PositiveSeconds = 3600
+    """Restarts are counted in windows of this length."""
+
+    num_restart_before_full_job_restart: Budget | None = None
+    """So many process-level restarts in a window are tolerated; the next one makes all pods anew. Absent: no limit."""
+
+    max_full_job_restarts: Budget | None = None
+    """So many full job restarts are tolerated; the next one fails the job. Absent: no limit."""
+
+    max_num_repeat_offenders_to_avoid: Count = 0
+    """Keep the job away from at most so many nodes that fault again and again."""
+
+    scale_up_snooze_time_in_seconds: Seconds = 0
+    """After a recovery, wait so long before growing again."""
+
+
+class RunPolicy(Model):
+    """The life of the job around the training itself."""
+
+    active_deadline_seconds: PositiveSeconds | None = None
+    """The job fails when it has been active for so long; suspended time does not count. Absent: no limit."""
+
+    startup_deadline_seconds: PositiveSeconds | None = None
+    """The job fails when training has not begun so long after its pods were created. Absent: no limit."""
+
+    fault_deadline_seconds: PositiveSeconds | None = None
+    """The job fails when training is not running again so long after a fault. Absent: no limit."""
+
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
+    """Which pods go when the job has ended: All, Running (the unfinished), OnlyComplete (all, if completed) or None."""
+
+    job_max_retry_count: Budget | None = None
+    """So many faults of workers are recovered over the life of the job; the next one fails it. Absent: no limit.
+    Lost nodes, evictions and resizes do not count."""
+
+    suspend: bool = False
+    """True drains the job to a checkpoint and takes its pods away; false resumes it."""
+
+    ttl_seconds_after_finished: Annotated[int, Field(ge=-(2**31), le=MAX_INT32)] | None = None
+    """Delete the job so long after its end. Absent, 0 or negative: keep it."""
+
+    workload_mode: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """Accepted for compatibility; pods are managed directly in every mode."""
+
+    log_monitoring_configuration: Annotated[tuple[LogRule, ...], Field(max_length=MAX_LOG_RULES)] = ()
+    """Rules that find hanging, slow or faulty workers in their logs."""
+
+    restart_policy: RestartPolicy = RestartPolicy()
+    """How many restarts are tolerated."""
+
+
+class ElasticPolicy(Model):
+    """Between which sizes the job may move, and how patiently."""
+
+    min_replicas: Count | None = None
+    """The fewest replicas that may train. Absent: the sum of replicas, at least 1."""
+
+    max_replicas: Count | None = None
+    """The most replicas that may train. Absent: the sum of replicaSpecs' maxReplicas (where absent: of replicas)."""
+
+    replica_increment_step: PositiveCount | None = None
+    """Sizes are minReplicas plus multiples of this step. Absent: 1. Not used where replicaDiscreteValues is set."""
+
+    replica_discrete_values: Annotated[tuple[PositiveCount, ...], Field(max_length=MAX_DISCRETE_VALUES)] = ()
+    """The only sizes that may train; those outside minReplicas to maxReplicas are left out."""
+
+    scaling_timeout_in_seconds: Seconds = 60
+    """Once a first increment is ready, wait so long for further ones before growing."""
+
+    graceful_shutdown_timeout_in_seconds: Seconds = 600
+    """The time that workers have for a checkpoint when the size changes; then they are stopped."""
+
+    faulty_scale_down_timeout_in_seconds: Seconds = 30
+    """Wait so long for the replacement of lost replicas before going on with fewer."""
+
+    @model_validator(mode="after")
+    def _some_size_is_left(self) -> Self:
+        low, high, values = self.min_replicas, self.max_replicas, self.replica_discrete_values
+        if low is not None and high is not None and low > high:
+            raise about_field(f"minReplicas is {low} but maxReplicas is {high}; raise maxReplicas or lower minReplicas")
+        if values and not any((low or 0) <= value and (high is None or value <= high) for value in values):
+            raise about_field(
+                "replicaDiscreteValues holds no size between minReplicas and maxReplicas; "
+                "add one, or change minReplicas or maxReplicas"
+            )
+        return self
+
+
+class ReplicaSpec(Model):
+    """One group of pods made from one template."""
+
+    name: DnsLabel
+    """Name of the group, part of the names of its pods."""
+
+    replicas: Count = 0
+    """How many pods are wanted at first. Absent: 0."""
+
+    max_replicas: Count | None = None
+    """How many pods this group may grow to. Absent: replicas, or what elasticPolicy.maxReplicas leaves to it."""
+
+    spares: Count = 0
+    """Pods kept ready beside the others; one of them takes the place of a lost one at once. Absent: 0."""
+
+    template: dict[str, Any]
+    """The pods. Name and namespace in its metadata are accepted and ignored."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_dns_label(cls, name: str) -> str:
+        if not re.fullmatch(DNS_LABEL_PATTERN, name):
+            raise about_value("it must be lower-case letters, digits and '-', and begin and end with a letter or digit")
+        return name
+
+
+class Backoff(Model):
+    """Waiting after failed resizes: doubled each time, with jitter."""
+
+    base_seconds: PositiveSeconds = 10
+    """The wait after the first failure."""
+
+    max_seconds: PositiveSeconds = 600
+    """The longest wait."""
+
+
+class ElastipodOptions(Model):
+    """Elastipod's own settings; other operators of this resource know nothing of them."""
+
+    min_stable_seconds: Seconds = 30
+    """Planned resizes are at least so far apart."""
+
+    backoff: Backoff = Backoff()
+    """How long growth waits after failed resizes."""
+
+    payback: Switch = Switch.AUTO
+    """Auto puts growth off that would cost more time than it brings; Off always grows."""
+
+    recovery: Recovery = Recovery.AUTO
+    """How workers come back after a fault: new processes from a checkpoint, in memory, or whichever is possible."""
+
+    authentication: Switch = Switch.AUTO
+    """Auto asks agents for a token where they support it; Off never does."""
+
+    agent_port: Port | None = None
+    """Port of the agent in each pod. Absent: the container port named agent, else 8080."""
+
+    container: DnsLabel | None = None
+    """The container that runs the agent. Absent: the first."""
+
+
+class JobSpec(Model):
+    """What the user wants."""
+
+    nproc_per_node: str = "auto"
+    """Workers in each pod: auto, cpu, gpu, or a number written as a string."""
+
+    replicas: Count = 0
+    """A ceiling on the size, set by `kubectl scale`; 0 means none."""
+
+    replica_specs: Annotated[tuple[ReplicaSpec, ...], Field(min_length=1, max_length=MAX_REPLICA_SPECS)]
+    """The groups of pods: usually one; two make a base that is kept and an elastic part that comes and goes."""
+
+    elastic_policy: ElasticPolicy | None = None
+    """How the size may change. Absent: the size is fixed."""
+
+    run_policy: RunPolicy = RunPolicy()
+    """Deadlines, restarts, suspension, and what happens at the end."""
+
+    elastipod: ElastipodOptions = ElastipodOptions()
+    """Elastipod's own settings."""
+
+    @field_validator("nproc_per_node")
+    @classmethod
+    def _is_a_worker_count(cls, value: str) -> str:
+        if not re.fullmatch(NPROC_PATTERN, value):
+            raise about_value("it must be auto, cpu, gpu or a positive number up to 9999")
+        return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [spec.name for spec in self.replica_specs]
+        if len(set(names)) < len(names):
+            raise about_field(f"replicaSpecs has two specs named {names[0]}; give each its own name")
+        return self
+
+
+class ObjectMeta(Model):
+    """The part of an object's metadata that the operator reads."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    finalizers: tuple[str, ...] = ()
+    creation_timestamp: Timestamp | None = None
+    deletion_timestamp: Timestamp | None = None
+
+
+class HyperPodPyTorchJob(Model):
+    """A whole object as the API server gives it: `HyperPodPyTorchJob.model_validate(body)`.
+
+    Raises pydantic's ValidationError, which `explain` turns into one sentence for the user.
+    """
+
+    api_version: str = API_VERSION
+    kind: str = KIND
+    metadata: ObjectMeta = ObjectMeta()
+    spec: JobSpec
+    status: JobStatus = JobStatus()
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, as logs and the agent's environment name the job."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"

@@ -1,0 +1,123 @@
+"""Rules over several fields that the API server checks at apply time, in CEL.
+
+They say what the models and the core (`core.sizes`) say, and a test holds them against each other on a real API server.
+What the field's own documents and generators print is never refused: step and values together, values outside the range,
+a minimum above the sum of replicas, bounds of policy and specs that differ. In CEL a null field is an absent one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elastipod_operator.api.models import DNS_LABEL_PATTERN, NPROC_PATTERN
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One CEL rule: what must hold, the sentence for the user otherwise, and the field that it is about.
+
+    message: a sentence, or with `values` a format whose %d are filled by those CEL expressions. field: path below the place
+    where the rule stands, empty for the place itself.
+    """
+
+    holds: str
+    message: str
+    values: tuple[str, ...] = ()
+    field: str = ""
+
+    def to_schema(self) -> dict[str, Any]:
+        """Give the entry of `x-kubernetes-validations`."""
+        entry: dict[str, Any] = {"rule": self.holds}
+        if self.values:
+            entry["messageExpression"] = f"{_quoted(self.message)}.format([{', '.join(self.values)}])"
+        else:
+            entry["message"] = self.message
+        if self.field:
+            entry["fieldPath"] = f".{self.field}"
+        return entry
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", r"\'") + "'"
+
+
+# Parts of the rules on sizes, each in parentheses where it has operators.
+_POLICY = "self.elasticPolicy"
+_REPLICAS = "(has(s.replicas) ? s.replicas : 0)"
+_MOST = f"(has(s.maxReplicas) && s.maxReplicas > {_REPLICAS} ? s.maxReplicas : {_REPLICAS})"
+_WANTED = f"self.replicaSpecs.map(s, {_REPLICAS}).sum()"
+_ROOM = f"self.replicaSpecs.map(s, {_MOST}).sum()"
+_ELASTIC = f"has({_POLICY})"
+_HAS_MIN = f"({_ELASTIC} && has({_POLICY}.minReplicas))"
+_HAS_MAX = f"({_ELASTIC} && has({_POLICY}.maxReplicas))"
+_HAS_VALUES = f"({_ELASTIC} && has({_POLICY}.replicaDiscreteValues) && size({_POLICY}.replicaDiscreteValues) > 0)"
+_LOW = f"([1, {_HAS_MIN} ? {_POLICY}.minReplicas : {_WANTED}].max())"
+# A policy's maximum binds alone where no spec states one; otherwise the smaller of the two.
+_SPECS_STATE_MAX = "self.replicaSpecs.exists(s, has(s.maxReplicas))"
+_HIGH = (
+    f"(!{_HAS_MAX} ? [1, {_ROOM}].max()"
+    f" : {_SPECS_STATE_MAX} ? [[1, {_ROOM}].max(), {_POLICY}.maxReplicas].min()"
+    f" : [1, {_POLICY}.maxReplicas].max())"
+)
+_ALLOWED = f"({_HAS_VALUES} ? {_POLICY}.replicaDiscreteValues.filter(v, v >= {_LOW} && v <= {_HIGH}) : [{_LOW}])"
+_BOUNDS_IN_ORDER = f"(!{_HAS_MIN} || !{_HAS_MAX} || {_POLICY}.minReplicas <= {_POLICY}.maxReplicas)"
+
+JOB_RULES = (
+    Rule(
+        "size(self.metadata.name) <= 63",
+        "metadata.name is longer than 63 characters; pods carry it in a label, so choose a shorter one",
+    ),
+)
+
+JOB_SPEC_RULES = (
+    Rule(
+        f"!{_ELASTIC} || !{_BOUNDS_IN_ORDER} || {_LOW} <= {_HIGH}",
+        "the smallest size is %d but the largest is %d; lower elasticPolicy.minReplicas, or raise maxReplicas of "
+        "elasticPolicy and replicaSpecs",
+        values=(_LOW, _HIGH),
+        field="elasticPolicy",
+    ),
+    Rule(
+        f"!{_HAS_VALUES} || {_LOW} > {_HIGH} || size({_ALLOWED}) > 0",
+        "replicaDiscreteValues holds no size from %d to %d; add one, or change minReplicas or maxReplicas",
+        values=(_LOW, _HIGH),
+        field="elasticPolicy.replicaDiscreteValues",
+    ),
+    Rule(
+        f"self.replicas == 0 || size({_ALLOWED}) == 0 || {_ALLOWED}.exists(v, v <= self.replicas)",
+        "replicas is %d but the smallest allowed size is %d; set at least that, or 0 for no ceiling",
+        values=("self.replicas", f"{_ALLOWED}.min()"),
+        field="replicas",
+    ),
+)
+
+ELASTIC_POLICY_RULES = (
+    Rule(
+        "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+        "minReplicas is %d but maxReplicas is %d; raise maxReplicas or lower minReplicas",
+        values=("self.minReplicas", "self.maxReplicas"),
+        field="minReplicas",
+    ),
+)
+
+REPLICA_SPECS_RULES = (
+    Rule(
+        "self.map(s, s.name) == oldSelf.map(s, s.name)",
+        "the number and the names of replicaSpecs cannot change; delete the job and create it anew",
+    ),
+)
+
+NPROC_RULES = (
+    Rule(
+        f"self.matches('{NPROC_PATTERN}')",
+        "nprocPerNode must be auto, cpu, gpu or a positive number up to 9999",
+    ),
+)
+
+SPEC_NAME_RULES = (
+    Rule(
+        f"self.matches('{DNS_LABEL_PATTERN}')",
+        "name must be lower-case letters, digits and '-', and begin and end with a letter or digit",
+    ),
+)

@@ -1,0 +1,192 @@
+"""The status of a HyperPodPyTorchJob: exactly the fields that the ecosystem's clients know.
+
+The `hyp` client refuses a whole listing when one object carries a field it does not know, or a number where it expects
+a string. Whatever else the operator has to say goes into annotations, Events and metrics.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from elastipod_operator.api.base import Model, Timestamp
+
+
+class ConditionStatus(StrEnum):
+    """Whether a condition holds."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class RestartType(StrEnum):
+    """How far a restart reaches: the processes in their pods, or all pods of the job."""
+
+    PROCESS_LEVEL = "PLR"
+    JOB_LEVEL = "JLR"
+
+
+class Condition(Model):
+    """One thing that is true of the job; the last one of the list is its present state."""
+
+    type: str
+    """Created, Suspended, PodsRunning, Running, Faulted, Completed, Failed; before them Scaling, PodsReady, Warning."""
+
+    status: ConditionStatus
+    """True, False or Unknown."""
+
+    reason: str | None = None
+    """Why, in one CamelCase word."""
+
+    message: str | None = None
+    """Why, in a sentence that says what to do."""
+
+    last_transition_time: Timestamp | None = None
+    """When the status last changed."""
+
+    last_probe_time: Timestamp | None = None
+    """When this was last looked at."""
+
+
+class ObjectReference(Model):
+    """A reference to another object."""
+
+    api_version: str | None = None
+    field_path: str | None = None
+    kind: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    resource_version: str | None = None
+    uid: str | None = None
+
+
+class RestartStatus(Model):
+    """Restarts counted in the present window; clients need all three numbers."""
+
+    current_eval_period: int = 0
+    """Number of the window, from 0."""
+
+    full_job_restart_count: int = 0
+    """Full job restarts in the window."""
+
+    restart_count: int = 0
+    """Process-level restarts in the window since the last full job restart."""
+
+
+class FaultyPods(Model):
+    """What the latest fault hit."""
+
+    restart_type: RestartType | None = None
+    """PLR (processes) or JLR (whole job)."""
+
+    faulty_instance_id_list: tuple[str, ...] = ()
+    """Nodes."""
+
+    faulty_pod_list: tuple[str, ...] = ()
+    """Pods."""
+
+    faulty_rank_list: tuple[str, ...] = ()
+    """Group ranks."""
+
+
+class ElasticScalingStatus(Model):
+    """Where the size is going."""
+
+    target_replicas: dict[str, int] = Field(default_factory=dict)
+    """Replicas that each spec is to have."""
+
+    last_updated: Timestamp | None = None
+    last_scaling_time: Timestamp | None = None
+    last_restart_time: Timestamp | None = None
+    pods_scaled: bool | None = None
+    """The pods of the target exist."""
+
+    is_faulty_pod_scale_down: bool | None = None
+    """The latest shrink followed a fault."""
+
+    consecutive_scaling_failures: int | None = None
+    """Failed resizes since the last one that worked."""
+
+
+class PodSet(Model):
+    """One group of pods as the queue sees it."""
+
+    name: str | None = None
+    count: int = 1
+    min_count: int | None = None
+    template: dict[str, Any] = Field(default_factory=dict)
+
+
+class PodSetInfo(Model):
+    """What the queue adds to the pods of one group."""
+
+    annotations: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    tolerations: tuple[dict[str, Any], ...] = ()
+
+
+class JobStatus(Model):
+    """What the operator reports. `to_body()` gives it as the API server takes it."""
+
+    start_time: Timestamp | None = None
+    """When the job was accepted (with a queue: admitted)."""
+
+    completion_time: Timestamp | None = None
+    """When the job ended."""
+
+    conditions: tuple[Condition, ...] = ()
+    """What is true of the job; the last one is its present state."""
+
+    restart_count: int = 0
+    """Recoveries so far."""
+
+    restart_status: RestartStatus | None = None
+    """Restarts in the present window of the restart policy."""
+
+    master_addr: str | None = None
+    """Address of global rank 0."""
+
+    master_port: str | None = None
+    """Port of global rank 0, as a string."""
+
+    job_pods: tuple[ObjectReference, ...] = ()
+    """The job's pods."""
+
+    manager_pods: ObjectReference | None = None
+    """Not used by Elastipod."""
+
+    pod_manager_statuses: tuple[ObjectReference, ...] = ()
+    """Not used by Elastipod."""
+
+    pod_sets: tuple[PodSet, ...] = ()
+    """The groups of pods as the queue sees them."""
+
+    pod_set_infos: tuple[PodSetInfo, ...] = ()
+    """What the queue added to each group."""
+
+    elastic_workload_ref: dict[str, str] | None = None
+    """The queue's object for the elastic part."""
+
+    latest_faulty_pod_instance_list: FaultyPods | None = None
+    """What the latest fault hit."""
+
+    elastic_scaling_status: ElasticScalingStatus | None = None
+    """Where the size is going."""
+
+    @property
+    def state(self) -> Condition | None:
+        """The present state of the job: the last condition; None before the first."""
+        return self.conditions[-1] if self.conditions else None
+
+    def condition(self, type_: str) -> Condition | None:
+        """Give the condition of that type; None when there is none."""
+        return next((condition for condition in self.conditions if condition.type == type_), None)
+
+    def to_body(self) -> dict[str, Any]:
+        """Give the status as JSON-ready values with the names of the wire; what is absent or empty is left out."""
+        body = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return {key: value for key, value in body.items() if value != []}

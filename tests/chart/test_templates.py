@@ -1,0 +1,202 @@
+"""What the chart renders, for several sets of values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elastipod_local import binaries
+from elastipod_operator.api import crd
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "elastipod"
+Objects = dict[tuple[str, str, str], dict[str, Any]]
+
+VALUE_SETS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "two namespaces": {"watchNamespaces": ["team-a", "team-b"]},
+    "own account, no roles": {"serviceAccount": {"create": False, "name": "mine"}, "rbac": {"create": False}},
+    "everything set": {
+        "image": {"repository": "registry.example.com/operator", "tag": "1.2.3", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "crds": {"install": False},
+        "replicas": 2,
+        "logLevel": "debug",
+        "port": 9000,
+        "resources": {"limits": {"memory": "1Gi"}},
+        "serviceAccount": {"annotations": {"example.com/role": "r"}},
+        "rbac": {"userRoles": False},
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"c": "d"},
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "fullnameOverride": "trainer",
+    },
+}
+
+
+def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    program = binaries.ensure(["helm"])["helm"]
+    command = [str(program), *arguments, str(CHART), "--namespace", "aws-hyperpod", "--values", "-"]
+    return subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, timeout=60)
+
+
+def render(values: dict[str, Any] | None = None) -> Objects:
+    done = helm("template", "elastipod", values=values)
+    assert done.returncode == 0, done.stderr
+    objects = [body for body in yaml.safe_load_all(done.stdout) if body]
+    keys = [(body["kind"], body["metadata"].get("namespace", ""), body["metadata"]["name"]) for body in objects]
+    assert len(set(keys)) == len(keys)
+    return dict(zip(keys, objects, strict=True))
+
+
+def deployment(objects: Objects) -> dict[str, Any]:
+    (found,) = (body for (kind, _, _), body in objects.items() if kind == "Deployment")
+    return found
+
+
+def container(objects: Objects) -> dict[str, Any]:
+    (only,) = deployment(objects)["spec"]["template"]["spec"]["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def environment(objects: Objects) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container(objects)["env"] if "value" in one}
+
+
+def granted(objects: Objects, kind: str, namespace: str, name: str) -> set[tuple[str, str, str]]:
+    """Give what a role allows as (group, resource, verb)."""
+    rules = objects[kind, namespace, name]["rules"]
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
+def test_lint(values: dict[str, Any]):
+    done = helm("lint", "--strict", values=values)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
+def test_the_pod_is_restricted(values: dict[str, Any]):
+    objects = render(values)
+    pod, only = deployment(objects)["spec"]["template"], container(objects)
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert only["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "hp-training-control-plane" in pod["metadata"]["labels"]
+    assert only["command"] == ["elastipod", "operator"]
+    assert {"POD_NAME", "POD_NAMESPACE"} <= {one["name"] for one in only["env"]}
+
+
+def test_defaults():
+    objects = render()
+    assert container(objects)["image"] == "docker.io/elastipod/operator:dev"
+    assert environment(objects)["WATCH_NAMESPACES"] == ""
+    assert container(objects)["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    assert container(objects)["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert container(objects)["ports"] == [{"name": "http", "containerPort": 8081}]
+
+
+def test_everything_set_is_used():
+    objects = render(VALUE_SETS["everything set"])
+    assert container(objects)["image"] == "registry.example.com/operator:1.2.3"
+    assert environment(objects)["HTTPS_PROXY"] == "http://proxy:3128"
+    assert environment(objects)["METRICS_PORT"] == "9000"
+    assert deployment(objects)["metadata"]["name"] == "trainer"
+    assert deployment(objects)["spec"]["replicas"] == 2
+    assert not [kind for kind, _, _ in objects if kind == "CustomResourceDefinition"]
+
+
+def test_the_crd_is_kept_unless_told_otherwise():
+    key = ("CustomResourceDefinition", "", crd.CRD_NAME)
+    assert render()[key]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "annotations" not in render({"crds": {"keep": False}})[key]["metadata"]
+    assert render()[key]["spec"] == crd.build()["spec"]
+
+
+def test_rights_are_those_that_the_operator_needs():
+    everywhere = granted(render(), "ClusterRole", "", "aws-hyperpod-elastipod")
+    assert {verb for _, resource, verb in everywhere if resource == "pods"} == {
+        "get",
+        "list",
+        "watch",
+        "create",
+        "patch",
+        "delete",
+    }
+    assert {resource for _, resource, _ in everywhere} == {
+        "events",
+        "hyperpodpytorchjobs",
+        "hyperpodpytorchjobs/finalizers",
+        "hyperpodpytorchjobs/status",
+        "nodes",
+        "pods",
+    }
+    assert not [grant for grant in everywhere if "*" in grant]
+    assert ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "create") not in everywhere
+    leader = granted(render(), "Role", "aws-hyperpod", "elastipod-leader")
+    assert {resource for _, resource, _ in leader} == {"leases"}
+
+
+def test_with_a_list_of_namespaces_rights_end_there():
+    objects = render({"watchNamespaces": ["team-a", "team-b"]})
+    everywhere = granted(objects, "ClusterRole", "", "aws-hyperpod-elastipod")
+    assert {verb for _, _, verb in everywhere} == {"get", "list", "watch"}
+    assert {resource for _, resource, _ in everywhere} == {"nodes"}
+    for namespace in ("team-a", "team-b"):
+        assert ("", "pods", "create") in granted(objects, "Role", namespace, "elastipod")
+        (subject,) = objects["RoleBinding", namespace, "elastipod"]["subjects"]
+        assert (subject["name"], subject["namespace"]) == ("elastipod", "aws-hyperpod")
+    assert environment(objects)["WATCH_NAMESPACES"] == "team-a,team-b"
+
+
+def test_an_account_of_the_users_own():
+    objects = render(VALUE_SETS["own account, no roles"])
+    assert deployment(objects)["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+    assert {kind for kind, _, _ in objects} == {"CustomResourceDefinition", "ClusterRole", "Deployment"}
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"port": 80}, "/port"),
+        ({"logLevel": "loud"}, "/logLevel"),
+        ({"watchNamespaces": "team-a"}, "/watchNamespaces"),
+        ({"replicaCount": 2}, "replicaCount"),
+        ({"image": {"repo": "x"}}, "/image"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values: dict[str, Any], field: str):
+    done = helm("template", "elastipod", values=values)
+    assert done.returncode != 0
+    assert field in done.stderr
+
+
+def test_notes_say_what_matters():
+    def notes(*arguments: Sequence[str], **values: Any) -> str:
+        done = helm("install", "elastipod", "--dry-run=client", values=values)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.partition("NOTES:")[2]
+
+    assert "all namespaces" in notes()
+    assert "the namespaces team-a" in notes(watchNamespaces=["team-a"])
+    assert "keep it current yourself" in notes(crds={"install": False})
