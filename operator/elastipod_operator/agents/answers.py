@@ -1,0 +1,100 @@
+"""From an agent's /status to facts: pure. An agent is a stranger's program; nothing it says may break the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from ..core.facts import AgentFact, AgentState, Failure
+
+MAX_ANSWER_BYTES = 1 << 20
+MAX_TEXT = 4096
+PROTOCOL = 1
+
+
+class FailureAnswer(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    global_rank: int | None = None
+    exitcode: int | None = None
+    signal: str | None = None
+    message: str | None = None
+
+    @field_validator("signal", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> str | None:
+        return None if value is None else str(value)
+
+
+class WorkerAnswer(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    step: int | None = None
+
+
+class StatusAnswer(BaseModel):
+    """The answer to GET /status; fields beyond the plain protocol are absent in agents of another make."""
+
+    model_config = ConfigDict(extra="ignore")
+    status: AgentState
+    reason: str | None = None
+    message: str | None = None
+    protocol: int | None = None
+    version: int | None = None
+    generation: int | None = None
+    drained: bool = False
+    terminating: bool = False
+    boot_id: str | None = None
+    failure: FailureAnswer | None = None
+    worker: WorkerAnswer | None = None
+    progress: dict[str, Any] | None = None
+
+
+class BadAnswer(ValueError):
+    """The answer is not a status of the agent protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A well-formed answer and what the next call needs of it."""
+
+    fact: AgentFact
+    version: int | None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read(body: Any, before: AgentFact, now: datetime) -> Answer:
+    """Turn a decoded /status body into facts. Raises BadAnswer with one sentence."""
+    try:
+        answer = StatusAnswer.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise BadAnswer(f"the agent's /status is not understood: {where}: {first['msg']}") from error
+    ours = answer.protocol is not None and answer.protocol >= PROTOCOL
+    step = answer.worker.step if answer.worker else None
+    moved = step is not None and step != before.step
+    fact = AgentFact(
+        state=answer.status,
+        generation=(answer.generation or 0) if ours else None,
+        reason=(answer.reason or "")[:MAX_TEXT],
+        message=(answer.message or "")[:MAX_TEXT],
+        drained=answer.drained,
+        terminating=answer.terminating,
+        failure=_failure(answer.failure),
+        step=step,
+        step_at=now if moved else before.step_at,
+        step_pace=now - before.step_at if moved and before.step_at is not None else before.step_pace,
+        trying_since=before.trying_since,
+        last_answer=now,
+    )
+    return Answer(fact, answer.version if ours else None, answer.progress or {})
+
+
+def _failure(answer: FailureAnswer | None) -> Failure | None:
+    if answer is None:
+        return None
+    rank = -1 if answer.global_rank is None else answer.global_rank
+    return Failure(rank, answer.exitcode, answer.signal or "", (answer.message or "")[:MAX_TEXT])

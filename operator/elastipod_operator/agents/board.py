@@ -1,0 +1,179 @@
+"""The board: the newest answer of every agent, kept current by one small task for each pod.
+
+Agents of ours are asked with a long poll, so that a state change arrives at once and nothing is sent while nothing
+happens but one heartbeat; agents of another make are polled every second (decision 22).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+
+from ..core.facts import AgentFact
+from ..core.health import HEARTBEAT, SILENCE_LIMIT
+from .answers import MAX_ANSWER_BYTES, Answer, BadAnswer, read
+
+log = logging.getLogger(__name__)
+
+# The agent holds a long poll this long; with the limits below an answer comes at least once a heartbeat.
+LONG_POLL_S = HEARTBEAT.total_seconds() - 1
+CONNECT_S = 2.0
+PLAIN_POLL_S = 1.0
+# While an agent is not yet there: it appears within a second of its container's start.
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a pod's agent is, and whom to wake about it."""
+
+    job: str
+    ip: str
+    port: int
+
+    def url(self, path: str) -> str:
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"http://{host}:{self.port}{path}"
+
+
+@dataclass(slots=True)
+class Watched:
+    """One agent on the board."""
+
+    address: Address
+    fact: AgentFact = field(default_factory=AgentFact)
+    version: int | None = None
+    progress: dict[str, Any] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    complaint: str = ""
+
+
+class Board:
+    """Keeps an AgentFact for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
+
+    def __init__(self, session: aiohttp.ClientSession, wake: Callable[[str], None]) -> None:
+        self._session = session
+        self._wake = wake
+        self._watched: dict[str, Watched] = {}
+
+    def watch(self, pod_uid: str, address: Address) -> None:
+        """Begin to ask an agent, or go on at its new address."""
+        known = self._watched.get(pod_uid)
+        if known is not None and known.address == address:
+            return
+        self.forget(pod_uid)
+        watched = Watched(address, AgentFact(trying_since=_now()))
+        self._watched[pod_uid] = watched
+        watched.task = asyncio.create_task(self._follow(watched), name=f"agent {address.ip}:{address.port}")
+
+    def forget(self, pod_uid: str) -> None:
+        """Stop asking an agent whose pod is gone."""
+        watched = self._watched.pop(pod_uid, None)
+        if watched is not None and watched.task is not None:
+            watched.task.cancel()
+
+    def fact(self, pod_uid: str) -> AgentFact:
+        """Give what is known of an agent; an empty fact for one that is not watched."""
+        watched = self._watched.get(pod_uid)
+        return watched.fact if watched is not None else AgentFact()
+
+    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+        """Give the newest complete checkpoint for each prefix, as the agents of a job report it (for the next /start)."""
+        newest: dict[str, Any] = {}
+        for uid in pod_uids:
+            watched = self._watched.get(uid)
+            for prefix, entry in (watched.progress if watched is not None else {}).items():
+                if prefix not in newest or _count(entry) > _count(newest[prefix]):
+                    newest[prefix] = entry
+        return newest
+
+    async def close(self) -> None:
+        """Stop asking everybody."""
+        tasks = [w.task for w in self._watched.values() if w.task is not None]
+        for uid in list(self._watched):
+            self.forget(uid)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, watched: Watched) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                answer = await self._ask(watched)
+            except (aiohttp.ClientError, TimeoutError, OSError, BadAnswer, ValueError) as error:
+                self._no_answer(watched, error)
+                await asyncio.sleep(retry_s)
+                retry_s = min(LAST_RETRY_S, retry_s * 1.5)
+                continue
+            retry_s = FIRST_RETRY_S
+            self._take(watched, answer)
+            if answer.version is None:
+                await asyncio.sleep(PLAIN_POLL_S)
+
+    async def _ask(self, watched: Watched) -> Answer:
+        query: dict[str, str] = {}
+        limit_s = CONNECT_S + 1
+        if watched.version is not None:
+            query = {"after": str(watched.version), "wait": f"{LONG_POLL_S:g}"}
+            limit_s += LONG_POLL_S
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
+        async with self._session.get(
+            watched.address.url("/status"), params=query, timeout=timeout, allow_redirects=False
+        ) as response:
+            if response.status != 200:
+                raise BadAnswer(f"the agent answers /status with HTTP {response.status}")
+            raw = await _bounded(response)
+            return read(json.loads(raw), watched.fact, _now())
+
+    def _take(self, watched: Watched, answer: Answer) -> None:
+        before, watched.fact = watched.fact, answer.fact
+        watched.version, watched.progress, watched.complaint = answer.version, dict(answer.progress), ""
+        if _matters(before) != _matters(answer.fact) or _was_silent(before, answer.fact):
+            self._wake(watched.address.job)
+
+    def _no_answer(self, watched: Watched, error: Exception) -> None:
+        refused = isinstance(error, aiohttp.ClientConnectorError)
+        complaint = str(error) if isinstance(error, BadAnswer) else ""
+        if complaint and complaint != watched.complaint:
+            log.warning("agent at %s: %s", watched.address.url(""), complaint)
+        watched.complaint = complaint
+        watched.version = None
+        if refused != watched.fact.refused:
+            watched.fact = replace(watched.fact, refused=refused)
+        since = watched.fact.last_answer or watched.fact.trying_since
+        if since is not None and _now() - since >= SILENCE_LIMIT:
+            self._wake(watched.address.job)
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    raw = bytearray()
+    async for chunk in response.content.iter_chunked(65536):
+        raw += chunk
+        if len(raw) > MAX_ANSWER_BYTES:
+            raise BadAnswer(f"the agent's /status is larger than {MAX_ANSWER_BYTES} bytes")
+    return bytes(raw)
+
+
+def _matters(fact: AgentFact) -> tuple[object, ...]:
+    return (fact.state, fact.generation, fact.drained, fact.terminating, fact.failure, fact.reason)
+
+
+def _was_silent(before: AgentFact, after: AgentFact) -> bool:
+    if before.last_answer is None or after.last_answer is None:
+        return True
+    return after.last_answer - before.last_answer >= SILENCE_LIMIT
+
+
+def _count(entry: Any) -> int:
+    count = entry.get("progressCount") if isinstance(entry, dict) else None
+    return count if isinstance(count, int) else -1
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,247 @@
+"""The operator's process: kopf handlers, leader lease, health and metrics endpoint. Wiring and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import kopf
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
+from .kube.api import Api, connect
+from .kube.lease import Lease
+from .kube.store import Store
+from .logs import set_up_logging
+from .reconciler import Reconciler
+
+log = logging.getLogger(__name__)
+
+LEASE_NAME = "elastipod-operator"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line and the pod's environment say."""
+
+    namespaces: tuple[str, ...]
+    metrics_port: int
+    log_level: str
+    pod_name: str
+    pod_namespace: str
+
+
+@dataclass(slots=True)
+class Health:
+    """alive: the process can serve. leading: it holds the lease."""
+
+    leading: bool = False
+
+
+def parse(argv: list[str] | None) -> Options:
+    """Read the command line; defaults come from the environment that the chart sets."""
+    env = os.environ
+    parser = argparse.ArgumentParser(
+        prog="elastipod operator",
+        description="Run the Elastipod operator: it watches HyperPodPyTorchJobs and keeps their pods and workers as they "
+        "should be. Runs with the pod's service account, or with the current kubeconfig outside of a cluster.",
+    )
+    parser.add_argument(
+        "--namespaces",
+        default=env.get("WATCH_NAMESPACES", ""),
+        help="comma-separated namespaces to watch; empty means all (default: $WATCH_NAMESPACES)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=int(env.get("METRICS_PORT", "8081")),
+        help="port of /healthz, /readyz and /metrics; 0 turns the endpoint off (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level",
+        default=env.get("LOG_LEVEL", "info"),
+        choices=("debug", "info", "warning", "error"),
+        help="how much is logged, one JSON object a line (default: %(default)s)",
+    )
+    args = parser.parse_args(argv)
+    return Options(
+        namespaces=tuple(name.strip() for name in args.namespaces.split(",") if name.strip()),
+        metrics_port=args.metrics_port,
+        log_level=args.log_level,
+        pod_name=env.get("POD_NAME", socket.gethostname()),
+        pod_namespace=env.get("POD_NAMESPACE", "default"),
+    )
+
+
+def handlers(store: Store, reconciler: Reconciler, stop: asyncio.Event) -> kopf.OperatorRegistry:
+    """Give kopf's registry: event handlers only, which add no finalizer and no annotation (decision 8)."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> Any:
+        return _service_account() or kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.startup(registry=registry)
+    async def take_signals_back(**_: Any) -> None:
+        # kopf has just put its own handlers in place, whose slow farewell would keep the lease from a successor.
+        _stop_on_signals(stop)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def job_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
+        raw = dict(body)
+        uid = raw["metadata"]["uid"]
+        if type == "DELETED":
+            reconciler.forget(uid)
+        elif store.put_job(raw):
+            reconciler.wake(uid)
+
+    @kopf.on.event("", "v1", "pods", labels={LABEL_JOB: kopf.PRESENT}, registry=registry)
+    async def pod_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
+        raw = dict(body)
+        if type == "DELETED":
+            reconciler.forget_pod(raw["metadata"]["uid"])
+            job = store.drop_pod(raw)
+        else:
+            job = store.put_pod(raw)
+        if job is not None:
+            reconciler.wake(job)
+
+    @kopf.on.event("", "v1", "nodes", registry=registry)
+    async def node_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
+        raw = dict(body)
+        jobs = store.drop_node(raw["metadata"]["name"]) if type == "DELETED" else store.put_node(raw)
+        for job in jobs:
+            reconciler.wake(job)
+
+    return registry
+
+
+def _service_account() -> kopf.ConnectionInfo | None:
+    """Give the pod's own access; the API server by its address, for kopf's way needs a cluster DNS. None outside of a pod."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (SERVICE_ACCOUNT / "token").exists():
+        return None
+    return kopf.ConnectionInfo(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        ca_path=str(SERVICE_ACCOUNT / "ca.crt"),
+        token=(SERVICE_ACCOUNT / "token").read_text().strip(),
+    )
+
+
+def settings() -> kopf.OperatorSettings:
+    """Give kopf's settings: nothing is written by kopf itself, and pods are filtered by the API server."""
+    wanted = kopf.OperatorSettings()
+    wanted.posting.enabled = False
+    wanted.scanning.disabled = True
+    wanted.watching.label_selectors["pods"] = LABEL_JOB
+    return wanted
+
+
+async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
+    """Run the watches and the decisions until cancelled. Only the leader calls this."""
+    store = Store()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        reconciler = Reconciler(api, store, session)
+        try:
+            # A pod on a node that was not seen yet would look like one on a deleted node.
+            for node in await api.list_nodes():
+                store.put_node(node)
+            await kopf.operator(
+                registry=handlers(store, reconciler, stop),
+                settings=settings(),
+                standalone=True,
+                # Given, because kopf's own guess asks for the user's name, and a container's user need not have one.
+                identity=cast(Any, options.pod_name),
+                clusterwide=not options.namespaces,
+                namespaces=options.namespaces,
+            )
+        finally:
+            await reconciler.close()
+
+
+async def serve_health(port: int, health: Health) -> web.AppRunner | None:
+    """Serve /healthz, /readyz and /metrics; None when the port is 0."""
+    if not port:
+        return None
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(text="leading\n" if health.leading else "standing by\n")
+
+    application = web.Application()
+    application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner
+
+
+async def lead(options: Options, stop: asyncio.Event) -> int:
+    """Take the lease, watch while it is held, and end the moment it lapses (decision 1). Gives the exit code."""
+    health = Health()
+    runner = await serve_health(options.metrics_port, health)
+    api_client = await connect()
+    api = Api(api_client)
+    lease = Lease(api, options.pod_namespace, LEASE_NAME, options.pod_name)
+    try:
+        if await _race(lease.acquire(), stop.wait()) == 1:
+            return 0
+        health.leading = True
+        if await _race(lease.hold(), watch(options, api, stop), stop.wait()) == 0:
+            log.error("the lease was lost; ending at once, training goes on")
+            return 1
+        await lease.release()
+        return 0
+    finally:
+        if runner is not None:
+            await runner.cleanup()
+        await api_client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
+
+
+async def _race(*contestants: Coroutine[Any, Any, Any]) -> int:
+    """Run all until the first is done, end the others, and give the winner's place. Raises what the winner raised."""
+    tasks = [asyncio.create_task(contestant) for contestant in contestants]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    winner = next(at for at, task in enumerate(tasks) if task in done)
+    tasks[winner].result()
+    return winner
+
+
+async def _run(options: Options) -> int:
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    return await lead(options, stop)
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the operator until a signal or the loss of its lease; 0 after a signal, 1 when the lease was lost."""
+    options = parse(argv)
+    set_up_logging(options.log_level)
+    return asyncio.run(_run(options))

@@ -1,0 +1,94 @@
+"""What a plan may ask of the shell. Every action is safe to repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from .facts import Condition
+from .names import PodId
+from .record import HistoryEntry, Record
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    pod: PodId
+    nnodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete by name and UID. force removes the object at once, for pods whose kubelet will never answer (decision 6)."""
+
+    name: str
+    uid: str
+    why: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    pod: str
+    group_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorkers:
+    """graceful: ask for a checkpoint and give the workers timeout_s seconds; otherwise end them at once."""
+
+    pod: str
+    generation: int
+    graceful: bool
+    timeout_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDownAgent:
+    pod: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyPods:
+    """Ask the API server which pods there really are: a watch may have missed a deletion."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetFinalizer:
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """The job's time to live after its end is over."""
+
+
+Action = CreatePod | DeletePod | StartWorkers | StopWorkers | ShutDownAgent | VerifyPods | SetFinalizer | DeleteJob
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A Kubernetes Event for the job: emitted after the write that it reports."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A decision: the record to be written first, then actions in their order, then status and events.
+
+    history holds entries to append; running_since tells that all agents of record.generation answered RUNNING.
+    wake_at: look again then at the latest, even if nothing happens.
+    """
+
+    record: Record
+    actions: tuple[Action, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    size: str = ""
+    notes: tuple[Note, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
+    running_since: datetime | None = None
+    wake_at: datetime | None = None
+    status: dict[str, Any] = field(default_factory=dict)

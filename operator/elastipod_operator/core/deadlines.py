@@ -1,0 +1,58 @@
+"""Deadlines of a job (decision 16): none of them runs while the job is suspended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from .facts import Observed
+from .record import Kind, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """at: when the job fails unless it moves on; reason and message say which wish of the user that was."""
+
+    at: datetime
+    reason: str
+    message: str
+
+
+def deadlines(seen: Observed, record: Record) -> list[Deadline]:
+    """Give the deadlines that run at present."""
+    policy = seen.job.policy
+    if policy is None or policy.suspend:
+        return []
+    found: list[Deadline] = []
+    transition = record.transition
+    if policy.active_deadline is not None and record.started_at is not None:
+        text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_s(policy.active_deadline.total_seconds())})"
+        found.append(Deadline(record.started_at + policy.active_deadline, "DeadlineExceeded", text))
+    if policy.startup_deadline is not None and record.started_at is None and transition is not None:
+        text = f"training did not begin within spec.runPolicy.startupDeadlineSeconds ({_s(policy.startup_deadline.total_seconds())})"
+        found.append(Deadline(transition.began_at + policy.startup_deadline, "StartupDeadlineExceeded", text))
+    recovering = transition is not None and transition.kind is Kind.RECOVERY
+    if (
+        policy.fault_deadline is not None
+        and record.incident_at is not None
+        and (recovering or record.settled_at is None)
+    ):
+        limit = _s(policy.fault_deadline.total_seconds())
+        text = f"training did not go on within spec.runPolicy.faultDeadlineSeconds ({limit}) after a fault"
+        found.append(Deadline(record.incident_at + policy.fault_deadline, "FaultDeadlineExceeded", text))
+    return found
+
+
+def overdue(seen: Observed, record: Record) -> Deadline | None:
+    """Give a deadline that has passed, the earliest first."""
+    passed = [d for d in deadlines(seen, record) if d.at <= seen.now]
+    return min(passed, key=lambda d: d.at) if passed else None
+
+
+def next_deadline(seen: Observed, record: Record) -> datetime | None:
+    """Give the time of the next deadline."""
+    return min((d.at for d in deadlines(seen, record) if d.at > seen.now), default=None)
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:g} s"

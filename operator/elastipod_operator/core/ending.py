@@ -1,0 +1,85 @@
+"""The end of a job: what becomes of its pods, and its deletion (decisions 28, 29)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from ..api.models import CleanPodPolicy
+from .actions import Action, DeleteJob, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
+from .facts import AgentState, Observed
+from .health import Health, Replica, View
+from .membership import remove, soonest
+from .record import Record
+
+SIDECAR_GRACE = timedelta(seconds=60)
+DELETION_LIMIT = timedelta(seconds=30)
+
+Parts = tuple[Record, tuple[Action, ...], datetime | None]
+
+
+def plan_end(seen: Observed, record: Record, view: View) -> Parts:
+    """Let every agent go, then treat the pods as cleanPodPolicy says, then the job itself as its time to live says."""
+    policy = seen.job.policy
+    clean = policy.clean_pods if policy else CleanPodPolicy.ALL
+    ended_at = record.ended_at or seen.now
+    actions: list[Action] = []
+    wake: datetime | None = None
+    for replica in view.by_id.values():
+        if replica.pod.ended and not _to_be_deleted(clean, record, replica):
+            continue
+        if _to_be_deleted(clean, record, replica) or not (replica.pod.started or replica.pod.ended):
+            actions += remove(replica, "the job has ended")
+        elif seen.now - ended_at >= SIDECAR_GRACE:
+            actions += remove(replica, "a container still runs a minute after the end of the job")
+        else:
+            wake = ended_at + SIDECAR_GRACE
+            if replica.agent.state not in (None, AgentState.SHUTDOWN):
+                actions.append(ShutDownAgent(replica.pod.name))
+    if policy is not None and policy.ttl is not None:
+        due = ended_at + policy.ttl
+        if seen.now >= due:
+            actions.append(DeleteJob())
+        else:
+            wake = soonest(wake, due)
+    return record, tuple(actions), wake
+
+
+def _to_be_deleted(clean: CleanPodPolicy, record: Record, replica: Replica) -> bool:
+    if clean is CleanPodPolicy.ALL:
+        return True
+    if clean is CleanPodPolicy.ONLY_COMPLETE:
+        return record.outcome == "Completed"
+    if clean is CleanPodPolicy.RUNNING:
+        unfinished = not replica.pod.ended and replica.agent.state is not AgentState.COMPLETED
+        return unfinished and replica.agent.state is not AgentState.SHUTDOWN
+    return False
+
+
+def plan_deletion(seen: Observed, record: Record, view: View) -> Parts:
+    """Delete quickly: workers are ended at once, pods deleted, the finalizer taken off when they are gone.
+
+    With annotation elastipod.io/drain-on-delete the workers get the graceful time-out for a last checkpoint. After 30 s
+    pods whose kubelet does not answer are removed by force.
+    """
+    since = seen.job.deleting_since or seen.now
+    grace = seen.job.policy.graceful_timeout if seen.job.policy else timedelta(0)
+    answering = [r for r in view.by_id.values() if r.health in (Health.GOOD, Health.DOOMED)]
+    running = [r for r in answering if r.agent.state is AgentState.RUNNING]
+    draining = [r for r in answering if r.agent.state is AgentState.STOPPING]
+    limit = since
+    if seen.job.drain_on_delete and (running or draining) and seen.now < since + grace:
+        left = max(1, int((since + grace - seen.now).total_seconds()))
+        stops = [StopWorkers(r.pod.name, record.generation, graceful=True, timeout_s=left) for r in running]
+        return record, tuple(stops), since + grace
+    if seen.job.drain_on_delete:
+        limit = since + grace
+    if not view.by_id:
+        return record, (SetFinalizer(False),), None
+    actions: list[Action] = []
+    force = seen.now >= limit + DELETION_LIMIT
+    for replica in view.by_id.values():
+        if force and not replica.pod.ended:
+            actions.append(DeletePod(replica.pod.name, replica.pod.uid, "the job is deleted", force=True))
+        else:
+            actions += remove(replica, "the job is deleted")
+    return record, tuple(actions), limit + DELETION_LIMIT if not force else seen.now + timedelta(seconds=5)

@@ -1,0 +1,251 @@
+"""Which pods can train, which are about to go, which are lost: one judgement for each pod (decisions 5, 6, 26)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from .facts import AgentFact, AgentState, NodeFact, Observed, PodFact
+from .names import PodId, Slot
+
+HEARTBEAT = timedelta(seconds=5)
+SILENCE_LIMIT = 3 * HEARTBEAT
+TICK = timedelta(milliseconds=1)
+# Workers that make no step for so many times the usual pause between two stand still.
+STALL_FACTOR = 4
+# An agent answers within a second of its container's start; after this long the container does not run one.
+AGENT_EXPECTED = timedelta(seconds=30)
+
+NO_AGENT = AgentFact()
+
+
+class Health(StrEnum):
+    """What a pod is good for."""
+
+    PENDING = "pending"  # not started, or its agent has not answered yet
+    GOOD = "good"  # its agent answers
+    SILENT = "silent"  # its agent does not answer at present; nothing is proven
+    DOOMED = "doomed"  # it answers, but it or its node will go: drain it
+    LOST = "lost"  # it will never train again, though the API server may still list it
+    ENDED = "ended"  # its containers have ended
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A pod with everything known about it."""
+
+    pod: PodFact
+    agent: AgentFact
+    health: Health
+    why: str = ""
+    """CamelCase cause when doomed or lost."""
+    detail: str = ""
+    gone: bool = False
+    """Gone for good in the sense of decision 6: its place may be given away and its object removed."""
+
+    @property
+    def id(self) -> PodId:
+        return self.pod.id
+
+    @property
+    def busy(self) -> bool:
+        """Whether workers run there, or their end has not been acknowledged by a stop, as far as its agent tells."""
+        answers = self.health in (Health.GOOD, Health.DOOMED)
+        return answers and self.agent.state in (AgentState.RUNNING, AgentState.FAULTED, AgentState.COMPLETED)
+
+    @property
+    def parked(self) -> bool:
+        """Whether its agent says that no workers run there."""
+        answers = self.health in (Health.GOOD, Health.DOOMED)
+        return answers and self.agent.state in (AgentState.READY, AgentState.INIT, AgentState.SHUTDOWN)
+
+    @property
+    def ready(self) -> bool:
+        """Whether its agent could take a /start now."""
+        return self.health is Health.GOOD and self.agent.state is AgentState.READY
+
+    def runs(self, generation: int) -> bool:
+        """Whether its workers belong to `generation`; agents of another make do not say and are believed."""
+        return self.agent.generation is None or self.agent.generation == generation
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The pods of a job, judged; the newest incarnation of each slot apart from older ones."""
+
+    by_id: dict[PodId, Replica]
+    newest: dict[Slot, Replica]
+    all_silent: bool
+    """Every agent that ever answered is silent: the operator suspects itself and waits (decision 5)."""
+    next_gone_at: datetime | None = None
+    """When the next pod counts as gone unless its node comes back; nothing else would tell."""
+
+    def get(self, pod: PodId) -> Replica | None:
+        return self.by_id.get(pod)
+
+    def candidates(self) -> list[Replica]:
+        """Give the replicas that a next generation could take."""
+        return [r for r in self.newest.values() if r.ready]
+
+    def highest_generation(self) -> int:
+        return max((r.agent.generation or 0 for r in self.by_id.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """What the other agents tell. members: those of the generation's members that answer at present.
+
+    all_silent: every agent that should answer is silent; then the operator suspects itself and waits (decision 5).
+    """
+
+    members: list[AgentFact]
+    all_silent: bool
+
+
+def judge(seen: Observed) -> View:
+    """Judge every pod of the job."""
+    record = seen.job.record
+    given_up = frozenset(record.lost) if record else frozenset()
+    members = frozenset(record.members) if record else frozenset()
+    agents = {pod.name: _known_since(seen.agents.get(pod.name, NO_AGENT), pod.id in members) for pod in seen.pods}
+    ever = [a for a in agents.values() if a.last_answer]
+    witnesses = Witnesses(
+        members=[a for pod in seen.pods if pod.id in members and _answers(a := agents[pod.name], seen.now)],
+        all_silent=bool(ever) and all(_silent(a, seen.now) for a in ever),
+    )
+    grace = seen.job.policy.graceful_timeout if seen.job.policy else timedelta(minutes=10)
+    by_id: dict[PodId, Replica] = {}
+    newest: dict[Slot, Replica] = {}
+    for pod in seen.pods:
+        node = seen.nodes.get(pod.node) if pod.node else None
+        agent = agents[pod.name]
+        if pod.id in given_up and not pod.ended:
+            replica = Replica(pod, agent, Health.LOST, "GivenUp", gone=_gone(pod, agent, node, seen.now, grace))
+        else:
+            replica = _judge_pod(pod, agent, node, witnesses, seen.now, grace, is_member=pod.id in members)
+        by_id[pod.id] = replica
+        if pod.id.slot not in newest or newest[pod.id.slot].id.incarnation < pod.id.incarnation:
+            newest[pod.id.slot] = replica
+    not_ready_since = (
+        node.not_ready_since for pod in seen.pods if (node := seen.nodes.get(pod.node)) is not None and not node.ready
+    )
+    ends = (since + grace + TICK for since in not_ready_since if since is not None)
+    return View(by_id, newest, witnesses.all_silent, min((at for at in ends if at > seen.now), default=None))
+
+
+def _judge_pod(
+    pod: PodFact,
+    agent: AgentFact,
+    node: NodeFact | None,
+    witnesses: Witnesses,
+    now: datetime,
+    grace: timedelta,
+    *,
+    is_member: bool,
+) -> Replica:
+    if pod.ended:
+        return Replica(pod, agent, Health.ENDED, "PodFailed", pod.trouble or f"pod {pod.name} ended", gone=True)
+    if node is not None and node.out_of_service:
+        return Replica(pod, agent, Health.LOST, "NodeOutOfService", f"node {node.name} is out of service", gone=True)
+    gone = _gone(pod, agent, node, now, grace)
+    if gone and not _answers(agent, now):
+        how = "was deleted" if node is None else f"is not ready for more than {grace.total_seconds():g} s"
+        return Replica(pod, agent, Health.LOST, "NodeLost" if node else "NodeDeleted", f"node {pod.node} {how}", gone)
+    if _silent(agent, now):
+        evidence = _evidence(pod, agent, node, witnesses, now, is_member=is_member)
+        if evidence:
+            return Replica(pod, agent, Health.LOST, "NodeLost", evidence, gone)
+        return Replica(pod, agent, Health.SILENT, "AgentSilent", f"the agent of pod {pod.name} does not answer", gone)
+    doomed = _doom(pod, node, agent)
+    if doomed:
+        return Replica(pod, agent, Health.DOOMED, *doomed, gone=gone)
+    if agent.state is None:
+        return Replica(pod, agent, Health.PENDING, "AgentNotAnswering" if _overdue(agent, now) else "", gone=gone)
+    return Replica(pod, agent, Health.GOOD, gone=gone)
+
+
+def _known_since(agent: AgentFact, is_member: bool) -> AgentFact:
+    """An agent that trained before this operator began must answer too: its silence counts from the first call."""
+    if is_member and agent.last_answer is None and agent.trying_since is not None:
+        return replace(agent, last_answer=agent.trying_since)
+    return agent
+
+
+def _silent(agent: AgentFact, now: datetime) -> bool:
+    return agent.last_answer is not None and now - agent.last_answer >= SILENCE_LIMIT
+
+
+def _overdue(agent: AgentFact, now: datetime) -> bool:
+    return agent.trying_since is not None and now - agent.trying_since >= AGENT_EXPECTED
+
+
+def _answers(agent: AgentFact, now: datetime) -> bool:
+    return agent.state is not None and not _silent(agent, now)
+
+
+def _gone(pod: PodFact, agent: AgentFact, node: NodeFact | None, now: datetime, grace: timedelta) -> bool:
+    """Decision 6. A node that is not in the cache may also be too new for it, so its pod's agent must be silent too."""
+    if pod.ended:
+        return True
+    if not pod.node:
+        return False
+    if node is None:
+        return _silent(agent, now)
+    if node.out_of_service:
+        return True
+    return node.not_ready_since is not None and not node.ready and now - node.not_ready_since > grace
+
+
+def _doom(pod: PodFact, node: NodeFact | None, agent: AgentFact) -> tuple[str, str] | None:
+    if node is not None and node.doomed:
+        return "NodeDrained", f"node {node.name}: {node.doomed}"
+    if pod.disrupted:
+        cause, what = "PodDisrupted", f"is being disrupted ({pod.disrupted})"
+    elif pod.kill_at is not None:
+        cause, what = "PodDeleted", "is being deleted"
+    elif agent.terminating:
+        # The agent hears of its end before the watch tells of it.
+        cause, what = "PodTerminating", "was told to end (SIGTERM)"
+    else:
+        return None
+    if node is not None and node.cordoned:
+        return "NodeDrained", f"pod {pod.name} {what}; its node {node.name} is cordoned"
+    return cause, f"pod {pod.name} {what}"
+
+
+def _evidence(
+    pod: PodFact, agent: AgentFact, node: NodeFact | None, witnesses: Witnesses, now: datetime, *, is_member: bool
+) -> str:
+    """Say what besides silence tells that a replica is dead; empty when nothing does (decision 5).
+
+    Its node not being ready; other members whose collective broke, or who stand still: a job whose steps go on has not
+    lost a member, only our sight of it. Who never trained needs no such proof: it is replaced without harm.
+    """
+    assert agent.last_answer is not None
+    if witnesses.all_silent:
+        return ""
+    name = pod.name
+    if node is not None and not node.ready:
+        return f"node {node.name} is not ready and the agent of pod {name} is silent"
+    if not is_member:
+        return f"the agent of pod {name} on node {pod.node} is silent and other agents answer"
+    states = {a.state for a in witnesses.members}
+    if AgentState.FAULTED in states:
+        return f"the agent of pod {name} is silent and the workers of others failed"
+    busy = [a for a in witnesses.members if a.state in (AgentState.RUNNING, AgentState.STOPPING)]
+    if busy:
+        stalled = _stalled(busy, agent.last_answer, now)
+        return f"the agent of pod {name} on node {pod.node} is silent and the others make no step" if stalled else ""
+    if states & {AgentState.READY, AgentState.INIT}:
+        return f"the agent of pod {name} on node {pod.node} is silent and the workers of others have ended"
+    return ""
+
+
+def _stalled(busy: list[AgentFact], silent_since: datetime, now: datetime) -> bool:
+    """Whether workers that report steps made none for much longer than they usually need."""
+    newest = max((a.step_at for a in busy if a.step_at is not None), default=None)
+    if newest is None:
+        return False
+    usual = max((a.step_pace for a in busy if a.step_pace is not None), default=HEARTBEAT)
+    return now - max(newest, silent_since) >= max(SILENCE_LIMIT, STALL_FACTOR * usual)

@@ -1,0 +1,180 @@
+"""Faults: what broke, whom it concerns, what it costs, and the recovery that follows (decisions 5, 17, 18)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from .facts import AgentState, Policy
+from .health import Health, Replica, View
+from .names import PodId
+from .record import Kind, Record, Transition
+
+# Workers that do not report steps have made progress when they ran this long.
+PROOF_OF_LIFE = timedelta(seconds=60)
+# Old workers are ended at once; an agent that has not managed it by then is helped (plan.HARD_STOP_AFTER and on).
+STOP_TIME = timedelta(seconds=30)
+# Agents are told whole seconds and do not act in the same instant.
+FORCED_END = timedelta(seconds=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One fault, however many pods it hit. counted: it spends one of jobMaxRetryCount (worker and log-rule faults)."""
+
+    cause: str
+    message: str
+    counted: bool
+    lost: tuple[PodId, ...] = ()
+
+
+def find_incident(record: Record, view: View, now: datetime) -> Incident | None:
+    """Find what ended the present generation; None while nothing did.
+
+    A lost pod or node is the root cause even when the workers of others failed too. In a drain a member that is missing
+    does no harm once any of them stands at the checkpoint, which all reach together.
+    """
+    draining = record.transition is not None
+    if record.transition is not None and now >= record.transition.deadline - FORCED_END:
+        return None  # the agents end by force who has not drained; what fails then was not at fault
+    missing = _missing(record, view)
+    trained = [r for m in record.members if (r := view.get(m)) is not None]
+    if missing and not (draining and any(_drained(r, record) or _is_unheard(r) for r in trained)):
+        return missing
+    faulted = [
+        (rank, r)
+        for rank, m in enumerate(record.members)
+        if (r := view.get(m)) is not None
+        and r.health in (Health.GOOD, Health.DOOMED)
+        and (r.agent.state is AgentState.FAULTED or (draining and _failed_draining(r)))
+        and r.runs(record.generation)
+    ]
+    if faulted:
+        return _worker_fault(faulted)
+    if draining:
+        return None
+    return _out_of_step(trained, record)
+
+
+def _drained(replica: Replica, record: Record) -> bool:
+    """Whether its workers ended at the checkpoint; of agents of another make a stopped one is believed (decision 3)."""
+    if not replica.parked or not replica.runs(record.generation):
+        return False
+    return replica.agent.drained or replica.agent.generation is None
+
+
+def _is_unheard(replica: Replica) -> bool:
+    """Whether an agent has not told this operator anything yet, though it may."""
+    return replica.agent.state is None and replica.health in (Health.PENDING, Health.DOOMED)
+
+
+def _failed_draining(replica: Replica) -> bool:
+    """Workers that fail while they are asked for a checkpoint leave their agent READY, with the failure (decision 18)."""
+    return replica.parked and not replica.agent.drained and replica.agent.failure is not None
+
+
+def _missing(record: Record, view: View) -> Incident | None:
+    gone = [m for m in record.members if view.get(m) is None]
+    ended = [r for m in record.members if (r := view.get(m)) is not None and r.health is Health.ENDED]
+    lost = [r for m in record.members if (r := view.get(m)) is not None and r.health is Health.LOST]
+    if lost:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        return Incident(lost[0].why, lost[0].detail + more, False, tuple(r.id for r in lost))
+    if ended:
+        return Incident("PodFailed", ended[0].detail, counted=all(_ended_by_itself(r) for r in ended))
+    if gone:
+        return Incident("PodLost", _is_gone(gone[0]), False)
+    return None
+
+
+def _ended_by_itself(replica: Replica) -> bool:
+    return replica.pod.kill_at is None and not replica.pod.disrupted
+
+
+def _is_gone(member: PodId) -> str:
+    return f"pod {member.spec}-{member.ordinal} (incarnation {member.incarnation}) is gone"
+
+
+def _worker_fault(faulted: list[tuple[int, Replica]]) -> Incident:
+    group_rank, replica = next(
+        ((rank, r) for rank, r in faulted if r.agent.failure is not None and r.agent.failure.signal != "SIGTERM"),
+        faulted[0],
+    )
+    agent = replica.agent
+    text = failure_text(replica) or agent.message or agent.reason
+    return Incident(
+        agent.reason or "WorkerFault", f"group rank {group_rank} (pod {replica.pod.name}): {text}", counted=True
+    )
+
+
+def failure_text(replica: Replica) -> str:
+    """Say how the first failing rank of a pod ended, in one sentence; empty when its agent did not tell."""
+    failure = replica.agent.failure
+    if failure is None:
+        return ""
+    if failure.global_rank < 0:
+        return failure.message.strip()[:300]
+    how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exitcode}"
+    lines = [line for line in failure.message.strip().splitlines() if line.strip()]
+    last = f": {lines[-1].strip()[:300]}" if lines else ""
+    return f"rank {failure.global_rank} {how}{last}"
+
+
+def _out_of_step(members: list[Replica], record: Record) -> Incident | None:
+    for replica in members:
+        agent = replica.agent
+        if agent.generation is None or replica.health not in (Health.GOOD, Health.DOOMED):
+            continue
+        name = replica.pod.name
+        if agent.generation > record.generation:
+            message = f"the agent of pod {name} runs generation {agent.generation}, the record says {record.generation}"
+            return Incident("RecordBehind", message, counted=False)
+        stopped = agent.state in (AgentState.READY, AgentState.SHUTDOWN) and not agent.drained
+        if agent.generation == record.generation and stopped:
+            return Incident("WorkersStopped", f"somebody else stopped the workers of pod {name}", counted=False)
+    return None
+
+
+def begin_recovery(record: Record, view: View, policy: Policy, now: datetime, incident: Incident) -> Record:
+    """Book an incident once and begin the recovery: every worker that still runs is stopped at once.
+
+    Failures in a row without progress are spaced by exponential back-off, so that a script that crashes at its start
+    neither burns the machine nor hides its message.
+    """
+    old = record.transition
+    steps = [r.agent.step for m in record.members if (r := view.get(m)) is not None and r.agent.step is not None]
+    newest = max(steps, default=-1)
+    ran_long = not steps and record.settled_at is not None and now - record.settled_at > PROOF_OF_LIFE
+    progressed = newest > record.best_step or ran_long
+    failures = 1 if progressed else record.failures_in_row + 1
+    wait = timedelta(0) if failures < 2 else min(policy.backoff_max, policy.backoff_base * 2 ** min(failures - 2, 16))
+    # A fault in the middle of a drain keeps the size that the drain was for (decision 18).
+    goal = old.goal if old is not None and old.goal else len(record.members)
+    transition = Transition(
+        kind=Kind.RECOVERY, cause=incident.cause, message=incident.message, from_size=len(record.members), goal=goal,
+        began_at=now, detected_at=now, deadline=now + STOP_TIME, graceful=False, not_before=now + wait if wait else None,
+        counted=incident.counted,
+    )  # fmt: skip
+    return replace(
+        record, transition=transition, window_since=None, incident_at=record.incident_at or now,
+        lost=(*record.lost, *(pod for pod in incident.lost if pod not in record.lost)),
+        restarts=record.restarts + 1, retries=record.retries + (1 if incident.counted else 0),
+        failures_in_row=failures, best_step=max(record.best_step, newest),
+    )  # fmt: skip
+
+
+def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
+    """Give a retry back when the workers' fault turns out to come from a lost node or a deleted pod (decision 17)."""
+    transition = record.transition
+    if transition is None or transition.kind is not Kind.RECOVERY or not transition.counted:
+        return record
+    if replica is None:
+        cause, message = "PodLost", _is_gone(member)
+    elif replica.health is Health.LOST:
+        cause, message = replica.why, replica.detail
+    elif replica.health is Health.ENDED and not _ended_by_itself(replica):
+        cause, message = "PodLost", replica.detail
+    else:
+        return record
+    blamed = replace(transition, cause=cause, message=message, counted=False)
+    return replace(record, transition=blamed, retries=max(0, record.retries - 1))

@@ -1,0 +1,72 @@
+"""Names, labels, annotations and ports: the deterministic identities that make every write repeatable (decisions 7, 8, 20)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = "sagemaker.amazonaws.com"
+VERSION = "v1"
+PLURAL = "hyperpodpytorchjobs"
+KIND = "HyperPodPyTorchJob"
+API_VERSION = f"{GROUP}/{VERSION}"
+FINALIZER = "elastipod.io/finalizer"
+FIELD_MANAGER = "elastipod-operator"
+
+LABEL_JOB = "HPJob"
+LABEL_UID = "elastipod.io/job-uid"
+LABEL_SPEC = "elastipod.io/spec"
+LABEL_ORDINAL = "elastipod.io/ordinal"
+LABEL_INCARNATION = "elastipod.io/incarnation"
+
+ANNOTATION_STATE = "elastipod.io/state"
+ANNOTATION_SIZE = "elastipod.io/size"
+ANNOTATION_HISTORY = "elastipod.io/history"
+ANNOTATION_DRAIN_ON_DELETE = "elastipod.io/drain-on-delete"
+
+DEFAULT_AGENT_PORT = 8080
+# Names of pods are labels of DNS in places (hostname); Kubernetes cuts hostnames at 63 characters by itself.
+MAX_POD_NAME = 253
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PodId:
+    """Which replica of a job a pod is: its spec, its ordinal there, and how often that ordinal was made anew."""
+
+    spec: str
+    ordinal: int
+    incarnation: int
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.spec, self.ordinal)
+
+    def name(self, job: str) -> str:
+        """Give the pod's name, `<job>-<spec>-<ordinal>-<incarnation>`; the same every time, so creating it again is harmless."""
+        return f"{job}-{self.spec}-{self.ordinal}-{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    """A place for one replica: a spec and an ordinal, whatever pod fills it."""
+
+    spec: str
+    ordinal: int
+
+
+def pod_id_of(labels: dict[str, str]) -> PodId | None:
+    """Read a pod's identity from its labels; None when they are not ours or were edited into nonsense."""
+    try:
+        ordinal, incarnation = int(labels[LABEL_ORDINAL]), int(labels[LABEL_INCARNATION])
+        spec = labels[LABEL_SPEC]
+    except (KeyError, ValueError):
+        return None
+    return PodId(spec, ordinal, incarnation) if spec and ordinal >= 0 and incarnation >= 0 else None
+
+
+def master_port(generation: int) -> int:
+    """Give the port on which global rank 0 of a generation opens the store (decision 20).
+
+    Neighbouring generations never share a port, so a dying store cannot be taken for the new one; ten apart leaves room
+    for code that opens MASTER_PORT + 1.
+    """
+    return 10000 + 10 * (generation % 900)

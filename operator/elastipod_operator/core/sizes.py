@@ -1,0 +1,140 @@
+"""Allowed sizes of a job and the largest one that fits (decisions 9 and 11)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+# More steps than this between minimum and maximum are not enumerated: nobody runs so many pods of one job.
+MAX_REPLICAS = 100_000
+
+
+class SizeError(ValueError):
+    """The user asked for sizes that cannot exist; the message is one sentence that names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes at which a job may train.
+
+    allowed: ascending, never empty, all >= 1. start: wanted first size. warnings: sentences for the user.
+    """
+
+    allowed: tuple[int, ...]
+    start: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def minimum(self) -> int:
+        return self.allowed[0]
+
+    @property
+    def maximum(self) -> int:
+        return self.allowed[-1]
+
+    def fit(self, available: int) -> int:
+        """Give the largest allowed size that is not above `available`; 0 when even the minimum does not fit."""
+        at = bisect_right(self.allowed, available)
+        return self.allowed[at - 1] if at else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRequest:
+    """What the user wrote, nulls and empty lists already read as absent (None or ())."""
+
+    spec_replicas: tuple[int, ...]
+    spec_max_replicas: tuple[int | None, ...]
+    elastic: bool = False
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    step: int | None = None
+    values: tuple[int, ...] = ()
+    ceiling: int = 0
+
+
+def resolve(request: SizeRequest) -> Sizes:
+    """Work out the allowed sizes; raises SizeError naming fields and figures when none is left.
+
+    Discrete values win over a step and are clipped to [min, max]. A missing minimum is the sum of replicas, at least 1.
+    `ceiling` (spec.replicas, 0 = unset) bounds the sizes from above; it can never reach below the minimum.
+    """
+    warnings: list[str] = []
+    wanted = max(1, sum(request.spec_replicas))
+    if not request.elastic:
+        return _under_ceiling(Sizes((wanted,), wanted), request.ceiling, ())
+    low = request.min_replicas if request.min_replicas is not None else wanted
+    high = _maximum(request, warnings)
+    if low > high:
+        raise SizeError(
+            f"spec.elasticPolicy.minReplicas is {low} but the maximum is {high}; raise maxReplicas or lower minReplicas"
+        )
+    allowed = _grid(max(1, low), high, request, warnings)
+    sizes = Sizes(allowed, 0)
+    start = sizes.fit(wanted) or sizes.minimum
+    if start != wanted:
+        warnings.append(
+            f"the job starts at {start} replicas: {wanted} as written is not one of the allowed sizes {_shown(allowed)}"
+        )
+    return _under_ceiling(Sizes(allowed, start), request.ceiling, tuple(warnings))
+
+
+def _maximum(request: SizeRequest, warnings: list[str]) -> int:
+    declared = [limit for limit in request.spec_max_replicas if limit is not None]
+    from_specs = sum(
+        max(replicas, limit if limit is not None else replicas)
+        for replicas, limit in zip(request.spec_replicas, request.spec_max_replicas, strict=True)
+    )
+    from_specs = max(1, from_specs)
+    if request.max_replicas is None:
+        return min(from_specs, MAX_REPLICAS)
+    if not declared:
+        # The specs say nothing of a maximum: the policy's own one is meant (the last spec grows).
+        return min(max(request.max_replicas, 1), MAX_REPLICAS)
+    if request.max_replicas != from_specs:
+        warnings.append(
+            f"spec.elasticPolicy.maxReplicas is {request.max_replicas} but the replicaSpecs add up to {from_specs}; the smaller one binds"
+        )
+    return min(request.max_replicas, from_specs, MAX_REPLICAS)
+
+
+def _grid(low: int, high: int, request: SizeRequest, warnings: list[str]) -> tuple[int, ...]:
+    if request.values:
+        if request.step is not None:
+            warnings.append(
+                "spec.elasticPolicy sets replicaIncrementStep and replicaDiscreteValues; replicaDiscreteValues is used"
+            )
+        kept = tuple(sorted({value for value in request.values if low <= value <= high}))
+        if not kept:
+            raise SizeError(
+                f"spec.elasticPolicy.replicaDiscreteValues {_shown(request.values)} holds no size between the minimum {low} "
+                f"and the maximum {high}; add one or change minReplicas or maxReplicas"
+            )
+        return kept
+    step = request.step if request.step is not None else 1
+    if step < 1:
+        raise SizeError(f"spec.elasticPolicy.replicaIncrementStep is {step}; it must be 1 or more")
+    grid = tuple(range(low, high + 1, step))
+    if grid[-1] != high:
+        warnings.append(
+            f"spec.elasticPolicy.maxReplicas {high} cannot be reached from {low} in steps of {step}; the largest size is {grid[-1]}"
+        )
+    return grid
+
+
+def _under_ceiling(sizes: Sizes, ceiling: int, warnings: tuple[str, ...]) -> Sizes:
+    if not ceiling:
+        return Sizes(sizes.allowed, sizes.start, warnings)
+    kept = tuple(size for size in sizes.allowed if size <= ceiling)
+    if not kept:
+        raise SizeError(
+            f"spec.replicas is {ceiling}, below the smallest allowed size {sizes.minimum}; "
+            f"set at least {sizes.minimum}, or 0 for no ceiling"
+        )
+    bounded = Sizes(kept, 0)
+    return Sizes(kept, bounded.fit(sizes.start), warnings)
+
+
+def _shown(sizes: tuple[int, ...]) -> str:
+    if len(sizes) <= 8:
+        return "[" + ", ".join(map(str, sizes)) + "]"
+    return f"[{sizes[0]}, {sizes[1]}, ..., {sizes[-1]}]"

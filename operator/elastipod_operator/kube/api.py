@@ -1,0 +1,172 @@
+"""The calls to the API server, few and explicit; bodies go in and come out as plain dicts."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from kubernetes.aio import client, config
+
+from ..core.actions import Note
+from ..core.facts import JobFact
+from ..core.names import API_VERSION, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
+
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+CALL_TIMEOUT_S = 10
+EVENT_MESSAGE_LIMIT = 1000
+
+
+class ApiError(Exception):
+    """The API server refused a call. status: HTTP code; the text is the server's own message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def connect() -> client.ApiClient:
+    """Give a client with the pod's service account, or with the user's kubeconfig outside of a cluster."""
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
+    except config.ConfigException:
+        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
+    return client.ApiClient(configuration)
+
+
+class Api:
+    """Reads and writes of the operator. Raises ApiError as the API server answered; OSError and TimeoutError where it did not."""
+
+    def __init__(self, api_client: client.ApiClient) -> None:
+        self._client = api_client
+        self._component = FIELD_MANAGER
+
+    async def list_pods(self, namespace: str, job_uid: str) -> tuple[list[dict[str, Any]], int]:
+        """Give the pods of a job, consistently read, and the version of the list."""
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        answer = await self._call("GET", path, query=[("labelSelector", f"{LABEL_UID}={job_uid}")])
+        return answer["items"], int(answer["metadata"].get("resourceVersion") or 0)
+
+    async def list_nodes(self) -> list[dict[str, Any]]:
+        """Give all nodes."""
+        answer = await self._call("GET", "/api/v1/nodes", query=[("resourceVersion", "0")])
+        nodes: list[dict[str, Any]] = answer["items"]
+        return nodes
+
+    async def read_job(self, namespace: str, name: str) -> dict[str, Any]:
+        """Give a job as it is now."""
+        return await self._call("GET", _job_path(namespace, name))
+
+    async def patch_metadata(self, job: JobFact, version: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Write annotations or finalizers if the job is still at `version`; otherwise the answer is 409."""
+        body = {"metadata": {**metadata, "resourceVersion": version, "uid": job.uid}}
+        return await self._call("PATCH", _job_path(job.namespace, job.name), body, content_type=MERGE_PATCH)
+
+    async def apply_status(self, job: JobFact, status: Mapping[str, Any]) -> dict[str, Any]:
+        """Apply the whole status, of which we are the only writer."""
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
+            "status": status,
+        }
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        path = _job_path(job.namespace, job.name) + "/status"
+        return await self._call("PATCH", path, body, query=query, content_type=APPLY_PATCH)
+
+    async def delete_job(self, job: JobFact) -> None:
+        """Delete the job if it is still the same one."""
+        await self._call("DELETE", _job_path(job.namespace, job.name), {"preconditions": {"uid": job.uid}})
+
+    async def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a pod; 409 means that it is there already."""
+        namespace = manifest["metadata"]["namespace"]
+        query = [("fieldManager", FIELD_MANAGER)]
+        return await self._call("POST", f"/api/v1/namespaces/{namespace}/pods", dict(manifest), query=query)
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
+        """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once."""
+        body: dict[str, Any] = {"preconditions": {"uid": uid}}
+        if force:
+            body["gracePeriodSeconds"] = 0
+        return await self._call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+
+    async def emit(self, job: JobFact, note: Note) -> None:
+        """Write a Kubernetes Event about the job."""
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{job.name[:200]}.{uuid.uuid4().hex[:16]}", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+            },
+            "type": "Warning" if note.warning else "Normal",
+            "reason": note.reason,
+            "message": note.message[:EVENT_MESSAGE_LIMIT],
+            "source": {"component": self._component},
+            "reportingComponent": self._component,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        await self._call("POST", f"/api/v1/namespaces/{job.namespace}/events", body)
+
+    async def read_lease(self, namespace: str, name: str) -> dict[str, Any]:
+        """Give the leader lease; 404 when there is none yet."""
+        return await self._call("GET", f"{_leases(namespace)}/{name}")
+
+    async def create_lease(self, namespace: str, body: Mapping[str, Any]) -> None:
+        """Create the leader lease; 409 when somebody was quicker."""
+        await self._call("POST", _leases(namespace), body)
+
+    async def replace_lease(self, namespace: str, name: str, body: Mapping[str, Any]) -> None:
+        """Replace the leader lease if nobody wrote it since it was read; otherwise 409."""
+        await self._call("PUT", f"{_leases(namespace)}/{name}", body)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: list[tuple[str, str]] | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        request = await self._client.param_serialize(
+            method=method,
+            resource_path=path,
+            query_params=query or [],
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        response = await self._client.call_api(*request, _request_timeout=CALL_TIMEOUT_S)
+        raw: bytes = await response.read()  # type: ignore[no-untyped-call]  # the client has no annotations here
+        if not 200 <= response.status <= 299:
+            raise ApiError(response.status, _message(raw))
+        answer: dict[str, Any] = json.loads(raw)
+        return answer
+
+
+def _message(raw: bytes) -> str:
+    try:
+        return str(json.loads(raw)["message"])
+    except (ValueError, KeyError, TypeError):
+        return raw[:300].decode(errors="replace")
+
+
+def _leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+def _job_path(namespace: str, name: str) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"

@@ -1,0 +1,110 @@
+"""The leader lease: one operator acts at a time (decision 1).
+
+Written on the raw API: the client's own election fails on its first create (it passes `pretty=True`, which its generated
+call refuses) and writes times without a zone. Expiry is judged by how long the lease stood unchanged on our own clock, so
+clocks of other machines do not matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+
+from .api import Api, ApiError
+
+log = logging.getLogger(__name__)
+
+LEASE_S, RENEW_DEADLINE_S, RETRY_S = 15.0, 10.0, 2.0
+CALL_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease in the operator's namespace, held under the pod's name: a restarted container takes it back at once."""
+
+    api: Api
+    namespace: str
+    name: str
+    holder: str
+    _seen: str = ""
+    _seen_at: float = 0.0
+    _complaint: str = ""
+
+    async def acquire(self) -> None:
+        """Wait until the lease is ours."""
+        while not await self._try("acquire"):  # noqa: ASYNC110  # the lease is elsewhere: nobody here can set an event
+            await asyncio.sleep(RETRY_S)
+        log.info("lease acquired", extra={"lease": f"{self.namespace}/{self.name}", "holder": self.holder})
+
+    async def hold(self) -> None:
+        """Renew until that fails for RENEW_DEADLINE_S, then return: the caller must end at once."""
+        renewed = time.monotonic()
+        while time.monotonic() - renewed < RENEW_DEADLINE_S:
+            began = time.monotonic()
+            if await self._try("renew"):
+                renewed = began
+            await asyncio.sleep(RETRY_S)
+
+    async def release(self) -> None:
+        """Give the lease up, so that a successor need not wait for its end."""
+        try:
+            async with asyncio.timeout(RETRY_S):
+                lease = await self.api.read_lease(self.namespace, self.name)
+                if lease["spec"].get("holderIdentity") == self.holder:
+                    lease["spec"]["holderIdentity"] = ""
+                    await self.api.replace_lease(self.namespace, self.name, lease)
+        except CALL_ERRORS as error:
+            log.warning("cannot release the lease: %s %s", type(error).__name__, error)
+
+    async def _try(self, what: str) -> bool:
+        try:
+            async with asyncio.timeout(RENEW_DEADLINE_S / 2):
+                held = await self._take()
+        except CALL_ERRORS as error:
+            complaint = f"cannot {what} the lease: {type(error).__name__} {error}"
+            if complaint != self._complaint:
+                log.warning(complaint)
+            self._complaint = complaint
+            return False
+        self._complaint = ""
+        return held
+
+    async def _take(self) -> bool:
+        try:
+            lease = await self.api.read_lease(self.namespace, self.name)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            await self.api.create_lease(self.namespace, self._body(None))
+            return True
+        if not self._is_free(lease):
+            return False
+        await self.api.replace_lease(self.namespace, self.name, self._body(lease))
+        return True
+
+    def _is_free(self, lease: dict[str, Any]) -> bool:
+        holder = (lease.get("spec") or {}).get("holderIdentity")
+        if not holder or holder == self.holder:
+            return True
+        version = str(lease["metadata"]["resourceVersion"])
+        if version != self._seen:
+            self._seen, self._seen_at = version, time.monotonic()
+        return time.monotonic() - self._seen_at > LEASE_S
+
+    def _body(self, lease: dict[str, Any] | None) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        spec = dict((lease or {}).get("spec") or {})
+        if spec.get("holderIdentity") != self.holder:
+            spec["acquireTime"] = now
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if lease else 0)
+        spec.update(holderIdentity=self.holder, leaseDurationSeconds=int(LEASE_S), renewTime=now)
+        metadata: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
+        if lease is not None:
+            metadata["resourceVersion"] = lease["metadata"]["resourceVersion"]
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

@@ -1,0 +1,106 @@
+"""The pod of a replica: the user's template plus identity, environment and safeguards. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.facts import JobFact, Policy
+from ..core.names import (
+    API_VERSION,
+    KIND,
+    LABEL_INCARNATION,
+    LABEL_JOB,
+    LABEL_ORDINAL,
+    LABEL_SPEC,
+    LABEL_UID,
+    PodId,
+)
+
+# Nodes are not taken from under a job by autoscalers that tidy up; the user's own value wins (decision 27).
+SAFEGUARDS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+# Beyond the graceful time-out: the agent ends the workers and itself within it (decision 26).
+GRACE_MARGIN_S = 30
+
+
+def pod_manifest(job: JobFact, spec: Mapping[str, Any], policy: Policy, pod: PodId, nnodes: int) -> dict[str, Any]:
+    """Give the pod to be created. `spec` is the job's spec as the API server holds it, whose templates are used as they are.
+
+    Name and namespace in the template's metadata are ignored; variables that the user set are left alone.
+    """
+    replica_spec = next(s for s in spec["replicaSpecs"] if s["name"] == pod.spec)
+    template = replica_spec.get("template") or {}
+    wished = template.get("metadata") or {}
+    body = copy.deepcopy(dict(template.get("spec") or {}))
+    body["restartPolicy"] = "Never"
+    if body.get("terminationGracePeriodSeconds") is None:
+        body["terminationGracePeriodSeconds"] = int(policy.graceful_timeout.total_seconds()) + GRACE_MARGIN_S
+    container = _agent_container(body, policy)
+    name = pod.name(job.name)
+    _add_environment(container, _environment(job, spec, policy, name, nnodes))
+    if body.get("hostNetwork"):
+        _add_port(container, policy.agent_port)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.namespace,
+            "labels": {**(wished.get("labels") or {}), **_labels(job, pod)},
+            "annotations": {**SAFEGUARDS, **(wished.get("annotations") or {})},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "name": job.name,
+                    "uid": job.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": body,
+    }
+
+
+def _labels(job: JobFact, pod: PodId) -> dict[str, str]:
+    return {
+        LABEL_JOB: job.name,
+        LABEL_UID: job.uid,
+        LABEL_SPEC: pod.spec,
+        LABEL_ORDINAL: str(pod.ordinal),
+        LABEL_INCARNATION: str(pod.incarnation),
+    }
+
+
+def _agent_container(body: dict[str, Any], policy: Policy) -> dict[str, Any]:
+    containers: list[dict[str, Any]] = body.setdefault("containers", [{}])
+    return next((c for c in containers if c.get("name") == policy.container), containers[0])
+
+
+def _environment(job: JobFact, spec: Mapping[str, Any], policy: Policy, pod_name: str, nnodes: int) -> dict[str, str]:
+    return {
+        "NNODES": str(nnodes),
+        "NPROC_PER_NODE": str(spec.get("nprocPerNode") or "auto"),
+        "ELASTIPOD_JOB": f"{job.namespace}/{job.name}",
+        "ELASTIPOD_POD": pod_name,
+        "ELASTIPOD_AGENT_PORT": str(policy.agent_port),
+    }
+
+
+def _add_environment(container: dict[str, Any], wanted: dict[str, str]) -> None:
+    present = container.get("env") or []
+    names = {entry.get("name") for entry in present}
+    # Ours first: a user's variable may refer to them as $(NNODES).
+    container["env"] = [{"name": k, "value": v} for k, v in wanted.items() if k not in names] + present
+
+
+def _add_port(container: dict[str, Any], port: int) -> None:
+    """Declare the agent's port, so that the scheduler keeps two agents off one host network (decision 21)."""
+    ports = container.get("ports") or []
+    if all(entry.get("containerPort") != port for entry in ports):
+        container["ports"] = [*ports, {"name": "agent", "containerPort": port, "protocol": "TCP"}]

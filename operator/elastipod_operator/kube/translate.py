@@ -1,0 +1,279 @@
+"""From objects of the API server to facts: pure, small records instead of raw bodies (decision 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..api import HyperPodPyTorchJob, JobSpec, explain
+from ..core.facts import Condition, JobFact, NodeFact, PodFact, Policy, SpecShape
+from ..core.names import (
+    ANNOTATION_DRAIN_ON_DELETE,
+    ANNOTATION_STATE,
+    DEFAULT_AGENT_PORT,
+    FINALIZER,
+    pod_id_of,
+)
+from ..core.record import Record, RecordError, decode
+from ..core.sizes import SizeError, SizeRequest, resolve
+
+HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
+# Set by the node controller on nodes that stopped answering: what that means is judged by the agents, not by the taint.
+FAILURE_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+# Announcements of an end that use NoSchedule or PreferNoSchedule.
+DISRUPTION_TAINTS = frozenset(
+    {
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "ToBeDeletedByClusterAutoscaler",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "sagemaker.amazonaws.com/node-health-status",
+    }
+)
+PULL_TROUBLES = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+START_TROUBLES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+
+def job_fact(body: Mapping[str, Any]) -> JobFact:
+    """Read a job. One that cannot be used has no policy and a refusal in one sentence; it never raises."""
+    meta = body["metadata"]
+    annotations = meta.get("annotations") or {}
+    policy, refusal = _policy_of(body)
+    return JobFact(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        created_at=_time(meta["creationTimestamp"]),
+        policy=policy,
+        refusal=refusal,
+        record=_record_of(annotations),
+        conditions=_conditions_of(body),
+        has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
+        deleting_since=_time(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        drain_on_delete=annotations.get(ANNOTATION_DRAIN_ON_DELETE) == "true",
+    )
+
+
+def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
+    try:
+        job = HyperPodPyTorchJob.model_validate(body)
+        return policy_of(job.spec), ""
+    except ValidationError as error:
+        return None, explain(error)
+    except SizeError as error:
+        return None, str(error)
+
+
+def policy_of(spec: JobSpec) -> Policy:
+    """Fill in the defaults and resolve the sizes. Raises SizeError."""
+    elastic, run, ours = spec.elastic_policy, spec.run_policy, spec.elastipod
+    sizes = resolve(
+        SizeRequest(
+            spec_replicas=tuple(s.replicas for s in spec.replica_specs),
+            spec_max_replicas=tuple(s.max_replicas for s in spec.replica_specs),
+            elastic=elastic is not None,
+            min_replicas=elastic.min_replicas if elastic else None,
+            max_replicas=elastic.max_replicas if elastic else None,
+            step=elastic.replica_increment_step if elastic else None,
+            values=elastic.replica_discrete_values if elastic else (),
+            ceiling=spec.replicas,
+        )
+    )
+    ttl = run.ttl_seconds_after_finished or 0
+    container = ours.container or _first_container(spec.replica_specs[0].template)
+    policy = Policy(
+        sizes=sizes,
+        specs=_shapes(spec, sizes.maximum),
+        snooze=timedelta(seconds=run.restart_policy.scale_up_snooze_time_in_seconds),
+        min_stable=timedelta(seconds=ours.min_stable_seconds),
+        backoff_base=timedelta(seconds=ours.backoff.base_seconds),
+        backoff_max=timedelta(seconds=ours.backoff.max_seconds),
+        max_retries=run.job_max_retry_count,
+        clean_pods=run.clean_pod_policy,
+        ttl=_seconds(ttl) if ttl > 0 else None,
+        suspend=run.suspend,
+        active_deadline=_seconds(run.active_deadline_seconds),
+        startup_deadline=_seconds(run.startup_deadline_seconds),
+        fault_deadline=_seconds(run.fault_deadline_seconds),
+        agent_port=agent_port(spec),
+        container=container,
+    )
+    if elastic is None:
+        return policy
+    return replace(
+        policy,
+        scaling_timeout=timedelta(seconds=elastic.scaling_timeout_in_seconds),
+        graceful_timeout=timedelta(seconds=elastic.graceful_shutdown_timeout_in_seconds),
+        faulty_timeout=timedelta(seconds=elastic.faulty_scale_down_timeout_in_seconds),
+    )
+
+
+def _shapes(spec: JobSpec, maximum: int) -> tuple[SpecShape, ...]:
+    """How many pods each spec may hold; where no spec names a maximum, the last one takes what the policy allows."""
+    limits = [max(s.replicas, s.max_replicas if s.max_replicas is not None else s.replicas) for s in spec.replica_specs]
+    if all(s.max_replicas is None for s in spec.replica_specs):
+        limits[-1] = max(limits[-1], maximum - sum(limits[:-1]))
+    limits[0] = max(limits[0], 1)
+    return tuple(SpecShape(s.name, limit) for s, limit in zip(spec.replica_specs, limits, strict=True))
+
+
+def agent_port(spec: JobSpec) -> int:
+    """Give the agent's port: the container port named agent, else spec.elastipod.agentPort, else 8080 (decision 21)."""
+    for container in (spec.replica_specs[0].template.get("spec") or {}).get("containers") or ():
+        for port in container.get("ports") or ():
+            if port.get("name") == "agent" and isinstance(port.get("containerPort"), int):
+                return int(port["containerPort"])
+    return spec.elastipod.agent_port or DEFAULT_AGENT_PORT
+
+
+def _first_container(template: Mapping[str, Any]) -> str:
+    containers = (template.get("spec") or {}).get("containers") or [{}]
+    return str(containers[0].get("name", ""))
+
+
+@lru_cache(maxsize=4096)
+def _decoded(text: str) -> Record | None:
+    try:
+        return decode(text)
+    except RecordError:
+        return None
+
+
+def _record_of(annotations: Mapping[str, str]) -> Record | None:
+    text = annotations.get(ANNOTATION_STATE)
+    return _decoded(text) if text else None
+
+
+def _conditions_of(body: Mapping[str, Any]) -> tuple[Condition, ...]:
+    return tuple(
+        Condition(
+            str(c.get("type")),
+            c.get("status") == "True",
+            str(c.get("reason", "")),
+            str(c.get("message", "")),
+            _time(c["lastTransitionTime"])
+            if c.get("lastTransitionTime")
+            else _time(body["metadata"]["creationTimestamp"]),
+        )
+        for c in (body.get("status") or {}).get("conditions") or ()
+    )
+
+
+def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
+    """Read a pod of a job; None when its labels are not ours. `container` is the one that runs the agent."""
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    identity = pod_id_of(meta.get("labels") or {})
+    if identity is None:
+        return None
+    states = {c["name"]: c for c in status.get("containerStatuses") or ()}
+    mine: Mapping[str, Any] = states.get(container) or next(iter(states.values()), {})
+    reason, trouble = _trouble(meta["name"], status, mine, states)
+    disruption = next(
+        (
+            c
+            for c in status.get("conditions") or ()
+            if c.get("type") == "DisruptionTarget" and c.get("status") == "True"
+        ),
+        None,
+    )
+    return PodFact(
+        id=identity,
+        name=meta["name"],
+        uid=meta["uid"],
+        created_at=_time(meta["creationTimestamp"]),
+        phase=status.get("phase") or "Pending",
+        ip=status.get("podIP") or "",
+        node=spec.get("nodeName") or "",
+        started=bool((mine.get("state") or {}).get("running")),
+        kill_at=_time(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        disrupted=str(disruption.get("reason") or "Disruption") if disruption else "",
+        trouble=trouble,
+        trouble_reason=reason,
+    )
+
+
+def _trouble(
+    pod: str, status: Mapping[str, Any], mine: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, str]:
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return "ContainerEnded", _how_it_ended(pod, status, mine)
+    for name, container in {**states, mine.get("name", ""): mine}.items():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, message = waiting.get("reason", ""), waiting.get("message", "")
+        if reason in PULL_TROUBLES:
+            image = container.get("image")
+            what = f"image {image} of pod {pod} cannot be pulled ({reason}: {_short(message)})"
+            return "ImagePullFailed", f"{what}; check its name, its tag and the pull secret"
+        if reason in START_TROUBLES:
+            return (
+                "ContainerCannotStart",
+                f"container {name} of pod {pod} cannot be started ({reason}): {_short(message)}",
+            )
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return "Unschedulable", _short(condition.get("message") or "not scheduled yet")
+    return "", ""
+
+
+def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    ended = (mine.get("state") or {}).get("terminated") or {}
+    if not ended:
+        return f"pod {pod} ended: {_short(status.get('message') or status.get('reason') or 'no reason given')}"
+    name, code, reason = mine.get("name"), ended.get("exitCode"), ended.get("reason", "")
+    said = f": {_short(ended['message'])}" if ended.get("message") else ""
+    if reason == "OOMKilled":
+        return f"container {name} of pod {pod} was killed for using more memory than its limit; raise resources.limits.memory"
+    how = f"container {name} of pod {pod} ended with exit code {code}{said}"
+    return f"{how}; its command must start hyperpodrun, which stays until the job ends"
+
+
+def _short(text: str, limit: int = 300) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def node_fact(body: Mapping[str, Any], before: NodeFact | None, now: datetime) -> NodeFact:
+    """Read a node. `not_ready_since` is when this operator first saw it not ready, for other clocks are not trusted."""
+    spec, status = body.get("spec") or {}, body.get("status") or {}
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    since = None if ready else (before.not_ready_since if before and before.not_ready_since else now)
+    taints = spec.get("taints") or ()
+    return NodeFact(
+        name=body["metadata"]["name"],
+        ready=ready,
+        not_ready_since=since,
+        cordoned=bool(spec.get("unschedulable")),
+        out_of_service=any(t.get("key") == "node.kubernetes.io/out-of-service" for t in taints),
+        doomed=_doom(taints, body["metadata"].get("labels") or {}),
+    )
+
+
+def _doom(taints: Any, labels: Mapping[str, str]) -> str:
+    for taint in taints:
+        key, effect = taint.get("key", ""), taint.get("effect", "")
+        if key in FAILURE_TAINTS or key == "node.kubernetes.io/out-of-service":
+            continue
+        if effect == "NoExecute" or key in DISRUPTION_TAINTS:
+            return f"taint {key}:{effect}"
+    health = labels.get(HEALTH_LABEL, "Schedulable")
+    return "" if health == "Schedulable" else f"label {HEALTH_LABEL}={health}"
+
+
+def _seconds(value: int | None) -> timedelta | None:
+    return timedelta(seconds=value) if value is not None else None
+
+
+def _time(text: Any) -> datetime:
+    if isinstance(text, datetime):
+        return text.astimezone(UTC)
+    return datetime.fromisoformat(str(text).replace("Z", "+00:00"))

@@ -1,0 +1,405 @@
+"""The shell around plan(): observe, decide, write the record, act, report. One task per job, one decision at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+
+from . import metrics
+from .agents.board import Address, Board
+from .agents.commands import Command, Commander
+from .core.actions import (
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    Plan,
+    SetFinalizer,
+    ShutDownAgent,
+    StartWorkers,
+    StopWorkers,
+    VerifyPods,
+)
+from .core.facts import Condition, Observed
+from .core.names import ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE, FINALIZER, PodId, master_port
+from .core.plan import plan
+from .core.record import Record, decode_history, encode, encode_history, mark_running
+from .kube.api import Api, ApiError
+from .kube.pods import pod_manifest
+from .kube.store import Job, Store
+
+log = logging.getLogger(__name__)
+
+# After a failed pass: first quickly, then with patience.
+FIRST_RETRY_S, LAST_RETRY_S = 0.2, 15.0
+# Create calls that the API server refused (quota, admission) are repeated with this back-off.
+REFUSAL_FIRST_S, REFUSAL_LAST_S = 5.0, 120.0
+# Commands that failed are looked at again so soon.
+COMMAND_RETRY = timedelta(seconds=1)
+CREATE_PARALLEL = 16
+
+
+@dataclass(slots=True)
+class Worker:
+    """The task of one job and what it remembers between two passes; all of it may be lost without harm."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    refusal: str = ""
+    refused_until: float = 0.0
+    refusal_wait_s: float = REFUSAL_FIRST_S
+
+
+class Reconciler:
+    """Runs a decision for a job whenever something about it changed or a time has come."""
+
+    def __init__(self, api: Api, store: Store, session: aiohttp.ClientSession) -> None:
+        self._api = api
+        self._store = store
+        self._board = Board(session, self.wake)
+        self._commander = Commander(session)
+        self._workers: dict[str, Worker] = {}
+        self._states: dict[str, str] = {}
+        self._creating = asyncio.Semaphore(CREATE_PARALLEL)
+
+    def wake(self, uid: str) -> None:
+        """Have a job looked at soon. Cheap; many wakes before the next pass are one."""
+        if uid not in self._store.jobs:
+            return
+        worker = self._workers.get(uid)
+        if worker is None:
+            worker = self._workers[uid] = Worker()
+            worker.task = asyncio.create_task(self._run(uid, worker), name=f"job {uid}")
+        worker.wake.set()
+
+    def forget(self, uid: str) -> None:
+        """Stop caring for a job that is gone."""
+        worker = self._workers.pop(uid, None)
+        job = self._store.jobs.get(uid)
+        for pod_uid in job.pods if job else ():
+            self._board.forget(pod_uid)
+        self._store.drop_job(uid)
+        self._count(uid, None)
+        if worker is not None and worker.task is not None:
+            worker.task.cancel()
+
+    def forget_pod(self, pod_uid: str) -> None:
+        """Stop asking the agent of a pod that is gone."""
+        self._board.forget(pod_uid)
+
+    async def close(self) -> None:
+        """End all tasks; training goes on."""
+        tasks = [w.task for w in self._workers.values() if w.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._board.close()
+
+    async def _run(self, uid: str, worker: Worker) -> None:
+        retry_s = FIRST_RETRY_S
+        due: datetime | None = None
+        while uid in self._store.jobs:
+            await _wait(worker.wake, due)
+            worker.wake.clear()
+            job = self._store.jobs.get(uid)
+            if job is None:
+                return
+            try:
+                with metrics.RECONCILE_SECONDS.time():
+                    due = await self._pass(job, worker)
+                retry_s = FIRST_RETRY_S
+            except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as error:
+                due = datetime.now(UTC) + timedelta(seconds=retry_s)
+                retry_s = await self._after_failure(job, error, retry_s)
+            except Exception:
+                # The outer edge of one job's task: whatever is wrong with it must not touch the others.
+                log.exception("a decision failed", extra=_about(job))
+                due = datetime.now(UTC) + timedelta(seconds=LAST_RETRY_S)
+
+    async def _after_failure(self, job: Job, error: Exception, retry_s: float) -> float:
+        if isinstance(error, ApiError) and error.status == 404:
+            log.info("the job is gone", extra=_about(job))
+            return retry_s
+        if isinstance(error, ApiError) and error.status == 409:
+            # Somebody wrote the job before us: decide anew on what it is now.
+            try:
+                self._store.put_job(await self._api.read_job(job.fact.namespace, job.fact.name))
+            except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as second:
+                log.warning("cannot read the job: %s", second, extra=_about(job))
+            return retry_s
+        log.warning("the API server could not be written: %s %s", type(error).__name__, error, extra=_about(job))
+        return min(LAST_RETRY_S, retry_s * 2)
+
+    async def _pass(self, job: Job, worker: Worker) -> datetime | None:
+        if not job.listed:
+            await self._list_pods(job)
+        self._follow_agents(job)
+        seen = self._observe(job, worker)
+        todo = plan(seen)
+        await self._write_record(job, todo)
+        failed = await self._act(job, worker, todo)
+        await self._write_status(job, todo)
+        await self._tell(job, todo)
+        self._count(job.fact.uid, todo.conditions[-1].type)
+        if failed:
+            return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + COMMAND_RETRY)
+        return todo.wake_at
+
+    def _count(self, uid: str, state: str | None) -> None:
+        if state is None:
+            self._states.pop(uid, None)
+        else:
+            self._states[uid] = state
+        for name in metrics.STATES:
+            metrics.JOBS.labels(name).set(sum(1 for s in self._states.values() if s == name))
+
+    # -- observe
+
+    async def _list_pods(self, job: Job) -> None:
+        bodies, version = await self._api.list_pods(job.fact.namespace, job.fact.uid)
+        known = set(job.pods)
+        self._store.replace_pods(job.fact.uid, list(bodies), version)
+        for uid in known - set(job.pods):
+            self._board.forget(uid)
+
+    def _follow_agents(self, job: Job) -> None:
+        port = job.fact.policy.agent_port if job.fact.policy else None
+        for uid, pod in job.pods.items():
+            if pod.ended or not pod.ip or not pod.started:
+                if pod.ended:
+                    self._board.forget(uid)
+                continue
+            if port is not None:
+                self._board.watch(uid, Address(job.fact.uid, pod.ip, port))
+
+    def _observe(self, job: Job, worker: Worker) -> Observed:
+        pods = tuple(job.pods.values())
+        return Observed(
+            now=datetime.now(UTC),
+            job=job.fact,
+            pods=pods,
+            agents={pod.name: self._board.fact(pod.uid) for pod in pods},
+            nodes={pod.node: self._store.nodes[pod.node] for pod in pods if pod.node in self._store.nodes},
+            refusal=worker.refusal,
+        )
+
+    # -- write the record first
+
+    async def _write_record(self, job: Job, todo: Plan) -> None:
+        metadata = self._metadata_changes(job, todo)
+        if not metadata:
+            return
+        version = str(job.body["metadata"]["resourceVersion"])
+        body = await self._written("record", self._api.patch_metadata(job.fact, version, metadata))
+        self._store.put_job(body)
+        for entry in todo.history:
+            metrics.GENERATIONS.labels(entry.kind.value).inc()
+            log.info(
+                "generation allocated",
+                extra={**_about(job), "generation": entry.generation, "from": entry.from_size, "to": entry.to_size,
+                       "cause": entry.cause},
+            )  # fmt: skip
+
+    def _metadata_changes(self, job: Job, todo: Plan) -> dict[str, Any]:
+        present: Mapping[str, str] = job.body["metadata"].get("annotations") or {}
+        wanted = {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
+        if todo.history or todo.running_since is not None:
+            entries = decode_history(present.get(ANNOTATION_HISTORY, "[]")) + todo.history
+            if todo.running_since is not None:
+                entries = mark_running(entries, todo.record.generation, todo.running_since)
+            wanted[ANNOTATION_HISTORY] = encode_history(entries)
+        finalizers = _finalizers(job, todo)
+        released = finalizers is not None and FINALIZER not in finalizers
+        changed = {} if released else {k: v for k, v in wanted.items() if v != present.get(k)}
+        metadata: dict[str, Any] = {}
+        if changed:
+            metadata["annotations"] = changed
+        if finalizers is not None:
+            metadata["finalizers"] = finalizers
+        return metadata
+
+    # -- act
+
+    async def _act(self, job: Job, worker: Worker, todo: Plan) -> bool:
+        """Carry out the actions; gives True when something must be tried again soon."""
+        calls = [call for action in todo.actions if (call := self._command(job, todo.record, action)) is not None]
+        problems = await self._commander.send(calls)
+        for problem in problems:
+            metrics.AGENT_FAILURES.inc()
+            log.warning(problem, extra=_about(job))
+        await self._create_pods(job, worker, [a for a in todo.actions if isinstance(a, CreatePod)])
+        for action in todo.actions:
+            if isinstance(action, DeletePod):
+                await self._delete_pod(job, action)
+            elif isinstance(action, VerifyPods):
+                await self._list_pods(job)
+            elif isinstance(action, DeleteJob):
+                await self._written("job", self._api.delete_job(job.fact))
+        return bool(problems) or bool(calls)
+
+    def _command(self, job: Job, record: Record, action: object) -> Command | None:
+        if not isinstance(action, StartWorkers | StopWorkers | ShutDownAgent):
+            return None
+        pod = next((p for p in job.pods.values() if p.name == action.pod), None)
+        if pod is None or not pod.ip or job.fact.policy is None:
+            return None
+        ours = self._board.fact(pod.uid).generation is not None
+        address = Address(job.fact.uid, pod.ip, job.fact.policy.agent_port)
+        if isinstance(action, StartWorkers):
+            body = self._start_body(job, record, action.group_rank)
+            path, key = "/start", ("start", str(record.generation))
+        elif isinstance(action, StopWorkers):
+            body = (
+                {"is_graceful": action.graceful, "timeout": action.timeout_s}
+                if action.graceful
+                else {"is_graceful": False}
+            )
+            body["generation"] = action.generation
+            path, key = "/stop", ("stop", f"{action.generation} {action.graceful}")
+        else:
+            return Command(pod.uid, address, "/shutdown", None, ("shutdown",))
+        if not ours:
+            body.pop("generation", None)
+        return Command(pod.uid, address, path, body, key)
+
+    def _start_body(self, job: Job, record: Record, group_rank: int) -> dict[str, Any]:
+        spec = job.body["spec"]
+        rules = (spec.get("runPolicy") or {}).get("logMonitoringConfiguration") or None
+        return {
+            "rank": group_rank,
+            "nnodes": len(record.members),
+            "faultCount": record.generation - 1,
+            "master_addr": record.master_addr,
+            "master_port": master_port(record.generation),
+            "log_monitoring_configuration": rules,
+            "ipVersion": None,
+            "rankIps": None,
+            "worker_data": None,
+            "spare": False,
+            "progress": self._board.progress(job.pods),
+            "generation": record.generation,
+        }
+
+    async def _create_pods(self, job: Job, worker: Worker, actions: list[CreatePod]) -> None:
+        if not actions or time.monotonic() < worker.refused_until:
+            return
+        results = await asyncio.gather(*(self._create_pod(job, a.pod, a.nnodes) for a in actions))
+        refusals = [text for text in results if text]
+        if not refusals:
+            worker.refusal, worker.refusal_wait_s = "", REFUSAL_FIRST_S
+            return
+        worker.refusal = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
+        worker.refused_until = time.monotonic() + worker.refusal_wait_s
+        asyncio.get_running_loop().call_later(worker.refusal_wait_s, worker.wake.set)
+        worker.refusal_wait_s = min(REFUSAL_LAST_S, worker.refusal_wait_s * 2)
+
+    async def _create_pod(self, job: Job, pod: PodId, nnodes: int) -> str:
+        """Create one pod; gives the server's sentence when it refuses, empty when the pod is there."""
+        assert job.fact.policy is not None
+        manifest = pod_manifest(job.fact, job.body["spec"], job.fact.policy, pod, nnodes)
+        try:
+            async with self._creating:
+                self._store.put_pod(await self._written("pod", self._api.create_pod(manifest)))
+        except ApiError as error:
+            if error.status == 409 and "AlreadyExists" not in str(error) and "already exists" not in str(error):
+                return str(error)
+            if error.status in (400, 403, 422):
+                return str(error)
+            if error.status != 409:
+                raise
+            job.listed = False
+        return ""
+
+    async def _delete_pod(self, job: Job, action: DeletePod) -> None:
+        log.info("pod deleted", extra={**_about(job), "pod": action.name, "reason": action.why, "force": action.force})
+        try:
+            body = await self._written(
+                "pod", self._api.delete_pod(job.fact.namespace, action.name, action.uid, force=action.force)
+            )
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            body = {}
+        if body.get("kind") == "Pod" and not action.force:
+            self._store.put_pod(body)
+        else:
+            self._store.drop_pod_uid(job.fact.uid, action.uid)
+            self._board.forget(action.uid)
+
+    # -- report
+
+    async def _write_status(self, job: Job, todo: Plan) -> None:
+        if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
+            return  # the object is gone, or goes with its last finalizer
+        status = {**todo.status, "conditions": [_condition_body(c) for c in todo.conditions]}
+        if _same(job.body.get("status") or {}, status):
+            return
+        self._store.put_job(await self._written("status", self._api.apply_status(job.fact, status)))
+
+    async def _tell(self, job: Job, todo: Plan) -> None:
+        for note in todo.notes:
+            level = logging.WARNING if note.warning else logging.INFO
+            log.log(level, note.message, extra={**_about(job), "reason": note.reason})
+            try:
+                await self._written("event", self._api.emit(job.fact, note))
+            except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as error:
+                log.warning("an event could not be written: %s", error, extra=_about(job))
+
+    async def _written(self, what: str, call: Any) -> Any:
+        try:
+            answer = await call
+        except Exception:
+            metrics.API_CALLS.labels(what, "failed").inc()
+            raise
+        metrics.API_CALLS.labels(what, "ok").inc()
+        return answer
+
+
+def _finalizers(job: Job, todo: Plan) -> list[str] | None:
+    present = list(job.body["metadata"].get("finalizers") or ())
+    for action in todo.actions:
+        if isinstance(action, SetFinalizer):
+            if action.present and FINALIZER not in present:
+                return [*present, FINALIZER]
+            if not action.present and FINALIZER in present:
+                return [name for name in present if name != FINALIZER]
+    return None
+
+
+def _condition_body(condition: Condition) -> dict[str, str]:
+    return {
+        "type": condition.type,
+        "status": "True" if condition.status else "False",
+        "reason": condition.reason,
+        "message": condition.message,
+        "lastTransitionTime": condition.since.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+
+
+def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return json.dumps(dict(present), sort_keys=True) == json.dumps(dict(wanted), sort_keys=True)
+
+
+async def _wait(event: asyncio.Event, due: datetime | None) -> None:
+    if due is None:
+        await event.wait()
+        return
+    seconds = (due - datetime.now(UTC)).total_seconds()
+    if seconds <= 0:
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _about(job: Job) -> dict[str, str]:
+    return {"job": f"{job.fact.namespace}/{job.fact.name}"}
