@@ -1,0 +1,258 @@
+"""One answer at one step: how the ranks agree on the call at which all of them stop.
+
+A step is the count of calls since the start of this generation. While nothing is pending a call costs a counter under
+a lock: the listener thread sits in one blocking wait on this rank's wake key, and the watcher thread looks at the local
+level, a memory read. Once an event is pending on any rank:
+
+1. the first to see it sets every rank's wake key, so that all watchers learn of it;
+2. every watcher publishes the call that its rank makes next; the last one writes the maximum, the stop call;
+3. a rank that makes a call after its publishing waits until the stop call is known. Nobody can have passed it, since it
+   is at least every rank's next call, and nobody waits on a rank's main thread, so a rank that is still inside a
+   collective cannot be what another one waits for;
+4. at the stop call a rank reports that it got there, and the ranks leave it together. Ranks that call unequally often
+   are found out here, by name, and not in a collective half an hour later.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
+from elastipod.stores import Store
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05  # how often the local level is read when no signal wakes the watcher
+PENDING_SLICE_S = 1.0  # how long one wait of a pending agreement lasts before it looks whether the process is ending
+QUIET_WAIT_S = 30 * 24 * 3600.0  # one blocking wait of a quiet listener; then it simply waits again
+CONNECT_S = 30.0
+CLOSE_S = 2.0
+LEAVE_S = 5.0  # how long the store's host stays for ranks that have not left yet
+NEVER = sys.maxsize
+
+
+class Agreement:
+    """The agreement of one rank of one generation. Made and called by the training thread; has two threads of its own."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        level: Callable[[], bool],
+        connect: Callable[[float], Store],
+        timeout_s: float,
+        hosts_store: bool = False,
+    ) -> None:
+        """Store the parts; `start` does the connecting.
+
+        level: tells, from memory, whether an event is pending on this rank. connect: gives a new client of the common
+        store within so many seconds. timeout_s: how long a rank waits for the others, in seconds. hosts_store: the store
+        ends with this process, which therefore leaves last.
+        """
+        self._rank, self._world_size = rank, world_size
+        self._level, self._connect, self._timeout_s = level, connect, timeout_s
+        self._hosts_store = hosts_store
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._published: int | None = None
+        self._stop: int | None = None
+        self._failure: ElasticAgreementError | None = None
+        self._arrived = False
+        self._closing = False
+        self._heard = False
+        self._wake: SimpleQueue[None] = SimpleQueue()  # safe to put into from a signal handler, unlike an Event
+        self._listening: Store | None = None
+        self._client: Store | None = None
+        self._listener = threading.Thread(target=self._listen, name="elastipod-event-listener", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="elastipod-event-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Connect and begin to watch. Raises ElasticAgreementError when the store cannot be reached."""
+        try:
+            self._listening = self._connect(CONNECT_S)
+        except (ConnectionError, TimeoutError) as error:
+            raise ElasticAgreementError(
+                f"rank {self._rank} cannot reach the store through which the ranks agree on a stop step: {error}"
+            ) from error
+        self._listener.start()
+        self._watcher.start()
+
+    def wake(self) -> None:
+        """Have the watcher look at the local level now. Safe in a signal handler."""
+        self._wake.put(None)
+
+    def call(self) -> bool:
+        """Count one call and tell whether it is the stop call or a later one; the same on every rank.
+
+        Raises ElasticAgreementTimeout, naming ranks, when others do not publish or do not arrive in time.
+        """
+        with self._changed:
+            self._calls += 1
+            if self._published is None:
+                return False
+            if self._calls < self._stop_call():
+                return False
+        if not self._arrived:
+            self._arrive()
+            self._arrived = True
+        return True
+
+    def close(self) -> None:
+        """End both threads; called at interpreter exit, where a thread that outlives Python would crash the process."""
+        self._closing = True
+        self._wake.put(None)
+        self._watcher.join(CLOSE_S)
+        if self._listener.is_alive() or self._client is not None:
+            self._leave()
+        self._listening = self._client = None
+
+    # -- the training thread -------------------------------------------------------------------------------------
+
+    def _stop_call(self) -> int:
+        """Wait, holding the lock, until the stop call is known. The watcher keeps the deadline; ours is a backstop."""
+        self._changed.wait_for(lambda: self._stop is not None or self._failure is not None, self._timeout_s + 10)
+        if self._failure is not None:
+            raise self._failure
+        if self._stop is None:
+            raise ElasticAgreementTimeout(f"rank {self._rank} did not learn the stop step within {self._timeout_s:g} s")
+        return self._stop
+
+    def _arrive(self) -> None:
+        client = self._client
+        assert client is not None, "the watcher published through it"
+        try:
+            client.set(f"arrived/{self._rank}", b"1")
+            if client.add("arrived", 1) == self._world_size:
+                client.set("together", b"1")
+            client.wait("together", self._timeout_s)
+        except TimeoutError:
+            raise ElasticAgreementTimeout(
+                f"the ranks agreed to stop at call {self._stop} of elastic_event_detected(), but "
+                f"{self._who_lacks(client, 'arrived')} did not make that call within {self._timeout_s:g} s; "
+                "every rank must call it once per step"
+            ) from None
+        except ConnectionError:
+            # The store's host leaves only after everyone arrived, or it died: then the next collective says so.
+            log.info("the store left while rank %d was at the stop call", self._rank)
+
+    # -- the threads ---------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Hear of an event on another rank. Ends with it, with the store, or with the process."""
+        store = self._listening
+        while store is not None and not self._closing:
+            try:
+                store.wait(f"wake/{self._rank}", QUIET_WAIT_S)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return  # nobody is left to agree with; an event from now on fails in publishing, with its own words
+            self._heard = True
+            self._wake.put(None)
+            return
+
+    def _watch(self) -> None:
+        while not (self._closing or self._heard or self._level()):
+            try:
+                self._wake.get(timeout=POLL_S)
+            except Empty:
+                continue
+        if self._closing:
+            return
+        try:
+            self._settle(self._agree())
+        except ElasticAgreementError as error:
+            self._settle(error)
+        except ConnectionError as error:
+            log.warning("rank %d drops the elastic event: the other ranks are gone (%s)", self._rank, error)
+            self._settle(NEVER)
+
+    def _agree(self) -> int:
+        client = self._connect_patiently()
+        if not self._heard and client.add("pending", 1) == 1:
+            client.set_many({f"wake/{rank}": b"event" for rank in range(self._world_size)})
+        with self._changed:
+            self._client = client
+            self._published = following = self._calls + 1
+        client.set(f"next/{self._rank}", str(following).encode())
+        if client.add("published", 1) == self._world_size:
+            calls = client.get_many([f"next/{rank}" for rank in range(self._world_size)])
+            client.set("stop", str(stop_call([int(call) for call in calls])).encode())
+        self._wait_for_stop(client)
+        return int(client.get("stop"))
+
+    def _connect_patiently(self) -> Store:
+        try:
+            return self._connect(CONNECT_S)
+        except TimeoutError as error:
+            raise ConnectionError(str(error)) from error
+
+    def _wait_for_stop(self, client: Store) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while not self._closing:
+            try:
+                return client.wait("stop", min(PENDING_SLICE_S, self._timeout_s))
+            except TimeoutError:
+                if time.monotonic() < deadline:
+                    continue
+            raise ElasticAgreementTimeout(
+                f"an elastic event is pending, but {self._who_lacks(client, 'next')} did not publish a next call within "
+                f"{self._timeout_s:g} s; every rank must call elastic_event_detected() once per step"
+            )
+        raise ElasticAgreementError("the process ended before the ranks agreed")
+
+    def _settle(self, outcome: int | ElasticAgreementError) -> None:
+        with self._changed:
+            if isinstance(outcome, int):
+                self._stop = outcome
+                if self._published is None:
+                    self._published = NEVER
+            else:
+                self._failure = outcome
+                self._published = self._published or NEVER
+            self._changed.notify_all()
+
+    def _who_lacks(self, client: Store, key: str) -> str:
+        try:
+            missing = [rank for rank in range(self._world_size) if not client.has(f"{key}/{rank}")]
+        except (ConnectionError, TimeoutError):
+            return "some ranks"
+        return name_ranks(missing)
+
+    def _leave(self) -> None:
+        """Let the listener go by its own wake key and sign off; the store's host stays until everybody has."""
+        try:
+            client = self._client or self._connect(CLOSE_S)
+            client.set(f"wake/{self._rank}", b"closing")
+            self._listener.join(CLOSE_S)
+            if client.add("left", 1) == self._world_size:
+                client.set("all-left", b"1")
+            if self._hosts_store:
+                client.wait("all-left", LEAVE_S)
+        except (ConnectionError, TimeoutError) as error:
+            log.debug("rank %d ended without the others: %s", self._rank, error)
+
+
+def stop_call(next_calls: Sequence[int]) -> int:
+    """Give the call at which all ranks stop, from the call that each makes next: the latest, so nobody has passed it."""
+    return max(next_calls)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Write ranks as people read them: ``rank 3``, ``ranks 0-6,9``, or ``no rank``."""
+    if not ranks:
+        return "no rank"
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

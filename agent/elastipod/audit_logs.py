@@ -1,0 +1,145 @@
+"""Reading sample logs: files into generations, with every reason for which they cannot be judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elastipod.errors import UnusableLogs
+
+_NAME = re.compile(r"gen-(\d{6,})-rank-(\d{5,})\.jsonl")
+_SHARED = ("world_size", "resumed_step", "resumed_generation", "dataset_size", "epochs", "global_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One rank's part of one step: ranges of dataset indices, half-open."""
+
+    epoch: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        return sum(end - first for first, end in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What all ranks of a generation must agree on."""
+
+    world_size: int
+    resumed_step: int
+    resumed_generation: int
+    dataset_size: int
+    epochs: int
+    global_batch: int
+
+
+@dataclass(slots=True)
+class Generation:
+    """All that the logs of one generation say. steps: by step, one entry per line (a rank's part of it)."""
+
+    number: int
+    start: Start
+    ranks: set[int] = field(default_factory=set)
+    steps: dict[int, list[StepLine]] = field(default_factory=dict)
+    saved: dict[int, float | None] = field(default_factory=dict)
+    loaded: dict[int, float | None] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that any rank finished here, the resumed one if none did."""
+        return max(self.steps, default=self.start.resumed_step)
+
+
+def read_logs(directory: str | os.PathLike[str]) -> dict[int, Generation]:
+    """Read every sample log in a directory, by generation. Raises UnusableLogs in one sentence."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise UnusableLogs(f"{folder} is not a directory")
+    found = sorted(
+        (int(match[1]), int(match[2]), match[0]) for match in map(_NAME.fullmatch, os.listdir(folder)) if match
+    )
+    if not found:
+        raise UnusableLogs(f"{folder} holds no sample logs (gen-*-rank-*.jsonl)")
+    generations: dict[int, Generation] = {}
+    for number, rank, name in found:
+        _read_file(folder / name, number, rank, generations)
+    _refuse_missing_ranks(generations)
+    _refuse_other_data(generations)
+    return generations
+
+
+def _read_file(path: Path, number: int, rank: int, generations: dict[int, Generation]) -> None:
+    records = _records(path)
+    first = next(records, None)
+    if first is None:
+        return  # killed while writing its first line: it trained nothing, and is missed if its generation did
+    try:
+        if first["kind"] != "start" or (first["generation"], first["rank"]) != (number, rank):
+            raise UnusableLogs(f"{path} does not begin with the start line of its own generation and rank")
+        start = Start(**{name: int(first[name]) for name in _SHARED})
+        generation = generations.setdefault(number, Generation(number, start))
+        if generation.start != start:
+            raise UnusableLogs(f"{path} contradicts the other ranks of generation {number} in its first line")
+        generation.ranks.add(rank)
+        for record in records:
+            _add(generation, record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnusableLogs(f"{path} has a line that this audit cannot read: {error!r}") from error
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Give the lines of a file; a last line cut short by a kill is left out, any other bad one is an error."""
+    lines = path.read_bytes().split(b"\n")
+    lines.pop()  # what follows the last newline: nothing, or a line that was never finished
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UnusableLogs(f"{path} line {number} is not JSON: the log was changed or damaged") from error
+        if not isinstance(record, dict):
+            raise UnusableLogs(f"{path} line {number} is not a record")
+        yield record
+
+
+def _add(generation: Generation, record: dict[str, Any]) -> None:
+    kind = record["kind"]
+    if kind == "step":
+        generation.steps.setdefault(int(record["step"]), []).append(StepLine(int(record["epoch"]), _ranges(record)))
+    elif kind == "saved":
+        generation.saved[int(record["step"])] = record.get("optimizer_norm")
+    elif kind == "loaded":
+        generation.loaded[int(record["step"])] = record.get("optimizer_norm")
+    elif kind == "end":
+        generation.ends[str(record["why"])] = int(record["step"])
+    else:
+        raise ValueError(f"kind {kind!r}")
+
+
+def _ranges(record: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    if "ids" in record:
+        return tuple((int(first), int(end)) for first, end in record["ids"])
+    return tuple((int(index), int(index) + 1) for index in record["samples"])
+
+
+def _refuse_missing_ranks(generations: dict[int, Generation]) -> None:
+    for generation in generations.values():
+        missing = sorted(set(range(generation.start.world_size)) - generation.ranks)
+        if generation.steps and missing:
+            raise UnusableLogs(
+                f"generation {generation.number} ran on {generation.start.world_size} ranks, but the logs of "
+                f"{len(missing)} are missing, the first of rank {missing[0]}"
+            )
+
+
+def _refuse_other_data(generations: dict[int, Generation]) -> None:
+    sizes = {(each.start.dataset_size, each.start.epochs) for each in generations.values()}
+    if len(sizes) > 1:
+        raise UnusableLogs(f"the generations do not train on the same data: (samples, epochs) are {sorted(sizes)}")

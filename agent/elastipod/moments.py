@@ -1,0 +1,49 @@
+"""One number that tells whether optimizer state came through a resize unharmed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from elastipod.ranks import sum_over_ranks
+from elastipod.torch_names import DTensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def optimizer_norm(optimizer: torch.optim.Optimizer) -> float:
+    """Give the L2 norm of Adam's moments, first and second, over the whole model: the same on every rank. Collective.
+
+    Sharded state (FSDP2's DTensors) is summed over the ranks, each element once however often it is replicated; plain
+    tensors, which DDP keeps alike on every rank, are taken from this rank. Summed in float64, so that the norm depends
+    on the sharding by rounding of about 1e-15 only. 0.0 before the first step.
+    """
+    sharded = replicated = 0.0
+    is_sharded = False
+    for tensor in _moments(optimizer):
+        copies = _copies(tensor)
+        if copies is None:
+            replicated += _square(tensor)
+        else:
+            is_sharded = True
+            sharded += _square(tensor.to_local()) / copies  # type: ignore[attr-defined]  # a DTensor
+    return math.sqrt(replicated + (sum_over_ranks(sharded) if is_sharded else 0.0))
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    states: list[dict[str, Any]] = list(optimizer.state.values())
+    return [state[name] for state in states for name in MOMENTS if name in state]
+
+
+def _copies(tensor: torch.Tensor) -> int | None:
+    """Give how many ranks hold each element of a distributed tensor, None for a plain one."""
+    if not isinstance(tensor, DTensor):
+        return None
+    mesh = tensor.device_mesh
+    return math.prod(mesh.size(dim) for dim, placement in enumerate(tensor.placements) if placement.is_replicate())
+
+
+def _square(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().double().square().sum().item())

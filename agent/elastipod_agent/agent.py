@@ -1,0 +1,277 @@
+"""The agent of one pod: takes the operator's calls, runs generations, answers for the state, and leaves in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from elastipod_agent import __version__
+from elastipod_agent.clock import utc_now
+from elastipod_agent.core.exits import Outcome, Stop, agent_exit_code, signal_name
+from elastipod_agent.core.fences import Answer, Situation, Verdict, decide_start, decide_stop, decide_update
+from elastipod_agent.core.requests import Start, StopRequest, Update
+from elastipod_agent.core.states import AgentState as S
+from elastipod_agent.generation import End, Fault, Generation
+from elastipod_agent.log import EventLog
+from elastipod_agent.settings import Settings
+from elastipod_agent.status import Board
+from elastipod_agent.workers.failure import write_termination_message
+from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.reaper import Reaper
+
+# How long the end of a run stays readable once the pod is being terminated; an operator's /shutdown makes it shorter.
+FAREWELL_S = 5.0
+
+
+class Agent:
+    """Everything between the control API and the processes. All methods belong to the event loop's thread."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], pump: OutputPump, log: EventLog) -> None:
+        self.board = Board(utc_now)
+        self.log = log
+        self._settings = settings
+        self._environ = environ
+        self._pump = pump
+        self._reaper = Reaper()
+        self._root = Path(tempfile.mkdtemp(prefix="elastipod-", dir=_fast_directory()))
+        self._generation: Generation | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._barred = 0
+        self._last: Outcome | None = None
+        self._leave = asyncio.Event()
+        self._by_signal: int | None = None
+        self._is_broken = False
+
+    # -- the control API -----------------------------------------------------------------------------------------
+
+    def start(self, request: Start) -> Answer:
+        """Run the workers as ordered, if the fences let it; they are being started when this returns."""
+        answer = decide_start(self._situation(), request.generation)
+        self._log_unless_acted("start", answer, request.generation)
+        if answer.verdict is not Verdict.ACT:
+            return answer
+        self.log.group_rank = request.rank
+        facts = _facts(request) | {"progress": dict(request.progress) or None}
+        if request.is_spare:
+            self.board.set(**facts, generation=request.run_generation)
+            self.log.info("held as a spare", generation=request.run_generation)
+            return answer
+        self._last = None
+        self.board.enter(
+            S.RUNNING,
+            **facts,
+            generation=request.run_generation,
+            reason=None,
+            message=None,
+            restart_mode=None,
+            drained=False,
+            failure=None,
+        )
+        write_termination_message("")
+        self._generation = Generation(
+            self._settings,
+            request,
+            root=self._root,
+            environ=self._environ,
+            reaper=self._reaper,
+            pump=self._pump,
+            on_fault=self._faulted,
+        )
+        self._task = asyncio.ensure_future(self._run(self._generation))
+        self.log.info(
+            "starting workers",
+            generation=request.run_generation,
+            nnodes=request.nnodes,
+            nproc=self._settings.layout.nproc,
+            world_size=request.nnodes * self._settings.layout.nproc,
+            master=f"{request.master_addr}:{request.master_port}",
+            restarts=request.fault_count,
+        )
+        return answer
+
+    def stop(self, request: StopRequest) -> Answer:
+        """Drain or end the workers; the agent becomes READY by itself."""
+        answer = decide_stop(self._situation(), request.generation, is_graceful=request.is_graceful)
+        if answer.verdict is not Verdict.REFUSE and request.generation is not None:
+            self._barred = max(self._barred, request.generation)
+        self._log_unless_acted("stop", answer, request.generation)
+        if answer.verdict is not Verdict.ACT:
+            return answer
+        is_graceful = request.is_graceful and self.board.status.state is S.RUNNING
+        timeout_s = self._settings.shutdown_timeout_s if request.timeout_s is None else request.timeout_s
+        self.log.info(
+            "draining workers" if is_graceful else "stopping workers",
+            generation=self.board.status.generation,
+            timeout_s=timeout_s if is_graceful else None,
+        )
+        if self.board.status.state is not S.STOPPING:
+            self.board.enter(S.STOPPING, restart_mode=request.restart_mode, reason=None, message=None)
+        if self._generation is not None and self._task is not None and not self._task.done():
+            self._generation.stop(Stop.GRACEFUL if is_graceful else Stop.HARD, timeout_s)
+        else:
+            self.board.enter(S.READY, drained=False)
+        return answer
+
+    def update(self, request: Update) -> Answer:
+        """Take note of facts about the job; running workers are left alone."""
+        answer = decide_update(self._situation(), request.generation)
+        self._log_unless_acted("update", answer, request.generation)
+        if answer.verdict is Verdict.ACT:
+            self.board.set(**_facts(request))
+        return answer
+
+    def shut_down(self) -> None:
+        """Leave: end what runs, then the process."""
+        if self.board.status.state is not S.SHUTDOWN:
+            self.log.info("shutting down")
+            self._go()
+
+    def status_json(self) -> dict[str, Any]:
+        """Give /status's body."""
+        return self.board.as_json(None if self._generation is None else self._generation.progress())
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def begin(self, port: int) -> None:
+        """Take over children and signals, and become READY; the server listens already, on this port."""
+        loop = asyncio.get_running_loop()
+        self._reaper.start()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # workers inherit it: the event must not kill who never asks
+        loop.add_signal_handler(signal.SIGTERM, self._terminated)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            loop.add_signal_handler(number, self._interrupted, number)
+        self.board.enter(S.READY)
+        self.log.info("ready", version=__version__, port=port, nproc=self._settings.layout.nproc)
+
+    async def live(self) -> int:
+        """Stay until /shutdown or a signal says to leave, end what runs, and give the process's exit code."""
+        await self._leave.wait()
+        is_faulted = self._is_broken or self.board.status.failure is not None
+        if self._task is not None and not self._task.done():
+            await asyncio.wait([self._task], timeout=self._settings.server_shutdown_timeout_s)
+        self._reaper.stop()
+        shutil.rmtree(self._root, ignore_errors=True)
+        code = agent_exit_code(self._last, is_faulted=is_faulted, by_signal=self._by_signal)
+        self.log.info("gone", exit_code=code)
+        return code
+
+    async def _run(self, generation: Generation) -> None:
+        try:
+            end = await generation.run()
+        except Exception as error:  # a mistake of ours: leave, so that the pod is replaced instead of hanging
+            self._is_broken = True
+            self.log.error("the agent itself failed and leaves", why=repr(error))
+            write_termination_message("".join(traceback.format_exception(error)))
+            self._go()
+            return
+        self._last = end.outcome
+        if self.board.status.state is not S.SHUTDOWN:
+            self._enter_end(end)
+        if self.board.status.terminating:
+            asyncio.get_running_loop().call_later(FAREWELL_S, self._go)
+
+    def _enter_end(self, end: End) -> None:
+        """Move to the state that the end of a generation means."""
+        is_stopping = self.board.status.state is S.STOPPING
+        generation = self.board.status.generation
+        if end.stuck:
+            self._stuck(end.stuck)
+        elif end.outcome is Outcome.DRAINED:
+            path = (S.READY,) if is_stopping else (S.STOPPING, S.READY)
+            self.board.enter(*path, reason="Drained", message=None, drained=True)
+            self.log.info("drained", generation=generation)
+        elif is_stopping:
+            if end.is_late and self.board.status.reason is None:
+                self.board.set(reason="DrainTimedOut", message=end.note)
+            self.board.enter(S.READY, drained=False)
+            self.log.info("stopped", generation=generation, reason=self.board.status.reason)
+        elif end.outcome is Outcome.COMPLETED:
+            self.board.enter(S.COMPLETED, message=end.note or None)
+            self.log.info("completed", generation=generation, note=end.note or None)
+
+    def _stuck(self, stuck: tuple[int, ...]) -> None:
+        """Processes that outlive SIGKILL hold their devices: this pod is no place for another generation."""
+        pids = ", ".join(map(str, stuck))
+        self.log.error("processes cannot be killed", pids=pids)
+        if self.board.status.state is not S.FAULTED:
+            message = f"processes {pids} cannot be killed; the node may need attention"
+            self.board.enter(S.FAULTED, reason="WorkerUnhealthy", message=message)
+
+    def _faulted(self, fault: Fault) -> None:
+        """A worker failed: say so at once. During a stop the state stays STOPPING, and READY comes without `drained`."""
+        failure = fault.failure
+        if self.board.status.state is S.RUNNING:
+            self.board.enter(S.FAULTED, reason=fault.reason, message=failure.message, failure=failure)
+        elif self.board.status.state is S.STOPPING:
+            self.board.set(reason=fault.reason, message=failure.message, failure=failure)
+        self.log.error(
+            "fault",
+            generation=self.board.status.generation,
+            reason=fault.reason,
+            global_rank=failure.global_rank,
+            exitcode=failure.exitcode,
+            signal=failure.signal,
+            message=failure.message.partition("\n")[0],
+        )
+        write_termination_message(failure.message)
+
+    def _terminated(self) -> None:
+        """SIGTERM: the pod is going away. Say so, and keep training so that the operator can drain the whole job."""
+        if self.board.status.terminating:
+            self._interrupted(signal.SIGTERM)
+            return
+        self._by_signal = signal.SIGTERM
+        self.board.set(terminating=True)
+        is_busy = self._task is not None and not self._task.done()
+        self.log.info("SIGTERM: " + ("the workers go on until they are drained" if is_busy else "leaving"))
+        if not is_busy or self.board.status.state is S.FAULTED:
+            self._go()
+
+    def _interrupted(self, number: int) -> None:
+        """A signal that asks for a quick end."""
+        self._by_signal = number
+        self.log.info(f"{signal_name(number)}: leaving now")
+        self._go()
+
+    def _go(self) -> None:
+        if self.board.status.state is not S.SHUTDOWN:
+            self.board.enter(S.SHUTDOWN)
+        if self._generation is not None:
+            self._generation.stop(Stop.HARD, 0)
+        self._leave.set()
+
+    def _situation(self) -> Situation:
+        status = self.board.status
+        return Situation(
+            state=status.state,
+            generation=status.generation,
+            barred=self._barred,
+            draining=self._generation is not None and self._generation.is_draining,
+            terminating=status.terminating,
+        )
+
+    def _log_unless_acted(self, call: str, answer: Answer, generation: int | None) -> None:
+        if answer.verdict is not Verdict.ACT:
+            done = "refused" if answer.verdict is Verdict.REFUSE else "changes nothing"
+            self.log.info(f"/{call} {done}", why=answer.why, asked=generation)
+
+
+def _facts(request: Update) -> dict[str, Any]:
+    return {
+        "assigned_rank": request.rank,
+        "is_spare": request.is_spare,
+        "ip_version": request.ip_version,
+        "worker_data": request.worker_data,
+    }
+
+
+def _fast_directory() -> str | None:
+    """Prefer memory to a disk for the worker file; None = the system's place for temporary files."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108 a private folder is made in it

@@ -1,0 +1,1 @@
+"""Decisions of the agent: facts in, what to do out. No clock, no file, no process, no socket."""

@@ -1,0 +1,87 @@
+"""What a call may do, given where the agent is and which generation the call names (docs/design/contracts.md, 3).
+
+A generation is one run of the workers and only grows. A call that names an older one comes from the past (a delayed
+packet, an operator that lost its lease) and must change nothing; one that names the present one is a repetition.
+Calls without a generation come from an operator that speaks the plain protocol and are judged by the state alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from elastipod_agent.core.states import AgentState
+
+
+class Verdict(Enum):
+    """What becomes of a call."""
+
+    ACT = "act"
+    NOTHING = "nothing"  # answered 200; done already, or nothing to do
+    REFUSE = "refuse"  # answered 409 with the status as body
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A verdict and, for the log, why."""
+
+    verdict: Verdict
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The agent as far as fences care.
+
+    generation: last one started here, 0 before the first. barred: the newest generation that was stopped here, which
+    may never have been started here: a /start that its /stop overtook on the way must not run. draining: a graceful
+    stop is under way. terminating: SIGTERM came.
+    """
+
+    state: AgentState
+    generation: int = 0
+    barred: int = 0
+    draining: bool = False
+    terminating: bool = False
+
+
+ACT = Answer(Verdict.ACT)
+_S = AgentState
+
+
+def decide_start(seen: Situation, generation: int | None) -> Answer:
+    """Judge a /start. Only a READY agent starts workers; the operator stops the others first."""
+    if generation is not None:
+        if generation < seen.generation:
+            return Answer(Verdict.REFUSE, f"generation {generation} is older than {seen.generation}")
+        if generation == seen.generation:
+            return Answer(Verdict.NOTHING, f"generation {generation} was started before")
+        if generation <= seen.barred:
+            return Answer(Verdict.NOTHING, f"generation {generation} was stopped before it was started here")
+    if seen.terminating:
+        return Answer(Verdict.REFUSE, "the pod is being terminated")
+    if seen.state is not _S.READY:
+        return Answer(Verdict.REFUSE, f"the agent is {seen.state}; only a ready one starts workers")
+    return ACT
+
+
+def decide_stop(seen: Situation, generation: int | None, *, is_graceful: bool) -> Answer:
+    """Judge a /stop. A hard stop ends a drain that is under way, any other repetition changes nothing."""
+    if generation is not None and generation < seen.generation:
+        return Answer(Verdict.REFUSE, f"generation {generation} is older than {seen.generation}")
+    if seen.state is _S.STOPPING:
+        if seen.draining and not is_graceful:
+            return ACT
+        return Answer(Verdict.NOTHING, "the workers are being stopped already")
+    if seen.state in (_S.RUNNING, _S.FAULTED, _S.COMPLETED):
+        return ACT
+    return Answer(Verdict.NOTHING, f"the agent is {seen.state}; there is nothing to stop")
+
+
+def decide_update(seen: Situation, generation: int | None) -> Answer:
+    """Judge an /update: facts about the job, which set the same things however often they come."""
+    if generation is not None and generation < seen.generation:
+        return Answer(Verdict.REFUSE, f"generation {generation} is older than {seen.generation}")
+    if seen.state is _S.SHUTDOWN:
+        return Answer(Verdict.REFUSE, "the agent is leaving")
+    return ACT

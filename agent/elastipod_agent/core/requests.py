@@ -1,0 +1,192 @@
+"""The bodies of the control API, checked field by field. Unknown fields are left alone, for peers of another make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastipod_agent.core.log_rules import LogRule, parse_log_rules
+
+_MAX_RANK = 1 << 20
+
+
+class BadBody(ValueError):
+    """A body that cannot be used; `field` is the path of the field at fault, empty for the body as a whole."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}" if field else problem)
+        self.field = field
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What the operator says about the job. ``rank`` is the group rank: the pod's, among ``nnodes``."""
+
+    rank: int
+    nnodes: int
+    fault_count: int
+    master_addr: str
+    master_port: int
+    log_rules: tuple[LogRule, ...] = ()
+    ip_version: str | None = None
+    rank_ips: tuple[Mapping[str, Any], ...] = ()
+    worker_data: Any = None
+    is_spare: bool = False
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start(Update):
+    """An order to run the workers. ``progress``: {prefix: {progressData, progressCount}}, the checkpoint to resume."""
+
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def run_generation(self) -> int:
+        """The generation of the run, also where the operator speaks the plain protocol and only counts faults."""
+        return self.fault_count + 1 if self.generation is None else self.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """An order to end the workers; ``timeout_s`` is what a graceful stop grants them, None = the agent's own."""
+
+    is_graceful: bool = False
+    timeout_s: float | None = None
+    restart_mode: str = "ipr"
+    generation: int | None = None
+
+
+def parse_start(body: object) -> Start:
+    """Read the body of /start. Raises BadBody."""
+    fields = _object(body)
+    progress = fields.get("progress")
+    if progress is None:
+        progress = {}
+    if not isinstance(progress, Mapping):
+        raise BadBody("progress", f"must be an object, not {_kind(progress)}")
+    return Start(**_update_fields(fields), progress=progress)
+
+
+def parse_update(body: object) -> Update:
+    """Read the body of /update. Raises BadBody."""
+    return Update(**_update_fields(_object(body)))
+
+
+def parse_stop(body: object) -> StopRequest:
+    """Read the body of /stop; None (no body) is the plain hard stop. Raises BadBody."""
+    if body is None:
+        return StopRequest()
+    fields = _object(body)
+    timeout = fields.get("timeout")
+    return StopRequest(
+        is_graceful=_boolean(fields, "is_graceful"),
+        timeout_s=None if timeout is None else _seconds("timeout", timeout),
+        restart_mode=_text(fields, "restart_mode") or "ipr",
+        generation=_generation(fields),
+    )
+
+
+def _update_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    nnodes = _integer(fields, "nnodes", 1, _MAX_RANK)
+    is_spare = _boolean(fields, "spare")
+    rank = _integer(fields, "rank", 0, _MAX_RANK)
+    if rank >= nnodes and not is_spare:
+        raise BadBody("rank", f"is {rank} but nnodes is {nnodes}; group ranks count from 0 to nnodes - 1")
+    master_addr = _text(fields, "master_addr")
+    if not master_addr:
+        raise BadBody("master_addr", "must be a non-empty string")
+    return {
+        "rank": rank,
+        "nnodes": nnodes,
+        "fault_count": _integer(fields, "faultCount", 0, 1 << 40),
+        "master_addr": master_addr,
+        "master_port": _integer(fields, "master_port", 1, 65535),
+        "log_rules": _log_rules(fields),
+        "ip_version": _text(fields, "ipVersion"),
+        "rank_ips": _rank_ips(fields),
+        "worker_data": fields.get("worker_data"),
+        "is_spare": is_spare,
+        "generation": _generation(fields),
+    }
+
+
+def _object(body: object) -> Mapping[str, Any]:
+    if not isinstance(body, Mapping):
+        raise BadBody("", f"the body must be a JSON object, not {_kind(body)}")
+    return body
+
+
+def _integer(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    if name not in fields:
+        raise BadBody(name, "is required")
+    value = fields[name]
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) <= 20:
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadBody(name, f"must be an integer, not {_kind(value)}")
+    if not low <= value <= high:
+        raise BadBody(name, f"is {value}; it must be between {low} and {high}")
+    return value
+
+
+def _generation(fields: Mapping[str, Any]) -> int | None:
+    if fields.get("generation") is None:
+        return None
+    return _integer(fields, "generation", 1, 1 << 40)
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise BadBody(name, f"must be a string, not {_kind(value)}")
+
+
+def _boolean(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value is None:
+        return False
+    if isinstance(value, bool | int):
+        return bool(value)
+    raise BadBody(name, f"must be true or false, not {_kind(value)}")
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadBody(name, f"must be a number of seconds, not {_kind(value)}")
+    if not 0 <= value <= 7 * 86400:
+        raise BadBody(name, f"is {value}; it must be between 0 and a week of seconds")
+    return float(value)
+
+
+def _log_rules(fields: Mapping[str, Any]) -> tuple[LogRule, ...]:
+    name = "log_monitoring_configuration"
+    rules = fields.get(name)
+    if rules is None:
+        return ()
+    try:
+        return parse_log_rules(rules)
+    except ValueError as error:
+        raise BadBody(name, str(error)) from error
+
+
+def _rank_ips(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    value = fields.get("rankIps")
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise BadBody("rankIps", f"must be a list, not {_kind(value)}")
+    for index, entry in enumerate(value):
+        if not isinstance(entry, Mapping):
+            raise BadBody(f"rankIps[{index}]", f"must be an object, not {_kind(entry)}")
+    return tuple(value)
+
+
+def _kind(value: object) -> str:
+    names = {type(None): "null", bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number")

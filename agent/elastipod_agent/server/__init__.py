@@ -1,0 +1,1 @@
+"""The control API over HTTP, on the standard library."""

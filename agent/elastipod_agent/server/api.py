@@ -1,0 +1,113 @@
+"""The routes of the control API: bodies in, calls to the agent, answers out (docs/design/contracts.md, 3)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from elastipod_agent.agent import Agent
+from elastipod_agent.core.fences import Answer, Verdict
+from elastipod_agent.core.requests import BadBody, parse_start, parse_stop, parse_update
+from elastipod_agent.server.http import Request, Response
+
+MAX_BODY_BYTES = 1024 * 1024
+MAX_START_BYTES = 8 * 1024 * 1024  # carries the addresses of all pods
+MAX_WAIT_S = 30.0
+_LARGE_PATHS = frozenset({"/start", "/update"})
+
+
+def body_limit(path: str) -> int:
+    """Give the largest body that a path takes."""
+    return MAX_START_BYTES if path in _LARGE_PATHS else MAX_BODY_BYTES
+
+
+class ControlApi:
+    """Answers requests; `handle` is what the server calls."""
+
+    def __init__(self, agent: Agent, log_call: Callable[[Request, Response], None]) -> None:
+        self._agent = agent
+        self._log_call = log_call
+        self._routes: dict[str, dict[str, Callable[[Request], Awaitable[Response]]]] = {
+            "/start": {"POST": self._start},
+            "/stop": {"POST": self._stop},
+            "/update": {"POST": self._update},
+            "/shutdown": {"POST": self._shutdown},
+            "/status": {"GET": self._status},
+        }
+
+    async def handle(self, request: Request) -> Response:
+        """Answer one request."""
+        response = await self._route(request)
+        self._log_call(request, response)
+        return response
+
+    async def _route(self, request: Request) -> Response:
+        methods = self._routes.get(request.path)
+        if methods is None:
+            known = ", ".join(self._routes)
+            return Response(HTTPStatus.NOT_FOUND, {"detail": f"there is no {request.path}; known are {known}"})
+        call = methods.get(request.method)
+        if call is None:
+            allowed = ", ".join(methods)
+            detail = f"{request.path} takes {allowed}, not {request.method}"
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, {"detail": detail}, {"Allow": allowed})
+        try:
+            return await call(request)
+        except BadBody as error:
+            location = ["body", error.field] if error.field else ["body"]
+            problem = {"loc": location, "msg": error.problem, "type": "value_error"}
+            return Response(HTTPStatus.UNPROCESSABLE_ENTITY, {"detail": [problem]})
+
+    async def _start(self, request: Request) -> Response:
+        return self._answered(self._agent.start(parse_start(_json(request.body))))
+
+    async def _stop(self, request: Request) -> Response:
+        body = _json(request.body) if request.body.strip() else None
+        return self._answered(self._agent.stop(parse_stop(body)))
+
+    async def _update(self, request: Request) -> Response:
+        answer = self._agent.update(parse_update(_json(request.body)))
+        return self._answered(answer, body=self._agent.status_json())
+
+    async def _shutdown(self, request: Request) -> Response:
+        self._agent.shut_down()
+        return Response(HTTPStatus.OK)
+
+    async def _status(self, request: Request) -> Response:
+        after = _query_number(request, "after")
+        if after is not None:
+            wait_s = min(MAX_WAIT_S, max(0.0, _query_number(request, "wait") or 0.0))
+            await self._agent.board.wait_beyond(int(after), wait_s)
+        return Response(HTTPStatus.OK, self._agent.status_json())
+
+    def _answered(self, answer: Answer, body: object = None) -> Response:
+        if answer.verdict is Verdict.REFUSE:
+            return Response(HTTPStatus.CONFLICT, self._agent.status_json())
+        return Response(HTTPStatus.OK, body)
+
+
+def _json(body: bytes) -> object:
+    try:
+        parsed: object = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadBody("", f"the body is no JSON: {error}") from error
+    return parsed
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is none of its values")
+
+
+def _query_number(request: Request, name: str) -> float | None:
+    text = request.query.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadBody(name, f"is {text!r}; it must be a number")
+    return value

@@ -1,0 +1,279 @@
+"""A small HTTP/1.1 server: JSON in, JSON out, keep-alive, and a bound on everything a client can send or hold.
+
+Heads are at most 16 KiB, bodies as large as the route allows, connections at most 128; a client that is slower than the
+time-outs is dropped. One connection never waits for another, and none of them for the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+MAX_HEAD_BYTES = 16 * 1024
+MAX_QUERY_FIELDS = 32
+MAX_CONNECTIONS = 128
+MAX_LARGE_BODIES = 4  # of more than LARGE_BODY_BYTES, in memory at the same time
+LARGE_BODY_BYTES = 256 * 1024
+HEAD_TIMEOUT_S = 10.0
+BODY_TIMEOUT_S = 30.0
+IDLE_TIMEOUT_S = 75.0
+_LINGER_S = 2.0
+_LINGER_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. body: as received, unparsed."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response. body: a JSON value, None = empty."""
+
+    status: int
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refused(Exception):
+    """A request that cannot be read or is not allowed; answered with this response, then the connection is closed."""
+
+    def __init__(self, status: HTTPStatus, detail: str) -> None:
+        super().__init__(detail)
+        self.response = Response(status, {"detail": detail})
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    is_keep_alive: bool
+
+
+class HttpServer:
+    """Serves `handle` at one address. body_limit: path -> the largest body in bytes that it takes."""
+
+    def __init__(
+        self,
+        handle: Callable[[Request], Awaitable[Response]],
+        body_limit: Callable[[str], int],
+        log_refusal: Callable[[str], None],
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
+        body_timeout_s: float = BODY_TIMEOUT_S,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+    ) -> None:
+        self._handle = handle
+        self._body_limit = body_limit
+        self._log_refusal = log_refusal
+        self._max_connections = max_connections
+        self._head_timeout_s = head_timeout_s
+        self._body_timeout_s = body_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._is_closing = False
+
+    async def listen(self, host: str, port: int) -> int:
+        """Begin to serve; gives the port (which the system chose for 0). Raises OSError when it is taken."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, backlog=256)
+        chosen: int = self._server.sockets[0].getsockname()[1]
+        return chosen
+
+    async def close(self, timeout_s: float) -> None:
+        """Stop listening, let answers under way go out for this long, then drop all connections."""
+        self._is_closing = True
+        assert self._server is not None
+        self._server.close()
+        if self._answering:
+            await asyncio.wait(list(self._answering), timeout=timeout_s)
+        connections = list(self._connections)
+        for task in connections:
+            task.cancel()
+        if connections:
+            await asyncio.wait(connections, timeout=1.0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if len(self._connections) > self._max_connections:
+                await self._send(
+                    writer, Response(HTTPStatus.SERVICE_UNAVAILABLE, {"detail": "too many connections"}), False
+                )
+                return
+            while not self._is_closing and await self._exchange(reader, writer, task):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+            pass  # the client left or was too slow: nothing to answer
+        except asyncio.CancelledError:
+            pass  # by close(); the task ends here
+        finally:
+            self._connections.discard(task)
+            self._answering.discard(task)
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
+    ) -> bool:
+        """Read one request and answer it; True when the connection is kept for another."""
+        keep = is_refused = False
+        try:
+            head = await self._read_head(reader)
+            if head is None:
+                return False
+            keep = head.is_keep_alive
+            self._answering.add(task)
+            path, query = parse_target(head.target)
+            body = await self._read_body(reader, writer, head, self._body_limit(path))
+            response = await self._answer(Request(head.method, path, query, body))
+        except Refused as refused:
+            keep, is_refused, response = False, True, refused.response
+            self._log_refusal(str(refused))
+        keep = keep and not self._is_closing
+        await self._send(writer, response, keep)
+        if is_refused:
+            await _let_it_arrive(reader, writer)
+        self._answering.discard(task)
+        return keep
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            return await self._handle(request)
+        except Exception as error:  # a mistake of ours must not look like a lost connection
+            self._log_refusal(f"{request.method} {request.path} failed: {error!r}")
+            return Response(HTTPStatus.INTERNAL_SERVER_ERROR, {"detail": "the agent could not answer; see its log"})
+
+    async def _read_head(self, reader: asyncio.StreamReader) -> _Head | None:
+        """Read up to the empty line; None when the client closed, or stayed silent, between two requests."""
+        try:
+            first = await asyncio.wait_for(reader.read(1), self._idle_timeout_s)
+        except asyncio.TimeoutError:
+            return None
+        if not first:
+            return None
+        try:
+            rest = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._head_timeout_s)
+        except asyncio.LimitOverrunError:
+            raise Refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"head over {MAX_HEAD_BYTES} bytes") from None
+        return parse_head(first + rest)
+
+    async def _read_body(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: _Head, limit: int
+    ) -> bytes:
+        is_chunked = head.headers.get("transfer-encoding", "").lower() == "chunked"
+        length = _content_length(head.headers)
+        if length > limit:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of {length} bytes; at most {limit} are taken")
+        if not length and not is_chunked:
+            return b""
+        if head.headers.get("expect", "").lower() == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        reading = _read_chunks(reader, limit) if is_chunked else reader.readexactly(length)
+        if not is_chunked and length <= LARGE_BODY_BYTES:
+            return await asyncio.wait_for(reading, self._body_timeout_s)
+        async with self._large_bodies:
+            return await asyncio.wait_for(reading, self._body_timeout_s)
+
+    async def _send(self, writer: asyncio.StreamWriter, response: Response, keep: bool) -> None:
+        body = b"" if response.body is None else json.dumps(response.body).encode()
+        lines = [f"HTTP/1.1 {int(response.status)} {HTTPStatus(response.status).phrase}"]
+        if body:
+            lines.append("Content-Type: application/json")
+        lines += [f"Content-Length: {len(body)}", f"Connection: {'keep-alive' if keep else 'close'}"]
+        lines += [f"{name}: {value}" for name, value in response.headers.items()]
+        writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
+        await asyncio.wait_for(writer.drain(), self._body_timeout_s)
+
+
+async def _let_it_arrive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read on for a moment before closing: with bytes unread the close would take the answer from the client."""
+    writer.write_eof()
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_discard(reader, _LINGER_BYTES), _LINGER_S)
+
+
+async def _discard(reader: asyncio.StreamReader, limit: int) -> None:
+    while limit > 0 and (data := await reader.read(64 * 1024)):
+        limit -= len(data)
+
+
+def parse_head(data: bytes) -> _Head:
+    """Parse a request line with its headers, empty line included. Raises Refused."""
+    lines = data.decode("latin-1").split("\r\n")
+    parts = lines[0].lstrip().split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[1].startswith("/"):
+        raise Refused(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+    headers: dict[str, str] = {}
+    for line in lines[1:-2]:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise Refused(HTTPStatus.BAD_REQUEST, "a header line without a name")
+        headers[name.lower()] = value.strip()
+    if "transfer-encoding" in headers and "content-length" in headers:
+        raise Refused(HTTPStatus.BAD_REQUEST, "both Content-Length and Transfer-Encoding")
+    connection = headers.get("connection", "").lower()
+    is_keep_alive = "close" not in connection if parts[2] == "HTTP/1.1" else "keep-alive" in connection
+    return _Head(parts[0], parts[1], headers, is_keep_alive)
+
+
+def parse_target(target: str) -> tuple[str, dict[str, str]]:
+    """Split a request target into its path and its query, of whose repeated fields the last counts. Raises Refused."""
+    try:
+        url = urlsplit(target)
+        query = parse_qs(url.query, max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"bad request target: {error}") from error
+    return unquote(url.path), {name: values[-1] for name, values in query.items()}
+
+
+def _content_length(headers: Mapping[str, str]) -> int:
+    text = headers.get("content-length", "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise Refused(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
+    return int(text)
+
+
+async def _read_chunks(reader: asyncio.StreamReader, limit: int) -> bytes:
+    """Read a chunked body, trailers included."""
+    body = bytearray()
+    while True:
+        size_text = (await _read_line(reader)).partition(b";")[0].strip()
+        try:
+            size = int(size_text, 16)
+        except ValueError:
+            raise Refused(HTTPStatus.BAD_REQUEST, "a chunk without a size") from None
+        if size < 0 or len(body) + size > limit:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body over {limit} bytes")
+        if size == 0:
+            while await _read_line(reader) != b"":
+                pass
+            return bytes(body)
+        body += await reader.readexactly(size)
+        if await reader.readexactly(2) != b"\r\n":
+            raise Refused(HTTPStatus.BAD_REQUEST, "a chunk of another length than it says")
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return (await reader.readuntil(b"\r\n"))[:-2]
+    except asyncio.LimitOverrunError:
+        raise Refused(HTTPStatus.BAD_REQUEST, "a line without end in a chunked body") from None

@@ -1,0 +1,234 @@
+"""What the agent runs by, read once from the command line and the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import string
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastipod_agent.arguments import OUTSIDE_ONLY, CommandLine
+from elastipod_agent.core.worker_env import Layout
+from elastipod_agent.devices import BadWorkerCount, resolve_nproc
+
+DEFAULT_PORT = 8080
+_RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+class BadUsage(ValueError):
+    """The command line or the environment cannot be used; the sentence names the option."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A pre- or post-train script with its arguments."""
+
+    path: str
+    args: tuple[str, ...]
+
+    def command(self) -> list[str]:
+        """Give the command that runs it: itself when executable, Python for .py, else the shell."""
+        if os.access(self.path, os.X_OK) and not self.path.endswith(".py"):
+            return [os.path.abspath(self.path), *self.args]
+        interpreter = sys.executable if self.path.endswith(".py") else "/bin/sh"
+        return [interpreter, self.path, *self.args]
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """For which of a worker's streams something holds, as torch counts: bit 1 stdout, bit 2 stderr."""
+
+    everywhere: int = 0
+    by_rank: Mapping[int, int] | None = None
+
+    def of(self, local_rank: int) -> int:
+        """Give the bits for one local rank."""
+        return self.everywhere if self.by_rank is None else self.by_rank.get(local_rank, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """Where worker output goes. directory: of files, None when none are wanted."""
+
+    directory: Path | None
+    redirects: Streams
+    tee: Streams
+    prefix: string.Template
+    only_local_ranks: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that does not change while the agent lives."""
+
+    host: str
+    port: int
+    server_log_level: str
+    shutdown_signal: int
+    shutdown_timeout_s: float
+    server_shutdown_timeout_s: float
+    layout: Layout
+    command: tuple[str, ...]
+    script_file: str | None  # checked before every start; None where there is no file to check
+    pre_script: Script | None
+    post_script: Script | None
+    logs: Logs
+    job: str
+
+    def worker_command(self, local_rank: int) -> list[str]:
+        """Give one worker's command; ``${local_rank}`` in arguments stands for its local rank, as in torchrun."""
+        return [string.Template(part).safe_substitute(local_rank=local_rank) for part in self.command]
+
+
+def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    """Give the settings and warnings, one sentence each. Raises BadUsage."""
+    values = line.values
+    job = environ.get("ELASTIPOD_JOB", "")
+    settings = Settings(
+        host=values.server_host,
+        port=_port(values.server_port, environ),
+        server_log_level=values.server_log_level,
+        shutdown_signal=signal.Signals[values.shutdown_signal].value,
+        shutdown_timeout_s=_not_negative("--shutdown-timeout", values.shutdown_timeout),
+        server_shutdown_timeout_s=_not_negative("--server-shutdown-timeout", values.server_shutdown_timeout),
+        layout=Layout(
+            nproc=_nproc(line, environ),
+            run_id=values.rdzv_id if values.rdzv_id != "none" else job or "none",
+            role=values.role,
+            max_restarts=_not_negative("--max-restarts", values.max_restarts),
+        ),
+        command=_command(line, environ),
+        script_file=None if values.module or values.no_python else line.script,
+        pre_script=_script(values.pre_train_script, values.pre_train_args),
+        post_script=_script(values.post_train_script, values.post_train_args),
+        logs=_logs(line, environ),
+        job=job,
+    )
+    _check_nnodes(values.nnodes)
+    warnings = _warnings(line)
+    if settings.logs.directory is not None and not values.log_dir:
+        warnings.append(f"workers' files go to {settings.logs.directory}, as no --log-dir is given")
+    return settings, warnings
+
+
+def _port(given: int | None, environ: Mapping[str, str]) -> int:
+    if given is not None:
+        where, text = "--server-port", str(given)
+    else:
+        where, text = "ELASTIPOD_AGENT_PORT", environ.get("ELASTIPOD_AGENT_PORT") or str(DEFAULT_PORT)
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
+        raise BadUsage(f"{where} is {text!r}; it must be a port number")
+    return int(text)
+
+
+def _nproc(line: CommandLine, environ: Mapping[str, str]) -> int:
+    is_given = any(option.dest == "nproc_per_node" for option, _ in line.given) or "PET_NPROC_PER_NODE" in environ
+    wanted = line.values.nproc_per_node if is_given else environ.get("NPROC_PER_NODE") or "1"
+    try:
+        return resolve_nproc(wanted, environ)
+    except BadWorkerCount as error:
+        raise BadUsage(str(error)) from error
+
+
+def _command(line: CommandLine, environ: Mapping[str, str]) -> tuple[str, ...]:
+    values = line.values
+    if values.no_python:
+        if values.module:
+            raise BadUsage("--no-python and --module cannot be used together")
+        return (line.script, *line.script_args)
+    python = environ.get("PYTHON_EXEC") or sys.executable
+    if values.run_path:
+        return (python, "-u", "-c", _RUN_PATH, line.script, *line.script_args)
+    return (python, "-u", *(["-m"] if values.module else []), line.script, *line.script_args)
+
+
+def _script(path: str | None, args: str) -> Script | None:
+    if not path:
+        return None
+    try:
+        return Script(path, tuple(shlex.split(args)))
+    except ValueError as error:
+        raise BadUsage(f"the arguments of {path} cannot be split: {error}") from error
+
+
+def _logs(line: CommandLine, environ: Mapping[str, str]) -> Logs:
+    values = line.values
+    template = values.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    redirects = parse_streams("--redirects", values.redirects)
+    tee = parse_streams("--tee", values.tee)
+    return Logs(
+        directory=_log_directory(values.log_dir, has_files=redirects != Streams() or tee != Streams()),
+        redirects=redirects,
+        tee=tee,
+        prefix=string.Template(template or "[${role_name}${local_rank}]:"),
+        only_local_ranks=_local_ranks(values.local_ranks_filter),
+    )
+
+
+def _log_directory(given: str | None, *, has_files: bool) -> Path | None:
+    if not given:
+        return Path(tempfile.mkdtemp(prefix="elastipod-logs-")) if has_files else None
+    directory = Path(given)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadUsage(f"--log-dir {directory} cannot be made: {error.strerror}") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise BadUsage(f"--log-dir {directory} cannot be written")
+    return directory
+
+
+def parse_streams(option: str, text: str) -> Streams:
+    """Read torch's notation: one value 0-3 for all workers, or ``RANK:VALUE,...``. Raises BadUsage."""
+    if re.fullmatch(r"[0-3]", text):
+        return Streams(int(text))
+    if re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
+        pairs = [pair.split(":") for pair in text.split(",")]
+        return Streams(by_rank={int(rank): int(bits) for rank, bits in pairs})
+    raise BadUsage(f"{option} is {text!r}; it must be 0 to 3, or such values by local rank like 0:1,1:3")
+
+
+def _local_ranks(text: str) -> frozenset[int] | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
+        raise BadUsage(f"--local-ranks-filter is {text!r}; it must be a list of local ranks like 0,1")
+    return frozenset(int(rank) for rank in text.split(","))
+
+
+def _check_nnodes(text: str) -> None:
+    if text and not re.fullmatch(r"[0-9]+(:[0-9]+)?", text):
+        raise BadUsage(f"--nnodes is {text!r}; it must be a number or MIN:MAX")
+
+
+def _not_negative(option: str, value: int) -> int:
+    if value < 0:
+        raise BadUsage(f"{option} is {value}; it must not be negative")
+    return value
+
+
+def _warnings(line: CommandLine) -> list[str]:
+    given = {option.dest: value for option, value in line.given}
+    said: list[str] = []
+    if given.get("rdzv_backend", "hyperpod") != "hyperpod":
+        said.append(f"--rdzv-backend={given['rdzv_backend']} is not used: in a pod the rendezvous is always hyperpod")
+    unused = sorted("--" + dest.replace("_", "-") for dest in given if dest in OUTSIDE_ONLY)
+    if unused:
+        said.append(f"{', '.join(unused)} change{'s' if len(unused) == 1 else ''} nothing inside a pod")
+    if "inprocess_restart" in given:
+        said.append("--inprocess-restart is accepted, but workers are restarted as processes in this version")
+    return said
+
+
+def missing_script(settings: Settings) -> str | None:
+    """Say that the training script is missing, None when it is there. A directory with a __main__.py is a script."""
+    file = settings.script_file
+    if file is None or os.path.isfile(file) or os.path.isfile(os.path.join(file, "__main__.py")):
+        return None
+    return f"training script {file} {'is a directory' if os.path.isdir(file) else 'does not exist'}"

@@ -1,0 +1,109 @@
+"""The agent's public state: one immutable record, a version that grows with every change, and waiting for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elastipod.worker_file import Progress
+from elastipod_agent import __version__
+from elastipod_agent.core.states import AgentState, move
+from elastipod_agent.workers.failure import Failure
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What /status says, but for the workers' progress. transitions: state -> UTC time it was last entered."""
+
+    state: AgentState = AgentState.INIT
+    version: int = 1
+    transitions: Mapping[str, str] = field(default_factory=dict)
+    reason: str | None = None
+    message: str | None = None
+    restart_mode: str | None = None
+    ip_version: str | None = None
+    progress: Mapping[str, Any] | None = None
+    assigned_rank: int | None = None
+    is_spare: bool | None = None
+    worker_data: Any = None
+    generation: int = 0
+    drained: bool = False
+    terminating: bool = False
+    failure: Failure | None = None
+
+
+class Board:
+    """Holds the status; every change goes through `set` or `enter`. Belongs to the event loop's thread."""
+
+    def __init__(self, utc_now: Callable[[], str]) -> None:
+        self.boot_id = secrets.token_hex(8)
+        self._utc_now = utc_now
+        self._changed = asyncio.Event()
+        self.status = Status(transitions={AgentState.INIT.name: utc_now()})
+
+    def set(self, **changes: Any) -> None:
+        """Change fields; the version grows when one of them really differs."""
+        changed = replace(self.status, **changes)
+        if changed != self.status:
+            self.status = replace(changed, version=self.status.version + 1)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def enter(self, *states: AgentState, **changes: Any) -> None:
+        """Move through these states, at once as far as readers see, and change fields with it."""
+        state, transitions = self.status.state, dict(self.status.transitions)
+        for target in states:
+            state = move(state, target)
+            transitions[state.name] = self._utc_now()
+        self.set(state=state, transitions=transitions, **changes)
+
+    async def wait_beyond(self, version: int, timeout_s: float) -> None:
+        """Wait until the version is another one than the caller has seen, at most this long."""
+        if self.status.version == version:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+    def as_json(self, progress: Progress | None) -> dict[str, Any]:
+        """Give /status's body. Optional fields of the plain protocol are left out while they have no value."""
+        seen = self.status
+        optional = {
+            "reason": seen.reason,
+            "message": seen.message,
+            "restartMode": seen.restart_mode,
+            "ipversion": seen.ip_version,
+            "progress": seen.progress,
+            "assigned_rank": None if seen.assigned_rank is None else str(seen.assigned_rank),
+            "spare": None if seen.is_spare is None else str(seen.is_spare),
+            "worker_data": seen.worker_data,
+        }
+        return {
+            "status": seen.state.value,
+            "transitions": dict(seen.transitions),
+            **{name: value for name, value in optional.items() if value is not None},
+            "agent_version": __version__,
+            "protocol": PROTOCOL,
+            "version": seen.version,
+            "generation": seen.generation,
+            "drained": seen.drained,
+            "terminating": seen.terminating,
+            "boot_id": self.boot_id,
+            "failure": None if seen.failure is None else seen.failure.as_json(),
+            "worker": _worker_json(progress),
+        }
+
+
+def _worker_json(progress: Progress | None) -> dict[str, Any]:
+    names = ("step", "samples", "loss", "samples_per_s", "world_size", "time")
+    return {name: _finite(getattr(progress, name, None)) for name in names}
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity; a loss that ran away is shown as none."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""Processes: the workers, what they print, and everything that descends from them."""

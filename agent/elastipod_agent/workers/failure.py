@@ -1,0 +1,98 @@
+"""What went wrong, in one text: a worker's own error report, else the last traceback it printed, else one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elastipod_agent.core.exits import describe_status, signal_name
+
+MAX_MESSAGE_BYTES = 4000  # with the sentence in front it fits the pod's termination message of 4 KiB
+_MAX_REPORT_BYTES = 256 * 1024
+_TRACEBACK = "Traceback (most recent call last):"
+_MAX_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The first failing worker of a generation; exactly one of exitcode and signal is set. time: UTC, RFC 3339."""
+
+    global_rank: int | None
+    local_rank: int | None
+    exitcode: int | None
+    signal: str | None
+    message: str
+    time: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as it stands in /status."""
+        return asdict(self)
+
+
+def describe(
+    *, global_rank: int, local_rank: int, status: int, error_file: Path, stderr_tail: str, time: str
+) -> Failure:
+    """Put together what is known about a worker that failed. ``stderr_tail`` is the end of what it printed."""
+    sentence = f"rank {global_rank} (local rank {local_rank}) ended with {describe_status(status)}"
+    if status == -9:
+        sentence += "; where nobody sent it, the kernel's out-of-memory killer did"
+    details = reported_error(error_file) or last_traceback(stderr_tail)
+    return Failure(
+        global_rank=global_rank,
+        local_rank=local_rank,
+        exitcode=status if status >= 0 else None,
+        signal=signal_name(-status) if status < 0 else None,
+        message=shorten(f"{sentence}\n{details}" if details else sentence),
+        time=time,
+    )
+
+
+def reported_error(path: Path) -> str:
+    """Read the file that torch's ``@record`` writes when the script's main function raises; "" when there is none."""
+    try:
+        with open(path, "rb") as file:
+            report = json.loads(file.read(_MAX_REPORT_BYTES))
+        message = report["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if not isinstance(message, dict):
+        return str(message)
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return str(stack or message.get("message") or "").strip()
+
+
+def last_traceback(stderr_tail: str) -> str:
+    """Give the last traceback in what a worker printed; without one its last lines, which often say why as well."""
+    begin = stderr_tail.rfind(_TRACEBACK)
+    if begin >= 0:
+        # A chained exception prints several; the first of the chain is the cause.
+        while (earlier := stderr_tail.rfind(_TRACEBACK, 0, begin)) >= 0 and _is_chained(stderr_tail[earlier:begin]):
+            begin = earlier
+        return stderr_tail[begin:].strip()
+    return "\n".join(stderr_tail.strip().splitlines()[-_MAX_TAIL_LINES:])
+
+
+def _is_chained(between: str) -> bool:
+    last_lines = between.rstrip().rpartition("\n")[2]
+    return last_lines.startswith(("During handling of the above", "The above exception was the direct cause"))
+
+
+def shorten(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
+    """Cut the middle out of a long text: its first line says who, its end says why."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return data.decode("utf-8", "replace")
+    head, gap = data[: limit // 4], b"\n...\n"
+    tail = data[-(limit - len(head) - len(gap)) :]
+    return (head + gap + tail).decode("utf-8", "ignore")
+
+
+def write_termination_message(text: str, path: str = "/dev/termination-log") -> None:
+    """Leave the text where the kubelet looks for a container's last words; outside a pod there is no such file."""
+    if os.access(path, os.W_OK):
+        with open(path, "wb") as file:
+            file.write(shorten(text, 4096).encode("utf-8", "replace"))

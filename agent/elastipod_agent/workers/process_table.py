@@ -1,0 +1,64 @@
+"""What /proc says about processes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What /proc says of one process."""
+
+    pid: int
+    parent: int
+    session: int
+    is_dead: bool  # a zombie
+
+
+def snapshot(proc: Path = PROC) -> dict[int, Process]:
+    """List all processes by pid. Not one instant's picture: processes come and go while it is taken."""
+    found: dict[int, Process] = {}
+    for entry in os.listdir(proc):
+        if not entry.isdigit():
+            continue
+        with suppress(OSError):  # it ended meanwhile
+            fields = (proc / entry / "stat").read_bytes().rpartition(b")")[2].split()
+            is_dead = fields[0] in (b"Z", b"X")
+            found[int(entry)] = Process(int(entry), int(fields[1]), int(fields[3]), is_dead)
+    return found
+
+
+def descendants(processes: dict[int, Process], ancestor: int) -> list[Process]:
+    """Give all processes below ``ancestor``."""
+    children: dict[int, list[Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    waiting = [ancestor]
+    while waiting:
+        below = children.pop(waiting.pop(), [])
+        found.extend(below)
+        waiting.extend(process.pid for process in below)
+    return found
+
+
+def command_line(pid: int, proc: Path = PROC) -> bytes:
+    """Give a process's arguments, each ended by a zero byte; b"" when it is gone."""
+    return _read(proc / str(pid) / "cmdline")
+
+
+def has_in_environment(pid: int, entry: str, proc: Path = PROC) -> bool:
+    """Tell whether ``NAME=value`` stood in the environment with which the process was started."""
+    return os.fsencode(entry) in _read(proc / str(pid) / "environ").split(b"\0")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # gone, or another user's
+        return b""

@@ -1,0 +1,47 @@
+"""Finds and ends everything that descends from workers, also what left their process group or lost its parent.
+
+A process belongs to the workers when it descends from the agent (orphans do too, see `linux.adopt_orphans`) and either
+is in a worker's session or carries the generation's worker file in its environment. What a pre-train script left
+running on purpose, or what the container started before the agent, is neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from elastipod_agent.workers.process_table import PROC, descendants, has_in_environment, snapshot
+from elastipod_agent.workers.reaper import Reaper
+
+_LOOK_AGAIN_S = 0.05
+
+
+def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[int]:
+    """Give the pids of the workers' living processes. cookie: ``NAME=value`` that stands in every worker's environment."""
+    return [
+        process.pid
+        for process in descendants(snapshot(proc), os.getpid())
+        if not process.is_dead and (process.session in sessions or has_in_environment(process.pid, cookie, proc))
+    ]
+
+
+async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeout_s: float) -> list[int]:
+    """Kill every process of the workers and wait until all are gone; gives the pids that SIGKILL did not end in time.
+
+    Nobody found is believed the second time only: a process whose parent was reaped during a snapshot is not in the
+    tree of that snapshot, but hangs below the agent in the next.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while found := members(sessions, cookie) or members(sessions, cookie):
+        if loop.time() >= deadline:
+            return found
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        await reaper.next_exit(_LOOK_AGAIN_S)
+    return []

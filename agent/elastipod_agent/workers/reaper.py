@@ -1,0 +1,120 @@
+"""Every exit of every child, noticed at once: SIGCHLD wakes the event loop, which collects all that have ended.
+
+The agent may be PID 1 of its container and is the adopter of its descendants' orphans in any case, so it collects
+whatever there is; nobody else in this process may wait for children. No polling, and no zombie stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from elastipod_agent.workers import process_table
+from elastipod_agent.workers.linux import adopt_orphans
+from elastipod_agent.workers.spawner import Spawner
+
+
+class Child:
+    """A process that the agent started. ``status`` is its exit code, or minus a signal's number; None while it runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.status: int | None = None
+        self.ended = asyncio.Event()
+
+    def end(self, status: int) -> None:
+        """Note the exit; called by the reaper."""
+        self._process.returncode = status  # it has been waited for: Popen must not try again
+        self.status = status
+        self.ended.set()
+
+    def send(self, number: int) -> None:
+        """Signal the process alone, if it still runs. Until it is reaped its pid is nobody else's."""
+        if self.status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def send_group(self, number: int) -> None:
+        """Signal the process and those of its descendants that stayed in its process group."""
+        if self.status is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+
+class Reaper:
+    """Starts children and collects them and every orphan; belongs to the running event loop's main thread."""
+
+    def __init__(self) -> None:
+        self._spawner = Spawner()
+        self._num_spawning = 0
+        self._children: dict[int, Child] = {}
+        self._unclaimed: dict[int, int] = {}
+        self._an_exit = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to collect. Raises OSError when the kernel refuses to hand us orphans."""
+        adopt_orphans()
+        self._spawner.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.collect)
+
+    def stop(self) -> None:
+        """Collect a last time, then leave SIGCHLD alone."""
+        self.collect()
+        self._spawner.stop()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+    async def spawn(self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int) -> Child:
+        """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run."""
+        self._num_spawning += 1
+        try:
+            child = Child(await self._spawner.spawn(command, env, stdout=stdout, stderr=stderr))
+        finally:
+            self._num_spawning -= 1
+        status = self._unclaimed.pop(child.pid, None)
+        if status is None:
+            self._children[child.pid] = child
+        else:
+            child.end(status)
+        return child
+
+    def kill_unborn(self) -> None:
+        """Kill a child that hangs between fork and exec; its `spawn` then returns, with a child that is dead."""
+        if not self._num_spawning:
+            return
+        myself = process_table.command_line(os.getpid())
+        for process in process_table.snapshot().values():
+            is_unknown_child = process.parent == os.getpid() and process.pid not in self._children
+            if is_unknown_child and process_table.command_line(process.pid) == myself:
+                os.kill(process.pid, signal.SIGKILL)
+
+    def collect(self) -> None:
+        """Collect every child that has ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._note(pid, os.waitstatus_to_exitcode(status))
+            self._an_exit.set()
+
+    def _note(self, pid: int, status: int) -> None:
+        child = self._children.pop(pid, None)
+        if child is not None:
+            child.end(status)
+        elif self._num_spawning:
+            self._unclaimed[pid] = status  # perhaps a child whose start has not been told yet
+        else:
+            self._unclaimed.clear()
+
+    async def next_exit(self, timeout_s: float) -> None:
+        """Wait until something ended, at most this long."""
+        self._an_exit.clear()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._an_exit.wait(), timeout_s)

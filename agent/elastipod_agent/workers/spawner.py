@@ -1,0 +1,105 @@
+"""Starts processes in a thread of its own: an exec that hangs on slow storage must not stop the agent from answering."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from elastipod_agent.workers.linux import die_with_parent
+
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    command: Sequence[str]
+    env: Mapping[str, str]
+    stdout: int
+    stderr: int
+    started: asyncio.Future[subprocess.Popen[bytes]]
+
+
+class Spawner:
+    """The thread. It lives as long as the agent: the kernel ends a child when the thread that made it ends."""
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._parent = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="spawner", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end, and with it every child that still runs."""
+        self._orders.put(None)
+
+    async def spawn(
+        self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int
+    ) -> subprocess.Popen[bytes]:
+        """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run."""
+        started: asyncio.Future[subprocess.Popen[bytes]] = asyncio.get_running_loop().create_future()
+        self._orders.put(_Order(command, env, stdout, stderr, started))
+        return await started
+
+    def _run(self) -> None:
+        # Signals are for the main thread, and a child that is not yet exec'ed must not answer them for the agent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while (order := self._orders.get()) is not None:
+            try:
+                process = self._start(order)
+            except (OSError, subprocess.SubprocessError) as error:
+                _tell(order.started, error=error if isinstance(error, OSError) else OSError(str(error)))
+            else:
+                _tell(order.started, process=process)
+
+    def _start(self, order: _Order) -> subprocess.Popen[bytes]:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of fork beside threads; the child runs nothing but `_before_exec`.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return subprocess.Popen(
+                order.command,
+                env=order.env,
+                stdin=subprocess.DEVNULL,
+                stdout=order.stdout,
+                stderr=order.stderr,
+                start_new_session=True,
+                preexec_fn=self._before_exec,
+            )
+
+    def _before_exec(self) -> None:
+        """Between fork and exec: undo what the agent does about signals, then let them in."""
+        die_with_parent(self._parent)
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+
+def _tell(
+    started: asyncio.Future[subprocess.Popen[bytes]],
+    *,
+    process: subprocess.Popen[bytes] | None = None,
+    error: OSError | None = None,
+) -> None:
+    """Hand the result to the event loop; one that is gone needs none."""
+
+    def settle() -> None:
+        if started.cancelled():
+            return
+        if error is not None:
+            started.set_exception(error)
+        elif process is not None:
+            started.set_result(process)
+
+    with suppress(RuntimeError):
+        started.get_loop().call_soon_threadsafe(settle)

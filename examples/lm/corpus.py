@@ -1,0 +1,47 @@
+"""The corpus: the Python standard library's own sources, as bytes. Every machine with Python has it."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+NOT_SOURCE = {"site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Bytes cut into windows of `seq_len` + 1 (inputs and, one further on, targets). digest: SHA-256 of the bytes."""
+
+    data: torch.Tensor  # uint8, one element per byte
+    seq_len: int
+    digest: str
+
+    def __len__(self) -> int:
+        return (len(self.data) - 1) // self.seq_len
+
+    def batch(self, indices: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give inputs and targets of some windows: two int64 tensors of shape (windows, seq_len)."""
+        starts = torch.tensor(indices).unsqueeze(1) * self.seq_len
+        windows = self.data[starts + torch.arange(self.seq_len + 1)].long().to(device)
+        return windows[:, :-1], windows[:, 1:]
+
+
+def read_corpus(seq_len: int, max_bytes: int) -> Corpus:
+    """Read the first ``max_bytes`` of all modules in the order of their names: the same bytes for the same Python."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = sorted(
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if not NOT_SOURCE & set(path.relative_to(root).parts)
+    )
+    data = bytearray()
+    for name in names:
+        data += (root / name).read_bytes()
+        if len(data) >= max_bytes:
+            break
+    del data[max_bytes:]
+    return Corpus(torch.frombuffer(data, dtype=torch.uint8), seq_len, hashlib.sha256(data).hexdigest())

@@ -1,0 +1,140 @@
+"""hyperpodrun as a real process on the loopback interface, for tests that play the operator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import elastipod_agent
+
+PACKAGES = Path(elastipod_agent.__file__).parents[1]
+PATIENCE_S = 20.0
+
+
+def free_port() -> int:
+    """Give a port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Wait for a condition and give its first true value; fails with a sentence when it does not come."""
+    deadline = time.monotonic() + patience_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {patience_s:g} s in vain for {what}"
+        time.sleep(0.01)
+    return value
+
+
+class AgentProcess:
+    """One agent; `log` collects all it prints. Made by the `agents` fixture, which also ends it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> None:
+        self.port = free_port()
+        self.log = folder / f"agent-{self.port}.log"
+        command = [*wrapper, sys.executable, "-m", "elastipod_agent", "--server-host=127.0.0.1", *arguments]
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "PYTHONPATH": str(PACKAGES),
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "ELASTIPOD_JOB": "tests/agent",
+            "ELASTIPOD_AGENT_PORT": str(self.port),
+        }
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                command, env={**environment, **(env or {})}, stdout=log, stderr=subprocess.STDOUT, cwd=folder
+            )
+
+    def call(self, method: str, path: str, body: object = None, *, raw: bytes | None = None) -> tuple[int, Any]:
+        """Make one request; gives the status code and the parsed body (None when empty)."""
+        data = raw if raw is not None else (None if body is None else json.dumps(body).encode())
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=40) as answer:
+                status, text = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                status, text = error.code, error.read()
+        return status, json.loads(text) if text else None
+
+    def start(self, generation: int | None = 1, *, rank: int = 0, nnodes: int = 1, **fields: Any) -> tuple[int, Any]:
+        """POST /start with a master on a free port, unless fields say otherwise."""
+        body: dict[str, Any] = {"rank": rank, "nnodes": nnodes, "faultCount": 0}
+        body |= {"master_addr": "127.0.0.1", "master_port": free_port()}
+        if generation is not None:
+            body |= {"faultCount": generation - 1, "generation": generation}
+        return self.call("POST", "/start", body | fields)
+
+    def stop(self, generation: int | None = None, **fields: Any) -> tuple[int, Any]:
+        """POST /stop."""
+        return self.call("POST", "/stop", fields if generation is None else {**fields, "generation": generation})
+
+    def drain(self, generation: int | None = None, timeout: float = 10) -> tuple[int, Any]:
+        """POST a graceful /stop."""
+        return self.stop(generation, is_graceful=True, timeout=timeout)
+
+    def status(self) -> dict[str, Any]:
+        """GET /status."""
+        code, body = self.call("GET", "/status")
+        assert code == 200
+        assert isinstance(body, dict)
+        return body
+
+    def until(self, state: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Follow /status by long polling until the agent is in this state."""
+        deadline = time.monotonic() + patience_s
+        seen = self.status()
+        while seen["status"] != state:
+            left = deadline - time.monotonic()
+            assert left > 0, f"the agent is {seen['status']} and not {state}: {seen}\n{self.printed()}"
+            _, seen = self.call("GET", f"/status?after={seen['version']}&wait={min(left, 30):.2f}")
+        return seen
+
+    def answers(self) -> bool:
+        """Tell whether the control server can be reached; fails when the process has ended."""
+        assert self.process.poll() is None, f"the agent ended with {self.process.returncode}:\n{self.printed()}"
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def printed(self) -> str:
+        """Give all that the agent and its workers have printed so far."""
+        return self.log.read_text("utf-8", "replace")
+
+    def until_printed(self, text: str, times: int = 1) -> None:
+        """Wait until a text has been printed so often."""
+        until(lambda: self.printed().count(text) >= times, f"{times} x {text!r} in:\n{self.printed()}")
+
+    def end(self) -> int:
+        """Make it leave, if it has not; gives its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            try:
+                self.call("POST", "/shutdown")
+            except OSError:
+                self.process.terminate()
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise

@@ -1,0 +1,125 @@
+"""Real training processes (gloo, no Kubernetes): resizes, a crash, and the proof that the training did not notice."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
+from tests.e2e.worker_nursery import WorkerNursery
+
+from elastipod.audit import audit
+from elastipod.audit_logs import read_logs
+
+STEPS = 90
+LM = [
+    *("--dim=32", "--layers=2", "--heads=2", "--seq-len=32", "--corpus-kib=256"),
+    *(f"--steps={STEPS}", "--epochs=2", "--global-batch=14", "--micro-batch=2", "--checkpoint-every=10"),
+    "--step-delay=0.02",  # leaves a test time to act between two steps
+]
+LOSS_TOLERANCE = 1e-4
+
+MakeRun = Callable[..., TrainingRun]
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
+    made: list[TrainingRun] = []
+    nursery = WorkerNursery(worker_environment())
+
+    def make(script: str, *arguments: str, **environment: str) -> TrainingRun:
+        folder = tmp_path_factory.mktemp("run") / "job"
+        made.append(TrainingRun(nursery, folder, REPOSITORY / script, list(arguments), environment))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(make_run: MakeRun) -> dict[int, float]:
+    """The loss at every step of the same job at a fixed size."""
+    run = make_run("examples/lm/train.py", *LM)
+    run.start(2)
+    run.finish()
+    losses = run.losses()
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    assert losses[STEPS] < losses[1] - 1, "it learns, so that equal losses say something"
+    return losses
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_resizes_and_a_crash_leave_no_trace_in_the_training(
+    make_run: MakeRun, undisturbed: dict[int, float], parallel: str
+) -> None:
+    run = make_run("examples/lm/train.py", *LM, f"--parallel={parallel}")
+    run.start(2)
+    run.reach(12)
+    grown_at = run.drain(rank=1)
+    run.start(4)
+    run.reach(grown_at + 12)
+    shrunk_at = run.drain(rank=2)
+    run.start(2)
+    run.reach(shrunk_at + 12)  # at least one checkpoint on the way
+    run.kill(rank=1)
+    run.start(2)
+    run.finish()
+    assert f"done: {STEPS} steps, {STEPS * 14} samples" in run.output(0)
+
+    report = audit(read_logs(run.logs))
+    assert report.exact, report.sentence
+    assert report.completed
+    assert report.lineage[0] == [1, 1, grown_at]
+    assert report.lineage[1] == [2, grown_at + 1, shrunk_at]
+    assert [report.steps_repeated[generation] for generation in (1, 2, 3)] == [0, 0, 0]
+    assert 0 <= report.steps_repeated[4] <= 10, "a crash repeats what came after the last checkpoint, no more"
+
+    losses = run.losses()
+    assert max(abs(losses[step] / undisturbed[step] - 1) for step in undisturbed) <= LOSS_TOLERANCE
+
+    saved = {(line["file"], line["step"]): float(str(line["optimizer_norm"])) for line in run.lines("saved")}
+    norms_by_step = {step: norm for (_, step), norm in saved.items()}
+    loaded = list(run.lines("loaded"))
+    assert {line["step"] for line in loaded} >= {grown_at, shrunk_at}
+    for line in loaded:
+        assert math.isclose(float(str(line["optimizer_norm"])), norms_by_step[line["step"]], rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("signalled", [[3], [1, 0, 2]], ids=["one rank", "three ranks, one after another"])
+def test_signals_on_different_ranks_stop_all_at_the_same_step(make_run: MakeRun, signalled: list[int]) -> None:
+    run = make_run("tests/e2e/event_worker.py", ELASTIPOD_WORKER_FILE="")  # outside a pod: SIGUSR1 is the event
+    run.start(4)
+    wait_until(lambda: run.alive() and all("steps are made" in run.output(rank) for rank in range(4)), "steps")
+    for rank in signalled:
+        run.workers[rank].send_signal(signal.SIGUSR1)
+    run.finish()
+    stops = [re.findall(r"^stopped at (\d+)$", run.output(rank), re.MULTILINE) for rank in range(4)]
+    assert len(stops[0]) == 1
+    assert stops == [stops[0]] * 4
+    assert not any("rror" in run.output(rank) for rank in range(4)), "the store's host leaves last"
+
+
+def test_the_digits_example_finishes_an_epoch_with_a_short_batch(make_run: MakeRun) -> None:
+    run = make_run("examples/digits/train.py", "--epochs=3", "--global-batch=64")
+    run.start(3)
+    run.finish()
+    assert "done: 72 steps, 4500 samples" in run.output(0)
+    assert audit(read_logs(run.logs)).exact
+
+
+def test_a_second_process_of_an_old_generation_is_fenced_off(make_run: MakeRun, tmp_path: Path) -> None:
+    """The new generation claims the directory while the old one still trains; the old one's next checkpoint fails."""
+    run = make_run("examples/lm/train.py", *LM)
+    run.start(1)
+    run.reach(2)
+    (run.checkpoints / ".claims" / "gen-000002").touch()
+    wait_until(lambda: not run.running(), "the fenced worker ends")
+    assert run.workers[0].returncode == 1
+    assert "FencedError: generation 2 has taken over" in run.output(0)
+    assert not list(run.checkpoints.glob("step-*"))

@@ -1,0 +1,155 @@
+"""A training run of real processes without Kubernetes: starts, drains, kills and resizes the workers of one job.
+
+Every worker is a pod of its own here: it has its own worker file, as its agent would make it, so that an event that is
+raised for one worker must reach the others through the library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.e2e.worker_nursery import NurseryWorker, WorkerNursery
+
+from elastipod.worker_file import EventLevel, WorkerFile
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEADLINE_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {deadline_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+def worker_environment() -> dict[str, str]:
+    """Give what every worker is started with, whatever its rank."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY / "agent"), "OMP_NUM_THREADS": "1"}
+
+
+class TrainingRun:
+    """One job: a script with its arguments, generation after generation in one folder.
+
+    environment: of its workers, beside what a launcher sets.
+    """
+
+    def __init__(
+        self,
+        nursery: WorkerNursery,
+        folder: Path,
+        script: Path,
+        arguments: list[str],
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._nursery = nursery
+        self.folder = folder
+        self.checkpoints, self.logs = folder / "checkpoints", folder / "samples"
+        self._command = [
+            *(str(script), *arguments),
+            *("--checkpoint-dir", str(self.checkpoints), "--sample-log-dir", str(self.logs)),
+        ]
+        self._environment = environment or {}
+        self.generation = 0
+        self.workers: list[NurseryWorker] = []
+        self.files: list[WorkerFile] = []
+        folder.mkdir(parents=True)
+
+    def start(self, world_size: int) -> None:
+        """Start the next generation at a size."""
+        self.close()
+        self.generation += 1
+        port = free_port()
+        for rank in range(world_size):
+            path = self.folder / f"worker-file-{self.generation}-{rank}"
+            self.files.append(WorkerFile.create(path, 1))
+            environment = {
+                **worker_environment(),
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+                **{"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)},
+                **{"ELASTIPOD_GENERATION": str(self.generation), "ELASTIPOD_WORKER_FILE": str(path)},
+                "ELASTIPOD_AGREEMENT_TIMEOUT_S": "60",
+                **self._environment,
+            }
+            self.workers.append(self._nursery.start(self._command, environment, self._output(rank)))
+
+    def reach(self, step: int) -> None:
+        """Wait until rank 0 has completed a step."""
+        wait_until(lambda: self.alive() and self.step() >= step, f"step {step} of generation {self.generation}")
+
+    def step(self) -> int:
+        progress = self.files[0].progress(0)
+        return progress.step if progress else 0
+
+    def drain(self, rank: int) -> int:
+        """Raise the event for one worker only, wait until all have left, and give the step after which they did."""
+        self.files[rank].set_event(EventLevel.DRAIN)
+        self.workers[rank].send_signal(signal.SIGUSR1)
+        self.finish()
+        assert all(file.acknowledged(0) for file in self.files), "every worker acknowledges the event"
+        return self.step()
+
+    def finish(self) -> None:
+        """Wait until all workers have exited with 0."""
+        wait_until(lambda: self.alive(may_have_ended=True) and not self.running(), "all workers exit")
+
+    def kill(self, rank: int) -> None:
+        """Kill one worker with SIGKILL, then, as an agent does, all others."""
+        self.workers[rank].kill()
+        self.workers[rank].wait(DEADLINE_S)
+        self._end()
+
+    def running(self) -> bool:
+        return any(worker.poll() is None for worker in self.workers)
+
+    def alive(self, may_have_ended: bool = False) -> bool:
+        """True; fails the test, with what the worker said, when one has ended (badly)."""
+        for rank, worker in enumerate(self.workers):
+            code = worker.poll()
+            if code is not None and not (may_have_ended and code == 0):
+                raise AssertionError(f"rank {rank} exited with {code}:\n{self.output(rank)[-4000:]}")
+        return True
+
+    def output(self, rank: int) -> str:
+        return self._output(rank).read_text(errors="replace")
+
+    def lines(self, kind: str) -> Iterator[dict[str, object]]:
+        """Give the records of one kind from all sample logs, generation by generation, rank by rank."""
+        for path in sorted(self.logs.iterdir()):
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                if record["kind"] == kind:
+                    yield {"file": path.name, **record}
+
+    def losses(self) -> dict[int, float]:
+        """Give the loss after each step, of the last generation that made it."""
+        return {int(str(line["step"])): float(str(line["loss"])) for line in self.lines("step")}
+
+    def close(self) -> None:
+        """Leave no process and no mapping behind."""
+        self._end()
+        for file in self.files:
+            file.close()
+        self.workers, self.files = [], []
+
+    def _end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        for worker in self.workers:
+            worker.wait(DEADLINE_S)
+
+    def _output(self, rank: int) -> Path:
+        return self.folder / f"output-{self.generation}-{rank}.txt"

@@ -1,0 +1,173 @@
+"""Quick starts of Python workers for tests: one process loads torch once, every worker is a fork of it.
+
+`WorkerNursery` is the test's side. Run as a script, this file is the process: it reads one order a line from stdin, forks a
+worker that runs a script as `python script ...` would, and writes {"pid"} and later {"pid", "code"} to stdout. It ends,
+with its workers, when stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+STARTED_WITHIN_S = 120.0
+
+
+class NurseryWorker:
+    """One worker process, with the methods of Popen that the tests use."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.ended = threading.Event()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        assert self.ended.wait(timeout), f"worker {self.pid} still runs after {timeout:g} s"
+        assert self.returncode is not None
+        return self.returncode
+
+
+class WorkerNursery:
+    """The process that workers are forked from; ended by `close`."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._workers: dict[int, NurseryWorker] = {}
+        self._born: list[NurseryWorker] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, name="nursery-reader")
+        self._reader.start()
+
+    def start(self, command: Sequence[str], environment: dict[str, str], output: Path) -> NurseryWorker:
+        """Run a script with its arguments and exactly this environment; stdout and stderr go to a file."""
+        assert self._process.stdin is not None
+        order = {"command": list(command), "environment": environment, "output": str(output)}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._born, STARTED_WITHIN_S), "the nursery did not fork in time"
+            return self._born.pop()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(STARTED_WITHIN_S)
+        self._reader.join(STARTED_WITHIN_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            with self._changed:
+                if "code" in event:
+                    worker = self._workers[event["pid"]]
+                    worker.returncode = event["code"]
+                    worker.ended.set()
+                else:
+                    worker = self._workers[event["pid"]] = NurseryWorker(event["pid"])
+                    self._born.append(worker)
+                self._changed.notify_all()
+
+
+def main() -> None:
+    """Serve orders until stdin ends; in a forked worker, return when its script has ended."""
+    _preload()
+    children: set[int] = set()
+    while True:
+        readable, _, _ = select.select([sys.stdin.fileno()], [], [], 0.01)
+        if readable:
+            line = _line()
+            if not line:
+                break
+            order: dict[str, Any] = json.loads(line)
+            child = os.fork()
+            if child == 0:
+                _become_worker(order)
+            children.add(child)
+            _say({"pid": child})
+        _reap(children)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    while children:
+        _reap(children)
+        time.sleep(0.01)
+
+
+def _preload() -> None:
+    """Load what a first step needs, without starting a thread: forking needs a process that has but one."""
+    import torch
+    import torch.distributed.fsdp
+    import torch.nn.parallel
+    from sklearn import datasets
+
+    import elastipod.checkpoint
+
+    torch.optim.AdamW([torch.zeros(1)])
+    assert datasets
+    assert elastipod.checkpoint
+    assert threading.active_count() == 1
+
+
+def _become_worker(order: dict[str, Any]) -> NoReturn:
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as an agent starts its workers
+    script, *arguments = order["command"]
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(script)
+    runpy.run_path(script, run_name="__main__")
+    sys.exit(0)
+
+
+def _line() -> str:
+    """Read one line byte by byte, so that select never waits for what a buffer already holds."""
+    data = bytearray()
+    while byte := os.read(sys.stdin.fileno(), 1):
+        if byte == b"\n":
+            break
+        data += byte
+    return data.decode()
+
+
+def _reap(children: set[int]) -> None:
+    for child in list(children):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            children.remove(child)
+            _say({"pid": child, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _say(event: dict[str, int]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    main()

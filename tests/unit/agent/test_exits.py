@@ -1,0 +1,74 @@
+"""Completed, drained, crashed or stopped; and the agent's own exit code."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_agent.core.exits import Outcome, Stop, WorkerExit, agent_exit_code, classify, describe_status
+
+
+def exits(*statuses: int, acknowledged: tuple[int, ...] = (), killed: tuple[int, ...] = ()) -> list[WorkerExit]:
+    return [WorkerExit(rank, status, rank in acknowledged, rank in killed) for rank, status in enumerate(statuses)]
+
+
+@pytest.mark.parametrize(
+    ("ends", "stop", "outcome"),
+    [
+        pytest.param(exits(0, 0), Stop.NONE, Outcome.COMPLETED, id="all exit 0 unasked"),
+        pytest.param(exits(0, 0, acknowledged=(0, 1)), Stop.GRACEFUL, Outcome.DRAINED, id="all drained"),
+        pytest.param(exits(0, 0, acknowledged=(0,)), Stop.GRACEFUL, Outcome.DRAINED, id="one asks for all"),
+        pytest.param(exits(0, 0, acknowledged=(0, 1)), Stop.NONE, Outcome.DRAINED, id="asked through another pod"),
+        pytest.param(exits(0, 0), Stop.GRACEFUL, Outcome.STOPPED, id="finished while a drain was asked, unheard"),
+        pytest.param(exits(1, 0), Stop.NONE, Outcome.CRASHED, id="exit code"),
+        pytest.param(exits(0, -11), Stop.NONE, Outcome.CRASHED, id="signal"),
+        pytest.param(exits(3, 0, acknowledged=(0, 1)), Stop.GRACEFUL, Outcome.CRASHED, id="crash in a drain"),
+        pytest.param(exits(-9, -9, killed=(0, 1)), Stop.HARD, Outcome.STOPPED, id="hard stop"),
+        pytest.param(exits(0, -9, acknowledged=(0,), killed=(1,)), Stop.GRACEFUL, Outcome.STOPPED, id="half drained"),
+        pytest.param(exits(0, -15, killed=(0, 1)), Stop.HARD, Outcome.STOPPED, id="exit 0 after SIGTERM"),
+        pytest.param(exits(1, -9, killed=(1,)), Stop.NONE, Outcome.CRASHED, id="the first failed, the rest was ended"),
+        pytest.param([], Stop.HARD, Outcome.STOPPED, id="ended before any worker"),
+    ],
+)
+def test_classify(ends: list[WorkerExit], stop: Stop, outcome: Outcome) -> None:
+    assert classify(ends, stop) is outcome
+
+
+one_exit = st.builds(
+    WorkerExit,
+    local_rank=st.integers(0, 7),
+    status=st.integers(-64, 255),
+    acknowledged=st.booleans(),
+    killed=st.booleans(),
+)
+
+
+@given(ends=st.lists(one_exit, max_size=8), stop=st.sampled_from(Stop))
+def test_completed_and_drained_need_a_clean_end_of_all(ends: list[WorkerExit], stop: Stop) -> None:
+    if classify(ends, stop) in (Outcome.COMPLETED, Outcome.DRAINED):
+        assert ends
+        assert all(one.status == 0 and not one.killed for one in ends)
+    if classify(ends, stop) is Outcome.COMPLETED:
+        assert not any(one.acknowledged for one in ends)
+
+
+@pytest.mark.parametrize(
+    ("last", "is_faulted", "by_signal", "code"),
+    [
+        pytest.param(Outcome.COMPLETED, False, 15, 0, id="completed, then SIGTERM"),
+        pytest.param(Outcome.DRAINED, False, 15, 0, id="drained, then SIGTERM"),
+        pytest.param(Outcome.CRASHED, True, None, 1, id="faulted, then /shutdown"),
+        pytest.param(Outcome.CRASHED, True, 15, 1, id="faulted, then SIGTERM"),
+        pytest.param(None, False, None, 0, id="/shutdown before any run"),
+        pytest.param(None, False, 15, 143, id="SIGTERM before any run"),
+        pytest.param(Outcome.STOPPED, False, 2, 130, id="Ctrl-C"),
+    ],
+)
+def test_agent_exit_code(last: Outcome | None, is_faulted: bool, by_signal: int | None, code: int) -> None:
+    assert agent_exit_code(last, is_faulted=is_faulted, by_signal=by_signal) == code
+
+
+@pytest.mark.parametrize(("status", "words"), [(3, "exit code 3"), (-9, "signal SIGKILL"), (-70, "signal signal 70")])
+def test_describe_status(status: int, words: str) -> None:
+    assert describe_status(status) == words

@@ -1,0 +1,89 @@
+"""What a failure report says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elastipod_agent.workers.failure import (
+    MAX_MESSAGE_BYTES,
+    Failure,
+    describe,
+    last_traceback,
+    reported_error,
+    shorten,
+    write_termination_message,
+)
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 2, in <module>\nValueError: bad'
+
+
+def report(status: int, tmp_path: Path, tail: str = "") -> Failure:
+    return describe(
+        global_rank=5, local_rank=1, status=status, error_file=tmp_path / "error.json", stderr_tail=tail, time="t"
+    )
+
+
+def test_an_exit_code_with_the_last_traceback(tmp_path: Path) -> None:
+    failure = report(1, tmp_path, f"epoch 1\n{TRACEBACK.replace('bad', 'handled')}\nepoch 2\n{TRACEBACK}\n")
+    assert (failure.global_rank, failure.local_rank, failure.exitcode, failure.signal) == (5, 1, 1, None)
+    assert failure.message == f"rank 5 (local rank 1) ended with exit code 1\n{TRACEBACK}"
+
+
+def test_a_signal_by_name_with_a_hint_for_the_commonest_cause(tmp_path: Path) -> None:
+    failure = report(-9, tmp_path)
+    assert (failure.exitcode, failure.signal) == (None, "SIGKILL")
+    assert "out-of-memory" in failure.message
+    assert report(-11, tmp_path).message == "rank 5 (local rank 1) ended with signal SIGSEGV"
+
+
+def test_the_report_of_torchs_record_comes_before_what_was_printed(tmp_path: Path) -> None:
+    error = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "the stack", "timestamp": "1"}}}
+    (tmp_path / "error.json").write_text(json.dumps(error), "utf-8")
+    assert report(1, tmp_path, TRACEBACK).message.endswith("\nthe stack")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ('{"message": "plain"}', "plain"),
+        ('{"message": {"message": "m"}}', "m"),
+        ('{"message": {"message": "m", "extraInfo": []}}', "m"),
+        ('{"other": 1}', ""),
+        ("[]", ""),
+        ("no json", ""),
+    ],
+)
+def test_reports_of_any_shape(tmp_path: Path, content: str, found: str) -> None:
+    (tmp_path / "e").write_text(content, "utf-8")
+    assert reported_error(tmp_path / "e") == found
+
+
+def test_a_chained_traceback_is_kept_whole() -> None:
+    chain = f"{TRACEBACK}\n\nThe above exception was the direct cause of the following exception:\n\n{TRACEBACK}"
+    assert last_traceback(f"{TRACEBACK}\nunrelated\n{chain}") == chain
+
+
+def test_without_a_traceback_the_last_lines_speak() -> None:
+    tail = "\n".join(f"line {n}" for n in range(100)) + '\n  File "t.py", line 1\nSyntaxError: invalid syntax\n'
+    found = last_traceback(tail)
+    assert found.endswith("SyntaxError: invalid syntax")
+    assert len(found.splitlines()) == 20
+
+
+def test_long_texts_keep_head_and_end() -> None:
+    text = shorten("who\n" + "ä" * 10_000 + "\nwhy")
+    assert len(text.encode()) <= MAX_MESSAGE_BYTES
+    assert text.startswith("who\n")
+    assert text.endswith("\nwhy")
+
+
+def test_the_termination_message_is_written_where_there_is_a_place(tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    write_termination_message("x" * 9000, str(place))
+    assert not place.exists()
+    place.touch()
+    write_termination_message("x" * 9000, str(place))
+    assert place.stat().st_size <= 4096

@@ -1,0 +1,92 @@
+"""What calls may do: tables over state and generation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_agent.core.fences import Situation, Verdict, decide_start, decide_stop, decide_update
+from elastipod_agent.core.states import AgentState as S
+
+ACT, NOTHING, REFUSE = Verdict.ACT, Verdict.NOTHING, Verdict.REFUSE
+PRESENT = 5
+
+
+def at(state: S, *, barred: int = 0, draining: bool = False, terminating: bool = False) -> Situation:
+    return Situation(state=state, generation=PRESENT, barred=barred, draining=draining, terminating=terminating)
+
+
+@pytest.mark.parametrize(
+    ("seen", "generation", "verdict"),
+    [
+        pytest.param(at(S.READY), 6, ACT, id="a ready agent starts the next generation"),
+        pytest.param(at(S.READY), 60, ACT, id="generations may be skipped"),
+        pytest.param(at(S.READY), None, ACT, id="the plain protocol starts when ready"),
+        pytest.param(at(S.READY), 5, NOTHING, id="a generation runs once"),
+        pytest.param(at(S.RUNNING), 5, NOTHING, id="the running generation again"),
+        pytest.param(at(S.COMPLETED), 5, NOTHING, id="the completed generation again"),
+        pytest.param(at(S.FAULTED), 5, NOTHING, id="the faulted generation again"),
+        pytest.param(at(S.READY), 4, REFUSE, id="an older generation"),
+        pytest.param(at(S.RUNNING), 4, REFUSE, id="an older generation while running"),
+        pytest.param(at(S.RUNNING), 6, REFUSE, id="running workers are stopped first"),
+        pytest.param(at(S.STOPPING), 6, REFUSE, id="stopping is not ready"),
+        pytest.param(at(S.FAULTED), 6, REFUSE, id="a faulted agent is stopped first"),
+        pytest.param(at(S.COMPLETED), 6, REFUSE, id="a completed agent is stopped first"),
+        pytest.param(at(S.RUNNING), None, REFUSE, id="the plain protocol does not start twice"),
+        pytest.param(at(S.READY, barred=6), 6, NOTHING, id="a start that its stop overtook"),
+        pytest.param(at(S.READY, barred=6), 7, ACT, id="the generation after a barred one"),
+        pytest.param(at(S.READY, terminating=True), 6, REFUSE, id="a pod that goes takes no work"),
+        pytest.param(at(S.SHUTDOWN), 6, REFUSE, id="an agent that leaves takes no work"),
+    ],
+)
+def test_start(seen: Situation, generation: int | None, verdict: Verdict) -> None:
+    assert decide_start(seen, generation).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("seen", "generation", "is_graceful", "verdict"),
+    [
+        pytest.param(at(S.RUNNING), 5, True, ACT, id="drain"),
+        pytest.param(at(S.RUNNING), None, False, ACT, id="plain hard stop"),
+        pytest.param(at(S.RUNNING), 6, True, ACT, id="a generation that never came here ends what runs"),
+        pytest.param(at(S.RUNNING), 4, False, REFUSE, id="an older stop"),
+        pytest.param(at(S.FAULTED), 5, False, ACT, id="a faulted agent becomes ready"),
+        pytest.param(at(S.COMPLETED), 5, False, ACT, id="a completed agent becomes ready"),
+        pytest.param(at(S.READY), 5, True, NOTHING, id="nothing runs"),
+        pytest.param(at(S.INIT), None, True, NOTHING, id="nothing ever ran"),
+        pytest.param(at(S.STOPPING, draining=True), 5, True, NOTHING, id="the same drain again"),
+        pytest.param(at(S.STOPPING), 5, False, NOTHING, id="the same hard stop again"),
+        pytest.param(at(S.STOPPING), 5, True, NOTHING, id="a drain does not soften a hard stop"),
+        pytest.param(at(S.STOPPING, draining=True), 5, False, ACT, id="a hard stop ends a drain"),
+    ],
+)
+def test_stop(seen: Situation, generation: int | None, is_graceful: bool, verdict: Verdict) -> None:
+    assert decide_stop(seen, generation, is_graceful=is_graceful).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("state", "generation", "verdict"),
+    [
+        pytest.param(S.RUNNING, 5, ACT, id="the present generation"),
+        pytest.param(S.RUNNING, None, ACT, id="the plain protocol"),
+        pytest.param(S.READY, 6, ACT, id="what comes next"),
+        pytest.param(S.RUNNING, 4, REFUSE, id="an older one"),
+        pytest.param(S.SHUTDOWN, 5, REFUSE, id="on the way out"),
+    ],
+)
+def test_update(state: S, generation: int | None, verdict: Verdict) -> None:
+    assert decide_update(at(state), generation).verdict is verdict
+
+
+@given(
+    state=st.sampled_from(list(S)), draining=st.booleans(), graceful=st.booleans(), older=st.integers(1, PRESENT - 1)
+)
+def test_a_call_from_the_past_never_acts(state: S, draining: bool, graceful: bool, older: int) -> None:
+    seen = at(state, draining=draining)
+    answers = (
+        decide_start(seen, older),
+        decide_stop(seen, older, is_graceful=graceful),
+        decide_update(seen, older),
+    )
+    assert all(answer.verdict is REFUSE and answer.why for answer in answers)

@@ -1,0 +1,203 @@
+"""The HTTP server by itself: the protocol, and its bounds against clients that are large, slow or many."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_agent.server.http import MAX_HEAD_BYTES, HttpServer, Refused, Request, Response, parse_head
+
+LIMIT = 1000
+
+
+async def echo(request: Request) -> Response:
+    return Response(200, {"path": request.path, "query": dict(request.query), "body": request.body.decode()})
+
+
+@asynccontextmanager
+async def serving(
+    handle: Callable[[Request], Awaitable[Response]] = echo, *, idle_timeout_s: float = 5.0, max_connections: int = 8
+) -> AsyncIterator[Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]]:
+    """Serve on a port of the system's choice; gives a function that connects."""
+    server = HttpServer(
+        handle,
+        lambda path: LIMIT,
+        lambda why: None,
+        max_connections=max_connections,
+        head_timeout_s=0.2,
+        body_timeout_s=0.2,
+        idle_timeout_s=idle_timeout_s,
+    )
+    port = await server.listen("127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(writer)
+        return reader, writer
+
+    try:
+        yield connect
+    finally:
+        for writer in writers:
+            writer.close()
+        await server.close(1.0)
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Read one response."""
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head[1:-2])
+    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+async def ask(data: bytes) -> tuple[int, dict[str, str], bytes]:
+    async with serving() as connect:
+        reader, writer = await connect()
+        writer.write(data)
+        return await answer(reader)
+
+
+async def test_one_connection_carries_many_requests() -> None:
+    async with serving() as connect:
+        reader, writer = await connect()
+        for number in range(3):
+            writer.write(f"POST /x?a={number}&a=9 HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi".encode())
+            status, headers, body = await answer(reader)
+            assert (status, headers["connection"]) == (200, "keep-alive")
+            assert json.loads(body) == {"path": "/x", "query": {"a": "9"}, "body": "hi"}
+
+
+async def test_requests_may_come_in_one_piece_or_byte_by_byte() -> None:
+    async with serving() as connect:
+        reader, writer = await connect()
+        one = b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi"
+        writer.write(one + one)
+        assert (await answer(reader))[0] == (await answer(reader))[0] == 200
+        for byte in one:
+            writer.write(bytes([byte]))
+            await writer.drain()
+        assert (await answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "kept"),
+    [
+        ("GET / HTTP/1.1\r\n\r\n", "keep-alive"),
+        ("GET / HTTP/1.1\r\nConnection: close\r\n\r\n", "close"),
+        ("GET / HTTP/1.0\r\n\r\n", "close"),
+        ("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "keep-alive"),
+    ],
+)
+async def test_connections_are_kept_as_the_client_wishes(head: str, kept: str) -> None:
+    assert (await ask(head.encode()))[1]["connection"] == kept
+
+
+async def test_chunked_bodies_and_expectations() -> None:
+    status, _, body = await ask(
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nA: b\r\n\r\n"
+    )
+    assert (status, json.loads(body)["body"]) == (200, "abcde")
+    async with serving() as connect:
+        reader, writer = await connect()
+        writer.write(b"POST / HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"ok")
+        assert (await answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        pytest.param(b"hello\r\n\r\n", 400, id="no HTTP"),
+        pytest.param(b"GET http://x/ HTTP/1.1\r\n\r\n", 400, id="proxy request"),
+        pytest.param(b"GET / HTTP/2\r\n\r\n", 400, id="another version"),
+        pytest.param(b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400, id="header without a name"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, id="negative length"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n", 413, id="large body"),
+        pytest.param(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413, id="large chunk"),
+        pytest.param(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400, id="bad chunk"),
+        pytest.param(
+            b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400, id="two lengths"
+        ),
+        pytest.param(b"GET / HTTP/1.1\r\nA: " + b"x" * MAX_HEAD_BYTES * 2, 431, id="large head"),
+        pytest.param(b"GET /?" + b"&".join(b"a=1" for _ in range(40)) + b" HTTP/1.1\r\n\r\n", 400, id="many fields"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_and_the_connection_closed(data: bytes, status: int) -> None:
+    code, headers, _ = await ask(data)
+    assert (code, headers["connection"]) == (status, "close")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"GET / HT", id="in the head"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nab", id="in the body"),
+    ],
+)
+async def test_a_client_that_stalls_is_dropped(data: bytes) -> None:
+    async with serving() as connect:
+        reader, writer = await connect()
+        writer.write(data)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with serving(idle_timeout_s=0.1) as connect:
+        reader, _ = await connect()
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+
+
+async def test_too_many_connections_are_turned_away_and_the_others_served() -> None:
+    async with serving(max_connections=2) as connect:
+        held = [await connect(), await connect()]
+        for reader, writer in held:
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert (await answer(reader))[0] == 200
+        assert (await answer((await connect())[0]))[0] == 503
+        held[0][1].write(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await answer(held[0][0]))[0] == 200
+
+
+async def test_a_slow_answer_holds_nobody_else_up_and_closing_lets_it_out() -> None:
+    release = asyncio.Event()
+
+    async def handle(request: Request) -> Response:
+        if request.path == "/slow":
+            await release.wait()
+        return Response(200)
+
+    async with serving(handle) as connect:
+        slow, slow_writer = await connect()
+        slow_writer.write(b"GET /slow HTTP/1.1\r\n\r\n")
+        quick, quick_writer = await connect()
+        quick_writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert await answer(quick) == (200, {"content-length": "0", "connection": "keep-alive"}, b"")
+        release.set()
+        assert (await answer(slow))[0] == 200
+
+
+@given(st.binary(max_size=300))
+def test_any_head_is_parsed_or_refused(data: bytes) -> None:
+    try:
+        head = parse_head(data + b"\r\n\r\n")
+    except Refused:
+        return
+    assert head.target.startswith("/")
+
+
+async def test_a_handler_that_fails_is_answered_with_500() -> None:
+    async def handle(request: Request) -> Response:
+        raise RuntimeError("ours")
+
+    async with serving(handle) as connect:
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await answer(reader))[0] == 500

@@ -1,0 +1,50 @@
+"""Log rules: what is taken and what a refusal says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastipod_agent.core.log_rules import MAX_RULES, parse_log_rules
+
+
+def test_a_rule_with_every_field() -> None:
+    (rule,) = parse_log_rules(
+        [
+            {
+                "name": "JobStart",
+                "logPattern": r".*TFLOPs: (\d+\.?\d*).*",
+                "expectedStartCutOffInSeconds": 120,
+                "expectedRecurringFrequencyInSeconds": "30",
+                "stopPattern": "done",
+                "metricThreshold": -5,
+                "operator": "lteq",
+                "metricEvaluationDataPoints": 25,
+                "faultOnMatch": True,
+            }
+        ]
+    )
+    assert (rule.name, rule.expected_start_cutoff_s, rule.expected_recurring_s) == ("JobStart", 120.0, 30.0)
+    assert (rule.metric_threshold, rule.operator, rule.metric_evaluation_points) == (-5.0, "lteq", 25)
+    assert rule.fault_on_match
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        pytest.param("x", "list of rules", id="no list"),
+        pytest.param([1], "rule 0 must be an object", id="no object"),
+        pytest.param([{"logPattern": "x"}], "rule 0: name", id="no name"),
+        pytest.param([{"name": "a"}], "rule 'a': logPattern must be", id="no pattern"),
+        pytest.param([{"name": "a", "logPattern": "("}], "logPattern is no regular expression", id="bad pattern"),
+        pytest.param([{"name": "a", "logPattern": "(x)(y)"}], "has 2 groups", id="two groups"),
+        pytest.param([{"name": "a", "logPattern": "x", "operator": ">"}], "operator is '>'", id="operator"),
+        pytest.param([{"name": "a", "logPattern": "x", "metricThreshold": "y"}], "metricThreshold", id="threshold"),
+        pytest.param([{"name": "a", "logPattern": "x" * 5000}], "at most 4096", id="long pattern"),
+        pytest.param([{"name": "a", "logPattern": "x"}] * (MAX_RULES + 1), "at most 64", id="many rules"),
+    ],
+)
+def test_bad_rules(rules: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_log_rules(rules)

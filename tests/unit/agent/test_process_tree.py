@@ -1,0 +1,32 @@
+"""Which processes are a worker's, read from a made-up /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from elastipod_agent.workers.process_table import descendants, snapshot
+from elastipod_agent.workers.process_tree import members
+
+COOKIE = "ELASTIPOD_WORKER_FILE=/x"
+
+
+def add(proc: Path, pid: int, parent: int, session: int, *, state: str = "S", environ: str = "") -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "stat").write_text(f"{pid} (a ) name) {state} {parent} {pid} {session} 0\n", "utf-8")
+    (proc / str(pid) / "environ").write_bytes(b"\0".join(one.encode() for one in ("HOME=/", environ)))
+
+
+def test_members_are_found_by_session_or_environment_below_the_agent(tmp_path: Path) -> None:
+    me = os.getpid()
+    add(tmp_path, me, 1, me)
+    add(tmp_path, 900_001, me, 900_001)  # the worker
+    add(tmp_path, 900_002, 900_001, 900_001)  # its child
+    add(tmp_path, 900_003, me, 900_003, environ=COOKIE)  # an orphan in a session of its own
+    add(tmp_path, 900_004, me, 900_004)  # left by a pre-train script
+    add(tmp_path, 900_005, 1, 900_005, environ=COOKIE)  # not below this agent
+    add(tmp_path, 900_006, me, 900_001, state="Z")  # dead already
+    add(tmp_path, 900_007, 900_006, 900_001)  # its child, as read before that one died
+    (tmp_path / "self").mkdir()
+    assert sorted(members({900_001}, COOKIE, tmp_path)) == [900_001, 900_002, 900_003, 900_007]
+    assert {one.pid for one in descendants(snapshot(tmp_path), 900_001)} == {900_002}

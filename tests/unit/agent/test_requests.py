@@ -1,0 +1,114 @@
+"""Bodies of the control API: what is taken, and the field that a refusal names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_agent.core.requests import BadBody, parse_start, parse_stop, parse_update
+
+BODY: dict[str, Any] = {"rank": 1, "nnodes": 4, "faultCount": 2, "master_addr": "10.0.0.1", "master_port": 10020}
+
+
+def test_the_full_body_of_the_plain_protocol_is_taken() -> None:
+    start = parse_start(
+        BODY
+        | {
+            "master_port": "10020",
+            "log_monitoring_configuration": [{"name": "loss", "logPattern": r"loss (\d+)", "operator": "gt"}],
+            "ipVersion": "ipv4",
+            "rankIps": [{"rank": 0, "ip": "10.0.0.1"}],
+            "worker_data": {"any": 1},
+            "spare": 0,
+            "progress": {"p": {"progressData": "/c", "progressCount": 3}},
+            "a_field_of_tomorrow": 1,
+        }
+    )
+    assert (start.rank, start.nnodes, start.fault_count, start.master_port) == (1, 4, 2, 10020)
+    assert start.log_rules[0].name == "loss"
+    assert start.rank_ips == ({"rank": 0, "ip": "10.0.0.1"},)
+    assert start.is_spare is False
+    assert start.generation is None
+    assert start.run_generation == 3, "counted from the faults when none is given"
+
+
+def test_optional_fields_may_be_null_or_missing() -> None:
+    nulls = dict.fromkeys(("log_monitoring_configuration", "ipVersion", "rankIps", "worker_data", "progress", "spare"))
+    assert parse_start(BODY) == parse_start(BODY | nulls)
+    assert parse_start(BODY | {"generation": 9}).run_generation == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        pytest.param({"rank": None}, "rank", "must be an integer, not null", id="null rank"),
+        pytest.param({"rank": "one"}, "rank", "must be an integer, not a string", id="rank in words"),
+        pytest.param({"rank": True}, "rank", "must be an integer, not a boolean", id="boolean rank"),
+        pytest.param({"rank": 4}, "rank", "is 4 but nnodes is 4", id="rank outside the job"),
+        pytest.param({"rank": -1}, "rank", "must be between", id="negative rank"),
+        pytest.param({"nnodes": 0}, "nnodes", "must be between 1", id="no pods"),
+        pytest.param({"faultCount": 1.5}, "faultCount", "must be an integer", id="half a fault"),
+        pytest.param({"master_addr": ""}, "master_addr", "non-empty", id="empty master"),
+        pytest.param({"master_port": 70000}, "master_port", "must be between 1 and 65535", id="port"),
+        pytest.param({"master_port": []}, "master_port", "not a list", id="port as list"),
+        pytest.param({"rankIps": [1]}, "rankIps[0]", "must be an object", id="rank addresses"),
+        pytest.param({"progress": 5}, "progress", "must be an object", id="progress"),
+        pytest.param({"spare": "yes"}, "spare", "must be true or false", id="spare"),
+        pytest.param({"generation": 0}, "generation", "must be between 1", id="generation 0"),
+        pytest.param({"log_monitoring_configuration": {}}, "log_monitoring_configuration", "list of rules", id="rules"),
+    ],
+)
+def test_a_bad_field_is_named(changes: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(BadBody, match=words.replace("[", r"\[")) as caught:
+        parse_start(BODY | changes)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("missing", list(BODY))
+def test_required_fields_are_required(missing: str) -> None:
+    with pytest.raises(BadBody) as caught:
+        parse_update({name: value for name, value in BODY.items() if name != missing})
+    assert caught.value.field == missing
+
+
+def test_a_spare_may_have_a_rank_beyond_the_job() -> None:
+    assert parse_start(BODY | {"rank": 4, "spare": True}).is_spare
+
+
+def test_stop() -> None:
+    assert parse_stop(None) == parse_stop({})
+    stop = parse_stop({"restart_mode": "ipr", "is_graceful": True, "timeout": 600, "generation": 3})
+    assert (stop.is_graceful, stop.timeout_s, stop.generation) == (True, 600.0, 3)
+    for body, field in (
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": "x"}, "timeout"),
+        ({"is_graceful": "x"}, "is_graceful"),
+    ):
+        with pytest.raises(BadBody) as caught:
+            parse_stop(body)
+        assert caught.value.field == field
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+
+
+@given(st.sampled_from([*BODY, "generation", "progress", "rankIps", "log_monitoring_configuration"]), json_values)
+def test_any_json_is_taken_or_refused_in_words(field: str, value: Any) -> None:
+    for parse in (parse_start, parse_update, parse_stop):
+        for body in (BODY | {field: value}, value):
+            assert _refusal(parse, body) != ""
+
+
+def _refusal(parse: Callable[[object], object], body: object) -> str | None:
+    try:
+        parse(body)
+    except BadBody as error:
+        return error.problem
+    return None

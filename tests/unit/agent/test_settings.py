@@ -1,0 +1,131 @@
+"""Settings read from command line and environment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastipod_agent.arguments import parse
+from elastipod_agent.main import foreign_agent
+from elastipod_agent.settings import BadUsage, Script, Settings, missing_script, parse_streams, read_settings
+
+
+def read(*arguments: str, **environ: str) -> Settings:
+    return read_settings(parse(arguments, environ), environ)[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "port"),
+    [
+        pytest.param([], {}, 8080, id="the default"),
+        pytest.param([], {"ELASTIPOD_AGENT_PORT": "9001"}, 9001, id="the operator's"),
+        pytest.param(["--server-port=9002"], {"ELASTIPOD_AGENT_PORT": "9001"}, 9002, id="the flag wins"),
+    ],
+)
+def test_port(arguments: list[str], environ: dict[str, str], port: int) -> None:
+    assert read(*arguments, "t.py", **environ).port == port
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "nproc"),
+    [
+        pytest.param([], {}, 1, id="torchrun's default"),
+        pytest.param([], {"NPROC_PER_NODE": "3"}, 3, id="the resource's"),
+        pytest.param(["--nproc-per-node=2"], {"NPROC_PER_NODE": "3"}, 2, id="the flag wins"),
+        pytest.param([], {"NPROC_PER_NODE": "3", "PET_NPROC_PER_NODE": "4"}, 4, id="torchrun's variable wins"),
+    ],
+)
+def test_nproc(arguments: list[str], environ: dict[str, str], nproc: int) -> None:
+    assert read(*arguments, "t.py", **environ).layout.nproc == nproc
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        pytest.param(["t.py", "-x"], (sys.executable, "-u", "t.py", "-x"), id="script"),
+        pytest.param(["-m", "pkg", "-x"], (sys.executable, "-u", "-m", "pkg", "-x"), id="module"),
+        pytest.param(["--no-python", "./run", "-x"], ("./run", "-x"), id="no python"),
+    ],
+)
+def test_command(arguments: list[str], command: tuple[str, ...]) -> None:
+    assert read(*arguments).command == command
+
+
+def test_run_path_and_another_python() -> None:
+    command = read("--run-path", "t.py", "-x", PYTHON_EXEC="/opt/python").command
+    assert command[:3] == ("/opt/python", "-u", "-c")
+    assert command[-2:] == ("t.py", "-x")
+
+
+def test_the_local_rank_macro() -> None:
+    assert read("t.py", "--out=${local_rank}.log").worker_command(3)[-1] == "--out=3.log"
+
+
+def test_warnings_name_what_changes_nothing() -> None:
+    line = parse(["--rdzv-backend=c10d", "--node-rank=1", "--master-port=5", "--inprocess-restart", "t.py"], {})
+    _, warnings = read_settings(line, {})
+    assert warnings[0].startswith("--rdzv-backend=c10d is not used")
+    assert warnings[1] == "--master-port, --node-rank change nothing inside a pod"
+    assert "--inprocess-restart" in warnings[2]
+    assert read_settings(parse(["--rdzv-backend=hyperpod", "t.py"], {}), {})[1] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("0", (0, 0)), ("3", (3, 3)), ("0:1,1:2", (1, 2)), ("1:3", (0, 3))],
+)
+def test_streams(text: str, bits: tuple[int, int]) -> None:
+    streams = parse_streams("--tee", text)
+    assert (streams.of(0), streams.of(1)) == bits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tee=4"], "--tee is '4'"),
+        (["--local-ranks-filter=a"], "--local-ranks-filter is 'a'"),
+        (["--server-port=70000"], "--server-port is '70000'"),
+        (["--shutdown-timeout=-1"], "--shutdown-timeout is -1"),
+        (["--pre-train-script=x", "--pre-train-args='"], "cannot be split"),
+        (["--no-python", "-m"], "cannot be used together"),
+        (["--nnodes=a"], "--nnodes is 'a'"),
+    ],
+)
+def test_bad_usage_names_the_option(arguments: list[str], words: str) -> None:
+    with pytest.raises(BadUsage, match=words):
+        read(*arguments, "t.py")
+
+
+def test_scripts_run_by_what_they_are(tmp_path: Path) -> None:
+    script = tmp_path / "s"
+    script.write_text("true\n", "utf-8")
+    assert Script(str(script), ("a",)).command() == ["/bin/sh", str(script), "a"]
+    script.chmod(0o755)
+    assert Script(str(script), ("a",)).command() == [str(script), "a"]
+    assert Script("x.py", ()).command() == [sys.executable, "x.py"]
+
+
+def test_a_missing_script_is_named(tmp_path: Path) -> None:
+    missing = missing_script(read(str(tmp_path)))
+    assert missing == f"training script {tmp_path} is a directory"
+    (tmp_path / "__main__.py").touch()
+    assert missing_script(read(str(tmp_path))) is None
+    assert missing_script(read("-m", "no_such_module")) is None
+
+
+def test_the_original_agent_beside_us_is_found(tmp_path: Path) -> None:
+    assert foreign_agent([str(tmp_path)]) is None
+    record = tmp_path / "hyperpod_elastic_agent-1.1.3.dist-info"
+    record.mkdir()
+    assert foreign_agent(["/nowhere", str(tmp_path)]) == str(record)
+
+
+def test_files_without_a_log_directory_get_one_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    settings, warnings = read_settings(parse(["--tee=3", "t.py"], {}), {})
+    assert settings.logs.directory is not None
+    assert settings.logs.directory.parent == tmp_path
+    assert str(settings.logs.directory) in warnings[0]
+    assert read("t.py").logs.directory is None

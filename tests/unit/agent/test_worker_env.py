@@ -1,0 +1,79 @@
+"""The environment of workers."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_agent.core.requests import Start
+from elastipod_agent.core.worker_env import Layout, worker_env
+
+START = Start(rank=1, nnodes=3, fault_count=6, master_addr="10.0.0.9", master_port=10070, generation=7)
+LAYOUT = Layout(nproc=2, run_id="ns/job", role="default", max_restarts=3)
+
+
+def env_of(local_rank: int, start: Start = START, layout: Layout = LAYOUT, **base: str) -> dict[str, str]:
+    return worker_env(base, start, layout, local_rank, worker_file="/w", error_file="/e")
+
+
+def test_a_worker_gets_the_whole_set() -> None:
+    assert env_of(1, PATH="/bin", NNODES="1") == {
+        "PATH": "/bin",
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "6",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "6",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "10.0.0.9",
+        "MASTER_PORT": "10070",
+        "NNODES": "3",
+        "NPROC_PER_NODE": "2",
+        "JOB_RESTART_COUNT": "6",
+        "TORCHELASTIC_RESTART_COUNT": "6",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "ns/job",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": "/e",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+        "ELASTIPOD_GENERATION": "7",
+        "ELASTIPOD_WORKER_FILE": "/w",
+    }
+
+
+def test_what_the_user_set_stays() -> None:
+    env = env_of(0, OMP_NUM_THREADS="8", TORCH_NCCL_ASYNC_ERROR_HANDLING="3", HYPERPOD_SIGNAL_COORDINATION="disabled")
+    assert env["OMP_NUM_THREADS"] == "8"
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert env["HYPERPOD_SIGNAL_COORDINATION"] == "disabled"
+
+
+def test_a_single_worker_keeps_its_threads() -> None:
+    assert "OMP_NUM_THREADS" not in env_of(0, layout=Layout(nproc=1, run_id="r", role="default", max_restarts=0))
+
+
+def test_progress_is_handed_on() -> None:
+    start = Start(rank=0, nnodes=1, fault_count=0, master_addr="a", master_port=1, progress={"p": {"progressCount": 3}})
+    assert json.loads(env_of(0, start)["ELASTIPOD_PROGRESS"]) == {"p": {"progressCount": 3}}
+    assert "ELASTIPOD_PROGRESS" not in env_of(0)
+
+
+@given(nnodes=st.integers(1, 12), nproc=st.integers(1, 8))
+def test_global_ranks_cover_the_world_once(nnodes: int, nproc: int) -> None:
+    layout = Layout(nproc=nproc, run_id="r", role="default", max_restarts=0)
+    ranks = [
+        int(
+            env_of(local, Start(rank=group, nnodes=nnodes, fault_count=0, master_addr="a", master_port=1), layout)[
+                "RANK"
+            ]
+        )
+        for group in range(nnodes)
+        for local in range(nproc)
+    ]
+    assert ranks == list(range(nnodes * nproc))

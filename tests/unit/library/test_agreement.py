@@ -1,0 +1,217 @@
+"""The agreement of ranks on one stop call, with threads for ranks and a store in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.library.memory_store import MemoryServer
+
+from elastipod.agreement import Agreement, name_ranks, stop_call
+from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
+
+DEADLINE_S = 20.0
+
+
+class Ranks:
+    """Ranks that run in lockstep: after every call each waits for all, as a collective would make it."""
+
+    def __init__(self, world_size: int, timeout_s: float = DEADLINE_S) -> None:
+        self.server = MemoryServer()
+        self.pending = [threading.Event() for _ in range(world_size)]
+        self.agreements = [
+            Agreement(
+                rank=rank,
+                world_size=world_size,
+                level=self.pending[rank].is_set,
+                connect=self.server.client,
+                timeout_s=timeout_s,
+            )
+            for rank in range(world_size)
+        ]
+        for agreement in self.agreements:
+            agreement.start()
+
+    def train(self, steps: int, before_call: Callable[[int, int], None]) -> list[int | None]:
+        """Make up to ``steps`` steps on every rank; give the call at which each stopped, None for never.
+
+        before_call is told (rank, call) and may wait or raise an event.
+        """
+        barrier = threading.Barrier(len(self.agreements))
+
+        def loop(rank: int) -> int | None:
+            for call in range(1, steps + 1):
+                barrier.wait(DEADLINE_S)
+                before_call(rank, call)
+                if self.agreements[rank].call():
+                    return call
+            return None
+
+        with ThreadPoolExecutor(len(self.agreements)) as pool:
+            return list(pool.map(loop, range(len(self.agreements))))
+
+    def close(self) -> None:
+        for agreement in self.agreements:
+            agreement.close()
+
+
+@pytest.fixture
+def make_ranks() -> Iterator[Callable[..., Ranks]]:
+    made: list[Ranks] = []
+
+    def make(world_size: int, timeout_s: float = DEADLINE_S) -> Ranks:
+        made.append(Ranks(world_size, timeout_s))
+        return made[-1]
+
+    yield make
+    for ranks in made:
+        ranks.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("raisers", [{0: 3}, {2: 5}, {0: 2, 1: 4, 2: 3}], ids=["first rank", "last rank", "all, apart"])
+def test_every_rank_stops_at_the_same_call(make_ranks: Callable[..., Ranks], raisers: dict[int, int]) -> None:
+    ranks = make_ranks(3)
+
+    def before_call(rank: int, call: int) -> None:
+        if raisers.get(rank) == call:
+            ranks.pending[rank].set()
+            ranks.agreements[rank].wake()
+
+    stopped = ranks.train(100_000, before_call)
+    assert len(set(stopped)) == 1
+    assert stopped[0] is not None
+    assert stopped[0] >= min(raisers.values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_signals_on_any_ranks_at_any_time_end_in_one_answer(data: st.DataObject) -> None:
+    world_size = data.draw(st.integers(2, 5))
+    raise_at = data.draw(st.dictionaries(st.integers(0, world_size - 1), st.integers(1, 20), min_size=1))
+    slow = data.draw(st.integers(0, world_size - 1))
+    ranks = Ranks(world_size)
+
+    def before_call(rank: int, call: int) -> None:
+        if raise_at.get(rank) == call:
+            ranks.pending[rank].set()
+            ranks.agreements[rank].wake()
+        if rank == slow and call % 7 == 0:
+            time.sleep(0.002)  # a straggler: the others run ahead into their next call
+
+    try:
+        stopped = ranks.train(100_000, before_call)
+    finally:
+        ranks.close()
+    assert len(set(stopped)) == 1
+    assert None not in stopped
+
+
+def test_no_store_round_trip_while_nothing_is_pending(make_ranks: Callable[..., Ranks]) -> None:
+    ranks = make_ranks(4)
+    wait_until(lambda: len(ranks.server.requests) == 4)
+    assert ranks.train(1000, lambda rank, call: None) == [None] * 4
+    assert sorted(ranks.server.requests) == [f"wait wake/{rank}" for rank in range(4)]
+
+
+def test_only_the_first_rank_wakes_the_others(make_ranks: Callable[..., Ranks]) -> None:
+    ranks = make_ranks(4)
+    for event in ranks.pending:
+        event.set()
+    ranks.train(100_000, lambda rank, call: None)
+    assert sum(request.startswith("set wake/") for request in ranks.server.requests) == 1
+
+
+def test_a_rank_waits_only_for_publishing_and_not_for_the_others_training_threads(
+    make_ranks: Callable[..., Ranks],
+) -> None:
+    ranks = make_ranks(2)
+    ahead, behind = ranks.agreements
+    for agreement in (ahead, behind):
+        assert not agreement.call()
+    assert not ahead.call()  # rank 0 has made call 2, rank 1 is still inside its second step
+    ranks.pending[1].set()
+    wait_until(lambda: "stop" in ranks.server.values)
+    assert ranks.server.values["stop"] == b"3"
+    assert not behind.call()  # its second call, which rank 0 has left already
+    with ThreadPoolExecutor(2) as pool:
+        assert [each.result(DEADLINE_S) for each in (pool.submit(ahead.call), pool.submit(behind.call))] == [True, True]
+
+
+def test_ranks_that_never_ask_are_named() -> None:
+    server = MemoryServer()
+    alone = Agreement(rank=1, world_size=4, level=lambda: True, connect=server.client, timeout_s=0.2)
+    alone.start()
+    wait_until(lambda: "next/1" in server.values)
+    with pytest.raises(ElasticAgreementTimeout, match=r"ranks 0,2-3 did not publish a next call"):
+        alone.call()
+    alone.close()
+
+
+def test_ranks_that_call_unequally_often_are_named(make_ranks: Callable[..., Ranks]) -> None:
+    ranks = make_ranks(2, timeout_s=0.3)
+    for _ in range(5):
+        assert not ranks.agreements[0].call()  # five calls of rank 0, none of rank 1
+    ranks.pending[0].set()
+    wait_until(lambda: "stop" in ranks.server.values)
+    with pytest.raises(ElasticAgreementTimeout, match=r"at call 6 .* rank 1 did not make that call"):
+        ranks.agreements[0].call()
+
+
+def test_a_store_that_dies_while_nothing_is_pending_disturbs_nobody(make_ranks: Callable[..., Ranks]) -> None:
+    ranks = make_ranks(2)
+    ranks.server.die()
+    assert ranks.train(10, lambda rank, call: None) == [None, None]
+
+
+def test_an_event_after_the_store_died_is_dropped(
+    make_ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = make_ranks(2)
+    ranks.server.die()
+    ranks.pending[0].set()
+    wait_until(lambda: "the other ranks are gone" in caplog.text)
+    assert not ranks.agreements[0].call()
+
+
+def test_a_store_that_leaves_at_the_stop_call_is_no_error(make_ranks: Callable[..., Ranks]) -> None:
+    ranks = make_ranks(2)
+    ranks.pending[0].set()
+    wait_until(lambda: "stop" in ranks.server.values)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ranks.agreements[1].call)
+        wait_until(lambda: "arrived/1" in ranks.server.values)
+        ranks.server.die()
+        assert answer.result(DEADLINE_S)
+
+
+def test_a_store_out_of_reach_is_said_at_the_first_call() -> None:
+    server = MemoryServer()
+    server.die()
+    with pytest.raises(ElasticAgreementError, match="rank 0 cannot reach the store"):
+        Agreement(rank=0, world_size=2, level=lambda: False, connect=server.client, timeout_s=1).start()
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1))
+def test_nobody_has_passed_the_stop_call(next_calls: list[int]) -> None:
+    assert all(call <= stop_call(next_calls) for call in next_calls)
+    assert stop_call(next_calls) in next_calls
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], "no rank"), ([3], "rank 3"), ([0, 1, 2, 9], "ranks 0-2,9"), ([5, 4], "ranks 4-5")],
+)
+def test_ranks_are_named_as_ranges(ranks: list[int], text: str) -> None:
+    assert name_ranks(ranks) == text

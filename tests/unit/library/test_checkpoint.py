@@ -1,0 +1,286 @@
+"""Checkpoints of one process: what is kept, what is believed, who may write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.library.logs import PLAN
+
+from elastipod import SampleLog
+from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId, Manifest, record_file
+from elastipod.errors import CheckpointError, FencedError
+from elastipod.moments import optimizer_norm
+
+
+@pytest.fixture(autouse=True)
+def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Trainer:
+    """A little model that can make steps."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4], gamma=0.5)
+
+    def step(self, number: int) -> None:
+        inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(number))
+        self.optimizer.zero_grad()
+        self.model(inputs).square().mean().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    def save(self, manager: CheckpointManager, step: int, **extra: object) -> Path:
+        return manager.save(
+            step, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, extra={"note": step, **extra}
+        )
+
+    def weights(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def load(self, manager: CheckpointManager) -> int | None:
+        resume = manager.load_latest(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
+        return resume.step if resume else None
+
+
+def entries(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def shard(checkpoint: Path) -> Path:
+    return next(checkpoint.glob("__0_*"))
+
+
+def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    whole, first, second = Trainer(), Trainer(), Trainer(seed=9)
+    for number in range(6):
+        whole.step(number)
+    for number in range(3):
+        first.step(number)
+    first.save(CheckpointManager(tmp_path), 3, epoch=1)
+
+    resume = CheckpointManager(tmp_path).load_latest(
+        model=second.model, optimizer=second.optimizer, scheduler=second.scheduler
+    )
+    assert resume is not None
+    assert (resume.step, resume.generation, resume.world_size) == (3, 1, 1)
+    assert dict(resume.extra) == {"note": 3, "epoch": 1}
+    assert optimizer_norm(second.optimizer) == optimizer_norm(first.optimizer) > 0
+    for number in range(3, 6):
+        second.step(number)
+    for mine, wanted in zip(second.weights(), whole.weights(), strict=True):
+        assert torch.equal(mine, wanted)
+    assert second.scheduler.get_last_lr() == whole.scheduler.get_last_lr()
+
+
+def test_an_empty_directory_starts_from_nothing(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "new")
+    assert Trainer().load(manager) is None
+    assert manager.generation == 1
+
+
+def test_outside_a_pod_each_run_is_the_next_generation(tmp_path: Path) -> None:
+    assert [CheckpointManager(tmp_path).generation for _ in range(3)] == [1, 2, 3]
+
+
+def test_in_a_pod_the_generation_is_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIPOD_GENERATION", "7")
+    assert CheckpointManager(tmp_path).generation == CheckpointManager(tmp_path).generation == 7
+    monkeypatch.delenv("ELASTIPOD_GENERATION")
+    monkeypatch.setenv("JOB_RESTART_COUNT", "8")
+    assert CheckpointManager(tmp_path).generation == 9
+
+
+def test_the_newest_are_kept_and_nothing_else_is_left(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path, keep=2)
+    (tmp_path / ".tmp-step-0000000001-gen-000001-0abc").mkdir()
+    for number in range(1, 5):
+        trainer.step(number)
+        trainer.save(manager, number)
+    assert entries(tmp_path) == [".claims", "step-0000000003-gen-000001", "step-0000000004-gen-000001"]
+
+
+def test_the_manifest_names_every_file(tmp_path: Path) -> None:
+    path = Trainer().save(CheckpointManager(tmp_path), 1)
+    manifest = Manifest.from_json((path / "elastipod.json").read_text())
+    assert set(manifest.files) == {each.name for each in path.iterdir()} - {"elastipod.json"}
+    assert all(record_file(path / name) == record for name, record in manifest.files.items())
+
+
+def test_a_step_is_saved_once(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    path = trainer.save(manager, 1)
+    before = (path / "elastipod.json").stat().st_mtime_ns
+    assert trainer.save(manager, 1) == path
+    assert (path / "elastipod.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "harm", ["flipped byte", "cut short", "missing file", "torn manifest", "no manifest", "renamed"]
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    trainer.step(1)
+    trainer.save(manager, 1)
+    trainer.step(2)
+    newest = trainer.save(manager, 2)
+    match harm:
+        case "flipped byte":
+            flip_a_byte(shard(newest))
+        case "cut short":
+            shard(newest).write_bytes(shard(newest).read_bytes()[:-1])
+        case "missing file":
+            (newest / ".metadata").unlink()
+        case "torn manifest":
+            (newest / "elastipod.json").write_text('{"format": 1, "st')
+        case "no manifest":
+            (newest / "elastipod.json").unlink()
+        case "renamed":
+            newest.rename(tmp_path / "step-0000000003-gen-000001")
+    assert Trainer(seed=5).load(CheckpointManager(tmp_path)) == 1
+    assert caplog.text.count("passing over a damaged checkpoint") == 1
+
+
+def test_a_damaged_checkpoint_makes_room_for_the_next(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path, keep=2)
+    for number in (1, 2):
+        trainer.step(number)
+        trainer.save(manager, number)
+    flip_a_byte(shard(tmp_path / "step-0000000002-gen-000001"))
+    again, next_manager = Trainer(), CheckpointManager(tmp_path, keep=2)
+    again.load(next_manager)
+    again.step(2)
+    again.save(next_manager, 2)
+    assert entries(tmp_path) == [".claims", "step-0000000001-gen-000001", "step-0000000002-gen-000002"]
+
+
+def test_starting_over_in_silence_is_refused(tmp_path: Path) -> None:
+    flip_a_byte(shard(Trainer().save(CheckpointManager(tmp_path), 1)))
+    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* is intact"):
+        Trainer().load(CheckpointManager(tmp_path))
+
+
+def test_an_unfinished_checkpoint_does_not_exist(tmp_path: Path) -> None:
+    path = Trainer().save(CheckpointManager(tmp_path), 1)
+    path.rename(tmp_path / ".tmp-step-0000000001-gen-000001-0abc")
+    assert Trainer().load(CheckpointManager(tmp_path)) is None
+
+
+@pytest.mark.parametrize("name", [".metadata", "elastipod.json"])
+def test_somebody_elses_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match="is itself one checkpoint, not a directory of checkpoints"):
+        Trainer().load(CheckpointManager(tmp_path))
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        Trainer().load(CheckpointManager(tmp_path / "file"))
+
+
+def test_a_replaced_generation_can_neither_commit_nor_delete(tmp_path: Path) -> None:
+    trainer, old = Trainer(), CheckpointManager(tmp_path, keep=1, generation=1)
+    trainer.save(old, 1)
+    assert Trainer().load(CheckpointManager(tmp_path, generation=2)) == 1
+    with pytest.raises(FencedError, match=r"generation 2 has taken over .* generation 1 and must stop"):
+        trainer.save(old, 2)
+    assert CheckpointDirectory(tmp_path).complete() == [CheckpointId(1, 1)]
+    with pytest.raises(FencedError):
+        CheckpointDirectory(tmp_path).prune(1, keep=1)
+
+
+def test_a_claim_in_the_middle_of_a_save_stops_the_commit(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    directory.claim(1)
+    target = CheckpointId(5, 1)
+    temporary = directory.begin(target)
+    directory.claim(2)
+    with pytest.raises(FencedError):
+        directory.commit(temporary, Manifest(target, 1, {}, {}))
+    assert directory.complete() == []
+
+
+def test_an_older_generation_cannot_claim(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    directory.claim(4)
+    with pytest.raises(FencedError, match="generation 4 has taken over"):
+        directory.claim(3)
+
+
+def test_the_freshest_is_the_highest_step_then_generation(tmp_path: Path) -> None:
+    for step, generation in ((10, 1), (12, 1), (12, 3), (11, 4)):
+        (tmp_path / CheckpointId(step, generation).name).mkdir()
+    assert CheckpointDirectory(tmp_path).complete() == [
+        CheckpointId(12, 3),
+        CheckpointId(12, 1),
+        CheckpointId(11, 4),
+        CheckpointId(10, 1),
+    ]
+
+
+def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    Trainer().save(CheckpointManager(tmp_path), 1)
+    other = torch.nn.Linear(4, 9)
+    with pytest.raises(CheckpointError, match="does not fit this model and optimizer"):
+        CheckpointManager(tmp_path).load_latest(model=other, optimizer=torch.optim.AdamW(other.parameters()))
+
+
+def test_a_schedule_that_was_not_saved_is_missed(tmp_path: Path) -> None:
+    trainer = Trainer()
+    CheckpointManager(tmp_path).save(1, model=trainer.model, optimizer=trainer.optimizer)
+    with pytest.raises(CheckpointError, match="was saved without a scheduler"):
+        trainer.load(CheckpointManager(tmp_path))
+
+
+def test_extra_values_must_be_plain(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="extra must hold JSON values only"):
+        Trainer().save(CheckpointManager(tmp_path), 1, weights=torch.zeros(1))
+
+
+def test_a_manifest_that_points_outside_is_not_believed(tmp_path: Path) -> None:
+    path = Trainer().save(CheckpointManager(tmp_path), 1)
+    manifest = json.loads((path / "elastipod.json").read_text())
+    manifest["files"]["../../etc/passwd"] = {"size": 1, "crc32": "00000000"}
+    (path / "elastipod.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="outside its own directory"):
+        CheckpointDirectory(tmp_path).manifest(CheckpointId(1, 1))
+
+
+def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep is 0"):
+        CheckpointManager(tmp_path, keep=0)
+
+
+def test_the_sample_log_notes_the_checkpoint_with_its_moments(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path / "checkpoints")
+    trainer.step(1)
+    with SampleLog(tmp_path, PLAN, generation=manager.generation, rank=0, world_size=1) as log:
+        manager.save(1, model=trainer.model, optimizer=trainer.optimizer, sample_log=log)
+    last = json.loads(log.path.read_text().splitlines()[-1])
+    assert (last["kind"], last["step"], last["optimizer_norm"]) == ("saved", 1, optimizer_norm(trainer.optimizer))
+
+
+def test_the_norm_is_that_of_all_moments() -> None:
+    trainer = Trainer()
+    assert optimizer_norm(trainer.optimizer) == 0
+    trainer.step(1)
+    state = trainer.optimizer.state.values()
+    moments = torch.cat([each[name].flatten().double() for each in state for name in ("exp_avg", "exp_avg_sq")])
+    assert optimizer_norm(trainer.optimizer) == pytest.approx(float(moments.norm()), rel=1e-12)

@@ -1,0 +1,70 @@
+"""The command `elastipod`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.library.logs import PLAN, Job
+
+from elastipod import cli
+
+PARTS = ("torch", "elastipod_operator", "elastipod_local", "elastipod_agent")
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name}" in text and command.summary in text for name, command in cli.COMMANDS.items())
+
+
+def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "usage: elastipod COMMAND" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["frobnicate"]) == 2
+    assert capsys.readouterr().err == "elastipod: no command 'frobnicate'; there are: audit, local, operator\n"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("elastipod ")
+
+
+def test_arguments_and_exit_status_are_handed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Job(tmp_path).run(1, 2, range(1, PLAN.total_steps + 1), end="completed")
+    assert cli.main(["audit", str(tmp_path)]) == 0
+    assert "exactly once" in capsys.readouterr().out
+
+
+def test_a_missing_part_is_said_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "local", cli.Command("no_such_package.cli", "", "local"))
+    assert cli.main(["local", "up"]) == 2
+    assert capsys.readouterr().err == (
+        "elastipod local: this installation lacks the package 'no_such_package'; "
+        "install it with: pip install 'elastipod[local]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "statement", ["import elastipod", "import elastipod.cli", "import elastipod.audit, elastipod.elastic"]
+)
+def test_importing_costs_no_torch_and_no_other_part(statement: str) -> None:
+    script = f"{statement}; import sys; print([part for part in {PARTS!r} if part in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_loads() -> None:
+    import elastipod
+
+    assert all(callable(getattr(elastipod, name)) for name in elastipod.__all__)
+    assert set(elastipod.__all__) <= set(dir(elastipod))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'; it exports Batch, "):
+        _ = elastipod.nonsense  # type: ignore[attr-defined]

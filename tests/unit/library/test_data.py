@@ -1,0 +1,143 @@
+"""Which samples each rank trains on: once each, whatever happens to the world."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod.data import ElasticBatches, share
+from elastipod.shuffle import Shuffle
+
+SIZES = st.integers(1, 400)
+WORLDS = st.integers(1, 9)
+
+
+@given(size=st.integers(0, 1000), world_size=st.integers(1, 64))
+def test_shares_cover_once_in_order_and_differ_by_one_at_most(size: int, world_size: int) -> None:
+    shares = [share(size, rank, world_size) for rank in range(world_size)]
+    assert [index for part in shares for index in part] == list(range(size))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match=f"rank {rank} is outside a world of 4"):
+        share(16, rank, 4)
+
+
+@given(size=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000))
+def test_a_shuffle_is_a_permutation(size: int, seed: int, epoch: int) -> None:
+    order = Shuffle(size, seed, epoch)
+    assert sorted(order[position] for position in range(size)) == list(range(size))
+
+
+GOLDEN_SMALL = [1, 0, 9, 4, 7, 8, 6, 5, 3, 2]
+GOLDEN_LARGE = [675662775318, 555991999733, 343256575255]
+
+
+def test_the_order_is_the_documented_one_for_ever() -> None:
+    """A change here moves every running job's place in its data: it needs a new method number, never new values."""
+    assert [Shuffle(10, 0, 0)[position] for position in range(10)] == GOLDEN_SMALL
+    assert [Shuffle(10**12, 7, 3)[position] for position in range(3)] == GOLDEN_LARGE
+
+
+def test_epochs_and_seeds_give_other_orders() -> None:
+    orders = {
+        tuple(Shuffle(100, seed, epoch)[position] for position in range(100)) for seed in (0, 1) for epoch in (0, 1)
+    }
+    assert len(orders) == 4
+
+
+def test_a_shuffle_spreads_neighbours() -> None:
+    """Of 4096 neighbours about one in 2048 should stay next to each other; a network with too few rounds leaves many."""
+    order = Shuffle(4096, 1, 0)
+    indices = [order[position] for position in range(4096)]
+    assert sum(abs(first - second) == 1 for first, second in pairwise(indices)) < 12
+    halves = sum(index >= 2048 for index in indices[:2048])
+    assert 1024 - 160 < halves < 1024 + 160
+
+
+@given(data=st.data(), dataset_size=SIZES, global_batch=st.integers(1, 64), epochs=st.integers(1, 3))
+def test_every_sample_once_per_epoch_through_any_resizes(
+    data: st.DataObject, dataset_size: int, global_batch: int, epochs: int
+) -> None:
+    plan = ElasticBatches(dataset_size, global_batch, seed=data.draw(st.integers(0, 99)), epochs=epochs)
+    seen: Counter[tuple[int, int]] = Counter()
+    step = 0
+    while step < plan.total_steps:
+        world_size = data.draw(WORLDS)
+        stay = data.draw(st.integers(1, plan.total_steps))
+        ranks = [plan.iterate(rank, world_size, start_step=step) for rank in range(world_size)]
+        for _ in range(min(stay, plan.total_steps - step)):
+            step += 1
+            parts = [next(batches) for batches in ranks]
+            assert {part.step for part in parts} == {step}
+            assert sum(len(part.indices) for part in parts) == parts[0].global_size <= global_batch
+            seen.update((part.epoch, index) for part in parts for index in part.indices)
+            assert parts[0].samples_seen == seen.total()
+    assert seen == Counter({(epoch, index): 1 for epoch in range(epochs) for index in range(dataset_size)})
+
+
+@given(step=st.integers(1, 30), world_size=WORLDS)
+def test_the_global_batch_of_a_step_does_not_depend_on_the_world(step: int, world_size: int) -> None:
+    plan = ElasticBatches(dataset_size=95, global_batch=10, seed=3, epochs=3)
+    whole = plan.batch(step, 0, 1)
+    parts = [plan.batch(step, rank, world_size) for rank in range(world_size)]
+    assert tuple(index for part in parts for index in part.indices) == whole.indices
+
+
+@given(global_size=st.integers(1, 50), world_size=WORLDS, micro_size=st.integers(1, 12))
+def test_passes_are_equally_many_on_every_rank_and_weigh_as_one_process(
+    global_size: int, world_size: int, micro_size: int
+) -> None:
+    plan = ElasticBatches(dataset_size=global_size, global_batch=global_size)
+    passes = [list(plan.batch(1, rank, world_size).micro_batches(micro_size)) for rank in range(world_size)]
+    assert len({len(each) for each in passes}) == 1
+    assert all([part.is_last for part in each] == [False] * (len(each) - 1) + [True] for each in passes)
+    parts = [part for each in passes for part in each]
+    assert all(1 <= len(part.indices) <= micro_size for part in parts)
+    real = [part for part in parts if part.weight]
+    assert sorted(index for part in real for index in part.indices) == list(range(global_size))
+    for part in real:  # mean over the pass x weight / world = the pass's part of the global mean
+        assert part.weight / world_size == pytest.approx(len(part.indices) / global_size, rel=1e-12)
+
+
+def test_a_rank_without_samples_takes_part_with_weight_zero() -> None:
+    batch = ElasticBatches(dataset_size=2, global_batch=2, shuffle=False).batch(1, rank=0, world_size=4)
+    assert batch.indices == ()
+    assert batch.weight == 0
+    (only,) = batch.micro_batches(4)
+    assert (len(only.indices), only.weight, only.is_last) == (1, 0.0, True)
+
+
+def test_beginning_late_costs_no_more_than_beginning_early() -> None:
+    plan = ElasticBatches(dataset_size=10**12, global_batch=4, epochs=3)
+    late = next(plan.iterate(0, 1, start_step=plan.total_steps - 1))
+    assert late.step == plan.total_steps == 750_000_000_000
+    assert late.samples_seen == 3 * 10**12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [((0, 1), "dataset_size is 0"), ((1, 0), "global_batch is 0"), ((1, 1, 0, 0), "epochs is 0")],
+)
+def test_senseless_plans_are_refused(arguments: tuple[int, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ElasticBatches(*arguments)  # type: ignore[arg-type]
+
+
+def test_a_place_beyond_the_end_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"start_step is 8, but this job has 7 steps; was its data changed\?"):
+        ElasticBatches(dataset_size=20, global_batch=3).iterate(0, 1, start_step=8)
+    with pytest.raises(ValueError, match="step is 0"):
+        ElasticBatches(dataset_size=20, global_batch=3).batch(0, 0, 1)
+    with pytest.raises(ValueError, match="size is 0"):
+        next(ElasticBatches(dataset_size=20, global_batch=3).batch(1, 0, 1).micro_batches(0))
+    with pytest.raises(IndexError, match="position 20 is outside"):
+        Shuffle(20, 0, 0)[20]
+    with pytest.raises(ValueError, match="size is 0"):
+        Shuffle(0, 0, 0)

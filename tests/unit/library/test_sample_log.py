@@ -1,0 +1,59 @@
+"""The sample log as a file: its lines, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.library.logs import PLAN
+
+from elastipod.errors import SampleLogError
+from elastipod.sample_log import SampleLog
+
+
+def open_log(directory: Path) -> SampleLog:
+    return SampleLog(directory, PLAN, generation=3, rank=1, world_size=2)
+
+
+def test_the_lines_are_those_of_the_contract(tmp_path: Path) -> None:
+    with open_log(tmp_path / "made" / "on the way") as log:
+        log.step(PLAN.batch(1, 1, 2), loss=2.5)
+        log.saved(1, 0.5)
+        log.end(1, "drained")
+    assert log.path.name == "gen-000003-rank-00001.jsonl"
+    lines = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["start", "step", "saved", "end"]
+    assert {**lines[0], "t": 0} == {
+        "kind": "start",
+        **{"generation": 3, "rank": 1, "world_size": 2, "resumed_step": 0, "resumed_generation": 0},
+        **{"dataset_size": 50, "epochs": 2, "global_batch": 8, "t": 0},
+    }
+    assert (lines[1]["step"], lines[1]["epoch"], lines[1]["loss"]) == (1, 0, 2.5)
+    assert lines[1]["samples"] == list(PLAN.batch(1, 1, 2).indices)
+
+
+def test_lines_are_in_the_file_at_once(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.step(PLAN.batch(1, 1, 2))
+        assert len(log.path.read_text().splitlines()) == 2
+
+
+def test_a_log_is_never_written_over(tmp_path: Path) -> None:
+    open_log(tmp_path).close()
+    with pytest.raises(SampleLogError, match="another run logged there"):
+        open_log(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SampleLogError, match="cannot make the sample log's folder"):
+        open_log(tmp_path / "file")
+
+
+def test_a_closed_log_takes_no_lines(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.close()
+    log.close()
+    with pytest.raises(SampleLogError, match="is closed"):
+        log.step(PLAN.batch(1, 1, 2))
