@@ -1,0 +1,49 @@
+"""The few requests that we make to the API server ourselves, where starting kubectl over and over would cost too much."""
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 5.0
+MERGE_PATCH = "application/merge-patch+json"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """An API server and the client certificate with which it is called."""
+
+    host: str
+    port: int
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def answers_ok(self, path: str) -> bool:
+        """Tell whether a GET is answered with 200; False also when the server cannot be reached."""
+        return self._request("GET", path) is not None
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        """Give the object at a path, None when it is not there or the server cannot be reached."""
+        content = self._request("GET", path)
+        return None if content is None else json.loads(content)
+
+    def patch(self, path: str, patch: dict[str, Any]) -> bool:
+        """Apply a merge patch; False when it was refused or the server cannot be reached."""
+        return self._request("PATCH", path, json.dumps(patch)) is not None
+
+    def _request(self, method: str, path: str, body: str | None = None) -> bytes | None:
+        context = ssl.create_default_context(cafile=str(self.authority))
+        context.load_cert_chain(self.certificate, self.key)
+        connection = http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=context)
+        try:
+            connection.request(method, path, body, {"Accept": "application/json", "Content-Type": MERGE_PATCH})
+            answer = connection.getresponse()
+            content = answer.read()
+            return content if answer.status == http.client.OK else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()

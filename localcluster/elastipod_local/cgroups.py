@@ -1,0 +1,159 @@
+"""Control groups of nodes, on machines with the old hierarchies (v1, also beside an empty v2) and with v2 alone.
+
+A node's group is `<root of hierarchy>/<cluster>/<node>` in each hierarchy; inside the node it appears as the root.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastipod_local.errors import LocalClusterError
+
+MOUNTS = Path("/proc/mounts")
+V2_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids", "hugetlb")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted hierarchy. options: what a second mount of it needs, e.g. 'cpu,cpuacct' or 'none,name=systemd'."""
+
+    mount_point: Path
+    kind: str  # cgroup or cgroup2
+    options: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The machine's hierarchies; `unified` is true when v2 alone does the work."""
+
+    hierarchies: tuple[Hierarchy, ...]
+
+    @property
+    def unified(self) -> bool:
+        return all(hierarchy.kind == "cgroup2" for hierarchy in self.hierarchies)
+
+
+def parse_mounts(mounts: str) -> Layout:
+    """Find the hierarchies below /sys/fs/cgroup in the text of /proc/mounts."""
+    found: dict[Path, Hierarchy] = {}
+    for line in mounts.splitlines():
+        _, point, kind, options, *_ = line.split()
+        if kind in ("cgroup", "cgroup2") and point.startswith("/sys/fs/cgroup"):
+            found[Path(point)] = Hierarchy(Path(point), kind, _mount_options(kind, options.split(",")))
+    return Layout(tuple(found.values()))
+
+
+def _mount_options(kind: str, options: list[str]) -> str:
+    if kind == "cgroup2":
+        return ""
+    named = [option for option in options if option.startswith("name=")]
+    if named:
+        return f"none,{named[0]}"
+    general = {"rw", "ro", "nosuid", "nodev", "noexec", "relatime", "xattr", "clone_children", "release_agent"}
+    return ",".join(option for option in options if option not in general and "=" not in option)
+
+
+def machine_layout() -> Layout:
+    """Give this machine's hierarchies. Raises LocalClusterError when there are none."""
+    layout = parse_mounts(MOUNTS.read_text())
+    if not layout.hierarchies:
+        raise LocalClusterError("no control groups are mounted below /sys/fs/cgroup; nodes cannot be made without them")
+    return layout
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """The control groups of one node, or of a whole cluster when `path` is the cluster's name alone."""
+
+    layout: Layout
+    path: str
+
+    def folders(self) -> list[Path]:
+        return [hierarchy.mount_point / self.path for hierarchy in self.layout.hierarchies]
+
+    def create(self) -> None:
+        """Make the groups, empty: what a crash left inside is removed first (it costs kubelet seconds per pod)."""
+        self.remove_children()
+        for hierarchy, folder in zip(self.layout.hierarchies, self.folders(), strict=True):
+            current = hierarchy.mount_point
+            for part in Path(self.path).parts:
+                if self.layout.unified:
+                    _enable_controllers(current)
+                current = current / part
+                current.mkdir(exist_ok=True)
+                _inherit_cpuset(current)
+            assert current == folder
+
+    def join_files(self) -> list[Path]:
+        """Give the files to which a process writes its own pid to move in."""
+        return [folder / "cgroup.procs" for folder in self.folders()]
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Stop or continue every process of the node at once."""
+        for folder in self.folders():
+            if (folder / "freezer.state").exists():
+                (folder / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+                return
+            if self.layout.unified and (folder / "cgroup.freeze").exists():
+                (folder / "cgroup.freeze").write_text("1" if frozen else "0")
+                return
+        if frozen:
+            raise LocalClusterError("this machine's control groups have no freezer; a node cannot be frozen here")
+
+    def processes(self) -> Iterator[int]:
+        """Give the pids in the groups and below."""
+        for folder in self.folders():
+            for group in (folder, *_below(folder)):
+                try:
+                    yield from (int(line) for line in (group / "cgroup.procs").read_text().split())
+                except FileNotFoundError:
+                    continue  # the group went away while we looked
+
+    def remove(self, *, deadline_s: float = 20) -> None:
+        """Remove the groups and all below; waits for dying processes. Raises LocalClusterError when some stay."""
+        self._sweep(lambda folder: [*_below(folder), folder], deadline_s)
+
+    def remove_children(self, *, deadline_s: float = 20) -> None:
+        """Remove all groups below these."""
+        self._sweep(_below, deadline_s)
+
+    def _sweep(self, select: Callable[[Path], list[Path]], deadline_s: float) -> None:
+        end = time.monotonic() + deadline_s
+        while left := [group for folder in self.folders() if folder.exists() for group in select(folder)]:
+            for group in left:
+                try:
+                    group.rmdir()
+                except FileNotFoundError:
+                    continue
+                except OSError as busy:  # a process in it is still dying
+                    if time.monotonic() > end:
+                        raise LocalClusterError(f"the control group {group} cannot be removed: {busy}") from busy
+            time.sleep(0.02)
+
+
+def _below(folder: Path) -> list[Path]:
+    """Give the groups below, deepest first, so that they can be removed in this order."""
+    groups: list[Path] = []
+    try:
+        children = [entry for entry in folder.iterdir() if entry.is_dir()]
+    except FileNotFoundError:
+        return groups
+    for child in children:
+        groups += [*_below(child), child]
+    return groups
+
+
+def _enable_controllers(folder: Path) -> None:
+    available = (folder / "cgroup.controllers").read_text().split()
+    for controller in V2_CONTROLLERS:
+        if controller in available:
+            (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def _inherit_cpuset(folder: Path) -> None:
+    """A new v1 cpuset group takes no process before it is told its CPUs and memory nodes."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        mine, above = folder / name, folder.parent / name
+        if mine.exists() and above.exists() and not mine.read_text().strip():
+            mine.write_text(above.read_text())

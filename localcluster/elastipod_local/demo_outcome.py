@@ -1,0 +1,168 @@
+"""The end of a demo: the audit of what was trained, report.json, the timeline's table and picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from elastipod_local.demo_report import Json, Run, build, shortcomings
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.timeline import draw, of_run
+
+AUDIT_DEADLINE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What `elastipod audit --json` answered: its exit status, its report, and the sentence where it gave none."""
+
+    exit_status: int
+    report: Mapping[str, Any]
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: the report as written, what it failed to show, and its summary for people."""
+
+    report: Json
+    shortcomings: Sequence[str]
+    summary: str
+
+
+def audit(logs: Path) -> Audit:
+    """Run `elastipod audit` as a user does, on the folder with the sample logs."""
+    command = [sys.executable, "-m", "elastipod.cli", "audit", "--json", str(logs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_DEADLINE_S, check=False)
+    try:
+        return Audit(done.returncode, json.loads(done.stdout), done.stderr.strip())
+    except json.JSONDecodeError:
+        return Audit(done.returncode, {}, done.stderr.strip())
+
+
+def conclude(run: Run, audited: Audit, state: str, seconds: Mapping[str, float], folder: Path) -> Ending:
+    """Write report.json, timeline.svg and timeline.png into `folder`, and give how the run ended.
+
+    state: the job's last condition; seconds: how long each step of the demo took.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {
+        **build(run, audited.report),
+        "state": state,
+        "demo_seconds": dict(seconds),
+        "versions": versions(),
+        "machine": machine(),
+    }
+    failed = shortcomings(report, state=state, audit_exit=audited.exit_status)
+    if audited.said:
+        failed.append(audited.said)
+    report["ok"], report["shortcomings"] = not failed, failed
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    lines = [table(report), samples_line(report)]
+    if report["phases"]:
+        picture = folder / "timeline.svg"
+        draw(of_run(run, title(report)), picture, picture.with_suffix(".png"))
+        lines.append(f"picture: {picture}")
+    lines.append(f"report:  {folder / 'report.json'}")
+    return Ending(report, failed, "\n".join(lines))
+
+
+def title(report: Mapping[str, Any]) -> str:
+    """Give the picture's title: the sizes, and what went wrong on the way."""
+    sizes = " → ".join(map(str, report["sizes"]))
+    recovered = len(report["recoveries"])
+    crashes = f", {recovered} recovery" if recovered == 1 else f", {recovered} recoveries" if recovered else ""
+    return f"{sizes} replicas{crashes}"
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """Give the changes of a run as a table for people, one line each, in the order of time."""
+    rows = [("generation", "replicas", "cause", "detected after", "training gap", "steps repeated")]
+    found = sorted([*report["resizes"], *report["recoveries"]], key=lambda change: change["generation"])
+    rows += [
+        (
+            str(change["generation"]),
+            f"{change['from']} -> {change['to']}",
+            change["cause"],
+            _seconds(change.get("detection_s")),
+            _seconds(change["gap_s"]),
+            str(change["steps_repeated"]),
+        )
+        for change in found
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} s"
+
+
+def samples_line(report: Mapping[str, Any]) -> str:
+    """Say what the audit counted."""
+    counts = (report["samples_unique"], report["samples_expected"], report["samples_total"])
+    if None in counts:
+        return "samples: the audit gave no verdict"
+    unique, expected, total = counts
+    return f"samples: {unique} of {expected} in the final weights, {total} trained in all"
+
+
+def versions() -> dict[str, str | None]:
+    """Give the versions that a figure of the report depends on."""
+    return {
+        "elastipod": _version("elastipod"),
+        "torch": _version("torch"),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Give what the machine is that the figures come from."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_bytes / 2**30, 1),
+        "architecture": platform.machine(),
+        "load_1m": round(os.getloadavg()[0], 2),
+    }
+
+
+DIAGNOSES = {
+    "jobs.txt": ("describe", "hyperpodpytorchjobs"),
+    "pods.txt": ("describe", "pods", "--all-namespaces"),
+    "nodes.txt": ("describe", "nodes"),
+    "events.txt": ("get", "events", "--all-namespaces", "--sort-by=.metadata.creationTimestamp"),
+    "operator.log": ("logs", "--namespace=aws-hyperpod", "--selector=app.kubernetes.io/name=elastipod", "--tail=-1"),
+    "workers.log": ("logs", "--selector=HPJob", "--prefix", "--tail=200"),
+}
+
+
+def collect(kubectl: Callable[..., str], folder: Path) -> Path:
+    """Write what the cluster can say about a failure below `folder`; give where. What cannot be asked is said there."""
+    target = folder / "failure"
+    target.mkdir(parents=True, exist_ok=True)
+    for name, arguments in DIAGNOSES.items():
+        try:
+            text = kubectl(*arguments, timeout_s=20)
+        except LocalClusterError as error:
+            text = f"{error}\n"
+        (target / name).write_text(text)
+    return target
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,303 @@
+"""What happened in a run of the demo, computed from what was written down: history, sample logs, marks, audit.
+
+Everything here is a pure function of those records, so that a figure in a report can be followed back to its lines.
+All times that go in are Unix seconds of one machine's clock; all that come out count from the job's creation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+from itertools import groupby
+from typing import Any
+
+from elastipod_local.run_log import Generation
+
+Json = dict[str, Any]
+
+
+class Kind(StrEnum):
+    """Why a generation began, as the operator's history names it."""
+
+    START = "start"
+    RESIZE = "resize"
+    RECOVERY = "recovery"
+
+
+class Phase(StrEnum):
+    """What the job does at a moment."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    DRAINING = "draining"
+    RESTARTING = "restarting"
+    RECOVERING = "recovering"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the annotation elastipod.io/history: the decision that began a generation."""
+
+    generation: int
+    size_before: int
+    size: int
+    kind: Kind
+    cause: str
+    at: float
+    detected_at: float | None
+    running_at: float | None
+
+    @property
+    def began_at(self) -> float:
+        """When the change began: its cause was seen then, before the decision to start the new generation."""
+        return self.at if self.detected_at is None else min(self.at, self.detected_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that the demo did to the cluster, at a moment in Unix seconds."""
+
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One phase of the job, seconds since its creation; size: replicas that train (or are about to)."""
+
+    phase: Phase
+    start_s: float
+    end_s: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of generation. gap_s: last old step to first new step; None where the new one made no step.
+
+    steps_repeated: steps of the old generation that the new one had to make again. detection_s: from the mark of the
+    kill to the moment when the operator knew; None for a resize, or without such a mark.
+    """
+
+    entry: Entry
+    gap_s: float | None
+    steps_repeated: int
+    detection_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that was written down about one run; `created_at` is the job's creation."""
+
+    created_at: float
+    history: tuple[Entry, ...]
+    generations: tuple[Generation, ...]
+    marks: tuple[Mark, ...]
+
+    def since_creation(self, at: float) -> float:
+        """Give a moment as seconds since the job's creation, to the millisecond."""
+        return round(at - self.created_at, 3)
+
+
+KILL_MARK = "worker killed"
+
+
+def parse_history(entries: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+    """Read the annotation's JSON list. Raises KeyError or ValueError when it is not as the contract says."""
+    return tuple(
+        Entry(
+            generation=int(entry["generation"]),
+            size_before=int(entry["from"]),
+            size=int(entry["to"]),
+            kind=Kind(entry["kind"]),
+            cause=str(entry["cause"]),
+            at=unix(entry["at"]),
+            detected_at=unix(entry["detected_at"]) if entry.get("detected_at") else None,
+            running_at=unix(entry["running_at"]) if entry.get("running_at") else None,
+        )
+        for entry in entries
+    )
+
+
+def unix(moment: str) -> float:
+    """Give an RFC 3339 moment as Unix seconds."""
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+
+
+def changes(run: Run) -> tuple[Change, ...]:
+    """Give every change of generation after the first start, in order."""
+    made = {generation.number: generation for generation in run.generations}
+    found = []
+    for entry in run.history:
+        new = made.get(entry.generation)
+        old = _latest_with_steps(run.generations, before=entry.generation)
+        if entry.kind is Kind.START or old is None:
+            continue
+        found.append(
+            Change(
+                entry,
+                gap_s=_gap_s(old, new),
+                steps_repeated=_steps_repeated(old, new),
+                detection_s=_detection_s(entry, run.marks),
+            )
+        )
+    return tuple(found)
+
+
+def _latest_with_steps(generations: Sequence[Generation], *, before: int) -> Generation | None:
+    return next((g for g in reversed(generations) if g.number < before and g.steps), None)
+
+
+def _gap_s(old: Generation, new: Generation | None) -> float | None:
+    if new is None or new.first is None or old.last is None:
+        return None
+    return round(new.first.at - old.last.at, 3)
+
+
+def _steps_repeated(old: Generation, new: Generation | None) -> int:
+    if new is None or old.last is None:
+        return 0
+    return max(0, old.last.number - new.resumed_step)
+
+
+def _detection_s(entry: Entry, marks: Sequence[Mark]) -> float | None:
+    kills = [mark.at for mark in marks if mark.name == KILL_MARK and mark.at <= entry.at]
+    if entry.kind is not Kind.RECOVERY or entry.detected_at is None or not kills:
+        return None
+    return round(entry.detected_at - max(kills), 3)
+
+
+def spans(run: Run) -> tuple[Span, ...]:
+    """Give the phases from the job's creation to its last step, without holes and without overlap."""
+    stages = [
+        (entry, generation)
+        for entry in run.history
+        for generation in run.generations
+        if generation.number == entry.generation and generation.steps
+    ]
+    found: list[Span] = []
+    clock = run.created_at
+    for index, (entry, generation) in enumerate(stages):
+        first, last = generation.steps[0], generation.steps[-1]
+        found.append(_span(run, _way_in(entry, index), clock, first.at, entry.size))
+        following = stages[index + 1][0] if index + 1 < len(stages) else None
+        drained_at = generation.drained_at if following and following.kind is Kind.RESIZE else None
+        asked_at = min(last.at, max(first.at, following.began_at)) if following and drained_at else last.at
+        found.append(_span(run, Phase.TRAINING, first.at, asked_at, entry.size))
+        clock = max(last.at, drained_at or last.at)
+        found.append(_span(run, Phase.DRAINING, asked_at, clock, entry.size))
+    return tuple(span for span in found if span.end_s > span.start_s)
+
+
+def _way_in(entry: Entry, index: int) -> Phase:
+    if index == 0:
+        return Phase.STARTING
+    return Phase.RECOVERING if entry.kind is Kind.RECOVERY else Phase.RESTARTING
+
+
+def _span(run: Run, phase: Phase, start: float, end: float, size: int) -> Span:
+    return Span(phase, run.since_creation(start), run.since_creation(end), size)
+
+
+def sizes(run: Run) -> tuple[int, ...]:
+    """Give the sizes that trained, one after the other; a recovery at the same size is no new one."""
+    trained = {generation.number for generation in run.generations if generation.steps}
+    return tuple(size for size, _ in groupby(entry.size for entry in run.history if entry.generation in trained))
+
+
+def losses(run: Run) -> tuple[tuple[tuple[float, int, float], ...], ...]:
+    """Give (seconds since creation, step, loss) of every step that reported one, one tuple for each generation."""
+    return tuple(
+        tuple(
+            (run.since_creation(step.at), step.number, step.loss) for step in generation.steps if step.loss is not None
+        )
+        for generation in run.generations
+    )
+
+
+def build(run: Run, audit: Mapping[str, Any]) -> Json:
+    """Give the report. audit: what `elastipod audit --json` printed; its totals are taken over as they are."""
+    found = changes(run)
+    phases = spans(run)
+    curve = [point for generation in losses(run) for point in generation]
+    return {
+        "resizes": [_resize(change) for change in found if change.entry.kind is Kind.RESIZE],
+        "recoveries": [_recovery(change) for change in found if change.entry.kind is Kind.RECOVERY],
+        **{name: audit.get(name) for name in ("samples_total", "samples_unique", "samples_expected")},
+        "final_loss": curve[-1][2] if curve else None,
+        "final_step": curve[-1][1] if curve else None,
+        "sizes": list(sizes(run)),
+        "size_history": _size_history(phases),
+        "phases": [asdict(span) for span in phases],
+        "phase_seconds": {
+            phase: round(sum(span.end_s - span.start_s for span in phases if span.phase is phase), 3) for phase in Phase
+        },
+        "marks": [{"name": mark.name, "t_s": run.since_creation(mark.at)} for mark in run.marks],
+        "audit": dict(audit),
+    }
+
+
+def _resize(change: Change) -> Json:
+    return {
+        "generation": change.entry.generation,
+        "from": change.entry.size_before,
+        "to": change.entry.size,
+        "cause": change.entry.cause,
+        "gap_s": change.gap_s,
+        "steps_repeated": change.steps_repeated,
+    }
+
+
+def _recovery(change: Change) -> Json:
+    return {
+        "generation": change.entry.generation,
+        "from": change.entry.size_before,
+        "to": change.entry.size,
+        "cause": change.entry.cause,
+        "detection_s": change.detection_s,
+        "gap_s": change.gap_s,
+        "steps_repeated": change.steps_repeated,
+    }
+
+
+def _size_history(phases: Sequence[Span]) -> list[Json]:
+    """Give each moment at which the number of training replicas changed; 0 where nothing trains."""
+    seen: list[tuple[float, int]] = []
+    for span in phases:
+        trains = span.phase in (Phase.TRAINING, Phase.DRAINING)
+        seen.append((span.start_s, span.size if trains else 0))
+    if phases:
+        seen.append((phases[-1].end_s, 0))
+    changed = [next(group) for _, group in groupby(seen, key=lambda moment: moment[1])]
+    return [{"t_s": at, "size": size} for at, size in changed]
+
+
+EXPECTED_SIZES = [2, 4, 2]
+
+
+def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> list[str]:
+    """Say in sentences what the run was meant to show and did not; empty when all held.
+
+    state: the job's last condition; audit_exit: exit status of `elastipod audit`.
+    """
+    said = []
+    if state != "Completed":
+        said.append(f"the job ended as {state}, not Completed")
+    if report["sizes"] != EXPECTED_SIZES:
+        said.append(f"the sizes that trained were {_arrows(report['sizes'])}, not {_arrows(EXPECTED_SIZES)}")
+    said += [
+        f"the resize {resize['from']} -> {resize['to']} repeated {resize['steps_repeated']} steps, not 0"
+        for resize in report["resizes"]
+        if resize["steps_repeated"] != 0
+    ]
+    if not report["recoveries"]:
+        said.append("no recovery was seen, although a worker was killed")
+    if audit_exit != 0:
+        said.append(f"the audit found that samples were not trained exactly once: {report['audit']}")
+    return said
+
+
+def _arrows(sizes: Sequence[int]) -> str:
+    return " -> ".join(map(str, sizes)) or "none"

@@ -1,0 +1,155 @@
+"""What the demo shows while it runs: a live screen on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from elastipod_local.demo_watch import Seen
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+LINE_EVERY_S = 2.0
+EVENTS_SHOWN = 8
+EVENT_WIDTH = 60  # on a status line, which only reminds of it
+
+
+class View(Protocol):
+    """Where the demo says what it does. Called from two threads."""
+
+    def step(self, number: int, count: int, title: str) -> None: ...
+    def detail(self, text: str) -> None: ...
+    def seen(self, seen: Seen) -> None: ...
+    def event(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_view() -> View:
+    """Give the live screen on a terminal and plain lines elsewhere."""
+    return LiveView() if sys.stdout.isatty() else PlainView()
+
+
+def status_line(seen: Seen) -> str:
+    """Give size, step, loss and rate as one line; the parts that are not known yet are left out."""
+    parts = [f"size {seen.size}", seen.state]
+    if progress := seen.progress:
+        parts.append(f"step {progress.step}")
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.3f}")
+        if progress.samples_per_s:
+            parts.append(f"{progress.samples_per_s:.0f} samples/s")
+    return "  ".join(parts)
+
+
+class PlainView:
+    """One line for each step, detail and Event as it comes, and a status line every two seconds."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._due = 0.0
+        self._lock = threading.Lock()
+
+    def step(self, number: int, count: int, title: str) -> None:
+        self._say(f"[{number}/{count}] {title}")
+
+    def detail(self, text: str) -> None:
+        self._say(f"  {text}")
+
+    def seen(self, seen: Seen) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + LINE_EVERY_S
+            last = f"  | {seen.events[-1][:EVENT_WIDTH]}" if seen.events else ""
+            self._say(f"  {status_line(seen)}{last}")
+
+    def event(self, text: str) -> None:
+        self._say(f"  event  {text}")
+
+    def close(self) -> None:
+        """Nothing to put back."""
+
+    def _say(self, text: str) -> None:
+        with self._lock:
+            print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
+
+
+@dataclass(slots=True)
+class _Step:
+    title: str
+    began: float
+    ended: float | None = None
+
+
+class LiveView:
+    """The list of steps with their seconds, the job's status, and its last Events, kept on one screen."""
+
+    def __init__(self) -> None:
+        self._steps: list[_Step] = []
+        self._detail = ""
+        self._seen: Seen | None = None
+        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._live = self._start()
+
+    def step(self, number: int, count: int, title: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if self._steps:
+                self._steps[-1].ended = now
+            self._steps.append(_Step(f"{number}/{count} {title}", now))
+            self._detail = ""
+
+    def detail(self, text: str) -> None:
+        with self._lock:
+            self._detail = text.strip()
+
+    def seen(self, seen: Seen) -> None:
+        with self._lock:
+            self._seen = seen
+
+    def event(self, text: str) -> None:
+        with self._lock:
+            self._events.append(f"{time.monotonic() - self._began:6.1f} s  {text}")
+
+    def close(self) -> None:
+        """Leave the last screen standing and give the terminal back."""
+        with self._lock:
+            if self._steps:
+                self._steps[-1].ended = time.monotonic()
+        self._live.stop()
+
+    def _start(self) -> Live:
+        from rich.live import Live
+
+        live = Live(get_renderable=self._render, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
+        live.start()
+        return live
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.text import Text
+
+        with self._lock:
+            lines = [_step_text(step) for step in self._steps]
+            parts: list[RenderableType] = [*lines]
+            if self._detail:
+                parts.append(Text(f"      {self._detail}", style="dim", no_wrap=True, overflow="ellipsis"))
+            if self._seen:
+                parts.append(Panel(Text(status_line(self._seen), style="bold"), title="job", title_align="left"))
+            parts += [Text(event, no_wrap=True, overflow="ellipsis") for event in self._events]
+            return Group(*parts)
+
+
+def _step_text(step: _Step) -> RenderableType:
+    from rich.text import Text
+
+    took_s = (step.ended or time.monotonic()) - step.began
+    sign, style = ("\u2713", "green") if step.ended else ("\u25b8", "bold")
+    return Text(f"{sign} {step.title}  {took_s:.0f} s", style=style)

@@ -1,0 +1,229 @@
+"""Looking at the job while the demo runs: its size, state, Events and progress, and waiting for them to become so."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from elastipod_local.demo_report import Entry, parse_history
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.run_log import find_logs, parse_log
+
+POLL_EVERY_S = 2.0
+RATE_OVER_S = 5.0
+ENDED = frozenset({"Completed", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the training is, from the newest lines of a rank's sample log; rates are over the last seconds."""
+
+    generation: int
+    step: int
+    loss: float | None
+    samples_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The job as it was seen at one moment. size: running/target/max as the operator prints it."""
+
+    at: float = 0.0
+    state: str = "not created"
+    reason: str = ""
+    message: str = ""
+    size: str = "-"
+    history: tuple[Entry, ...] = ()
+    progress: Progress | None = None
+    events: tuple[str, ...] = ()
+    trouble: str = ""
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that has made a step, 0 before the first."""
+        return self.progress.generation if self.progress else 0
+
+    @property
+    def training_size(self) -> int:
+        """Replicas of the newest generation that has made a step, 0 before the first."""
+        return next((entry.size for entry in reversed(self.history) if entry.generation == self.generation), 0)
+
+    def __str__(self) -> str:
+        step = f"step {self.progress.step} of generation {self.generation}" if self.progress else "no step yet"
+        said = f" ({self.reason}: {self.message})" if self.reason else ""
+        last = f"; last event: {self.events[-1]}" if self.events else ""
+        return f"state {self.state}{said}, size {self.size}, {step}{last}{f'; {self.trouble}' if self.trouble else ''}"
+
+
+class Kubectl(Protocol):
+    """The one thing that is asked of a cluster here."""
+
+    def __call__(self, *arguments: str, timeout_s: float) -> str: ...
+
+
+def read_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Give state, reason, message, size and history of a job as the API server returned it."""
+    annotations = job["metadata"].get("annotations", {})
+    conditions = job.get("status", {}).get("conditions") or []
+    last = conditions[-1] if conditions else {}
+    return {
+        "state": last.get("type", "not seen by the operator yet"),
+        "reason": last.get("reason", ""),
+        "message": last.get("message", ""),
+        "size": annotations.get("elastipod.io/size", "-"),
+        "history": parse_history(json.loads(annotations.get("elastipod.io/history", "[]"))),
+    }
+
+
+def read_progress(shared: Path) -> Progress | None:
+    """Give the progress that rank 0 of the newest generation with a step has logged; None before the first step."""
+    folder = find_logs(shared)
+    if folder is None:
+        return None
+    for path in sorted(folder.glob("gen-*-rank-00000.jsonl"), reverse=True):
+        start, *lines = parse_log(path.read_bytes()) or [{}]
+        steps = [line for line in lines if line["kind"] == "step"]
+        if steps:
+            rate = _rate(steps) * start["global_batch"]
+            return Progress(start["generation"], steps[-1]["step"], steps[-1].get("loss"), rate or None)
+    return None
+
+
+def _rate(steps: Sequence[Mapping[str, Any]]) -> float:
+    """Give steps per second over the last few seconds of a log."""
+    recent = [step for step in steps if step["t"] >= steps[-1]["t"] - RATE_OVER_S]
+    passed = recent[-1]["t"] - recent[0]["t"]
+    return (len(recent) - 1) / passed if passed > 0 else 0.0
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """Give a Kubernetes Event as one line."""
+    return f"{event['reason']}: {' '.join(event['message'].split())}"
+
+
+@dataclass(slots=True)
+class _EventBook:
+    """Events in the order in which they were first seen; a repeated one counts again."""
+
+    known: dict[str, int] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, events: Sequence[Mapping[str, Any]]) -> list[str]:
+        fresh = []
+        for event in sorted(events, key=lambda event: event["metadata"]["creationTimestamp"]):
+            uid, count = event["metadata"]["uid"], event.get("count") or 1
+            if self.known.get(uid) != count:
+                self.known[uid] = count
+                fresh.append(event_text(event))
+        self.texts += fresh
+        return fresh
+
+
+class Watcher:
+    """Looks at one job every two seconds in a thread of its own while it is entered as a context."""
+
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        *,
+        name: str,
+        shared: Path,
+        on_seen: Callable[[Seen], None],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self._kubectl = kubectl
+        self._name = name
+        self._shared = shared
+        self._on_seen = on_seen
+        self._on_event = on_event
+        self._events = _EventBook()
+        self._stopped = threading.Event()
+        self._changed = threading.Condition()
+        self._seen = Seen()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="demo-watcher", daemon=True)
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=30)
+
+    @property
+    def seen(self) -> Seen:
+        """What was seen last."""
+        return self._seen
+
+    def wait_for(self, holds: Callable[[Seen], bool], what: str, *, deadline_s: float, may_end: bool = False) -> Seen:
+        """Wait until `holds` of what is seen, and give that.
+
+        Raises LocalClusterError with what was seen last after deadline_s, and at once when the job has ended
+        without it (unless may_end).
+        """
+        end = time.monotonic() + deadline_s
+        with self._changed:
+            while True:
+                if self._failure:
+                    raise self._failure
+                if holds(self._seen):
+                    return self._seen
+                if self._seen.state in ENDED and not may_end:
+                    raise LocalClusterError(f"the job ended before {what}: {self._seen}")
+                remaining = end - time.monotonic()
+                if remaining <= 0:
+                    raise LocalClusterError(f"waited {deadline_s:g} s for {what}; last seen: {self._seen}")
+                self._changed.wait(remaining)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._look()
+                self._stopped.wait(POLL_EVERY_S)
+        except BaseException as failure:  # handed to whoever waits
+            with self._changed:
+                self._failure = failure
+                self._changed.notify_all()
+
+    def _look(self) -> None:
+        items, trouble = self._fetch()
+        job = next((item for item in items if item["kind"] == "HyperPodPyTorchJob"), None)
+        fresh = self._events.add([item for item in items if item["kind"] == "Event" and self._concerns_job(item)])
+        facts = read_job(job) if job else {}
+        seen = Seen(
+            at=time.time(),
+            progress=read_progress(self._shared),
+            events=tuple(self._events.texts[-8:]),
+            trouble=trouble,
+            **facts,
+        )
+        for text in fresh:
+            self._on_event(text)
+        self._on_seen(seen)
+        with self._changed:
+            self._seen = seen
+            self._changed.notify_all()
+
+    def _fetch(self) -> tuple[list[Mapping[str, Any]], str]:
+        """Give the job and its Events; an API server that does not answer for a moment is trouble, not the end."""
+        try:
+            answer = self._kubectl("get", "hyperpodpytorchjobs,events", "--output=json", timeout_s=20)
+        except LocalClusterError as error:
+            return [], f"kubectl could not look: {error}"
+        with suppress(json.JSONDecodeError):
+            return json.loads(answer)["items"], ""
+        return [], "kubectl answered something that is no JSON"
+
+    def _concerns_job(self, event: Mapping[str, Any]) -> bool:
+        about = event["involvedObject"]
+        return bool(about.get("kind") == "HyperPodPyTorchJob" and about.get("name") == self._name)

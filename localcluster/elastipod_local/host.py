@@ -1,0 +1,140 @@
+"""The machine we run on: running programs, what it must offer, waiting with a deadline."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from elastipod_local.errors import CommandError, LocalClusterError, UnsupportedError
+
+T = TypeVar("T")
+Progress = Callable[[str], None]
+
+# Debian keeps ip, iptables and the like in sbin, which a plain user's or cron's PATH may lack.
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def quiet(_: str) -> None:
+    """A progress callback that says nothing."""
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def require_linux() -> None:
+    """Raise UnsupportedError unless this is Linux."""
+    if sys.platform != "linux":
+        raise UnsupportedError(
+            f"elastipod local makes real Kubernetes nodes out of Linux namespaces and this is {sys.platform}; "
+            "run it on a Linux machine or in a Linux virtual machine, as root"
+        )
+
+
+def require_root(what: str) -> None:
+    """Raise UnsupportedError unless we are root; `what` begins the sentence, e.g. 'making nodes'."""
+    require_linux()
+    if not is_root():
+        raise UnsupportedError(
+            f"{what} needs root (network, mount and pid namespaces); run the command with sudo, "
+            "or start a control plane alone with --nodes 0, which any user can"
+        )
+
+
+def tool_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Give our own environment with the system folders added to PATH and `extra` on top."""
+    path = os.environ.get("PATH", "")
+    return {**os.environ, "PATH": f"{path}:{SYSTEM_PATH}" if path else SYSTEM_PATH, **(extra or {})}
+
+
+def find_program(name: str) -> Path | None:
+    """Find a program on PATH or in the system folders."""
+    found = shutil.which(name, path=tool_environment()["PATH"])
+    return Path(found) if found else None
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    input: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 120,
+    check: bool = True,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and give its output as text.
+
+    Raises CommandError with the last lines that it wrote to stderr when it fails (unless check is False) or takes
+    longer than timeout_s.
+    """
+    words = [str(word) for word in command]
+    shown = " ".join(words[:6]) + (" ..." if len(words) > 6 else "")
+    try:
+        done = subprocess.run(
+            words, input=input, text=True, capture_output=True, timeout=timeout_s, env=tool_environment(env), cwd=cwd
+        )
+    except FileNotFoundError as missing:
+        raise LocalClusterError(f"the program {words[0]} was not found; is it installed?") from missing
+    except subprocess.TimeoutExpired as late:
+        raise CommandError(f"`{shown}` did not end within {timeout_s:g} s", 124, "") from late
+    if check and done.returncode != 0:
+        said = last_lines(done.stderr or done.stdout, 5)
+        raise CommandError(f"`{shown}` ended with exit code {done.returncode}: {said}", done.returncode, said)
+    return done
+
+
+def delete_tree(path: Path) -> None:
+    """Delete a file or folder with all below; the tens of thousands of files of a node's disk in a second."""
+    run(["rm", "--recursive", "--force", "--one-file-system", "--", path], timeout_s=600)
+
+
+def last_lines(text: str, count: int) -> str:
+    """Give the last `count` lines that hold anything, joined by ' | '."""
+    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-count:])
+
+
+def tail_of(log: Path, count: int = 5) -> str:
+    """Give the last lines of a log file for an error message; says so when there is none."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - 8192))
+            return last_lines(stream.read().decode(errors="replace"), count) or "(the log is empty)"
+    except FileNotFoundError:
+        return "(no log was written)"
+
+
+def wait_until(
+    condition: Callable[[], T | None], *, deadline_s: float, what: str, every_s: float = 0.05, hint: str = ""
+) -> T:
+    """Call `condition` until it gives something true, and give that back.
+
+    Raises LocalClusterError naming `what` (and `hint`, e.g. the place of a log) after deadline_s.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() > end:
+            raise LocalClusterError(f"waited {deadline_s:g} s for {what}{f'; {hint}' if hint else ''}")
+        time.sleep(every_s)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep Ctrl-C and SIGTERM out while something is cleaned up; children started meanwhile ignore them as well."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread only
+        return
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,226 @@
+"""What can be done to the nodes of a running cluster: add, remove, drain, and the mishaps that befall real ones."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from elastipod_local import network
+from elastipod_local.addressing import MAX_NODES, free_node_index
+from elastipod_local.controlplane import ControlPlane
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.host import Progress, run, wait_until
+from elastipod_local.node import Disk, Node
+from elastipod_local.node_config import SLOT_RESOURCE
+from elastipod_local.oci import Image
+from elastipod_local.processes import ProcessId
+from elastipod_local.state import ClusterState, NodePhase, NodeRecord, StateFile
+
+READY_DEADLINE_S = 120
+DRAIN_DEADLINE_S = 900
+# What a node must be in for a change; everything else is refused with a sentence.
+RUNNING = frozenset({NodePhase.UP})
+ALLOWED: dict[str, frozenset[NodePhase]] = {
+    "kill": frozenset({NodePhase.UP, NodePhase.FROZEN, NodePhase.PARTITIONED, NodePhase.STARTING}),
+    "return": frozenset({NodePhase.OFF}),
+    "freeze": RUNNING,
+    "thaw": frozenset({NodePhase.FROZEN}),
+    "partition": RUNNING,
+    "heal": frozenset({NodePhase.PARTITIONED}),
+}
+
+
+class Nodes:
+    """The nodes of one cluster. Hold the cluster's lock around every call that changes something."""
+
+    def __init__(self, files: StateFile, control_plane: ControlPlane, progress: Progress) -> None:
+        self._files = files
+        self._control_plane = control_plane
+        self._progress = progress
+
+    # --- coming and going ---
+
+    def add(self, count: int, disk: Disk) -> list[str]:
+        """Add nodes, all at once, and return their names when they are Ready and offer their slots."""
+        names = [self._register() for _ in range(count)]
+        self._start_all(names, disk)
+        return names
+
+    def bring_back(self, name: str, disk: Disk) -> None:
+        """Switch a node on again after `kill`; its disk is as it was, its containers start anew."""
+        self._demand(name, "return")
+        self._set_phase(name, NodePhase.STARTING)
+        # What its Node object says is from before the power loss; its lease tells that it lives again.
+        self._start_all([name], disk, heard_after=datetime.now(timezone.utc))
+
+    def drain(self, name: str, *, grace_period_s: int | None = None, deadline_s: int = DRAIN_DEADLINE_S) -> None:
+        """Cordon the node and evict its pods through the Eviction API, as `kubectl drain` does; daemon pods stay."""
+        self._record(name)
+        grace = [] if grace_period_s is None else [f"--grace-period={grace_period_s}"]
+        self._kubectl(
+            *("drain", name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={deadline_s}s"),
+            *grace,
+            deadline_s=deadline_s + 30,
+        )
+
+    def remove(self, name: str, *, drain: bool = True) -> None:
+        """Drain the node (if it runs), delete its Node object, end its processes and delete its disk."""
+        record = self._record(name)
+        if drain and record.phase is NodePhase.UP:
+            self.drain(name)
+        self._set_phase(name, NodePhase.REMOVING)
+        self._kubectl("delete", "node", name, "--ignore-not-found", deadline_s=60)
+        node = self._node(name)
+        # First the wire: a node without power closes no connection of its pods.
+        network.set_wire(node.addressing, node.index, up=False)
+        node.end(_processes(record))
+        network.delete_link(node.addressing.link_name(node.index))
+        node.delete()
+        self._files.update(lambda state: state.with_node(name, None))
+
+    # --- mishaps ---
+
+    def kill(self, name: str) -> None:
+        """Cut the node's power: kubelet, containerd and all pods die at once and nobody is told."""
+        record = self._demand(name, "kill")
+        node = self._node(name)
+        # First the wire: a node without power closes no connection of its pods.
+        network.set_wire(node.addressing, node.index, up=False)
+        node.end(_processes(record))
+        network.delete_link(node.addressing.link_name(node.index))
+        self._set_phase(name, NodePhase.OFF)
+
+    def freeze(self, name: str, *, frozen: bool) -> None:
+        """Hang every process of the node, or let them go on."""
+        self._demand(name, "freeze" if frozen else "thaw")
+        self._node(name).group.freeze(frozen=frozen)
+        self._set_phase(name, NodePhase.FROZEN if frozen else NodePhase.UP)
+
+    def partition(self, name: str, *, cut: bool) -> None:
+        """Cut the node's network, or mend it."""
+        self._demand(name, "partition" if cut else "heal")
+        node = self._node(name)
+        network.set_wire(node.addressing, node.index, up=not cut)
+        self._set_phase(name, NodePhase.PARTITIONED if cut else NodePhase.UP)
+
+    def import_images(self, images: Iterable[Image]) -> None:
+        """Import images into every node that runs, all nodes at once."""
+        wanted = list(images)
+
+        def import_into(name: str) -> None:
+            inner = self._record(name).inner
+            assert inner is not None  # it is up
+            self._node(name).import_images(inner, wanted)
+
+        up = [name for name, record in self._state().nodes.items() if record.phase is NodePhase.UP]
+        with ThreadPoolExecutor(max_workers=max(1, len(up))) as pool:
+            list(pool.map(import_into, up))
+
+    # --- how ---
+
+    def _register(self) -> str:
+        """Write down a node that is about to be made."""
+        index = free_node_index(record.index for record in self._state().nodes.values())
+        if index is None:
+            raise LocalClusterError(f"the cluster has {MAX_NODES} nodes, and there are no addresses for more")
+        name = f"node-{index}"
+        self._files.update(lambda state: state.with_node(name, NodeRecord(index, NodePhase.STARTING)))
+        return name
+
+    def _start_all(self, names: list[str], disk: Disk, *, heard_after: datetime | None = None) -> None:
+        if not names:
+            return
+        self._progress(f"starting {', '.join(names)}")
+        # One after the other where something is made, so that an interruption finds no thread still making things; what
+        # takes time, the starts themselves, goes on side by side.
+        for name in names:
+            self._node(name).prepare(self._control_plane, self._state().options, disk)
+        for name in names:
+            self._start(name)
+        for name in names:
+            self._connect(name)
+        self._progress("waiting for the nodes to be Ready")
+        wait_until(
+            lambda: not self._unready(names, heard_after),
+            deadline_s=READY_DEADLINE_S,
+            what=f"{', '.join(names)} to be Ready",
+            every_s=0.2,
+            hint=f"logs: {self._files.folder / 'logs'}",
+        )
+
+    def _unready(self, names: list[str], since: datetime | None) -> set[str]:
+        """Give those of the nodes that are not Ready or, with `since`, whose kubelet has not been heard of after it."""
+        server = self._control_plane.api_server
+        found = server.get("/api/v1/nodes") or {"items": []}
+        slots = self._state().options.slots
+        ready = {node["metadata"]["name"] for node in found["items"] if is_ready(node, slots)}
+        if since is not None:
+            leases = server.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases") or {"items": []}
+            renewed = {lease["metadata"]["name"]: lease["spec"]["renewTime"] for lease in leases["items"]}
+            ready &= {name for name, when in renewed.items() if datetime.fromisoformat(when) > since}
+        return set(names) - ready
+
+    def _start(self, name: str) -> None:
+        node = self._node(name)
+        record = NodeRecord(node.index, NodePhase.STARTING, node.start())
+        self._files.update(lambda state: state.with_node(name, record))
+
+    def _connect(self, name: str) -> None:
+        """Give a node that was started its network; its services start when they see it."""
+        node, record = self._node(name), self._record(name)
+        assert record.outer is not None  # it was started
+        inner = node.wait_inner(record.outer)
+        self._plug_in(node, inner.pid)
+        connected = replace(record, inner=inner, phase=NodePhase.UP)
+        self._files.update(lambda state: state.with_node(name, connected))
+
+    def _plug_in(self, node: Node, pid: int) -> None:
+        """Wire the node; each node knows the way to all others' pods, so the others are told about this one's."""
+        others = {name: record for name, record in self._state().nodes.items() if name != node.name}
+        network.plug_in(node.addressing, node.index, pid, [record.index for record in others.values()])
+        for record in others.values():
+            # A node that is still to be connected learns all ways then.
+            if record.phase in (NodePhase.UP, NodePhase.PARTITIONED) and record.inner and record.inner.is_alive():
+                network.add_pod_route(node.addressing, node.index, record.inner.pid)
+
+    def _state(self) -> ClusterState:
+        state = self._files.load()
+        if state is None:
+            raise LocalClusterError(f"{self._files.path} is gone; was the cluster taken down meanwhile?")
+        return state
+
+    def _record(self, name: str) -> NodeRecord:
+        nodes = self._state().nodes
+        if name not in nodes:
+            raise LocalClusterError(f"there is no node {name!r}; there are: {', '.join(nodes) or 'none'}")
+        return nodes[name]
+
+    def _demand(self, name: str, change: str) -> NodeRecord:
+        record = self._record(name)
+        if record.phase not in ALLOWED[change]:
+            allowed = " or ".join(sorted(ALLOWED[change]))
+            raise LocalClusterError(f"{name} is {record.phase}; `node {change}` needs a node that is {allowed}")
+        return record
+
+    def _set_phase(self, name: str, phase: NodePhase) -> None:
+        self._files.update(lambda state: state.with_node(name, replace(state.nodes[name], phase=phase)))
+
+    def _node(self, name: str) -> Node:
+        return Node(self._files.folder, name, self._record(name).index, self._control_plane.addressing)
+
+    def _kubectl(self, *arguments: str, deadline_s: float) -> str:
+        config = f"--kubeconfig={self._control_plane.kubeconfig}"
+        return run([self._control_plane.programs["kubectl"], config, *arguments], timeout_s=deadline_s).stdout
+
+
+def is_ready(node: dict[str, Any], slots: int) -> bool:
+    """Tell whether a Node object says that the node is Ready and offers its slots."""
+    status = node.get("status", {})
+    if slots and status.get("allocatable", {}).get(SLOT_RESOURCE) != str(slots):
+        return False
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in status.get("conditions", []))
+
+
+def _processes(record: NodeRecord) -> list[ProcessId]:
+    return [process for process in (record.inner, record.outer) if process is not None]

@@ -1,0 +1,45 @@
+"""Where things are kept: the cache of everything that is built once, and the folder of a running cluster."""
+
+import os
+import re
+from pathlib import Path
+
+from elastipod_local.errors import LocalClusterError
+
+PACKAGE = Path(__file__).resolve().parent
+DEFAULT_NAME = "default"
+NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+
+def cache_dir() -> Path:
+    """Give `$XDG_CACHE_HOME/elastipod`, made when missing."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "elastipod"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def checkout_root() -> Path:
+    """Give the folder that holds Dockerfile and pyproject.toml. Raises LocalClusterError outside a checkout."""
+    for folder in (Path.cwd(), *Path.cwd().parents, *PACKAGE.parents):
+        if (folder / "Dockerfile").is_file() and (folder / "pyproject.toml").is_file():
+            return folder
+    raise LocalClusterError("no Dockerfile was found; images are built from a checkout of elastipod, so run it there")
+
+
+def cluster_dir(name: str, run_dir: Path | None = None) -> Path:
+    """Give the folder of the cluster `name`, `.run/cluster/<name>` of the checkout unless run_dir says otherwise.
+
+    run_dir: the folder of this one cluster. Raises LocalClusterError when the name is no DNS label.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise LocalClusterError(f"{name!r} is no cluster name; use up to 32 lower case letters, digits and hyphens")
+    return (run_dir or clusters_dir() / name).absolute()
+
+
+def clusters_dir() -> Path:
+    """Give the folder that holds all clusters of this checkout (or of the working folder outside one)."""
+    try:
+        return checkout_root() / ".run" / "cluster"
+    except LocalClusterError:
+        return Path.cwd() / ".run" / "cluster"

@@ -1,0 +1,104 @@
+"""What the workers of one job wrote into their sample logs, put together generation by generation.
+
+The logs are the only witness of when a step was really made; conditions and Events say when somebody noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Line = Mapping[str, Any]
+LOG_NAME = re.compile(r"gen-\d{6}-rank-\d{5}\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step of the job. at: Unix seconds when its last rank had made it; loss: mean over the ranks."""
+
+    number: int
+    at: float
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One run of the workers between two starts, as its logs tell it.
+
+    resumed_step: the last step that its checkpoint held, 0 at the beginning. drained_at: Unix seconds when its last rank
+    had stopped for an elastic event, None when it was not drained.
+    """
+
+    number: int
+    world_size: int
+    resumed_step: int
+    global_batch: int
+    steps: tuple[Step, ...]
+    drained_at: float | None = None
+
+    @property
+    def first(self) -> Step | None:
+        """The first step that was made here, None when there was none."""
+        return self.steps[0] if self.steps else None
+
+    @property
+    def last(self) -> Step | None:
+        """The last step that was made here, None when there was none."""
+        return self.steps[-1] if self.steps else None
+
+
+def read_run(folder: Path) -> tuple[Generation, ...]:
+    """Read every rank's log below `folder`; give the generations in order, none while nothing was written."""
+    return generations(parse_log(path.read_bytes()) for path in sorted(folder.glob("gen-*-rank-*.jsonl")))
+
+
+def find_logs(shared: Path) -> Path | None:
+    """Give the folder below `shared` that holds sample logs, None before a worker has made the first one."""
+    for folder, _, names in os.walk(shared):  # which folders checkpoints come and go in does not matter to it
+        if any(LOG_NAME.fullmatch(name) for name in names):
+            return Path(folder)
+    return None
+
+
+def parse_log(content: bytes) -> list[Line]:
+    """Give the lines of one log. A last line that a kill has torn (no newline yet) was never finished and is left out."""
+    whole = content[: content.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+def generations(logs: Iterable[Sequence[Line]]) -> tuple[Generation, ...]:
+    """Put the ranks' logs together; give the generations in order. Logs without a start line are left out."""
+    ranks: defaultdict[int, list[Sequence[Line]]] = defaultdict(list)
+    for log in logs:
+        if log and log[0]["kind"] == "start":
+            ranks[log[0]["generation"]].append(log)
+    return tuple(_generation(number, ranks[number]) for number in sorted(ranks))
+
+
+def _generation(number: int, logs: Sequence[Sequence[Line]]) -> Generation:
+    start = logs[0][0]
+    made: defaultdict[int, list[Line]] = defaultdict(list)
+    for log in logs:
+        for line in log:
+            if line["kind"] == "step":
+                made[line["step"]].append(line)
+    ends = [line["t"] for log in logs for line in log if line["kind"] == "end" and line["why"] == "drained"]
+    return Generation(
+        number=number,
+        world_size=start["world_size"],
+        resumed_step=start["resumed_step"],
+        global_batch=start["global_batch"],
+        steps=tuple(_step(step, lines) for step, lines in sorted(made.items())),
+        drained_at=max(ends, default=None),
+    )
+
+
+def _step(number: int, lines: Sequence[Line]) -> Step:
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    return Step(number, max(line["t"] for line in lines), sum(losses) / len(losses) if losses else None)

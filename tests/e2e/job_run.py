@@ -1,0 +1,202 @@
+"""Drives one real job on the local cluster and reads what users, tools and the operator's annotations show of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from elastipod_local.cluster import Cluster
+
+T = TypeVar("T")
+AGENT_PORT = 8080
+# Small enough that four workers on two cores make several steps a second.
+TINY_MODEL = ("--dim=32", "--layers=1", "--heads=2", "--corpus-kib=1024", "--global-batch=16", "--micro-batch=4")
+# Training processes carry RANK in their environment, the agent does not.
+LIST_WORKERS = """
+import os
+def is_worker(pid):
+    try:
+        return b"LOCAL_RANK=" in open(f"/proc/{pid}/environ", "rb").read()
+    except OSError:
+        return False
+print(sorted(int(pid) for pid in os.listdir("/proc") if pid.isdigit() and is_worker(pid)))
+"""
+
+
+@dataclass
+class JobRun:
+    """A job by name in namespace default. Every wait has a deadline and says what was seen last."""
+
+    cluster: Cluster
+    name: str
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    # -- make and change
+
+    def apply(
+        self,
+        *script_arguments: str,
+        minimum: int = 2,
+        maximum: int = 4,
+        step: int = 2,
+        command: list[str] | None = None,
+        image: str = "docker.io/elastipod/train:dev",
+        container: dict[str, Any] | None = None,
+        **spec: Any,
+    ) -> str:
+        """Apply the job; its workers train the example language model with a tiny model unless `command` says otherwise."""
+        data = f"/data/{self.name}"
+        train = ["hyperpodrun", "/opt/elastipod/examples/lm/train.py", *TINY_MODEL]
+        train += [f"--checkpoint-dir={data}/checkpoints", f"--sample-log-dir={data}/samples", *script_arguments]
+        body = {
+            "name": "trainer",
+            "image": image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": command or train,
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            "resources": {"requests": {"cpu": "600m", "memory": "256Mi"}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            **(container or {}),
+        }
+        volume = {"name": "data", "persistentVolumeClaim": {"claimName": "training-data"}}
+        template = {"spec": {"containers": [body], "volumes": [volume]}}
+        self.spec = {
+            "nprocPerNode": "1",
+            "elasticPolicy": {
+                "minReplicas": minimum,
+                "maxReplicas": maximum,
+                "replicaIncrementStep": step,
+                "scalingTimeoutInSeconds": 1,
+                "gracefulShutdownTimeoutInSeconds": 90,
+                "faultyScaleDownTimeoutInSeconds": 5,
+            },
+            "elastipod": {"minStableSeconds": 1},
+            "replicaSpecs": [{"name": "worker", "replicas": minimum, "maxReplicas": maximum, "template": template}],
+            **spec,
+        }
+        return self.apply_again()
+
+    def apply_again(self) -> str:
+        """Apply the same manifest; gives kubectl's line."""
+        manifest = {
+            "apiVersion": "sagemaker.amazonaws.com/v1",
+            "kind": "HyperPodPyTorchJob",
+            "metadata": {"name": self.name, "namespace": "default"},
+            "spec": self.spec,
+        }
+        return self.cluster.kubectl("apply", "-f", "-", input=json.dumps(manifest))
+
+    def scale(self, replicas: int) -> None:
+        """What a user types to shrink or grow."""
+        self.cluster.kubectl("scale", f"hyperpodjob/{self.name}", f"--replicas={replicas}")
+
+    def delete(self) -> None:
+        """Delete the job and wait until its pods are gone."""
+        self.cluster.kubectl("delete", "hpjob", self.name, "--ignore-not-found", "--wait=true", "--timeout=60s")
+
+    # -- look
+
+    def body(self) -> dict[str, Any]:
+        """The object as the API server has it."""
+        body: dict[str, Any] = json.loads(self.cluster.kubectl("get", "hpjob", self.name, "-o", "json"))
+        return body
+
+    def state(self) -> str:
+        """The last condition's type, which is the state."""
+        conditions = self.body().get("status", {}).get("conditions") or [{}]
+        return str(conditions[-1].get("type", ""))
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """One condition; empty when there is none of that type."""
+        conditions: list[dict[str, Any]] = self.body().get("status", {}).get("conditions") or []
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def size(self) -> int:
+        """Replicas that train now, from the annotation behind the Size column."""
+        text = self.body()["metadata"].get("annotations", {}).get("elastipod.io/size", "0/0/0")
+        return int(text.split("/")[0])
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every start of the workers, newest last."""
+        text = self.body()["metadata"].get("annotations", {}).get("elastipod.io/history", "[]")
+        entries: list[dict[str, Any]] = json.loads(text)
+        return entries
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The job's pods."""
+        listed = json.loads(self.cluster.kubectl("get", "pods", "-l", f"HPJob={self.name}", "-o", "json"))
+        pods: list[dict[str, Any]] = listed["items"]
+        return pods
+
+    def running_pods(self) -> list[dict[str, Any]]:
+        """Those of them that run."""
+        return [
+            p for p in self.pods() if p["status"]["phase"] == "Running" and "deletionTimestamp" not in p["metadata"]
+        ]
+
+    def agent(self, pod: dict[str, Any]) -> dict[str, Any]:
+        """What the agent of a pod answers on /status."""
+        with urllib.request.urlopen(f"http://{pod['status']['podIP']}:{AGENT_PORT}/status", timeout=5) as answer:
+            status: dict[str, Any] = json.load(answer)
+        return status
+
+    def generations(self) -> set[int]:
+        """The generations that the agents say they run."""
+        return {a["generation"] for p in self.running_pods() if (a := self.agent(p))["status"] == "running"}
+
+    def step(self) -> int:
+        """The newest step that an agent knows; 0 before the first."""
+        return max((self.agent(p).get("worker", {}).get("step") or 0 for p in self.running_pods()), default=0)
+
+    def worker_pids(self) -> dict[str, list[int]]:
+        """PIDs of the training processes in each running pod, as seen inside it."""
+        names = [p["metadata"]["name"] for p in self.running_pods()]
+        return {n: json.loads(self.cluster.kubectl("exec", n, "--", "python3", "-c", LIST_WORKERS)) for n in names}
+
+    def samples(self) -> Path:
+        """The sample logs on this machine."""
+        return next(iter(self.cluster.shared.glob(f"*/{self.name}/samples")))
+
+    def audit(self) -> dict[str, Any]:
+        """What `elastipod audit --json` says, run in this machine's environment."""
+        command = [sys.executable, "-m", "elastipod.cli", "audit", str(self.samples()), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        verdict: dict[str, Any] = json.loads(done.stdout)
+        return {**verdict, "exit_code": done.returncode}
+
+    # -- wait
+
+    def until(self, what: str, check: Callable[[], T], within_s: float = 90) -> T:
+        """Wait until check() gives something true; fails with what was seen last, the conditions and the operator's log."""
+        deadline = time.monotonic() + within_s
+        last: object = None
+        while time.monotonic() < deadline:
+            try:
+                last = value = check()
+            except (OSError, StopIteration) as error:  # an agent that is not there yet, a log not yet written
+                last = error
+            else:
+                if value:
+                    return value
+            time.sleep(0.3)
+        raise AssertionError(f"waited {within_s:g} s for {what}; last seen: {last!r}\n{self.story()}")
+
+    def until_training(self, size: int, beyond_step: int = 0, within_s: float = 90) -> None:
+        """Wait until that many replicas train and made a step."""
+        self.until(f"{size} replicas", lambda: self.size() == size, within_s)
+        self.until(f"a step beyond {beyond_step}", lambda: self.step() > beyond_step, within_s)
+
+    def story(self) -> str:
+        """What kubectl describe and the operator's log tell, for failures."""
+        described = self.cluster.kubectl("describe", "hpjob", self.name, check=False)
+        pods = self.cluster.kubectl("get", "pods", "-A", "-o", "wide", check=False)
+        log = self.cluster.kubectl("-n", "aws-hyperpod", "logs", "deploy/elastipod", "--tail=40", check=False)
+        workers = self.cluster.kubectl("logs", "-l", f"HPJob={self.name}", "--tail=10", "--prefix", check=False)
+        return "\n".join((described[described.find("Status:") :], pods, log, workers))

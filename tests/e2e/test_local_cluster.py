@@ -1,0 +1,240 @@
+"""The local cluster itself: nodes that come, go, lose power; and nothing left behind, however the tool ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.e2e.leaks import processes_of, traces
+
+import elastipod_local
+from elastipod_local.cluster import Cluster
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.host import wait_until
+from elastipod_local.node_init import SYSCTLS
+from elastipod_local.paths import cluster_dir
+from elastipod_local.processes import ProcessId
+from elastipod_local.state import NodePhase, StateFile
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  restartPolicy: Always
+  terminationGracePeriodSeconds: 1
+  nodeName: {node}
+  volumes: [{{name: shared, hostPath: {{path: /mnt/shared}}}}]
+  containers:
+  - name: main
+    image: elastipod/train:dev
+    command: [python, -c, "{program}"]
+    volumeMounts: [{{name: shared, mountPath: /mnt/shared}}]
+"""
+SERVER = "import http.server as h; print('serving', flush=True); h.HTTPServer(('', 8080), h.BaseHTTPRequestHandler).serve_forever()"
+PACKAGES = str(Path(elastipod_local.__file__).parents[1])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster.up("e2e-local", nodes=2, run_dir=tmp_path_factory.mktemp("local") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cut_short() -> Iterator[Cluster]:
+    """A cluster of the command line, not up yet; its folder goes with the test."""
+    name = "e2e-cut-short"
+    cluster = Cluster(name, cluster_dir(name))
+    cluster.down()
+    yield cluster
+    cluster.down()
+    shutil.rmtree(cluster.folder, ignore_errors=True)
+
+
+def run_pod(cluster: Cluster, name: str, node: str, program: str = SERVER) -> None:
+    cluster.kubectl("apply", "-f", "-", input=POD.format(name=name, node=node, program=program))
+    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+
+
+def node_ready(cluster: Cluster, name: str) -> str:
+    path = "{.status.conditions[?(@.type=='Ready')].status}"
+    return cluster.kubectl("get", "node", name, "-o", f"jsonpath={path}")
+
+
+def pod_field(cluster: Cluster, name: str, path: str) -> str:
+    return cluster.kubectl("get", "pod", name, "-o", f"jsonpath={{{path}}}")
+
+
+def test_pods_have_logs_exec_addresses_and_the_shared_folder(cluster: Cluster) -> None:
+    run_pod(cluster, "first", "node-1")
+    run_pod(cluster, "second", "node-2")
+    assert "serving" in cluster.kubectl("logs", "first")
+    cluster.kubectl("exec", "first", "--", "sh", "-c", "echo hello > /mnt/shared/note")
+    assert (cluster.shared / "note").read_text() == "hello\n"
+    assert cluster.kubectl("exec", "second", "--", "cat", "/mnt/shared/note") == "hello\n"
+    api = "import os, socket; socket.create_connection((os.environ['KUBERNETES_SERVICE_HOST'], 443), 5)"
+    cluster.kubectl("exec", "first", "--", "python", "-c", api)
+    connect = f"import socket; socket.create_connection(('{pod_field(cluster, 'second', '.status.podIP')}', 8080), 5)"
+    cluster.kubectl("exec", "first", "--", "python", "-c", connect)
+
+
+def test_the_train_image_finds_torch_and_the_launchers(cluster: Cluster) -> None:
+    run_pod(cluster, "torch", "node-1")
+    assert (
+        cluster.kubectl("exec", "torch", "--", "python3", "-c", "import torch; print(torch.ones(2).sum().item())")
+        == "2.0\n"
+    )
+    found = cluster.kubectl("exec", "torch", "--", "sh", "-c", "which python python3 hyperpodrun elastipod")
+    assert len(found.splitlines()) == 4
+
+
+def test_a_node_offers_one_slot_and_pods_beyond_it_wait_for_another_node(cluster: Cluster) -> None:
+    offered = cluster.kubectl("get", "nodes", "-o", r"jsonpath={.items[*].status.allocatable.elastipod\.io/slot}")
+    assert offered.split() == ["1"] * len(cluster.state().nodes)
+
+
+def test_node_files_stay_off_the_machine(cluster: Cluster) -> None:
+    assert not Path("/mnt/shared").exists()
+    assert not Path("/etc/elastipod-node").exists()
+    assert os.stat(cluster.kubeconfig).st_mode & 0o777 == 0o600
+
+
+def test_a_node_comes_loses_its_power_returns_and_goes(cluster: Cluster) -> None:
+    name = cluster.add_node()
+    run_pod(cluster, "guest", name)
+    cluster.kill_node(name)
+    assert cluster.state().nodes[name].phase is NodePhase.OFF
+    with pytest.raises(LocalClusterError, match="needs a node that is"):
+        cluster.kill_node(name)
+    cluster.return_node(name)
+
+    def runs_again() -> bool:
+        count = pod_field(cluster, "guest", ".status.containerStatuses[0].restartCount")
+        ready = pod_field(cluster, "guest", ".status.conditions[?(@.type=='Ready')].status")
+        return count not in ("", "0") and ready == "True"
+
+    wait_until(runs_again, deadline_s=60, what="the pod to run again", every_s=0.2)
+    cluster.remove_node(name)
+    assert name not in cluster.kubectl("get", "nodes")
+    assert name not in cluster.state().nodes
+
+
+def test_drain_evicts_the_pods_and_cordons(cluster: Cluster) -> None:
+    run_pod(cluster, "evicted", "node-2")
+    cluster.drain_node("node-2")
+    assert cluster.kubectl("get", "node", "node-2", "-o", "jsonpath={.spec.unschedulable}") == "true"
+    assert cluster.kubectl("get", "pod", "evicted", "--ignore-not-found") == ""
+    cluster.kubectl("uncordon", "node-2")
+
+
+def test_a_frozen_and_a_partitioned_node_go_on_afterwards(cluster: Cluster) -> None:
+    run_pod(cluster, "patient", "node-2")
+    address = pod_field(cluster, "patient", ".status.podIP")
+    connects = ["timeout", "2", "bash", "-c", f"exec 3<>/dev/tcp/{address}/8080"]
+    for begin, end in (
+        (cluster.partition_node, cluster.heal_node),
+        (cluster.freeze_node, cluster.thaw_node),
+    ):
+        begin("node-2")
+        cluster_state = cluster.state().nodes["node-2"].phase
+        assert cluster_state in (NodePhase.PARTITIONED, NodePhase.FROZEN)
+        if cluster_state is NodePhase.PARTITIONED:
+            assert subprocess.run(connects, capture_output=True).returncode != 0
+        end("node-2")
+
+        def reachable() -> bool:
+            return subprocess.run(connects, capture_output=True).returncode == 0
+
+        wait_until(reachable, deadline_s=30, what="the pod to answer again")
+
+
+def test_loading_images_reaches_the_nodes(cluster: Cluster) -> None:
+    cluster.load_images()
+    run_pod(cluster, "after-load", "node-1")
+
+
+def test_down_leaves_nothing(tmp_path: Path) -> None:
+    before = traces()
+    cluster = Cluster.up("e2e-leaks", nodes=1, run_dir=tmp_path / "cluster")
+    with cluster:
+        own = cluster.state().addressing
+        run_pod(cluster, "some", "node-1")
+        during = traces()
+        assert f"epod{own.block}-node1" in during.links
+        assert all((Path("/proc/sys") / name).read_text() for name in SYSCTLS)
+        cluster.freeze_node("node-1")
+    assert traces().new_since(before, own) == {}
+    assert processes_of(cluster.folder) == []
+    assert {entry.name for entry in cluster.folder.iterdir()} <= {"logs", "lock"}
+    assert not cluster.down()
+
+
+@pytest.mark.parametrize("moment", ["starting the control plane", "starting node-1", "waiting for the nodes"])
+@pytest.mark.parametrize(
+    ("signum", "returncode"),
+    [pytest.param(signal.SIGKILL, -signal.SIGKILL, id="killed"), pytest.param(signal.SIGINT, 130, id="ctrl-c")],
+)
+def test_an_up_that_is_cut_short_leaves_nothing(
+    moment: str, signum: signal.Signals, returncode: int, cut_short: Cluster
+) -> None:
+    before = traces()
+    folder = cut_short.folder
+    tool = subprocess.Popen(
+        [sys.executable, "-m", "elastipod_local", "up", "--name", cut_short.name, "--nodes", "2"],
+        env={**os.environ, "PYTHONPATH": PACKAGES},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with tool:
+        assert tool.stderr is not None
+        for line in tool.stderr:
+            if moment in line:
+                break
+        state = StateFile(folder).load()
+        assert state is not None, "the tool ended before that moment"
+        tool.send_signal(signum)
+        _, said = tool.communicate(timeout=120)
+    assert tool.returncode == returncode, said
+    if signum is signal.SIGKILL:
+        assert cut_short.down()
+    assert processes_of(folder) == []
+    assert traces().new_since(before, state.addressing) == {}
+    assert not cut_short.down()
+
+
+def test_two_clusters_live_side_by_side(cluster: Cluster, tmp_path: Path) -> None:
+    with Cluster.up("e2e-beside", nodes=0, run_dir=tmp_path / "cluster") as other:
+        assert other.state().addressing.block != cluster.state().addressing.block
+        assert other.kubectl("get", "nodes") == ""
+        assert "node-1" in cluster.kubectl("get", "nodes")
+    assert "node-1" in cluster.kubectl("get", "nodes")
+
+
+def test_up_refuses_a_cluster_that_is_up(cluster: Cluster) -> None:
+    with pytest.raises(LocalClusterError, match="is up already"):
+        Cluster.up(cluster.name, nodes=0, run_dir=cluster.folder)
+
+
+def test_a_service_that_dies_on_a_node_is_started_again(cluster: Cluster) -> None:
+    inner = cluster.state().nodes["node-1"].inner
+    assert inner is not None
+
+    def kube_proxy() -> ProcessId | None:
+        for child in psutil.Process(inner.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == "kube-proxy":
+                    return ProcessId.of(child.pid)
+        return None
+
+    first = wait_until(kube_proxy, deadline_s=10, what="kube-proxy to run")
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until(lambda: (now := kube_proxy()) and now != first, deadline_s=20, what="kube-proxy to run again")

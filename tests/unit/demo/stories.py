@@ -1,0 +1,77 @@
+"""Hand-made records of one run: what the operator, the workers and the demo would have written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CREATED_AT = 1_700_000_000.0
+CREATED = "2023-11-14T22:13:20.000Z"
+
+
+def rfc3339(seconds: float) -> str:
+    """Give the moment this many seconds after the job's creation, as the operator writes it."""
+    whole, milliseconds = divmod(round(seconds * 1000), 1000)
+    return f"2023-11-14T22:{13 + (20 + whole) // 60:02}:{(20 + whole) % 60:02}.{milliseconds:03}Z"
+
+
+def entry(generation: int, before: int, size: int, kind: str, cause: str, at_s: float, **more: Any) -> dict[str, Any]:
+    """Give one entry of the annotation elastipod.io/history; detected_s defaults to the decision."""
+    detected_s = more.get("detected_s", at_s)
+    return {
+        "generation": generation,
+        "from": before,
+        "to": size,
+        "kind": kind,
+        "cause": cause,
+        "at": rfc3339(at_s),
+        "detected_at": rfc3339(detected_s),
+        "running_at": rfc3339(at_s + 1),
+    }
+
+
+def log(
+    generation: int,
+    rank: int,
+    world_size: int,
+    *,
+    resumed_step: int = 0,
+    steps: dict[int, float],
+    drained_s: float | None = None,
+    loss: float | None = 1.0,
+) -> list[dict[str, Any]]:
+    """Give one rank's sample log. steps: step -> seconds since creation at which it was made."""
+    lines: list[dict[str, Any]] = [
+        {
+            "kind": "start",
+            "generation": generation,
+            "rank": rank,
+            "world_size": world_size,
+            "resumed_step": resumed_step,
+            "resumed_generation": max(0, generation - 1),
+            "dataset_size": 64,
+            "epochs": 1,
+            "global_batch": 8,
+            "t": CREATED_AT,
+        }
+    ]
+    for step, at_s in steps.items():
+        lines.append({"kind": "step", "step": step, "epoch": 0, "ids": [[0, 8]], "t": CREATED_AT + at_s, "loss": loss})
+    if drained_s is not None:
+        lines.append({"kind": "end", "step": max(steps), "why": "drained", "t": CREATED_AT + drained_s})
+    return lines
+
+
+GROW_SHRINK_CRASH = [
+    entry(1, 0, 2, "start", "GangReady", 3.0),
+    entry(2, 2, 4, "resize", "CapacityAvailable", 10.0),
+    entry(3, 4, 2, "resize", "NodeDrained", 20.0),
+    entry(4, 2, 2, "recovery", "WorkerCrash", 30.05, detected_s=30.02),
+]
+
+GROW_SHRINK_CRASH_LOGS = [
+    log(1, 0, 2, steps={1: 5.0, 2: 9.0, 3: 10.2}, drained_s=10.5, loss=3.0),
+    log(1, 1, 2, steps={1: 5.1, 2: 9.0, 3: 10.1}, drained_s=10.4, loss=5.0),
+    log(2, 0, 4, resumed_step=3, steps={4: 12.0, 5: 19.5, 6: 20.25}, drained_s=20.5),
+    log(3, 0, 2, resumed_step=6, steps={7: 21.5, 8: 25.0, 9: 30.0}),
+    log(4, 0, 2, resumed_step=7, steps={8: 31.0, 9: 35.0, 10: 40.0}, loss=0.5),
+]

@@ -1,0 +1,133 @@
+"""The report of the demo: every figure follows from lines that somebody wrote down."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.unit.demo.stories import CREATED, CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, entry, log
+
+from elastipod_local.demo_report import (
+    KILL_MARK,
+    Mark,
+    Phase,
+    Run,
+    build,
+    changes,
+    parse_history,
+    shortcomings,
+    sizes,
+    spans,
+    unix,
+)
+from elastipod_local.run_log import generations
+
+AUDIT = {"samples_total": 96, "samples_unique": 64, "samples_expected": 64, "duplicates": 0, "missing": 0}
+
+
+def run_of(history: list[dict[str, Any]], logs: list[list[dict[str, Any]]], *marks: Mark) -> Run:
+    return Run(CREATED_AT, parse_history(history), generations(logs), marks)
+
+
+@pytest.fixture
+def story() -> Run:
+    return run_of(GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, Mark(KILL_MARK, CREATED_AT + 30.01))
+
+
+def test_the_operators_moments_are_utc() -> None:
+    assert unix(CREATED) == CREATED_AT
+
+
+def test_gaps_run_from_the_last_old_step_to_the_first_new_step_of_the_slowest_rank(story: Run) -> None:
+    assert [change.gap_s for change in changes(story)] == [1.8, 1.25, 1.0]
+
+
+def test_repeated_steps_are_those_after_the_resumed_checkpoint(story: Run) -> None:
+    assert [change.steps_repeated for change in changes(story)] == [0, 0, 2]
+
+
+def test_detection_counts_from_the_kill_and_only_for_recoveries(story: Run) -> None:
+    assert [change.detection_s for change in changes(story)] == [None, None, 0.01]
+
+
+def test_without_a_kill_there_is_no_detection_time() -> None:
+    story = run_of(GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS)
+    assert changes(story)[-1].detection_s is None
+
+
+def test_a_recovery_at_the_same_size_is_no_new_size(story: Run) -> None:
+    assert sizes(story) == (2, 4, 2)
+
+
+def test_phases_follow_each_other_without_holes(story: Run) -> None:
+    found = spans(story)
+    assert [span.phase for span in found] == [
+        Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RESTARTING, Phase.TRAINING, Phase.DRAINING,
+        Phase.RESTARTING, Phase.TRAINING, Phase.RECOVERING, Phase.TRAINING,
+    ]  # fmt: skip
+    assert found[0].start_s == 0
+    assert all(before.end_s == after.start_s for before, after in pairwise(found))
+    assert found[-1].end_s == 40.0
+
+
+def test_draining_begins_with_the_decision_and_ends_when_the_last_rank_has_stopped(story: Run) -> None:
+    drain = next(span for span in spans(story) if span.phase is Phase.DRAINING)
+    assert (drain.start_s, drain.end_s, drain.size) == (10.0, 10.5, 2)
+
+
+def test_a_generation_that_made_no_step_gives_its_gap_to_the_next() -> None:
+    history = [
+        entry(1, 0, 2, "start", "GangReady", 3.0),
+        entry(2, 2, 2, "recovery", "WorkerCrash", 10.0),
+        entry(3, 2, 2, "recovery", "PortTaken", 12.0),
+    ]
+    logs = [log(1, 0, 2, steps={1: 5.0, 2: 9.5}), log(3, 0, 2, resumed_step=2, steps={3: 14.0})]
+    found = changes(run_of(history, logs))
+    assert [(change.gap_s, change.steps_repeated) for change in found] == [(None, 0), (4.5, 0)]
+
+
+def test_the_report_holds_what_is_promised(story: Run) -> None:
+    report = build(story, AUDIT)
+    assert report["resizes"] == [
+        {"generation": 2, "from": 2, "to": 4, "cause": "CapacityAvailable", "gap_s": 1.8, "steps_repeated": 0},
+        {"generation": 3, "from": 4, "to": 2, "cause": "NodeDrained", "gap_s": 1.25, "steps_repeated": 0},
+    ]
+    [recovery] = report["recoveries"]
+    assert (recovery["cause"], recovery["detection_s"], recovery["gap_s"]) == ("WorkerCrash", 0.01, 1.0)
+    assert (report["samples_total"], report["samples_unique"], report["samples_expected"]) == (96, 64, 64)
+    assert (report["final_loss"], report["final_step"]) == (0.5, 10)
+    assert [moment["size"] for moment in report["size_history"]] == [0, 2, 0, 4, 0, 2, 0, 2, 0]
+    assert sum(report["phase_seconds"].values()) == pytest.approx(40.0)
+
+
+def test_the_loss_of_a_step_is_the_mean_over_its_ranks(story: Run) -> None:
+    assert story.generations[0].steps[0].loss == 4.0
+
+
+def test_a_run_that_showed_everything_has_no_shortcomings(story: Run) -> None:
+    assert shortcomings(build(story, AUDIT), state="Completed", audit_exit=0) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "audit_exit", "said"),
+    [
+        pytest.param({}, "Failed", 0, "ended as Failed", id="a job that did not complete"),
+        pytest.param({}, "Completed", 1, "exactly once", id="an audit that is not clean"),
+        pytest.param({"sizes": [2, 4]}, "Completed", 0, "2 -> 4, not 2 -> 4 -> 2", id="a size that was never reached"),
+        pytest.param({"recoveries": []}, "Completed", 0, "no recovery", id="a crash that nobody saw"),
+        pytest.param(
+            {"resizes": [{"from": 2, "to": 4, "steps_repeated": 3}]}, "Completed", 0, "repeated 3 steps",
+            id="a resize that repeats steps",
+        ),
+    ],
+)  # fmt: skip
+def test_shortcomings_are_named(story: Run, change: dict[str, Any], state: str, audit_exit: int, said: str) -> None:
+    [sentence] = shortcomings({**build(story, AUDIT), **change}, state=state, audit_exit=audit_exit)
+    assert said in sentence
+
+
+def test_a_job_that_never_trained_still_gives_a_report() -> None:
+    report = build(run_of([entry(1, 0, 2, "start", "GangReady", 3.0)], []), {})
+    assert (report["sizes"], report["final_loss"], report["size_history"]) == ([], None, [])
+    assert shortcomings(report, state="Failed", audit_exit=2)[1].startswith("the sizes that trained were none")

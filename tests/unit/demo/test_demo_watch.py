@@ -1,0 +1,141 @@
+"""Looking at the job: what is read from the API server and the logs, and waits that end with what was seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.demo.stories import CREATED, GROW_SHRINK_CRASH, log
+
+from elastipod_local.demo_watch import Seen, Watcher, read_job, read_progress
+from elastipod_local.errors import LocalClusterError
+
+
+def job(state: str = "Running") -> dict[str, Any]:
+    return {
+        "kind": "HyperPodPyTorchJob",
+        "metadata": {
+            "name": "lm",
+            "annotations": {"elastipod.io/size": "2/4/4", "elastipod.io/history": json.dumps(GROW_SHRINK_CRASH[:1])},
+        },
+        "status": {
+            "conditions": [{"type": "Created"}, {"type": state, "reason": "Resizing", "message": "2 replicas train"}]
+        },
+    }
+
+
+def event(uid: str, reason: str, *, count: int = 1, about: str = "lm") -> dict[str, Any]:
+    return {
+        "kind": "Event",
+        "metadata": {"uid": uid, "creationTimestamp": CREATED},
+        "involvedObject": {"kind": "HyperPodPyTorchJob", "name": about},
+        "reason": reason,
+        "message": "said\nso",
+        "count": count,
+    }
+
+
+class Api:
+    """Answers `kubectl get` with the next of a list of answers; the last one stays."""
+
+    def __init__(self, *answers: list[dict[str, Any]] | LocalClusterError) -> None:
+        self._answers = list(answers)
+
+    def __call__(self, *arguments: str, timeout_s: float) -> str:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, LocalClusterError):
+            raise answer
+        return json.dumps({"items": answer})
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Api], Watcher]:
+    monkeypatch.setattr("elastipod_local.demo_watch.POLL_EVERY_S", 0.01)
+    events: list[str] = []
+
+    def make(api: Api) -> Watcher:
+        watcher = Watcher(api, name="lm", shared=tmp_path, on_seen=lambda seen: None, on_event=events.append)
+        watcher.told = events  # type: ignore[attr-defined]
+        return watcher
+
+    return make
+
+
+def write_log(folder: Path, generation: int, rank: int, lines: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"gen-{generation:06}-rank-{rank:05}.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+
+
+def test_the_present_state_is_the_last_condition() -> None:
+    facts = read_job(job())
+    assert (facts["state"], facts["reason"], facts["size"]) == ("Running", "Resizing", "2/4/4")
+    assert [entry.size for entry in facts["history"]] == [2]
+
+
+def test_a_job_that_nobody_has_looked_at_yet_has_no_state() -> None:
+    assert read_job({"metadata": {}})["state"] == "not seen by the operator yet"
+
+
+def test_progress_is_that_of_the_newest_generation_that_made_a_step(tmp_path: Path) -> None:
+    logs = tmp_path / "lm" / "samples"
+    write_log(logs, 1, 0, log(1, 0, 2, steps={1: 1.0, 2: 1.5, 3: 2.0}, loss=2.5))
+    write_log(logs, 2, 0, log(2, 0, 4, steps={}))
+    progress = read_progress(tmp_path)
+    assert progress is not None
+    assert (progress.generation, progress.step, progress.loss, progress.samples_per_s) == (1, 3, 2.5, 16.0)
+
+
+def test_there_is_no_progress_before_the_first_log(tmp_path: Path) -> None:
+    assert read_progress(tmp_path) is None
+
+
+def test_a_wait_ends_with_what_was_waited_for(watch: Callable[[Api], Watcher]) -> None:
+    with watch(Api([], [job()])) as watcher:
+        assert watcher.wait_for(lambda seen: seen.state == "Running", "running", deadline_s=10).size == "2/4/4"
+
+
+def test_a_wait_that_runs_out_says_what_was_seen_last(watch: Callable[[Api], Watcher]) -> None:
+    with watch(Api([job(), event("1", "Resized")])) as watcher:
+        watcher.wait_for(lambda seen: bool(seen.events), "an event", deadline_s=10)
+        with pytest.raises(
+            LocalClusterError, match=r"waited 0 s for 4 replicas; last seen: state Running .*Resized: said so"
+        ):
+            watcher.wait_for(lambda seen: False, "4 replicas", deadline_s=0)
+
+
+def test_a_job_that_ends_early_ends_the_wait(watch: Callable[[Api], Watcher]) -> None:
+    with (
+        watch(Api([job("Failed")])) as watcher,
+        pytest.raises(LocalClusterError, match="the job ended before 4 replicas"),
+    ):
+        watcher.wait_for(lambda seen: False, "4 replicas", deadline_s=10)
+
+
+def test_an_api_server_that_does_not_answer_is_not_the_end(watch: Callable[[Api], Watcher]) -> None:
+    with watch(Api(LocalClusterError("connection refused"), [job()])) as watcher:
+        watcher.wait_for(lambda seen: seen.state == "Running", "running", deadline_s=10)
+
+
+def test_a_failure_of_the_watch_itself_reaches_the_one_who_waits(watch: Callable[[Api], Watcher]) -> None:
+    with watch(Api([{"kind": "HyperPodPyTorchJob"}])) as watcher, pytest.raises(KeyError):
+        watcher.wait_for(lambda seen: False, "anything", deadline_s=10)
+
+
+def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Callable[[Api], Watcher]) -> None:
+    api = Api(
+        [job(), event("1", "Started")],
+        [job(), event("1", "Started"), event("9", "Other", about="another")],
+        [job("Completed"), event("1", "Started", count=2)],
+    )
+    with watch(api) as watcher:
+        watcher.wait_for(lambda seen: seen.state == "Completed", "the end", deadline_s=10, may_end=True)
+    assert watcher.told == ["Started: said so", "Started: said so"]  # type: ignore[attr-defined]
+
+
+def test_the_training_size_is_that_of_the_generation_that_makes_steps() -> None:
+    assert Seen().training_size == 0

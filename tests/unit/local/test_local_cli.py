@@ -1,0 +1,90 @@
+"""The command line: what it refuses, in which words and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastipod_local import binaries, cli
+from elastipod_local.cluster import Cluster
+from elastipod_local.errors import LocalClusterError
+
+
+def test_not_linux_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cli.main(["up"]) == cli.EXIT_UNSUPPORTED
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "Linux" in said
+
+
+@pytest.mark.parametrize("command", [["up"], ["images"], ["node", "add"], ["node", "kill", "node-1"]])
+def test_not_root_is_one_sentence(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert cli.main(command) == cli.EXIT_UNSUPPORTED
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "sudo" in said
+
+
+def test_a_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LocalClusterError("it broke; mend it")
+
+    monkeypatch.setattr(Cluster, "up", fail)
+    assert cli.main(["up"]) == cli.EXIT_FAILED
+    assert capsys.readouterr().err == "elastipod local: it broke; mend it\n"
+
+
+def test_ctrl_c_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cluster, "up", interrupt)
+    assert cli.main(["up"]) == cli.EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["node"], ["up", "--nodes", "-1"], ["up", "--nodes", "99"], ["node", "add", "0"], ["nope"]]
+)
+def test_wrong_usage(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2
+
+
+def test_a_cluster_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--name", "No Name"]) == cli.EXIT_FAILED
+    assert "no cluster name" in capsys.readouterr().err
+
+
+def test_kubectl_gets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def attach(name: str) -> Cluster:
+        seen.append([name])
+        return Cluster(name, Path("/x"))
+
+    monkeypatch.setattr(Cluster, "attach", attach)
+    monkeypatch.setattr(binaries, "ensure", lambda names: {"kubectl": "kubectl"})
+    monkeypatch.setattr(os, "execve", lambda program, arguments, environment: seen.append(arguments))
+    cli.main(["kubectl", "--name", "mine", "-n", "kube-system", "get", "pods", "--", "x"])
+    cli.main(["kubectl", "get", "pods", "-A"])
+    assert seen == [
+        ["mine"],
+        ["kubectl", "-n", "kube-system", "get", "pods", "--", "x"],
+        ["default"],
+        ["kubectl", "get", "pods", "-A"],
+    ]
+
+
+def test_every_change_of_a_node_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["node", "--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("add", *cli.NODE_COMMANDS))

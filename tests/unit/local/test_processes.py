@@ -1,0 +1,54 @@
+"""Processes of a cluster: known by their start and their tag, and never mistaken for others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastipod_local.host import wait_until
+from elastipod_local.processes import TAG, ProcessId, kill_all_tagged, kill_if_tagged, spawn, tagged
+
+SLEEP = [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, which only Linux has")
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> ProcessId:
+    """A process with our tag that runs its own program by now."""
+    process = spawn(SLEEP, owner=tmp_path, log=tmp_path / "log")
+    wait_until(lambda: "on" in (tmp_path / "log").read_text(), deadline_s=20, what="the process to run")
+    return process
+
+
+def test_a_process_is_found_by_its_tag_and_ended(tmp_path: Path, started: ProcessId) -> None:
+    assert list(tagged(tmp_path)) == [started.pid]
+    assert started.is_alive()
+    assert kill_all_tagged(tmp_path) == 1
+    assert not started.is_alive()
+    assert kill_all_tagged(tmp_path) == 0
+
+
+def test_a_tag_of_another_cluster_protects(tmp_path: Path, started: ProcessId) -> None:
+    other = tmp_path / "log"  # begins alike
+    assert not kill_if_tagged(started.pid, other)
+    assert list(tagged(Path(str(tmp_path)[:-1]))) == []
+    assert started.is_alive()
+    kill_all_tagged(tmp_path)
+
+
+def test_the_same_pid_with_another_start_is_another_process() -> None:
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    assert me.is_alive()
+    assert not ProcessId(me.pid, me.started - 1).is_alive()
+
+
+def test_a_process_that_has_ended_has_no_identity() -> None:
+    done = subprocess.Popen([sys.executable, "-c", ""], env={TAG: "/x"})
+    wait_until(lambda: ProcessId.of(done.pid) is None, deadline_s=20, what="the process to end")
+    done.wait()
+    assert not kill_if_tagged(done.pid, Path("/x"))

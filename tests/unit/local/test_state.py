@@ -1,0 +1,88 @@
+"""What is written down about a cluster: it survives the round trip, and one process at a time works on it."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_local.addressing import Addressing
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.processes import ProcessId
+from elastipod_local.state import (
+    ClusterState,
+    NodeOptions,
+    NodePhase,
+    NodeRecord,
+    Phase,
+    StateFile,
+    decode,
+    encode,
+    exclusive,
+)
+
+processes = st.builds(ProcessId, st.integers(1, 2**22), st.integers(0, 2**40))
+nodes = st.builds(
+    NodeRecord, st.integers(1, 30), st.sampled_from(NodePhase), st.none() | processes, st.none() | processes
+)
+states = st.builds(
+    ClusterState,
+    name=st.just("x"),
+    phase=st.sampled_from(Phase),
+    addressing=st.one_of(
+        st.builds(Addressing.for_block, st.integers(0, 15)), st.just(Addressing(None, IPv4Address("127.18.128.9")))
+    ),
+    options=st.builds(NodeOptions, st.none() | st.just(1.5), st.none() | st.integers(1, 9999), st.integers(0, 8)),
+    images=st.sampled_from(["", "0123abcd"]),
+    control_plane=st.dictionaries(st.sampled_from(["etcd", "kube-apiserver"]), processes),
+    nodes=st.dictionaries(st.sampled_from(["node-1", "node-2"]), nodes),
+)
+STATE = ClusterState("x", Phase.STARTING, Addressing.for_block(0))
+
+
+@given(states)
+def test_a_state_reads_back_as_it_was_written(state: ClusterState) -> None:
+    assert decode(encode(state)) == state
+
+
+def test_no_file_is_no_cluster(tmp_path: Path) -> None:
+    assert StateFile(tmp_path).load() is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", json.dumps({**json.loads(encode(STATE)), "format": 99}), '{"format": 1}']
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    files = StateFile(tmp_path)
+    files.path.write_text(text)
+    with pytest.raises(LocalClusterError, match=r"state\.json cannot be read"):
+        files.load()
+
+
+def test_an_update_sees_what_was_written_last(tmp_path: Path) -> None:
+    files = StateFile(tmp_path)
+    files.save(STATE)
+    files.update(lambda state: state.with_node("node-1", NodeRecord(1, NodePhase.UP)))
+    files.update(lambda state: state.with_process("etcd", ProcessId(7, 8)))
+    assert files.load() == STATE.with_node("node-1", NodeRecord(1, NodePhase.UP)).with_process("etcd", ProcessId(7, 8))
+
+
+def test_an_update_of_a_cluster_that_is_gone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocalClusterError, match="is gone"):
+        StateFile(tmp_path).update(lambda state: state)
+
+
+def test_a_second_holder_of_the_lock_is_told_who_has_it(tmp_path: Path) -> None:
+    files = StateFile(tmp_path)
+    with (
+        files.locked(),
+        pytest.raises(LocalClusterError, match=r"another elastipod process \(pid \d+\)"),
+        files.locked(),
+    ):
+        pass
+    with exclusive(tmp_path / "lock", wait_s=0):
+        pass
