@@ -56,13 +56,15 @@ COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --g
 requirements: env ## resolve and pin the requirements anew (UPGRADE=--upgrade takes newer versions)
 	@$(COMPILE) $(UPGRADE) requirements/bootstrap.in -o requirements/bootstrap.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra dev -o requirements/dev.txt
-	@$(COMPILE) pyproject.toml --extra operator -c requirements/dev.txt -o requirements/operator.txt
-	@$(COMPILE) pyproject.toml --extra examples -c requirements/dev.txt -o requirements/train.txt
+	@$(COMPILE) $(UPGRADE) pyproject.toml --extra operator -o requirements/operator.txt
+	@$(COMPILE) $(UPGRADE) pyproject.toml --extra examples -o requirements/train.txt
 
 bench: env ## the benchmarks; each writes .run/bench/<name>.json and prints a line
 	@status=0; for file in $(wildcard bench/[a-z]*.py); do echo "bench: $$file"; $(PY) $$file $(ARGS) || status=1; done; exit $$status
 
 clean: ## stop leftover clusters and remove what runs and tools left (.venv and the cache of built binaries stay)
-	@if [ -x .venv/bin/elastipod ]; then .venv/bin/elastipod local down --all; fi
+	@for state in $(wildcard .run/cluster/*/state.json); do \
+	  .venv/bin/elastipod local down --name "$$(basename "$$(dirname "$$state")")" || exit 1; \
+	done
 	@rm -rf .run build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

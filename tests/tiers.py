@@ -17,7 +17,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 NO_TESTS_COLLECTED = 5
-CLOSING_LINE = re.compile(r"^=+ .*\bin [0-9.]+s.* =+$")
+CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 
 
 @dataclass(frozen=True, slots=True)

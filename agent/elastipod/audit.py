@@ -212,11 +212,8 @@ def describe(report: Report) -> str:
     lines.append(
         f"  samples: {report.samples_total} trained in all, {report.samples_unique} unique, {report.samples_expected} expected"
     )
-    lines += [
-        f"  generation {number} repeated {count} steps"
-        for number, count in sorted(report.steps_repeated.items())
-        if count
-    ]
+    repeated = ", ".join(f"{count} by generation {number}" for number, count in sorted(report.steps_repeated.items()))
+    lines.append(f"  steps repeated: {repeated}")
     if report.missing_first:
         named = ", ".join(f"{index} in epoch {epoch}" for epoch, index in report.missing_first)
         lines.append(f"  missing, first ones: {named}")

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId, FileRecord, Manifest, record_file
 from elastipod.errors import CheckpointError
-from elastipod.local_worker import generation_from_env
+from elastipod.local_worker import generation_from_env, run_from_env
 from elastipod.moments import optimizer_norm
 from elastipod.ranks import from_every_rank, from_rank_zero, rank_and_world
 from elastipod.shards import own_files, read_shards, write_shards
@@ -78,7 +78,7 @@ class CheckpointManager:
         """Give this run's generation; the first use claims the directory for it. Raises FencedError, CheckpointError."""
         if self._generation is None:
             wanted = self._wanted_generation or generation_from_env()
-            self._generation = from_rank_zero(lambda: self._directory.claim(wanted))
+            self._generation = from_rank_zero(lambda: self._directory.claim(wanted, run_from_env()))
         return self._generation
 
     def save(

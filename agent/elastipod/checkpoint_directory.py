@@ -29,6 +29,7 @@ _CHUNK = 4 << 20
 _COMPLETE = re.compile(r"step-(\d{10})-gen-(\d{6})")
 _TEMPORARY = re.compile(r"\.tmp-step-\d{10}-gen-(\d{6})-[0-9a-f]+")
 _CLAIM = re.compile(r"gen-(\d{6,})")
+_RUN = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,20 +100,37 @@ class CheckpointDirectory:
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def claim(self, generation: int | None) -> int:
-        """Take the directory for a generation, the next free one where None is given, and return its number.
+    def claim(self, generation: int | None, run: str = "") -> int:
+        """Take the directory for a generation, the next free one where None is given, and return its number here.
 
-        Claiming the newest claim again is harmless. Raises FencedError when a newer generation has claimed already, and
-        CheckpointError when the directory holds somebody else's checkpoint.
+        run: identity of the job. A job that was deleted and applied again counts its generations from 1 anew: here they go
+        on after those of the former job. Claiming the newest claim again is harmless. Raises FencedError when a newer
+        generation or another job has claimed since, and CheckpointError when the directory holds somebody else's checkpoint.
         """
         self._refuse_foreign()
         (self.path / CLAIMS).mkdir(parents=True, exist_ok=True)
         if generation is None:
             return self._claim_next()
-        self.check_fence(generation)
-        self._claim_path(generation).touch()
+        number = generation + self._offset(run) if run else generation
+        self.check_fence(number)
+        self._claim_path(number).write_text(run, encoding="utf-8")
         sync_directory(self.path / CLAIMS)
-        return generation
+        return number
+
+    def _offset(self, run: str) -> int:
+        """Give what is added to the generations of a job in this directory: what had been claimed when it first came."""
+        if not _RUN.fullmatch(run):
+            raise CheckpointError(f"the job's identity {run!r} is not made of letters, digits, '.', '_' and '-'")
+        marker = self.path / CLAIMS / f"run-{run}"
+        newest = self.newest_claim()
+        if not marker.exists():
+            temporary = marker.with_name(f".{marker.name}-{secrets.token_hex(4)}")
+            temporary.write_text(str(newest), encoding="utf-8")
+            os.rename(temporary, marker)
+            return newest
+        if newest and self._claim_path(newest).read_text(encoding="utf-8") not in (run, ""):
+            raise FencedError(f"another job has taken over {self.path}; give each job a directory of its own")
+        return int(marker.read_text(encoding="utf-8"))
 
     def check_fence(self, generation: int) -> None:
         """Raise FencedError when a generation newer than this one has claimed the directory."""

@@ -38,3 +38,8 @@ def generation_from_env() -> int | None:
         return int(stated)
     restarts = os.environ.get("JOB_RESTART_COUNT")
     return int(restarts) + 1 if restarts else None
+
+
+def run_from_env() -> str:
+    """Give the identity of the job that this worker belongs to, the same over all its generations; empty outside of a pod."""
+    return os.environ.get("ELASTIPOD_RUN_ID", "")

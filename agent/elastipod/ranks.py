@@ -85,7 +85,7 @@ def _device() -> torch.device:
 
 
 def _encoded(value: object) -> torch.Tensor:
-    return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=_device())
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(_device())
 
 
 def _decoded(data: torch.Tensor) -> dict[str, Any]:

@@ -90,11 +90,11 @@ class TorchStore:
 @contextmanager
 def _translated() -> Iterator[None]:
     """Turn torch's store errors into the two that callers tell apart: too late, and gone."""
-    from torch.distributed import DistError, DistNetworkError
+    from torch.distributed import DistStoreError
 
     try:
         yield
-    except DistNetworkError as error:
-        raise ConnectionError(str(error)) from error
-    except DistError as error:
+    except DistStoreError as error:
         raise TimeoutError(str(error)) from error
+    except RuntimeError as error:  # DistNetworkError and whatever else ends a connection
+        raise ConnectionError(str(error)) from error

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import signal
-import tempfile
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,16 +28,21 @@ FAREWELL_S = 5.0
 
 
 class Agent:
-    """Everything between the control API and the processes. All methods belong to the event loop's thread."""
+    """Everything between the control API and the processes. All methods belong to the event loop's thread.
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], pump: OutputPump, log: EventLog) -> None:
+    root: a private folder for the files of generations, each removed with its generation.
+    """
+
+    def __init__(
+        self, settings: Settings, environ: Mapping[str, str], root: Path, pump: OutputPump, log: EventLog
+    ) -> None:
         self.board = Board(utc_now)
         self.log = log
         self._settings = settings
         self._environ = environ
         self._pump = pump
         self._reaper = Reaper()
-        self._root = Path(tempfile.mkdtemp(prefix="elastipod-", dir=_fast_directory()))
+        self._root = root
         self._generation: Generation | None = None
         self._task: asyncio.Task[None] | None = None
         self._barred = 0
@@ -157,7 +159,6 @@ class Agent:
         if self._task is not None and not self._task.done():
             await asyncio.wait([self._task], timeout=self._settings.server_shutdown_timeout_s)
         self._reaper.stop()
-        shutil.rmtree(self._root, ignore_errors=True)
         code = agent_exit_code(self._last, is_faulted=is_faulted, by_signal=self._by_signal)
         self.log.info("gone", exit_code=code)
         return code
@@ -270,8 +271,3 @@ def _facts(request: Update) -> dict[str, Any]:
         "ip_version": request.ip_version,
         "worker_data": request.worker_data,
     }
-
-
-def _fast_directory() -> str | None:
-    """Prefer memory to a disk for the worker file; None = the system's place for temporary files."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108 a private folder is made in it

@@ -188,7 +188,12 @@ def build_parser(
 ) -> argparse.ArgumentParser:
     """Build the parser over torchrun's options, our own and those learned from the installed torch."""
     kind = _StrictParser if strict else _Parser
-    parser = kind(prog=PROG, epilog=EPILOG, description="Run a training script under the Elastipod operator.")
+    parser = kind(
+        prog=PROG,
+        usage="%(prog)s [options] script [arguments of the script]",
+        description="Run the workers of one pod of an elastic training job, as the operator says.",
+        epilog=EPILOG,
+    )
     ours = parser.add_argument_group("hyperpodrun's own options")
     for option in OWN_OPTIONS:
         _add(ours, option, option.default)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -104,14 +105,8 @@ class Generation:
     async def run(self) -> End:
         """Run to the end. Never raises for what workers, scripts or the machine do: that is in the End."""
         try:
-            shutil.rmtree(self._directory, ignore_errors=True)  # a plain operator may count its faults anew
-            self._directory.mkdir(mode=0o700, parents=True)
-            if not await self._prepare():
-                return await self._finish()
-            await self._supervise()
-            return await self._finish()
-        except OSError as error:
-            self._fail("StartFailed", f"the workers could not be started: {error}")
+            if await self._start():
+                await self._supervise()
             return await self._finish()
         finally:
             self.progress()
@@ -120,8 +115,18 @@ class Generation:
                 self._group = None
             shutil.rmtree(self._directory, ignore_errors=True)
 
+    async def _start(self) -> bool:
+        """Start the workers, after what comes before them; False when the end has come already."""
+        try:
+            shutil.rmtree(self._directory, ignore_errors=True)  # a plain operator may count its faults anew
+            self._directory.mkdir(mode=0o700, parents=True)
+            return await self._prepare()
+        except OSError as error:
+            self._fail("StartFailed", f"the workers could not be started: {error}")
+            return False
+
     async def _prepare(self) -> bool:
-        """Run what comes before the workers and start them; False when the end has come already."""
+        """Run the pre-train script and start the workers; False when the end has come already. Raises OSError."""
         if self._stop is not Stop.NONE:
             return False
         script = self._settings.pre_script
@@ -272,6 +277,6 @@ def is_taken(port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
     return False

@@ -90,6 +90,7 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
     """Give the settings and warnings, one sentence each. Raises BadUsage."""
     values = line.values
     job = environ.get("ELASTIPOD_JOB", "")
+    run_id = values.rdzv_id if values.rdzv_id != "none" else job or "none"
     settings = Settings(
         host=values.server_host,
         port=_port(values.server_port, environ),
@@ -99,7 +100,7 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
         server_shutdown_timeout_s=_not_negative("--server-shutdown-timeout", values.server_shutdown_timeout),
         layout=Layout(
             nproc=_nproc(line, environ),
-            run_id=values.rdzv_id if values.rdzv_id != "none" else job or "none",
+            run_id=run_id,
             role=values.role,
             max_restarts=_not_negative("--max-restarts", values.max_restarts),
         ),
@@ -107,7 +108,7 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
         script_file=None if values.module or values.no_python else line.script,
         pre_script=_script(values.pre_train_script, values.pre_train_args),
         post_script=_script(values.post_train_script, values.post_train_args),
-        logs=_logs(line, environ),
+        logs=_logs(line, environ, run_id),
         job=job,
     )
     _check_nnodes(values.nnodes)
@@ -157,13 +158,13 @@ def _script(path: str | None, args: str) -> Script | None:
         raise BadUsage(f"the arguments of {path} cannot be split: {error}") from error
 
 
-def _logs(line: CommandLine, environ: Mapping[str, str]) -> Logs:
+def _logs(line: CommandLine, environ: Mapping[str, str], run_id: str) -> Logs:
     values = line.values
     template = values.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     redirects = parse_streams("--redirects", values.redirects)
     tee = parse_streams("--tee", values.tee)
     return Logs(
-        directory=_log_directory(values.log_dir, has_files=redirects != Streams() or tee != Streams()),
+        directory=_log_directory(values.log_dir, run_id, has_files=redirects != Streams() or tee != Streams()),
         redirects=redirects,
         tee=tee,
         prefix=string.Template(template or "[${role_name}${local_rank}]:"),
@@ -171,17 +172,16 @@ def _logs(line: CommandLine, environ: Mapping[str, str]) -> Logs:
     )
 
 
-def _log_directory(given: str | None, *, has_files: bool) -> Path | None:
-    if not given:
-        return Path(tempfile.mkdtemp(prefix="elastipod-logs-")) if has_files else None
-    directory = Path(given)
+def _log_directory(given: str | None, name: str, *, has_files: bool) -> Path | None:
+    """Make a folder of this agent's own, as torchrun does: the pods of a job may share the folder that is given."""
+    if not given and not has_files:
+        return None
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if given:
+            Path(given).mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=re.sub(r"[^\w.-]", "_", name) + "_", dir=given))
     except OSError as error:
-        raise BadUsage(f"--log-dir {directory} cannot be made: {error.strerror}") from error
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise BadUsage(f"--log-dir {directory} cannot be written")
-    return directory
+        raise BadUsage(f"--log-dir {given or tempfile.gettempdir()} cannot be written: {error.strerror}") from error
 
 
 def parse_streams(option: str, text: str) -> Streams:

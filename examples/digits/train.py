@@ -57,7 +57,11 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     if rank == 0:
         print(f"generation {checkpoints.generation}: {world_size} workers go on after step {step}", flush=True)
 
-    loss = math.nan
+    loss = resume.extra["loss"] if resume else math.nan
+
+    def save() -> None:
+        checkpoints.save(step, model=model, optimizer=optimizer, extra={"loss": loss}, sample_log=log)
+
     for batch in plan.iterate(rank, world_size, start_step=step):
         started = time.monotonic()
         loss = train_step(model, optimizer, images, labels, batch)
@@ -70,13 +74,15 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
             print(f"step {step}/{plan.total_steps} loss {loss:.4f} samples/s {samples_per_s:.1f}", flush=True)
 
         if elastic_event_detected():  # the same answer after the same step on every rank
-            checkpoints.save(step, model=model, optimizer=optimizer, sample_log=log)
+            save()
             log.end(step, "drained")
+            if rank == 0:
+                print(f"step {step} is saved; leaving, to go on at another size", flush=True)
             return
         if step % options.checkpoint_every == 0:
-            checkpoints.save(step, model=model, optimizer=optimizer, sample_log=log)
+            save()
 
-    checkpoints.save(step, model=model, optimizer=optimizer, sample_log=log)
+    save()
     log.end(step, "completed")
     if rank == 0:
         with torch.no_grad():

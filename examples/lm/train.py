@@ -60,12 +60,18 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
             flush=True,
         )
 
+    loss = resume.extra["loss"] if resume else math.nan
+
     def save() -> None:
         checkpoints.save(
-            step, model=model, optimizer=optimizer, scheduler=schedule, extra={"corpus": corpus.digest}, sample_log=log
+            step,
+            model=model,
+            optimizer=optimizer,
+            scheduler=schedule,
+            extra={"corpus": corpus.digest, "loss": loss},
+            sample_log=log,
         )
 
-    loss = math.nan
     for batch in plan.iterate(rank, world_size, start_step=step):
         started = time.monotonic()
         loss = train_step(model, optimizer, corpus, batch, options.micro_batch, device)
@@ -84,6 +90,8 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
         if elastic_event_detected():  # the same answer after the same step on every rank
             save()
             log.end(step, "drained")
+            if rank == 0:
+                print(f"step {step} is saved; leaving, to go on at another size", flush=True)
             return
         if step % options.checkpoint_every == 0:
             save()

@@ -89,6 +89,20 @@ class NodeGroup:
         """Give the files to which a process writes its own pid to move in."""
         return [folder / "cgroup.procs" for folder in self.folders()]
 
+    def set_apart(self, pid: int) -> None:
+        """Under v2, move a process that belongs to the node but stays outside of its namespaces into a group beside.
+
+        There a group with processes of its own cannot share out its controllers to the pods below it.
+        """
+        if self.layout.unified:
+            (folder,) = self._beside.folders()
+            folder.mkdir(exist_ok=True)
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    @property
+    def _beside(self) -> "NodeGroup":
+        return NodeGroup(self.layout, f"{self.path}-outer")
+
     def freeze(self, *, frozen: bool) -> None:
         """Stop or continue every process of the node at once."""
         for folder in self.folders():
@@ -112,7 +126,8 @@ class NodeGroup:
 
     def remove(self, *, deadline_s: float = 20) -> None:
         """Remove the groups and all below; waits for dying processes. Raises LocalClusterError when some stay."""
-        self._sweep(lambda folder: [*_below(folder), folder], deadline_s)
+        for group in (self, self._beside):
+            group._sweep(lambda folder: [*_below(folder), folder], deadline_s)
 
     def remove_children(self, *, deadline_s: float = 20) -> None:
         """Remove all groups below these."""

@@ -11,7 +11,7 @@ from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import tail_of, wait_until
 from elastipod_local.processes import ProcessId, spawn
 
-READY_DEADLINE_S = 90
+READY_DEADLINE_S = 180
 
 
 @dataclass(frozen=True, slots=True)

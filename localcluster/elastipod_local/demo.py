@@ -39,6 +39,7 @@ OPERATOR_NAMESPACE = "aws-hyperpod"
 EXAMPLE = ("examples/storage.yaml", "examples/lm/job.yaml")
 NODES = NodeOptions(cpus=1)  # room for one of the example's replicas each, whatever the machine has
 TRAIN_S = 12.0  # how long each size is left to train, so that it can be seen
+UNSAVED_STEPS = 5  # steps since the last checkpoint when the worker is killed
 INSTALL_DEADLINE_S = 120
 START_DEADLINE_S = 120
 RESIZE_DEADLINE_S = 120
@@ -158,6 +159,12 @@ class Demo:
         self._await_size(watcher, 2, RESIZE_DEADLINE_S)
 
     def _crash(self, watcher: Watcher) -> None:
+        """Kill a worker some steps after a checkpoint, so that the report shows what a crash costs."""
+        watcher.wait_for(
+            lambda seen: seen.progress is not None and seen.progress.unsaved_steps >= UNSAVED_STEPS,
+            f"{UNSAVED_STEPS} steps after a checkpoint",
+            deadline_s=RECOVERY_DEADLINE_S,
+        )
         before = watcher.seen.generation
         worker, at = kill_worker(self._newest_pod_uid())
         self._notes.mark(KILL_MARK, at)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 2.0
 EVENTS_SHOWN = 8
-EVENT_WIDTH = 60  # on a status line, which only reminds of it
 
 
 class View(Protocol):
@@ -64,8 +63,7 @@ class PlainView:
     def seen(self, seen: Seen) -> None:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + LINE_EVERY_S
-            last = f"  | {seen.events[-1][:EVENT_WIDTH]}" if seen.events else ""
-            self._say(f"  {status_line(seen)}{last}")
+            self._say(f"  {status_line(seen)}")
 
     def event(self, text: str) -> None:
         self._say(f"  event  {text}")

@@ -23,12 +23,16 @@ ENDED = frozenset({"Completed", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the training is, from the newest lines of a rank's sample log; rates are over the last seconds."""
+    """How far the training is, from the newest lines of a rank's sample log; rates are over the last seconds.
+
+    unsaved_steps: those since the newest complete checkpoint, which a crash would lose.
+    """
 
     generation: int
     step: int
     loss: float | None
     samples_per_s: float | None
+    unsaved_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,10 @@ def read_progress(shared: Path) -> Progress | None:
         start, *lines = parse_log(path.read_bytes()) or [{}]
         steps = [line for line in lines if line["kind"] == "step"]
         if steps:
+            step = steps[-1]["step"]
+            saved = max([start["resumed_step"], *(line["step"] for line in lines if line["kind"] == "saved")])
             rate = _rate(steps) * start["global_batch"]
-            return Progress(start["generation"], steps[-1]["step"], steps[-1].get("loss"), rate or None)
+            return Progress(start["generation"], step, steps[-1].get("loss"), rate or None, step - saved)
     return None
 
 
@@ -108,6 +114,13 @@ def event_text(event: Mapping[str, Any]) -> str:
     return f"{event['reason']}: {' '.join(event['message'].split())}"
 
 
+def _written(event: Mapping[str, Any]) -> tuple[str, int]:
+    """When an event was written; within a second by its version, which grows with every write."""
+    metadata = event["metadata"]
+    version = str(metadata.get("resourceVersion", ""))
+    return str(metadata["creationTimestamp"]), int(version) if version.isdigit() else 0
+
+
 @dataclass(slots=True)
 class _EventBook:
     """Events in the order in which they were first seen; a repeated one counts again."""
@@ -117,7 +130,7 @@ class _EventBook:
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> list[str]:
         fresh = []
-        for event in sorted(events, key=lambda event: event["metadata"]["creationTimestamp"]):
+        for event in sorted(events, key=_written):
             uid, count = event["metadata"]["uid"], event.get("count") or 1
             if self.known.get(uid) != count:
                 self.known[uid] = count

@@ -4,7 +4,6 @@ Every step's outcome is kept under a key made of everything that it depends on, 
 text, its inputs or a step before it changed: a change of our code costs its last COPY or two.
 """
 
-import fnmatch
 import hashlib
 import json
 import os
@@ -13,12 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from elastipod_local import dockerfile
+from elastipod_local.buildcontext import BuildContext
 from elastipod_local.buildstep import SOURCE, Step
 from elastipod_local.dockerfile import Instruction, Stage
 from elastipod_local.errors import LocalClusterError
@@ -29,7 +28,7 @@ from elastipod_local.processes import isolated
 from elastipod_local.registryenv import RegistryAccess
 
 STEP_DEADLINE_S = 1800
-LAYER_KEPT_S = 3 * 24 * 3600
+LAYERS_KEPT = 120  # an image set needs about twenty
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 Bases = Mapping[str, Callable[[], Path]]
 
@@ -53,14 +52,14 @@ class Built:
 class ImageBuilder:
     """Builds stages of one Dockerfile into a cache folder.
 
-    context: folder that COPY copies from. bases: for each image that a FROM may name, what makes its root folder in the
+    context: what COPY copies from. bases: for each image that a FROM may name, what makes its root folder in the
     cache and gives it. build_arguments: values for ARG, as of `docker build --build-arg`.
     """
 
     def __init__(
         self,
         cache: Path,
-        context: Path,
+        context: BuildContext,
         bases: Bases,
         access: RegistryAccess,
         build_arguments: Mapping[str, str],
@@ -73,7 +72,6 @@ class ImageBuilder:
         self._access = access
         self._build_arguments = build_arguments
         self._progress = progress
-        self._ignored = _ignore_patterns(context / ".dockerignore")
         self._layers.mkdir(parents=True, exist_ok=True)
 
     def build(self, stages: Mapping[str, Stage], targets: Iterable[str]) -> dict[str, Built]:
@@ -119,10 +117,10 @@ class ImageBuilder:
         return Image(name, tuple(blobs), built.config)
 
     def forget_unused(self) -> None:
-        """Delete layers that no build has used for days; every change of our code makes some."""
-        for layer in self._layers.iterdir():
-            if layer.stat().st_mtime < time.time() - LAYER_KEPT_S:
-                delete_tree(layer)
+        """Delete all but the layers used last; every change of our code makes some."""
+        by_use = sorted(self._layers.iterdir(), key=lambda layer: layer.stat().st_mtime, reverse=True)
+        for layer in by_use[LAYERS_KEPT:]:
+            delete_tree(layer)
 
     def _base(self, image: str) -> str:
         if image not in self._bases:
@@ -187,7 +185,7 @@ class ImageBuilder:
         came_from = instruction.flag("from")
         with tempfile.TemporaryDirectory(dir=self._layers, prefix="context-") as scratch:
             if came_from is None:
-                identity = self._stage_context(sources, Path(scratch), instruction)
+                identity = self._context.stage(sources, Path(scratch), instruction.line)
                 layers: tuple[str, ...] = (scratch,)
             elif came_from in done:
                 identity = done[came_from].key
@@ -257,41 +255,6 @@ class ImageBuilder:
         if done.returncode != 0:
             raise LocalClusterError(f"{what[:120]} failed: {tail_of(self._log, 8)}; log: {self._log}")
 
-    def _stage_context(self, sources: list[str], scratch: Path, instruction: Instruction) -> str:
-        """Put what COPY takes from the context into a folder of its own and give the hash of it."""
-        digest = hashlib.sha256()
-        for pattern in sources:
-            found = sorted(self._context.glob(pattern.removeprefix("./") or "*"))
-            if not found:
-                raise LocalClusterError(f"Dockerfile line {instruction.line}: {pattern!r} is not in {self._context}")
-            for path in (file for entry in found for file in self._files(entry)):
-                name = path.relative_to(self._context)
-                digest.update(f"{name} {path.stat().st_mode & 0o111:o} {path.stat().st_size}\n".encode())
-                digest.update(path.read_bytes())
-                (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, scratch / name)
-                (scratch / name).chmod(0o755 if os.access(path, os.X_OK) else 0o644)
-        for folder in (scratch, *(entry for entry in scratch.rglob("*") if entry.is_dir())):
-            folder.chmod(0o755)
-        return digest.hexdigest()
-
-    def _files(self, entry: Path) -> Iterator[Path]:
-        if self._is_ignored(entry.relative_to(self._context)):
-            return
-        if entry.is_dir():
-            for child in sorted(entry.iterdir()):
-                yield from self._files(child)
-        else:
-            yield entry
-
-    def _is_ignored(self, name: Path) -> bool:
-        return any(
-            fnmatch.fnmatch(name.as_posix(), pattern.removeprefix("**/")) or name.match(pattern.removeprefix("**/"))
-            if pattern.startswith("**/")
-            else fnmatch.fnmatch(name.as_posix(), pattern)
-            for pattern in self._ignored
-        )
-
 
 # As docker build: of a folder its content is copied, and a file goes into the target where that is a folder.
 _COPY_SCRIPT = f"""
@@ -311,11 +274,6 @@ for pattern in "$@"; do
 done
 [ "$owner" = 0:0 ] || chown -R "$owner" "$target"
 """
-
-
-def _ignore_patterns(path: Path) -> list[str]:
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return [line.strip().strip("/") for line in lines if line.strip() and not line.startswith("#")]
 
 
 def _hash(parts: list[object]) -> str:

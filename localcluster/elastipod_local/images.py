@@ -13,6 +13,7 @@ from pathlib import Path
 
 from elastipod_local import dockerfile
 from elastipod_local.bases import DEBIAN, bootstrap_debian, compile_pause
+from elastipod_local.buildcontext import BuildContext
 from elastipod_local.buildstep import SOURCE
 from elastipod_local.host import Progress, delete_tree, quiet
 from elastipod_local.imagebuild import Built, ImageBuilder
@@ -21,7 +22,7 @@ from elastipod_local.oci import Blob, Image, ImageConfig, pack_layer
 from elastipod_local.paths import PACKAGE, cache_dir, checkout_root
 from elastipod_local.pip import install_into
 from elastipod_local.registryenv import registry_access
-from elastipod_local.seed import make_seed
+from elastipod_local.seed import make_seed, present_layers
 from elastipod_local.state import BUILD_WAIT_S, exclusive
 
 # Stage of the Dockerfile -> full name of the image. Short names like elastipod/train:dev mean the same to Kubernetes.
@@ -30,6 +31,7 @@ STAGES = {"operator": "docker.io/elastipod/operator:dev", "train": "docker.io/el
 BUILD_ARGUMENTS = {"TRAIN_REQUIREMENTS": ""}
 IMAGE_PYTHON = "3.11"  # Debian bookworm's
 KEPT = 3  # seeds, and environments
+MOST_LAYERS = 100  # in a seed, configurations and manifests included
 SITE_PACKAGES_NOTE = "elastipod-site-packages"
 # Packages carry files of other Python versions that do not compile; compileall's exit code would be about those.
 COMPILE = ("sh", "-c", f"python3 -m compileall -qq -j 0 -s {SOURCE} -p {SITE_PACKAGES_MOUNT} {SOURCE} || true")
@@ -85,7 +87,7 @@ def ensure_images(progress: Progress = quiet) -> ImageSet:
         found = ImageSet.of(images, site_packages)
         if not found.seed.exists():
             progress("  importing the images (once for all nodes)")
-            make_seed(found.seed, images, like=_newest(seeds_dir()), notes={SITE_PACKAGES_NOTE: str(site_packages)})
+            make_seed(found.seed, images, like=_seed_to_start_from(), notes={SITE_PACKAGES_NOTE: str(site_packages)})
         for used in (found.seed, site_packages):
             used.touch()
             _keep_newest(used.parent)
@@ -95,7 +97,9 @@ def ensure_images(progress: Progress = quiet) -> ImageSet:
 
 def _builder(folder: Path, progress: Progress) -> ImageBuilder:
     bases = {DEBIAN: lambda: bootstrap_debian(folder, progress)}
-    return ImageBuilder(folder, checkout_root(), bases, registry_access(folder), BUILD_ARGUMENTS, progress)
+    return ImageBuilder(
+        folder, BuildContext(checkout_root()), bases, registry_access(folder), BUILD_ARGUMENTS, progress
+    )
 
 
 def _pause(folder: Path) -> Image:
@@ -136,8 +140,10 @@ def _by_age(folder: Path) -> list[Path]:
     return sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _newest(folder: Path) -> Path | None:
-    return next(iter(_by_age(folder)), None)
+def _seed_to_start_from() -> Path | None:
+    """Give the last seed, unless so many states of the checkout have piled up in it that a fresh one is due."""
+    last = next(iter(_by_age(seeds_dir())), None)
+    return last if last and len(present_layers(last)) <= MOST_LAYERS else None
 
 
 def _keep_newest(folder: Path) -> None:

@@ -5,7 +5,6 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from elastipod_local.addressing import Addressing, free_blocks
-from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import run, wait_until
 
 LINKS = Path("/sys/class/net")
@@ -74,8 +73,8 @@ def plug_in(addressing: Addressing, index: int, pid: int, others: list[int]) -> 
         "link set lo up",
         f"addr add {address}/{addressing.node_network.prefixlen} dev eth0",
         "link set eth0 up",
-        f"route add default via {addressing.api_address}",
         *(_pod_route(addressing, other) for other in others if other != index),
+        f"route add default via {addressing.api_address}",  # the node's process 1 waits for this one
     ]
     run(["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-"], input="\n".join(commands) + "\n")
     run(["ip", *_pod_route(addressing, index).split()])
@@ -90,9 +89,13 @@ def _pod_route(addressing: Addressing, index: int) -> str:
     return f"route replace {addressing.pod_network(index)} via {addressing.node_address(index)}"
 
 
-def set_wire(addressing: Addressing, index: int, *, up: bool) -> None:
-    """Cut or mend the wire to a node. Raises LocalClusterError when the node has none."""
+def cut_wire(addressing: Addressing, index: int) -> None:
+    """Cut the wire to a node; one that was never plugged in has none to cut."""
     wire = addressing.link_name(index)
-    if not (LINKS / wire).exists():
-        raise LocalClusterError(f"the link {wire} is not there; is the node running?")
-    run(["ip", "link", "set", wire, "up" if up else "down"])
+    if (LINKS / wire).exists():
+        run(["ip", "link", "set", wire, "down"])
+
+
+def mend_wire(addressing: Addressing, index: int) -> None:
+    """Mend the wire to a running node."""
+    run(["ip", "link", "set", addressing.link_name(index), "up"])

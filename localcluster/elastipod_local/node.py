@@ -15,7 +15,7 @@ from elastipod_local.host import delete_tree, run, tail_of, wait_until
 from elastipod_local.oci import Image
 from elastipod_local.paths import PACKAGE, cache_dir
 from elastipod_local.processes import ProcessId, kill_if_tagged, reap, spawn
-from elastipod_local.seed import IMPORT_DEADLINE_S, copy_seed, present_layers
+from elastipod_local.seed import copy_seed, import_image
 from elastipod_local.state import NodeOptions
 
 NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc", "--cgroup")
@@ -146,7 +146,10 @@ class Node:
             children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
             return ProcessId.of(int(children[0])) if children else None
 
-        return wait_until(inner, deadline_s=START_DEADLINE_S, what=f"process 1 of {self.name}", hint=f"log: {self.log}")
+        hint = f"log: {self.log}"
+        found = wait_until(inner, deadline_s=START_DEADLINE_S, what=f"process 1 of {self.name}", hint=hint)
+        self.group.set_apart(outer.pid)
+        return found
 
     def end(self, processes: list[ProcessId]) -> None:
         """Cut the power: every process of the node dies at once. Returns when all are gone and its groups are empty."""
@@ -171,11 +174,10 @@ class Node:
         """Import images into the node's containerd; only layers that it lacks are carried over."""
         tar = self.folder / "etc" / "image.tar"
         enter = ["nsenter", f"--target={inner.pid}", "--mount", "--net", "--"]
+        command = [*enter, "ctr", "--namespace", "k8s.io", "images", "import", f"{node_config.ETC}/image.tar"]
         try:
             for image in images:
-                image.write(tar, present_layers(self.folder / "containerd"))
-                command = ["ctr", "--namespace", "k8s.io", "images", "import", f"{node_config.ETC}/image.tar"]
-                run([*enter, *command], timeout_s=IMPORT_DEADLINE_S)
+                import_image(image, self.folder / "containerd", tar, command)
         finally:
             tar.unlink(missing_ok=True)
 

@@ -107,7 +107,7 @@ def shield_sysctls() -> None:
 
 
 def wait_plugged() -> None:
-    """Wait for the node's wire: the default route is the last thing that it gets."""
+    """Wait for the node's wire: the default route is the last thing that it gets, after all else is in its place."""
 
     def has_default_route() -> bool:
         lines = Path("/proc/net/route").read_text().splitlines()[1:]
@@ -148,8 +148,8 @@ def main(config_file: str) -> None:
     socket.sethostname(config.node)
     enter_own_root(config)
     shield_sysctls()
-    mount_cgroups(config)
     wait_plugged()
+    mount_cgroups(config)
     say("the node's root and network are there")
     services = Services(config.commands)
     services.start("containerd")

@@ -10,14 +10,14 @@ from elastipod_local import network
 from elastipod_local.addressing import MAX_NODES, free_node_index
 from elastipod_local.controlplane import ControlPlane
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import Progress, run, wait_until
+from elastipod_local.host import Progress, run, tail_of, undisturbed, wait_until
 from elastipod_local.node import Disk, Node
 from elastipod_local.node_config import SLOT_RESOURCE
 from elastipod_local.oci import Image
 from elastipod_local.processes import ProcessId
 from elastipod_local.state import ClusterState, NodePhase, NodeRecord, StateFile
 
-READY_DEADLINE_S = 120
+READY_DEADLINE_S = 180
 DRAIN_DEADLINE_S = 900
 # What a node must be in for a change; everything else is refused with a sentence.
 RUNNING = frozenset({NodePhase.UP})
@@ -43,13 +43,22 @@ class Nodes:
 
     def add(self, count: int, disk: Disk) -> list[str]:
         """Add nodes, all at once, and return their names when they are Ready and offer their slots."""
-        names = [self._register() for _ in range(count)]
-        self._start_all(names, disk)
+        names: list[str] = []
+        try:
+            for _ in range(count):
+                names.append(self._register())
+            self._start_all(names, disk)
+        except BaseException:
+            with undisturbed():
+                for name in names:
+                    self._discard(name)
+            raise
         return names
 
     def bring_back(self, name: str, disk: Disk) -> None:
         """Switch a node on again after `kill`; its disk is as it was, its containers start anew."""
         self._demand(name, "return")
+        self._end(name)  # it is off already, unless a run was cut short while it cut the power
         self._set_phase(name, NodePhase.STARTING)
         # What its Node object says is from before the power loss; its lease tells that it lives again.
         self._start_all([name], disk, heard_after=datetime.now(timezone.utc))
@@ -70,26 +79,15 @@ class Nodes:
         if drain and record.phase is NodePhase.UP:
             self.drain(name)
         self._set_phase(name, NodePhase.REMOVING)
-        self._kubectl("delete", "node", name, "--ignore-not-found", deadline_s=60)
-        node = self._node(name)
-        # First the wire: a node without power closes no connection of its pods.
-        network.set_wire(node.addressing, node.index, up=False)
-        node.end(_processes(record))
-        network.delete_link(node.addressing.link_name(node.index))
-        node.delete()
-        self._files.update(lambda state: state.with_node(name, None))
+        self._discard(name)
 
     # --- mishaps ---
 
     def kill(self, name: str) -> None:
         """Cut the node's power: kubelet, containerd and all pods die at once and nobody is told."""
-        record = self._demand(name, "kill")
-        node = self._node(name)
-        # First the wire: a node without power closes no connection of its pods.
-        network.set_wire(node.addressing, node.index, up=False)
-        node.end(_processes(record))
-        network.delete_link(node.addressing.link_name(node.index))
+        self._demand(name, "kill")
         self._set_phase(name, NodePhase.OFF)
+        self._end(name)
 
     def freeze(self, name: str, *, frozen: bool) -> None:
         """Hang every process of the node, or let them go on."""
@@ -101,7 +99,10 @@ class Nodes:
         """Cut the node's network, or mend it."""
         self._demand(name, "partition" if cut else "heal")
         node = self._node(name)
-        network.set_wire(node.addressing, node.index, up=not cut)
+        if cut:
+            network.cut_wire(node.addressing, node.index)
+        else:
+            network.mend_wire(node.addressing, node.index)
         self._set_phase(name, NodePhase.PARTITIONED if cut else NodePhase.UP)
 
     def import_images(self, images: Iterable[Image]) -> None:
@@ -118,6 +119,21 @@ class Nodes:
             list(pool.map(import_into, up))
 
     # --- how ---
+
+    def _end(self, name: str) -> Node:
+        """End the node's processes at once, and then its wire."""
+        node = self._node(name)
+        # The wire is cut first: a node without power closes no connection of its pods.
+        network.cut_wire(node.addressing, node.index)
+        node.end(_processes(self._record(name)))
+        network.delete_link(node.addressing.link_name(node.index))
+        return node
+
+    def _discard(self, name: str) -> None:
+        """Delete the node's object, end it, delete its disk, and forget it."""
+        self._kubectl("delete", "node", name, "--ignore-not-found", deadline_s=60)
+        self._end(name).delete()
+        self._files.update(lambda state: state.with_node(name, None))
 
     def _register(self) -> str:
         """Write down a node that is about to be made."""
@@ -151,6 +167,10 @@ class Nodes:
 
     def _unready(self, names: list[str], since: datetime | None) -> set[str]:
         """Give those of the nodes that are not Ready or, with `since`, whose kubelet has not been heard of after it."""
+        for name in names:
+            outer = self._record(name).outer
+            if outer is None or not outer.is_alive():
+                raise LocalClusterError(f"{name} ended at its start: {tail_of(self._node(name).log)}")
         server = self._control_plane.api_server
         found = server.get("/api/v1/nodes") or {"items": []}
         slots = self._state().options.slots

@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from elastipod_local.errors import LocalClusterError
@@ -13,6 +13,7 @@ from elastipod_local.processes import isolated
 
 START_DEADLINE_S = 30
 IMPORT_DEADLINE_S = 600
+IMPORT_ATTEMPTS = 3
 
 
 def make_seed(seed: Path, images: Iterable[Image], *, like: Path | None, notes: Mapping[str, str]) -> None:
@@ -55,6 +56,20 @@ def present_layers(folder: Path) -> set[str]:
     return {f"sha256:{blob.name}" for blob in blobs.iterdir()} if blobs.is_dir() else set()
 
 
+def import_image(image: Image, folder: Path, tar: Path, command: Sequence[str]) -> None:
+    """Import an image into the containerd that runs over `folder`; only layers that it lacks are carried over.
+
+    tar: where the image is written; command: imports that file, wherever the containerd sees it.
+    """
+    for attempt in range(1, IMPORT_ATTEMPTS + 1):
+        image.write(tar, present_layers(folder))
+        # containerd may collect the unpacked layers of the image's predecessor just while it builds upon them: the
+        # import fails then, and the next one unpacks them anew, because the image is registered by now.
+        done = run(command, timeout_s=IMPORT_DEADLINE_S, check=attempt == IMPORT_ATTEMPTS)
+        if done.returncode == 0:
+            return
+
+
 def _import_all(root: Path, scratch: Path, images: Iterable[Image]) -> None:
     """Run a containerd of our own over the folder, import the images and end it."""
     socket, log, config = scratch / "containerd.sock", scratch / "containerd.log", scratch / "config.toml"
@@ -62,6 +77,8 @@ def _import_all(root: Path, scratch: Path, images: Iterable[Image]) -> None:
         f'version = 2\nroot = "{root}"\nstate = "{scratch}/state"\n'
         f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{socket}"\n'
         f'[plugins."io.containerd.internal.v1.opt"]\npath = "{scratch}/opt"\n'
+        # Nothing is collected while we import; nodes do that when they have the time.
+        '[plugins."io.containerd.gc.v1.scheduler"]\nstartup_delay = "24h"\nmutation_threshold = 1000000\n'
     )
     with log.open("wb") as output:
         containerd = subprocess.Popen(
@@ -82,9 +99,7 @@ def _import_all(root: Path, scratch: Path, images: Iterable[Image]) -> None:
         try:
             wait_until(answers, deadline_s=START_DEADLINE_S, what="containerd to answer")
             for image in images:
-                tar = scratch / "image.tar"
-                image.write(tar, present_layers(root))
-                run([*ctr, "images", "import", tar], timeout_s=IMPORT_DEADLINE_S)
+                import_image(image, root, scratch / "image.tar", [*ctr, "images", "import", f"{scratch}/image.tar"])
         finally:
             # All that it was told is in its databases by now; with its namespaces goes whatever it started.
             containerd.kill()

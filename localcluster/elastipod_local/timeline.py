@@ -36,6 +36,8 @@ STYLE = {
 }
 SHORT_SPAN = 0.004  # of the whole time: a gap thinner than this is drawn this wide, so that it can be seen
 
+NOTE_WIDTH = 0.25  # of the whole time: as wide as a note can get
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -115,23 +117,33 @@ def _draw_sizes(axes: Axes, timeline: Timeline) -> None:
     )  # fmt: skip
 
 
+def note_levels(moments: Sequence[float], close: float) -> list[int]:
+    """Give each note a height, 0 the lowest: of two that are closer than `close`, the earlier stands higher.
+
+    So the line below a note never runs through the text of one before it.
+    """
+    levels: list[int] = []
+    following: float | None = None
+    for moment in reversed(moments):
+        near = following is not None and following - moment < close
+        levels.append(levels[-1] + 1 if near else 0)
+        following = moment
+    return levels[::-1]
+
+
 def _draw_notes(axes: Axes, timeline: Timeline) -> None:
-    """Write each cause above its moment, neighbours at different heights so that they do not cover each other."""
+    """Write each cause above its moment, close neighbours at different heights."""
     highest = max(span.size for span in timeline.spans)
-    close = timeline.end_s * 0.25
-    level = top = 0
-    for index, note in enumerate(timeline.notes):
-        near = index > 0 and note.at_s - timeline.notes[index - 1].at_s < close
-        level = (level + 1) % 3 if near else 0
-        top = max(top, level)
-        on_the_right = note.at_s > timeline.end_s * 0.8
+    levels = note_levels([note.at_s for note in timeline.notes], timeline.end_s * NOTE_WIDTH)
+    for note, level in zip(timeline.notes, levels, strict=True):
+        on_the_right = note.at_s > timeline.end_s * (1 - NOTE_WIDTH)
         height = highest * (1.07 + 0.13 * level)
         axes.vlines(note.at_s, 0, height, color=INK, linewidth=0.8, linestyles=(0, (2, 2)), zorder=3)
         axes.annotate(
             note.text, (note.at_s, height), xytext=(-3 if on_the_right else 3, 0), textcoords="offset points",
             ha="right" if on_the_right else "left", va="center", fontsize=9,
         )  # fmt: skip
-    axes.set_ylim(0, highest * (1.17 + 0.13 * top))
+    axes.set_ylim(0, highest * (1.17 + 0.13 * max(levels, default=0)))
 
 
 def _draw_loss(axes: Axes, timeline: Timeline) -> None:
@@ -145,6 +157,7 @@ def _draw_loss(axes: Axes, timeline: Timeline) -> None:
     axes.set_xlabel("seconds since the job was created")
     axes.set_xlim(0, timeline.end_s)
     axes.grid(axis="y", color="#e6e8ec", linewidth=0.8)
+    axes.locator_params(axis="y", nbins=5)
     _plain(axes)
 
 

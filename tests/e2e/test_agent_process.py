@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,20 @@ total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
 print("sum", total.item(), flush=True)
 dist.destroy_process_group()
+"""
+
+ELASTIC = """
+import time
+import torch.distributed as dist
+from hyperpod_elastic_agent.elastic_event_handler import elastic_event_detected
+dist.init_process_group("gloo")
+step = 0
+while not elastic_event_detected():
+    step += 1
+    if step == 3:
+        print("training", flush=True)
+    time.sleep(0.01)
+print("stopped after", step, flush=True)
 """
 
 # A child in its process group, a child in a session of its own, and an orphan that has forgotten its parent.
@@ -106,6 +122,24 @@ def test_two_pods_train_together_and_complete(run_agent: RunAgent) -> None:
         assert seen["failure"] is None
         assert f"group_rank={rank}" in agent.printed()
         assert "\n[default0]:sum 3.0\n" in agent.printed()
+
+
+def test_an_event_at_one_pod_drains_the_job_at_the_same_step(run_agent: RunAgent) -> None:
+    agents = [run_agent(ELASTIC), run_agent(ELASTIC)]
+    port = free_port()
+    for rank, agent in enumerate(agents):
+        agent.start(1, rank=rank, nnodes=2, master_port=port)
+    for agent in agents:
+        agent.until_printed("training")
+    agents[1].drain(1)
+    for agent in agents:
+        until(partial(_has_drained, agent), "the drain of both pods")
+    steps = {re.findall(r"stopped after (\d+)", agent.printed())[0] for agent in agents}
+    assert len(steps) == 1
+
+
+def _has_drained(agent: AgentProcess) -> bool:
+    return agent.status()["drained"] is True
 
 
 def test_a_killed_worker_is_a_fault_at_once_and_the_next_generation_runs(run_agent: RunAgent) -> None:
@@ -223,9 +257,11 @@ def test_no_worker_outlives_an_agent_that_is_killed(run_agent: RunAgent) -> None
     agent.start(1)
     agent.until_printed("pid")
     worker = psutil.Process(worker_pids(agent)[0])
+    left_behind = Path(worker.environ()["ELASTIPOD_WORKER_FILE"]).parents[1]
     agent.process.kill()
     agent.process.wait()
     until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker's end")
+    shutil.rmtree(left_behind)
 
 
 def test_the_wake_up_signal_kills_nobody_who_does_not_listen(run_agent: RunAgent) -> None:
@@ -443,8 +479,9 @@ def test_tee_redirects_and_filters_mean_what_they_mean_in_torchrun(run_agent: Ru
     agent.until("completed")
     agent.until_printed("[default1]:out 1")
     assert "err 1" not in agent.printed()
-    assert (logs / "r1/attempt_0/1/stdout.log").read_text("utf-8") == "out 1\n"
-    assert (logs / "r1/attempt_0/0/stderr.log").read_text("utf-8") == "err 0\n"
+    (own,) = logs.glob("r1_*")
+    assert (own / "attempt_0/1/stdout.log").read_text("utf-8") == "out 1\n"
+    assert (own / "attempt_0/0/stderr.log").read_text("utf-8") == "err 0\n"
 
 
 def test_a_storm_of_signals_and_calls_ends_in_a_legal_state(run_agent: RunAgent, seed: int) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from elastipod_local.cluster import Cluster
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import wait_until
 from elastipod_local.node_init import SYSCTLS
+from elastipod_local.nodes import Nodes
 from elastipod_local.paths import cluster_dir
 from elastipod_local.processes import ProcessId
 from elastipod_local.state import NodePhase, StateFile
@@ -128,6 +130,19 @@ def test_a_node_comes_loses_its_power_returns_and_goes(cluster: Cluster) -> None
     assert name not in cluster.state().nodes
 
 
+def test_a_node_that_cannot_be_added_leaves_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, nodes = traces(), cluster.state().nodes
+
+    def fail(*_: object) -> None:
+        raise LocalClusterError("no network today")
+
+    monkeypatch.setattr(Nodes, "_plug_in", fail)
+    with pytest.raises(LocalClusterError, match="no network today"):
+        cluster.add_node()
+    assert cluster.state().nodes == nodes
+    assert traces().new_since(before, cluster.state().addressing) == {}
+
+
 def test_drain_evicts_the_pods_and_cordons(cluster: Cluster) -> None:
     run_pod(cluster, "evicted", "node-2")
     cluster.drain_node("node-2")
@@ -178,10 +193,14 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
     assert not cluster.down()
 
 
-@pytest.mark.parametrize("moment", ["starting the control plane", "starting node-1", "waiting for the nodes"])
 @pytest.mark.parametrize(
-    ("signum", "returncode"),
-    [pytest.param(signal.SIGKILL, -signal.SIGKILL, id="killed"), pytest.param(signal.SIGINT, 130, id="ctrl-c")],
+    ("moment", "signum", "returncode"),
+    [
+        pytest.param("starting the control plane", signal.SIGKILL, -signal.SIGKILL, id="killed early"),
+        pytest.param("starting node-1", signal.SIGKILL, -signal.SIGKILL, id="killed while nodes are made"),
+        pytest.param("waiting for the nodes", signal.SIGKILL, -signal.SIGKILL, id="killed late"),
+        pytest.param("starting node-1", signal.SIGINT, 130, id="ctrl-c while nodes are made"),
+    ],
 )
 def test_an_up_that_is_cut_short_leaves_nothing(
     moment: str, signum: signal.Signals, returncode: int, cut_short: Cluster
@@ -196,11 +215,9 @@ def test_an_up_that_is_cut_short_leaves_nothing(
     )
     with tool:
         assert tool.stderr is not None
-        for line in tool.stderr:
-            if moment in line:
-                break
+        lines = list(takewhile(lambda line: moment not in line, tool.stderr))
         state = StateFile(folder).load()
-        assert state is not None, "the tool ended before that moment"
+        assert state is not None, f"the tool ended before that moment: {''.join(lines)}"
         tool.send_signal(signum)
         _, said = tool.communicate(timeout=120)
     assert tool.returncode == returncode, said

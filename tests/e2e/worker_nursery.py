@@ -7,6 +7,7 @@ with its workers, when stdin does.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -115,6 +116,8 @@ def main() -> None:
     while children:
         _reap(children)
         time.sleep(0.01)
+    sys.stdout.flush()
+    os._exit(0)  # unloading all that was loaded would take a second and serve nobody
 
 
 def _preload() -> None:
@@ -129,6 +132,7 @@ def _preload() -> None:
     torch.optim.AdamW([torch.zeros(1)])
     assert datasets
     assert elastipod.checkpoint
+    gc.freeze()  # otherwise every fork copies, and at its end walks, all of these objects
     assert threading.active_count() == 1
 
 

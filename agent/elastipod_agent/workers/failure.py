@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def shorten(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
 
 
 def write_termination_message(text: str, path: str = "/dev/termination-log") -> None:
-    """Leave the text where the kubelet looks for a container's last words; outside a pod there is no such file."""
-    if os.access(path, os.W_OK):
-        with open(path, "wb") as file:
-            file.write(shorten(text, 4096).encode("utf-8", "replace"))
+    """Leave the text where the kubelet looks for a container's last words, if there is such a place and it has room."""
+    with suppress(OSError), open(path, "r+b") as file:
+        file.truncate()
+        file.write(shorten(text, 4096).encode("utf-8", "replace"))

@@ -176,8 +176,7 @@ class WorkerGroup:
         root = self._settings.logs.directory
         if root is None:
             return self._directory / str(local_rank)
-        run_id = self._settings.layout.run_id.replace("/", "_")
-        return root / run_id / f"attempt_{self._start.fault_count}" / str(local_rank)
+        return root / f"attempt_{self._start.fault_count}" / str(local_rank)
 
 
 def _end_of(path: Path, size: int = 32 * 1024) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from ..core.facts import AgentFact, AgentState, Failure
+from ..core.health import SILENCE_LIMIT
 
 MAX_ANSWER_BYTES = 1 << 20
 MAX_TEXT = 4096
@@ -76,6 +77,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
     ours = answer.protocol is not None and answer.protocol >= PROTOCOL
     step = answer.worker.step if answer.worker else None
     moved = step is not None and step != before.step
+    is_back = before.last_answer is not None and now - before.last_answer >= SILENCE_LIMIT
     fact = AgentFact(
         state=answer.status,
         generation=(answer.generation or 0) if ours else None,
@@ -85,12 +87,20 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         terminating=answer.terminating,
         failure=_failure(answer.failure),
         step=step,
-        step_at=now if moved else before.step_at,
-        step_pace=now - before.step_at if moved and before.step_at is not None else before.step_pace,
+        step_at=now if moved else before.step_at if step is not None else None,  # no step of this generation yet
+        step_pace=_pace(before, step, now) if moved else before.step_pace,
         trying_since=before.trying_since,
         last_answer=now,
+        answering_since=now if is_back or before.answering_since is None else before.answering_since,
     )
     return Answer(fact, answer.version if ours else None, answer.progress or {})
+
+
+def _pace(before: AgentFact, step: int | None, now: datetime) -> timedelta | None:
+    """Give the time of one step, from two answers that showed different ones."""
+    if before.step_at is None or before.step is None or step is None or step <= before.step:
+        return before.step_pace
+    return (now - before.step_at) / (step - before.step)
 
 
 def _failure(answer: FailureAnswer | None) -> Failure | None:

@@ -147,8 +147,14 @@ class Board:
         if refused != watched.fact.refused:
             watched.fact = replace(watched.fact, refused=refused)
         since = watched.fact.last_answer or watched.fact.trying_since
-        if since is not None and _now() - since >= SILENCE_LIMIT:
+        if since is None:
+            return
+        left_s = (since + SILENCE_LIMIT - _now()).total_seconds()
+        if left_s <= 0:
             self._wake(watched.address.job)
+        else:
+            # The limit falls between two attempts: the job is looked at when it passes, not at the attempt after.
+            asyncio.get_running_loop().call_later(left_s + 0.01, self._wake, watched.address.job)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -80,7 +80,7 @@ def _lines(seen: Observed, record: Record, view: View) -> tuple[list[Line], date
         return [created, Line("Running", False, record.outcome, "the job has ended"), ended], None
     policy = seen.job.policy
     if policy is None:
-        return [created, Line("Suspended", True, "InvalidSpec", seen.job.refusal)], None
+        return _refused(created, record, seen.job.refusal), None
     auxiliary = [
         line
         for line in (_pods_ready(seen, view, policy), _warning(policy, view), _scaling(seen, record, view, policy))
@@ -93,6 +93,14 @@ def _lines(seen: Observed, record: Record, view: View) -> tuple[list[Line], date
     if state.type != "Running" and any(c.type == "Running" for c in seen.job.conditions):
         before.append(Line("Running", False, state.reason, state.message))
     return [*before, *auxiliary, state], wake
+
+
+def _refused(created: Line, record: Record, refusal: str) -> list[Line]:
+    """An edit that cannot be used does not end a training that runs; it is only not looked after until it is mended."""
+    if not record.members or record.transition is not None:
+        return [created, Line("Suspended", True, "InvalidSpec", refusal)]
+    text = f"{len(record.members)} replicas train in generation {record.generation}"
+    return [created, Line("Warning", False, "InvalidSpec", refusal), Line("Running", True, "Training", text)]
 
 
 def _state(seen: Observed, record: Record, view: View, policy: Policy) -> tuple[Line, datetime | None]:

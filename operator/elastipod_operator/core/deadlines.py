@@ -21,10 +21,11 @@ class Deadline:
 def deadlines(seen: Observed, record: Record) -> list[Deadline]:
     """Give the deadlines that run at present."""
     policy = seen.job.policy
-    if policy is None or policy.suspend:
+    transition = record.transition
+    is_suspended = transition is not None and transition.kind is Kind.SUSPEND
+    if policy is None or policy.suspend or is_suspended:
         return []
     found: list[Deadline] = []
-    transition = record.transition
     if policy.active_deadline is not None and record.started_at is not None:
         text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_s(policy.active_deadline.total_seconds())})"
         found.append(Deadline(record.started_at + policy.active_deadline, "DeadlineExceeded", text))

@@ -140,7 +140,8 @@ class AgentFact:
 
     state and everything beside it come from its last answer. generation is None for an agent of another make, which
     does not say. last_answer is None while it never answered; trying_since is when the first call was made.
-    step_at: when its newest step was first seen here. step_pace: how long after the one before.
+    step_at: when its newest step was first seen here. step_pace: time of one step.
+    answering_since: the first answer after the last silence.
     """
 
     state: AgentState | None = None
@@ -155,6 +156,7 @@ class AgentFact:
     step_pace: timedelta | None = None
     trying_since: datetime | None = None
     last_answer: datetime | None = None
+    answering_since: datetime | None = None
     refused: bool = False
 
 
@@ -171,3 +173,5 @@ class Observed:
     """By node name; a name that is missing is a node that was deleted."""
     refusal: str = ""
     """Why the API server refused to create the last pod (quota, admission), as one sentence."""
+    listed_at: datetime | None = None
+    """When the API server was last asked for the job's pods; None when the shell does not say."""

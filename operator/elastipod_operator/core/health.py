@@ -9,10 +9,15 @@ from enum import StrEnum
 from .facts import AgentFact, AgentState, NodeFact, Observed, PodFact
 from .names import PodId, Slot
 
-HEARTBEAT = timedelta(seconds=5)
+# A little under 5 s, so that three of them and the time of the calls make 15 s at most (decision 5).
+HEARTBEAT = timedelta(seconds=4.5)
 SILENCE_LIMIT = 3 * HEARTBEAT
 TICK = timedelta(milliseconds=1)
-# Workers that make no step for so many times the usual pause between two stand still.
+# Agents that all fall silent at one moment gave their last answers within a heartbeat of each other.
+CUT_OFF_SPREAD = 1.5 * HEARTBEAT
+# Workers that make no step for so many times the usual time of one stand still; but
+# steps become known with an agent's next answer, at most a heartbeat later: longer than that without one is a standstill.
+STALL_LIMIT = 1.3 * HEARTBEAT
 STALL_FACTOR = 4
 # An agent answers within a second of its container's start; after this long the container does not run one.
 AGENT_EXPECTED = timedelta(seconds=30)
@@ -97,10 +102,12 @@ class Witnesses:
     """What the other agents tell. members: those of the generation's members that answer at present.
 
     all_silent: every agent that should answer is silent; then the operator suspects itself and waits (decision 5).
+    heard_at: the newest answer of any agent.
     """
 
     members: list[AgentFact]
     all_silent: bool
+    heard_at: datetime | None
 
 
 def judge(seen: Observed) -> View:
@@ -113,6 +120,7 @@ def judge(seen: Observed) -> View:
     witnesses = Witnesses(
         members=[a for pod in seen.pods if pod.id in members and _answers(a := agents[pod.name], seen.now)],
         all_silent=bool(ever) and all(_silent(a, seen.now) for a in ever),
+        heard_at=max((a.last_answer for a in ever if a.last_answer is not None), default=None),
     )
     grace = seen.job.policy.graceful_timeout if seen.job.policy else timedelta(minutes=10)
     by_id: dict[PodId, Replica] = {}
@@ -223,8 +231,9 @@ def _evidence(
     lost a member, only our sight of it. Who never trained needs no such proof: it is replaced without harm.
     """
     assert agent.last_answer is not None
-    if witnesses.all_silent:
-        return ""
+    assert witnesses.heard_at is not None
+    if witnesses.all_silent or witnesses.heard_at - agent.last_answer < CUT_OFF_SPREAD:
+        return ""  # the agents fell silent together, though not all of them for long enough yet
     name = pod.name
     if node is not None and not node.ready:
         return f"node {node.name} is not ready and the agent of pod {name} is silent"
@@ -235,17 +244,21 @@ def _evidence(
         return f"the agent of pod {name} is silent and the workers of others failed"
     busy = [a for a in witnesses.members if a.state in (AgentState.RUNNING, AgentState.STOPPING)]
     if busy:
-        stalled = _stalled(busy, agent.last_answer, now)
+        stalled = _stalled(busy, now)
         return f"the agent of pod {name} on node {pod.node} is silent and the others make no step" if stalled else ""
     if states & {AgentState.READY, AgentState.INIT}:
         return f"the agent of pod {name} on node {pod.node} is silent and the workers of others have ended"
     return ""
 
 
-def _stalled(busy: list[AgentFact], silent_since: datetime, now: datetime) -> bool:
-    """Whether workers that report steps made none for much longer than they usually need."""
+def _stalled(busy: list[AgentFact], now: datetime) -> bool:
+    """Whether workers that report steps made none for longer than an answer takes, and much longer than they usually need.
+
+    A later answer must show so: of agents that say nothing any more it is not known whether they go on.
+    """
     newest = max((a.step_at for a in busy if a.step_at is not None), default=None)
-    if newest is None:
+    heard_at = max((a.last_answer for a in busy if a.last_answer is not None), default=None)
+    if newest is None or heard_at is None or heard_at - newest < HEARTBEAT / 2:
         return False
-    usual = max((a.step_pace for a in busy if a.step_pace is not None), default=HEARTBEAT)
-    return now - max(newest, silent_since) >= max(SILENCE_LIMIT, STALL_FACTOR * usual)
+    usual = max((a.step_pace for a in busy if a.step_pace is not None), default=timedelta(0))
+    return now - newest >= max(STALL_LIMIT, STALL_FACTOR * usual)

@@ -12,10 +12,8 @@ from .record import Kind, Record, Transition
 
 # Workers that do not report steps have made progress when they ran this long.
 PROOF_OF_LIFE = timedelta(seconds=60)
-# Old workers are ended at once; an agent that has not managed it by then is helped (plan.HARD_STOP_AFTER and on).
+# Old workers are ended at once; an agent that has not managed it by then is helped (stopping.HARD_STOP_AFTER and on).
 STOP_TIME = timedelta(seconds=30)
-# Agents are told whole seconds and do not act in the same instant.
-FORCED_END = timedelta(seconds=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +26,13 @@ class Incident:
     lost: tuple[PodId, ...] = ()
 
 
-def find_incident(record: Record, view: View, now: datetime) -> Incident | None:
+def find_incident(record: Record, view: View) -> Incident | None:
     """Find what ended the present generation; None while nothing did.
 
     A lost pod or node is the root cause even when the workers of others failed too. In a drain a member that is missing
     does no harm once any of them stands at the checkpoint, which all reach together.
     """
     draining = record.transition is not None
-    if record.transition is not None and now >= record.transition.deadline - FORCED_END:
-        return None  # the agents end by force who has not drained; what fails then was not at fault
     missing = _missing(record, view)
     trained = [r for m in record.members if (r := view.get(m)) is not None]
     if missing and not (draining and any(_drained(r, record) or _is_unheard(r) for r in trained)):

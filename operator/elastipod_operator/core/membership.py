@@ -146,9 +146,10 @@ def remove(replica: Replica, why: str) -> list[Action]:
     actions: list[Action] = []
     if replica.health in (Health.GOOD, Health.DOOMED) and replica.agent.state not in (None, AgentState.SHUTDOWN):
         actions.append(ShutDownAgent(replica.pod.name))
-    stuck = replica.gone and not replica.pod.ended
-    if replica.pod.kill_at is None or stuck:
-        actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force=stuck))
+    # Once more where a deletion is under way already but a kubelet may never complete it.
+    if replica.pod.kill_at is None or replica.gone:
+        force = replica.gone and not replica.pod.ended
+        actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force))
     return actions
 
 

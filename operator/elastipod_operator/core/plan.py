@@ -10,21 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from .actions import Action, Note, Plan, SetFinalizer, StartWorkers, StopWorkers, VerifyPods
+from .actions import Action, Note, Plan, SetFinalizer, StartWorkers, VerifyPods
 from .conditions import describe
 from .deadlines import next_deadline, overdue
 from .ending import plan_deletion, plan_end
 from .facts import AgentState, Observed, Policy
 from .health import Health, Replica, View, judge
-from .incidents import Incident, begin_recovery, blame_outside, find_incident
+from .incidents import Incident, begin_recovery, find_incident
 from .membership import rank_order, remove, soonest, supply
 from .record import HistoryEntry, Kind, Record, Transition
+from .stopping import hard_stop, is_forced, stop_members, takes_part
 
-# Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
-HARD_STOP_AFTER = timedelta(seconds=15)
-GIVE_UP_AFTER = timedelta(seconds=45)
 STOP_TIME = timedelta(seconds=30)
 LOOK_AGAIN = timedelta(seconds=1)
+LIST_AGAIN = timedelta(minutes=5)
+LIST_SILENT = timedelta(seconds=30)
 # A pod that is to be killed needs this long after its workers are gone to end in order.
 KILL_MARGIN = timedelta(seconds=5)
 
@@ -81,7 +81,7 @@ def plan(seen: Observed) -> Plan:
 
 
 def _running(record: Record, scene: Scene) -> Step:
-    incident = find_incident(record, scene.view, scene.now)
+    incident = find_incident(record, scene.view)
     if incident is not None:
         return _recover(record, scene, incident)
     members = [replica for member in record.members if (replica := scene.view.get(member)) is not None]
@@ -117,9 +117,9 @@ def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Rec
         kill_at = soonest(*(r.pod.kill_at for r in doomed))
         limit = kill_at - KILL_MARGIN if kill_at is not None else None
         return _begin(record, scene, Kind.RESIZE, doomed[0].why, _several(doomed), goal=goal, limit=limit)
-    if size > policy.sizes.maximum:
-        message = f"the largest allowed size is now {policy.sizes.maximum}"
-        return _begin(record, scene, Kind.RESIZE, "ScaledByUser", message, goal=policy.sizes.maximum)
+    if 0 < policy.sizes.fit(size) < size:
+        message = f"{size} replicas are not an allowed size any more; the next one is {policy.sizes.fit(size)}"
+        return _begin(record, scene, Kind.RESIZE, "ScaledByUser", message, goal=policy.sizes.fit(size))
     drained = [
         r for r in members if r.agent.state is AgentState.READY and r.agent.drained and r.runs(record.generation)
     ]
@@ -189,23 +189,12 @@ def _keep_running(record: Record, scene: Scene, members: list[Replica], wake: da
         if replica is not None and _awaits_start(replica, record):
             actions.append(StartWorkers(replica.pod.name, rank))
     for replica in scene.view.by_id.values():
-        if replica.busy and not _takes_part(replica, record):
-            actions.append(_hard_stop(replica, record))
+        if replica.busy and not takes_part(replica, record):
+            actions.append(hard_stop(replica, record))
     step = Step(record, tuple(actions), wake_at=wake)
     if record.settled_at is None and _all_run(members, record):
         return replace(_settle(step, scene), wake_at=scene.now)  # what is ready already may open the growth window
     return step
-
-
-def _takes_part(replica: Replica, record: Record) -> bool:
-    """Whether its workers belong to the present generation; a late /start may have begun an older one there."""
-    return replica.id in record.members and replica.runs(record.generation)
-
-
-def _hard_stop(replica: Replica, record: Record) -> StopWorkers:
-    generation = replica.agent.generation
-    named = record.generation if generation is None else generation
-    return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0)
 
 
 def _awaits_start(replica: Replica, record: Record) -> bool:
@@ -248,23 +237,16 @@ def _recover(record: Record, scene: Scene, incident: Incident) -> Step:
 def _in_transition(record: Record, scene: Scene) -> Step:
     transition = record.transition
     assert transition is not None
-    if transition.graceful:
-        incident = find_incident(record, scene.view, scene.now)
+    if transition.graceful and not is_forced(record, scene.now):
+        incident = find_incident(record, scene.view)
         if incident is not None:  # decision 18
             return _recover(record, scene, incident)
-    record, stops, unparked = _stop_members(record, scene)
-    if unparked:
-        wake = soonest(
-            transition.deadline + HARD_STOP_AFTER if scene.now < transition.deadline + HARD_STOP_AFTER else None,
-            transition.deadline + GIVE_UP_AFTER,
-        )
+    record, stops, wake = stop_members(record, scene.view, scene.policy, scene.now)
+    if wake is not None:
         announce = _announcement(transition) if scene.now == transition.began_at else ()
-        return Step(
-            record, tuple(stops), wake_at=max(wake or scene.now, scene.now + timedelta(seconds=1)), notes=announce
-        )
-    record = replace(
-        record, transition=replace(transition, graceful=False)
-    )  # what happens from here on breaks no drain
+        return Step(record, tuple(stops), wake_at=wake, notes=announce)
+    assert record.transition is not None
+    record = replace(record, transition=replace(record.transition, graceful=False))  # nothing can break the drain now
     if transition.kind is Kind.SUSPEND:
         return _suspended(record, scene)
     if _is_spent(record, scene.policy):
@@ -295,55 +277,6 @@ def _announcement(transition: Transition) -> tuple[Note, ...]:
         return ()
     aim = f"{transition.from_size} -> {transition.goal}" if transition.goal else "all workers stop"
     return (Note("Draining", f"{aim}: {transition.message}"),)
-
-
-def _stop_members(record: Record, scene: Scene) -> tuple[Record, list[Action], list[Replica]]:
-    """Bring everybody who lives to READY; who never gets there is given up in the end.
-
-    Gives the record with the losses, the stops, and the replicas that are still waited for.
-    """
-    actions: list[Action] = []
-    unparked: list[Replica] = []
-    for member in record.members:
-        record = blame_outside(record, member, scene.view.get(member))
-    for replica in scene.view.by_id.values():
-        is_member = replica.id in record.members
-        if replica.health is Health.ENDED or replica.parked or not (is_member or replica.busy):
-            continue
-        if replica.health is Health.LOST or _is_given_up(replica, record, scene):
-            if replica.id not in record.lost:
-                record = replace(record, lost=(*record.lost, replica.id))
-                actions += remove(replica, "its agent did not stop its workers in time")
-            continue
-        unparked.append(replica)
-        actions += _stops(replica, record, scene.now)
-    if unparked and scene.view.all_silent:
-        actions.append(VerifyPods())
-    return record, actions, unparked
-
-
-def _stops(replica: Replica, record: Record, now: datetime) -> list[Action]:
-    transition = record.transition
-    assert transition is not None
-    if replica.health is Health.SILENT or not (replica.busy or replica.agent.state is AgentState.STOPPING):
-        return []
-    may_save = transition.graceful and now < transition.deadline + HARD_STOP_AFTER and _takes_part(replica, record)
-    if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
-        return [_hard_stop(replica, record)]
-    if replica.agent.state is AgentState.STOPPING:
-        return []
-    left = max(1, int((transition.deadline - now).total_seconds()))
-    return [StopWorkers(replica.pod.name, record.generation, graceful=True, timeout_s=left)]
-
-
-def _is_given_up(replica: Replica, record: Record, scene: Scene) -> bool:
-    """Whether an agent had its time. An operator that was away gives it anew from its first call on."""
-    transition = record.transition
-    assert transition is not None
-    since = transition.deadline
-    if replica.agent.trying_since is not None:
-        since = max(since, replica.agent.trying_since)
-    return scene.now >= since + GIVE_UP_AFTER and not scene.view.all_silent
 
 
 def _suspended(record: Record, scene: Scene) -> Step:
@@ -462,7 +395,22 @@ def _with_supply(step: Step, scene: Scene) -> Step:
     fresh = tuple(action for action in actions if action not in known)
     if fresh:
         wake = soonest(wake, scene.now + LOOK_AGAIN)  # the status tells of pods as they are after the changes
-    return replace(step.also(*fresh), wake_at=soonest(step.wake_at, wake))
+    listing, due = _listing(record, scene)
+    return replace(step.also(*fresh, *listing), wake_at=soonest(step.wake_at, wake, due))
+
+
+def _listing(record: Record, scene: Scene) -> tuple[tuple[Action, ...], datetime | None]:
+    """While pods are waited for, or do not answer, ask now and then whether they still exist.
+
+    A broken watch may have missed their end: a pod that never gets an agent would hold its place for ever, and one that
+    fell silent with all others would never be missed.
+    """
+    is_waiting = record.transition is not None or len(record.members) < scene.policy.sizes.maximum
+    is_silent = any(replica.health is Health.SILENT for replica in scene.view.by_id.values())
+    if scene.seen.listed_at is None or not (is_waiting or is_silent):
+        return ((VerifyPods(),) if scene.view.all_silent else ()), None
+    due = scene.seen.listed_at + (LIST_SILENT if is_silent else LIST_AGAIN)
+    return ((VerifyPods(),), scene.now + LOOK_AGAIN) if scene.now >= due else ((), due)
 
 
 def _as_step(parts: tuple[Record, tuple[Action, ...], datetime | None]) -> Step:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from .names import PodId, Slot
+from .sizes import MAX_REPLICAS
 
 VERSION = 1
 MAX_BYTES = 16 * 1024
@@ -170,11 +171,6 @@ def decode(text: str) -> Record:
         raise RecordError(f"the state record cannot be read: {type(error).__name__}: {error}") from error
 
 
-def recovered(highest_agent_generation: int) -> Record:
-    """Give a record for a job whose own was lost: the next generation is above everything that any agent ever ran."""
-    return Record(generation=highest_agent_generation)
-
-
 def encode_history(entries: tuple[HistoryEntry, ...]) -> str:
     """Give the text of the history annotation, the newest MAX_HISTORY entries."""
     return json.dumps(
@@ -211,28 +207,37 @@ def mark_running(entries: tuple[HistoryEntry, ...], generation: int, at: datetim
     )
 
 
-def _runs(pods: tuple[PodId, ...] | list[PodId]) -> list[list[Any]]:
-    runs: list[list[Any]] = []
+def _runs(pods: tuple[PodId, ...] | list[PodId]) -> list[list[str]]:
+    """Write pods in their order: for each stretch of one spec its name and runs such as `0-6,7.2,9-12` (7.2: incarnation 2)."""
+    stretches: list[tuple[str, list[list[int]]]] = []
     for before, pod in pairwise((None, *pods)):
         assert pod is not None
-        follows = (
-            before is not None
-            and (before.spec, before.incarnation) == (pod.spec, pod.incarnation)
-            and pod.ordinal == before.ordinal + 1
-        )
-        if follows:
-            runs[-1][2] = pod.ordinal
+        if before is None or before.spec != pod.spec:
+            stretches.append((pod.spec, []))
+        runs = stretches[-1][1]
+        if runs and (runs[-1][1] + 1, runs[-1][2]) == (pod.ordinal, pod.incarnation):
+            runs[-1][1] = pod.ordinal
         else:
-            runs.append([pod.spec, pod.ordinal, pod.ordinal, pod.incarnation])
-    return runs
+            runs.append([pod.ordinal, pod.ordinal, pod.incarnation])
+    return [[spec, ",".join(_run(*run) for run in runs)] for spec, runs in stretches]
 
 
-def _pods(runs: list[list[Any]]) -> tuple[PodId, ...]:
-    return tuple(
-        PodId(str(spec), ordinal, int(incarnation))
-        for spec, first, last, incarnation in runs
-        for ordinal in range(int(first), int(last) + 1)
-    )
+def _run(first: int, last: int, incarnation: int) -> str:
+    ordinals = str(first) if first == last else f"{first}-{last}"
+    return f"{ordinals}.{incarnation}" if incarnation else ordinals
+
+
+def _pods(stretches: list[list[str]]) -> tuple[PodId, ...]:
+    pods: list[PodId] = []
+    for spec, runs in stretches:
+        for run in runs.split(","):
+            ordinals, _, incarnation = run.partition(".")
+            first, _, last = ordinals.partition("-")
+            if int(last or first) - int(first) >= MAX_REPLICAS:
+                raise RecordError(f"{run} is no run of pods")
+            numbers = range(int(first), int(last or first) + 1)
+            pods += (PodId(str(spec), ordinal, int(incarnation or 0)) for ordinal in numbers)
+    return tuple(pods)
 
 
 def _transition(values: list[Any]) -> Transition:

@@ -62,13 +62,13 @@ def resolve(request: SizeRequest) -> Sizes:
     wanted = max(1, sum(request.spec_replicas))
     if not request.elastic:
         return _under_ceiling(Sizes((wanted,), wanted), request.ceiling, ())
-    low = request.min_replicas if request.min_replicas is not None else wanted
+    low = max(1, request.min_replicas) if request.min_replicas is not None else wanted
     high = _maximum(request, warnings)
     if low > high:
         raise SizeError(
             f"spec.elasticPolicy.minReplicas is {low} but the maximum is {high}; raise maxReplicas or lower minReplicas"
         )
-    allowed = _grid(max(1, low), high, request, warnings)
+    allowed = _grid(low, high, request, warnings)
     sizes = Sizes(allowed, 0)
     start = sizes.fit(wanted) or sizes.minimum
     if start != wanted:

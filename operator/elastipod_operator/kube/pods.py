@@ -87,6 +87,7 @@ def _environment(job: JobFact, spec: Mapping[str, Any], policy: Policy, pod_name
         "NNODES": str(nnodes),
         "NPROC_PER_NODE": str(spec.get("nprocPerNode") or "auto"),
         "ELASTIPOD_JOB": f"{job.namespace}/{job.name}",
+        "ELASTIPOD_RUN_ID": job.uid,
         "ELASTIPOD_POD": pod_name,
         "ELASTIPOD_AGENT_PORT": str(policy.agent_port),
     }

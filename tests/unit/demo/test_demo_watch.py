@@ -90,6 +90,14 @@ def test_progress_is_that_of_the_newest_generation_that_made_a_step(tmp_path: Pa
     assert (progress.generation, progress.step, progress.loss, progress.samples_per_s) == (1, 3, 2.5, 16.0)
 
 
+def test_steps_since_the_last_checkpoint_are_counted(tmp_path: Path) -> None:
+    lines = log(2, 0, 2, resumed_step=10, steps={11: 1.0, 12: 2.0})
+    write_log(tmp_path, 2, 0, lines)
+    assert read_progress(tmp_path).unsaved_steps == 2  # type: ignore[union-attr]
+    write_log(tmp_path, 2, 0, [*lines, {"kind": "saved", "step": 12, "t": 3.0}])
+    assert read_progress(tmp_path).unsaved_steps == 0  # type: ignore[union-attr]
+
+
 def test_there_is_no_progress_before_the_first_log(tmp_path: Path) -> None:
     assert read_progress(tmp_path) is None
 

@@ -9,7 +9,7 @@ from tests.unit.demo.stories import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_C
 
 from elastipod_local.demo_report import Phase, Run, parse_history, spans
 from elastipod_local.run_log import generations
-from elastipod_local.timeline import COLOURS, Note, Timeline, draw, of_run
+from elastipod_local.timeline import COLOURS, Note, Timeline, draw, note_levels, of_run
 
 
 @pytest.fixture
@@ -29,6 +29,19 @@ def test_each_change_is_noted_with_its_cause_and_gap(run: Run) -> None:
         Note(20.0, "4 → 2 NodeDrained, 1.25 s"),
         Note(30.02, "2 → 2 WorkerCrash, 1.00 s"),
     )
+
+
+@pytest.mark.parametrize(
+    ("moments", "levels"),
+    [
+        pytest.param([], [], id="nothing to note"),
+        pytest.param([0.0, 50.0], [0, 0], id="far apart: both low"),
+        pytest.param([0.0, 5.0, 12.0], [2, 1, 0], id="close: the earlier stands higher"),
+        pytest.param([0.0, 5.0, 50.0], [1, 0, 0], id="only the close ones are lifted"),
+    ],
+)
+def test_notes_do_not_cover_each_other(moments: list[float], levels: list[int]) -> None:
+    assert note_levels(moments, close=10) == levels
 
 
 def test_the_same_run_gives_the_same_picture(run: Run, tmp_path: Path) -> None:

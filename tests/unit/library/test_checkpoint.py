@@ -284,3 +284,11 @@ def test_the_norm_is_that_of_all_moments() -> None:
     state = trainer.optimizer.state.values()
     moments = torch.cat([each[name].flatten().double() for each in state for name in ("exp_avg", "exp_avg_sq")])
     assert optimizer_norm(trainer.optimizer) == pytest.approx(float(moments.norm()), rel=1e-12)
+
+
+def test_a_job_applied_again_goes_on_after_its_former_self(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    assert [directory.claim(1, "first"), directory.claim(2, "first")] == [1, 2]
+    assert [directory.claim(1, "second"), directory.claim(1, "second"), directory.claim(2, "second")] == [3, 3, 4]
+    with pytest.raises(FencedError, match="another job has taken over"):
+        directory.claim(9, "first")

@@ -1,0 +1,94 @@
+"""Bringing the workers of a generation to a stop: who is asked, who is told, and who is given up (decisions 3 and 18)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from .actions import Action, StopWorkers
+from .facts import AgentState, Policy
+from .health import Health, Replica, View
+from .incidents import blame_outside
+from .membership import remove, soonest
+from .record import Record
+
+# Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
+HARD_STOP_AFTER = timedelta(seconds=15)
+GIVE_UP_AFTER = timedelta(seconds=45)
+# Agents are told whole seconds and do not act in the same instant.
+FORCED_END = timedelta(seconds=2)
+LOOK_AGAIN = timedelta(seconds=1)
+
+
+def stop_members(
+    record: Record, view: View, policy: Policy, now: datetime
+) -> tuple[Record, list[Action], datetime | None]:
+    """Bring everybody who lives to READY; who never gets there is given up in the end.
+
+    Gives the record with the losses, the stops, and when to look again; None once nobody is waited for.
+    """
+    actions: list[Action] = []
+    wakes: list[datetime] = []
+    for member in record.members:
+        record = blame_outside(record, member, view.get(member))
+    for replica in view.by_id.values():
+        if replica.health is Health.ENDED or replica.parked or not (replica.id in record.members or replica.busy):
+            continue
+        due = _due(replica, record, policy)
+        is_given_up = now >= due + GIVE_UP_AFTER and not view.all_silent
+        if replica.health is Health.LOST or is_given_up:
+            if replica.id not in record.lost:
+                record = replace(record, lost=(*record.lost, replica.id))
+                actions += remove(replica, "its agent did not stop its workers in time")
+            continue
+        next_step = soonest(*(at for at in (due + HARD_STOP_AFTER, due + GIVE_UP_AFTER) if at > now))
+        wakes.append(max(next_step or now, now + LOOK_AGAIN))
+        actions += _stops(replica, record, due, now)
+    return record, actions, soonest(*wakes)
+
+
+def is_forced(record: Record, now: datetime) -> bool:
+    """Whether the agents end by force who has not drained: what fails from then on is the consequence of that."""
+    assert record.transition is not None
+    return now >= record.transition.deadline - FORCED_END
+
+
+def takes_part(replica: Replica, record: Record) -> bool:
+    """Whether its workers belong to the present generation; a late /start may have begun an older one there."""
+    return replica.id in record.members and replica.runs(record.generation)
+
+
+def hard_stop(replica: Replica, record: Record) -> StopWorkers:
+    """Give the call that ends a replica's workers at once, whatever generation they are of."""
+    generation = replica.agent.generation
+    named = record.generation if generation is None else generation
+    return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0)
+
+
+def _due(replica: Replica, record: Record, policy: Policy) -> datetime:
+    """Until when a replica's workers have time.
+
+    Where the agent could be reached only after the beginning, since the operator or the way to it was broken, it has the
+    same time from then on: nobody is stopped hard, or given up, who was never asked.
+    """
+    transition = record.transition
+    assert transition is not None
+    since = replica.agent.answering_since or replica.agent.trying_since
+    if since is None or since <= transition.began_at:
+        return transition.deadline
+    grace = policy.graceful_timeout if transition.graceful else timedelta(0)
+    return max(transition.deadline, since + grace)
+
+
+def _stops(replica: Replica, record: Record, due: datetime, now: datetime) -> list[Action]:
+    transition = record.transition
+    assert transition is not None
+    if replica.health is Health.SILENT or not (replica.busy or replica.agent.state is AgentState.STOPPING):
+        return []
+    may_save = transition.graceful and now < due + HARD_STOP_AFTER and takes_part(replica, record)
+    if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
+        return [hard_stop(replica, record)]
+    if replica.agent.state is AgentState.STOPPING:
+        return []
+    left = max(1, int((due - now).total_seconds()))
+    return [StopWorkers(replica.pod.name, record.generation, graceful=True, timeout_s=left)]

@@ -1,0 +1,232 @@
+"""The model of an agent in its pod: the real fences and states of the agent's core, with modelled workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.kernel import Kernel
+from tests.sim.training import Training
+
+from elastipod_agent.core.exits import Outcome, Stop, WorkerExit, classify
+from elastipod_agent.core.fences import Answer, Situation, Verdict, decide_start, decide_stop
+from elastipod_agent.core.states import AgentState as S
+from elastipod_agent.core.states import move
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import SimPod
+
+FAREWELL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """How a worker failed."""
+
+    exitcode: int | None
+    signal: str | None
+    message: str
+
+
+class SimAgent:
+    """One agent process. `alive` ends with its container."""
+
+    def __init__(self, kernel: Kernel, rng: Random, training: Training, pod: SimPod, *, is_ours: bool) -> None:
+        self._kernel = kernel
+        self._rng = rng
+        self._training = training
+        self.pod = pod
+        self._is_ours = is_ours
+        self.alive = True
+        self.state = S.INIT
+        self.generation = 0
+        self.rank = 0
+        self.barred = 0
+        self.version = 1
+        self.reason: str | None = None
+        self.drained = False
+        self.terminating = False
+        self.failure: Crash | None = None
+        self._stop = Stop.NONE
+        self._working = False
+        self._stops = 0
+
+    # -- calls
+
+    def start(self, body: dict[str, Any]) -> Answer:
+        """POST /start."""
+        answer = decide_start(self._situation(), body.get("generation"))
+        if answer.verdict is Verdict.ACT:
+            self.generation, self.rank = body["faultCount"] + 1, body["rank"]
+            self.drained, self.failure, self._stop, self._working = False, None, Stop.NONE, True
+            self._enter(S.RUNNING, reason=None)
+            self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
+        return answer
+
+    def stop(self, body: dict[str, Any]) -> Answer:
+        """POST /stop."""
+        graceful = bool(body.get("is_graceful"))
+        answer = decide_stop(self._situation(), body.get("generation"), is_graceful=graceful)
+        if answer.verdict is not Verdict.REFUSE and body.get("generation") is not None:
+            self.barred = max(self.barred, body["generation"])
+        if answer.verdict is not Verdict.ACT:
+            return answer
+        if graceful and self.state is S.RUNNING:
+            self._stop = Stop.GRACEFUL
+            self._stops += 1
+            self._enter(S.STOPPING)
+            self._training.raise_event(self.generation)
+            stops = self._stops
+            self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
+        else:
+            self._stop = Stop.HARD
+            if self.state is not S.STOPPING:
+                self._enter(S.STOPPING)
+            self._kill_workers(reason=None)
+        return answer
+
+    def shut_down(self) -> None:
+        """POST /shutdown."""
+        if self.state is not S.SHUTDOWN:
+            self._leave()
+
+    def status(self) -> dict[str, Any]:
+        """GET /status."""
+        if not self._is_ours:
+            return {"status": self.state.value, "reason": self.reason}
+        run = self._training.runs.get(self.generation)
+        failure = self.failure
+        return {
+            "status": self.state.value, "reason": self.reason, "message": failure.message if failure else None,
+            "protocol": 1, "version": self.version, "generation": self.generation, "drained": self.drained,
+            "terminating": self.terminating, "boot_id": self.pod.uid,
+            "failure": {"global_rank": self.rank, "exitcode": failure.exitcode, "signal": failure.signal,
+                        "message": failure.message} if failure else None,
+            "worker": {"step": run.step if run is not None and run.steps_made else None},
+        }  # fmt: skip
+
+    # -- life
+
+    def begin(self) -> None:
+        """The process listens."""
+        if self.alive and self.state is S.INIT:
+            self._enter(S.READY)
+
+    def sigterm(self) -> None:
+        """The kubelet asks the pod to end: busy workers go on until they are drained."""
+        if not self.alive or self.terminating:
+            return
+        self.terminating = True
+        self.version += 1
+        if not self._working or self.state is S.FAULTED:
+            self._leave()
+        self.pod.agent_changed()
+
+    def die(self) -> None:
+        """The container is gone at once."""
+        if self.alive:
+            self.alive = False
+            if self._working:
+                self._working = False
+                self._training.workers_ended(self, self.generation)
+
+    def vanish(self) -> None:
+        """Power loss: nobody is told."""
+        self.alive = self._working = False
+
+    # -- workers
+
+    def works(self, generation: int) -> bool:
+        """Whether the workers of a generation take part in collectives right now."""
+        return self.alive and self._working and self.generation == generation and self.pod.node_runs()
+
+    def crash(self, crash: Crash) -> None:
+        """A worker fails by itself."""
+        if self.alive and self._working:
+            self._working = False
+            self._training.workers_ended(self, self.generation)
+            self._failed(crash)
+
+    def peer_lost(self, generation: int) -> None:
+        """The collective broke: the workers here fail too."""
+        if not self.alive or self.generation != generation or not self._working:
+            return
+        if not self.pod.node_runs():
+            self._kernel.after(1.0, lambda: self.peer_lost(generation))
+            return
+        self._working = False
+        self._failed(Crash(1, None, "RuntimeError: connection closed by peer"))
+
+    def workers_exited(self, generation: int, *, acknowledged: bool) -> None:
+        """The workers ended with exit code 0."""
+        if not self.alive or self.generation != generation or not self._working:
+            return
+        if not self.pod.node_runs():
+            self._kernel.after(1.0, lambda: self.workers_exited(generation, acknowledged=acknowledged))
+            return
+        self._working = False
+        outcome = classify([WorkerExit(0, 0, acknowledged)], self._stop)
+        if outcome is Outcome.DRAINED:
+            if self.state is S.RUNNING:
+                self._enter(S.STOPPING)
+            self.drained = True
+            self._enter(S.READY, reason="Drained")
+        elif self.state is S.STOPPING:
+            self._enter(S.READY, reason=None)
+        else:
+            self._enter(S.COMPLETED)
+        self._say_farewell()
+
+    def _failed(self, crash: Crash) -> None:
+        self.failure = crash
+        if self.state is S.RUNNING:
+            self._enter(S.FAULTED, reason="WorkerCrash")
+        elif self.state is S.STOPPING:
+            self._enter(S.READY, reason="WorkerCrash")
+        self._say_farewell()
+
+    def _out_of_time(self, stops: int) -> None:
+        if self.alive and self.state is S.STOPPING and self._stop is Stop.GRACEFUL and self._stops == stops:
+            if not self.pod.node_runs():
+                self._kernel.after(1.0, lambda: self._out_of_time(stops))
+                return
+            self._kill_workers(reason="DrainTimedOut")
+
+    def _kill_workers(self, reason: str | None) -> None:
+        generation = self.generation
+        if self._working:
+            self._working = False
+            self._training.workers_ended(self, generation)
+
+        def killed() -> None:
+            if self.alive and self.state is S.STOPPING and self.generation == generation:
+                self._enter(S.READY, reason=reason)
+                self._say_farewell()
+
+        self._kernel.after(self._rng.uniform(0.05, 0.8), killed)
+
+    def _say_farewell(self) -> None:
+        if self.terminating:
+            self._kernel.after(FAREWELL_S, self._leave)
+
+    def _leave(self) -> None:
+        if not self.alive or self.state is S.SHUTDOWN:
+            return
+        self._enter(S.SHUTDOWN)
+        if self._working:
+            self._working = False
+            self._training.workers_ended(self, self.generation)
+        self._kernel.after(self._rng.uniform(0.1, 0.5), self.pod.container_exits)
+
+    def _enter(self, state: S, *, reason: str | None = None) -> None:
+        self.state = move(self.state, state)
+        self.reason = reason
+        self.version += 1
+        self.pod.agent_changed()
+
+    def _situation(self) -> Situation:
+        return Situation(
+            state=self.state, generation=self.generation, barred=self.barred,
+            draining=self.state is S.STOPPING and self._stop is Stop.GRACEFUL, terminating=self.terminating,
+        )  # fmt: skip

@@ -1,0 +1,219 @@
+"""What must hold at every moment, whatever breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.kernel import EPOCH
+
+from elastipod_operator.api import JobSpec
+from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
+from elastipod_operator.core.record import HistoryEntry, Kind, Record, RecordError, decode, decode_history
+from elastipod_operator.kube.translate import policy_of
+
+if TYPE_CHECKING:
+    from tests.sim.agents import SimAgent
+    from tests.sim.training import Run, Training
+
+STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
+JOB_NAME = "train"
+AUXILIARY = ("Scaling", "PodsReady", "Warning")
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the text says which and how."""
+
+
+class Watchman:
+    """Sees every write and every call and raises Violation at the first that must not be."""
+
+    def __init__(self, say: Callable[[str], None], *, heeds_events: bool) -> None:
+        self._say = say
+        self.heeds_events = heeds_events
+        self._started: dict[tuple[int, int], str] = {}
+        self._masters: dict[int, tuple[str, int]] = {}
+        self._members: dict[int, tuple[PodId, ...]] = {}
+        self._kinds: dict[int, Kind] = {}
+        self._stepped = 0
+        self._excused = 0
+        self._touched: dict[str, float] = {}
+        self._hidden: dict[str, float] = {}
+        self.worker_faults = 0
+        self.record = Record()
+
+    def touched(self, pod: str, until: float) -> None:
+        """A fault is inflicted on a pod, whose consequences may be seen until then."""
+        self._touched[pod] = max(until, self._touched.get(pod, 0.0))
+
+    def hidden(self, pod: str, until: float) -> None:
+        """The operator cannot reach a pod's agent: that may spoil a resize, but never a generation that trains."""
+        self._hidden[pod] = max(until, self._hidden.get(pod, 0.0))
+
+    # -- the record
+
+    def record_wiped(self) -> None:
+        """The annotations were removed from outside: one unexplained recovery is excused."""
+        self._excused += 1
+        self.record = Record()
+
+    def record_written(
+        self, before: Mapping[str, str], after: Mapping[str, str], spec: Any, training: Training, now: datetime
+    ) -> None:
+        """The API server took new annotations."""
+        old, new = _record(before), _record(after)
+        if new is None or new == old:
+            return
+        self.record = new
+        if old is None:
+            return
+        if new.generation < old.generation:
+            raise Violation(f"the generation went back from {old.generation} to {new.generation}")
+        if new.generation > old.generation:
+            self._allocated(old, new, spec, decode_history(after.get(ANNOTATION_HISTORY, "[]")))
+        elif new.members and new.members != old.members:
+            raise Violation(f"generation {new.generation} got other members: {old.members} -> {new.members}")
+        if new.restarts > old.restarts:
+            self._restarted(old, new, training, now)
+        if new.outcome == "Failed" and old.outcome != "Failed":
+            self._failed(new, spec)
+
+    def _allocated(self, old: Record, new: Record, spec: Any, history: tuple[HistoryEntry, ...]) -> None:
+        known = self._members.get(new.generation)
+        if known is not None and known != new.members:
+            raise Violation(f"generation {new.generation} was used before, with other members")
+        self._members[new.generation] = new.members
+        if new.retries > self.worker_faults:
+            raise Violation(f"{new.retries} retries are booked, but workers failed {self.worker_faults} times")
+        allowed = policy_of(JobSpec.model_validate(spec)).sizes.allowed
+        if len(new.members) not in allowed:
+            raise Violation(f"generation {new.generation} has {len(new.members)} members; allowed: {allowed}")
+        entry = history[-1] if history else None
+        if entry is None or (entry.generation, entry.to_size) != (new.generation, len(new.members)):
+            raise Violation(f"generation {new.generation} is not in the history: {entry}")
+        self._kinds[new.generation] = entry.kind
+        gone = set(new.members) & set(old.lost)
+        if gone:
+            raise Violation(f"generation {new.generation} takes back lost pods: {sorted(gone)}")
+        self._say(f"generation {new.generation}: {[_short(m) for m in new.members]} ({entry.cause})")
+
+    def _failed(self, new: Record, spec: Any) -> None:
+        limit = policy_of(JobSpec.model_validate(spec)).max_retries
+        if limit is None or limit >= self.worker_faults:
+            raise Violation(
+                f"the job failed with {self.worker_faults} worker faults and {limit} retries: {new.outcome_message}"
+            )
+        self._say(f"the job failed: {new.outcome_message}")
+
+    def _restarted(self, old: Record, new: Record, training: Training, now: datetime) -> None:
+        if new.restarts > old.restarts + 1:
+            raise Violation(f"restarts went from {old.restarts} to {new.restarts} in one write")
+        cause = new.transition.cause if new.transition else new.outcome_reason or "see the next line"
+        self._say(f"recovery of generation {old.generation}: {cause}")
+        if old.transition is not None and old.transition.kind is Kind.RECOVERY:
+            raise Violation("a recovery was booked twice")
+        run = training.runs.get(old.generation)
+        at = (now - EPOCH).total_seconds()
+        touched = any(self._touched.get(f"{JOB_NAME}-{_short(member)}", -1.0) >= at for member in old.members)
+        in_transit = old.transition is not None or old.settled_at is None
+        hidden = any(self._hidden.get(f"{JOB_NAME}-{_short(member)}", -1.0) >= at for member in old.members)
+        if not touched and not (in_transit and hidden) and not (run is not None and run.spoiled):
+            if self._excused:
+                self._excused -= 1
+                return
+            raise Violation(f"generation {old.generation} is recovered ({cause}) though no fault was inflicted on it")
+
+    # -- calls to agents
+
+    def called(self, path: str, pod: PodId, body: Mapping[str, Any] | None, *, ending: bool) -> None:
+        """The operator is about to call an agent; the record must already say so."""
+        record, generation = self.record, (body or {}).get("generation")
+        if generation is None:
+            return
+        stranger = path == "/stop" and pod not in record.members
+        if generation > record.generation and not ending and not stranger:
+            raise Violation(f"{path} of generation {generation} goes out, but the record says {record.generation}")
+        if path == "/stop" and generation == record.generation and pod in record.members:
+            if record.transition is None and not record.outcome and not ending:
+                raise Violation(f"/stop goes to member {_short(pod)} of generation {generation} without a record of it")
+            if body is not None and not body.get("is_graceful") and record.transition and record.transition.graceful:
+                self._say(f"hard stop in a drain: {_short(pod)}")
+
+    def joined(self, run: Run, agent: SimAgent, rank: int, nnodes: int, master: str) -> None:
+        """An agent took a /start."""
+        uid = self._started.setdefault((run.generation, rank), agent.pod.uid)
+        if uid != agent.pod.uid:
+            raise Violation(f"two pods have group rank {rank} in generation {run.generation}")
+        if self._masters.setdefault(run.generation, (master, nnodes)) != (master, nnodes):
+            raise Violation(f"generation {run.generation} has two masters or sizes")
+        if rank == 0 and master != agent.pod.ip:
+            raise Violation(f"generation {run.generation}: group rank 0 is not at the master address")
+
+    # -- training
+
+    def resumed(self, run: Run, runs: Mapping[int, Run]) -> None:
+        """A generation loaded its checkpoint: after a planned resize nothing may be repeated."""
+        before = [r for g, r in runs.items() if g < run.generation and r.steps_made]
+        last = max(before, key=lambda r: r.generation, default=None)
+        repeated = last.step - run.resumed.step if last is not None else 0
+        self._say(f"generation {run.generation} trains from step {run.resumed.step} ({repeated} repeated)")
+        planned = self._kinds.get(run.generation) is not Kind.RECOVERY
+        if last is None or last.spoiled:
+            return
+        if planned and repeated and self.heeds_events:
+            kind = self._kinds.get(run.generation)
+            raise Violation(f"generation {run.generation} ({kind}) repeats {repeated} steps though nothing failed")
+
+    def step(self, run: Run, runs: Mapping[int, Run]) -> None:
+        """A generation makes a step."""
+        # Members that are all out of everybody's sight cannot be kept from going on; what they save is refused.
+        unseen = all(agent.pod.name in self._touched for agent in run.members.values())
+        if run.generation < self._stepped and unseen:
+            return
+        if run.generation < self._stepped:
+            raise Violation(f"generation {run.generation} makes a step after generation {self._stepped} did")
+        self._stepped = run.generation
+        agents = {agent.pod.uid for agent in run.members.values()}
+        if len(agents) != run.nnodes:
+            raise Violation(f"generation {run.generation} trains with {len(agents)} pods instead of {run.nnodes}")
+
+    # -- status
+
+    def status_written(self, status: Mapping[str, Any]) -> None:
+        """The API server took a status."""
+        types = [condition["type"] for condition in status["conditions"]]
+        if types[-1] not in STATES or len(set(types)) != len(types):
+            raise Violation(f"conditions are not one list with the state last: {types}")
+        loud = [c["type"] for c in status["conditions"] if c["type"] in AUXILIARY and c["status"] == "True"]
+        if types[-1] == "Running" and loud:
+            raise Violation(f"auxiliary conditions are True while Running: {loud}")
+
+
+def lineage(training: Training, total: int) -> None:
+    """Every step of the final weights was made exactly once, going back over the generations (contracts, 7)."""
+    run = max((r for r in training.runs.values() if r.step >= total), key=lambda r: r.generation)
+    upper = total
+    while upper > 0:
+        if run.resumed.step >= upper:
+            raise Violation(f"generation {run.generation} resumed at {run.resumed.step}, beyond step {upper}")
+        upper = run.resumed.step
+        if not upper:
+            return
+        if run.resumed.generation >= run.generation:
+            raise Violation(f"generation {run.generation} resumed from generation {run.resumed.generation}")
+        writer = training.runs[run.resumed.generation]
+        if not writer.resumed.step < upper <= writer.step:
+            raise Violation(f"generation {writer.generation} never made step {upper}")
+        run = writer
+
+
+def _record(annotations: Mapping[str, str]) -> Record | None:
+    try:
+        return decode(annotations[ANNOTATION_STATE])
+    except (KeyError, RecordError):
+        return None
+
+
+def _short(pod: PodId) -> str:
+    return f"{pod.spec}-{pod.ordinal}-{pod.incarnation}"

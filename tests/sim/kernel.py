@@ -1,0 +1,80 @@
+"""Virtual time: things happen in the order of their times, and nothing waits for real."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+Script = Generator[float, None, Any]
+"""A process: yields the seconds that it waits."""
+
+
+class Process:
+    """A running script; `kill` ends it where it waits."""
+
+    def __init__(self, kernel: Kernel, script: Script) -> None:
+        self._kernel = kernel
+        self._script = script
+        self.done = False
+        self._resume()
+
+    def kill(self) -> None:
+        """End it at the place where it waits."""
+        if not self.done:
+            self.done = True
+            self._script.close()
+
+    def _resume(self) -> None:
+        if self.done:
+            return
+        try:
+            delay = next(self._script)
+        except StopIteration:
+            self.done = True
+            return
+        self._kernel.after(delay, self._resume)
+
+
+class Kernel:
+    """The clock and the queue of what is to come. Equal times keep the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def utc(self) -> datetime:
+        """Give the time as the operator's clock shows it."""
+        return EPOCH + timedelta(seconds=self.now)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Have something done at a time, now at the earliest."""
+        heapq.heappush(self._queue, (max(time, self.now), next(self._order), action))
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        """Have something done after some seconds."""
+        self.at(self.now + delay, action)
+
+    def spawn(self, script: Script) -> Process:
+        """Run a process from here on."""
+        return Process(self, script)
+
+    def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
+        """Let time pass until a time or until `stop` holds; gives whether it held."""
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+            if stop is not None and stop():
+                return True
+        self.now = max(self.now, until)
+        return False
+
+
+def stamp(time: datetime) -> str:
+    """Write a time as Kubernetes does: whole seconds."""
+    return time.isoformat(timespec="seconds").replace("+00:00", "Z")

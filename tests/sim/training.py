@@ -1,0 +1,174 @@
+"""The model of the training itself: one run of the workers for each generation, and the storage that outlives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.sim.invariants import Watchman
+from tests.sim.kernel import Kernel, Script
+
+if TYPE_CHECKING:
+    from tests.sim.agents import SimAgent
+
+STEP_S = 2.0
+CHECKPOINT_EVERY = 25
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Checkpoint:
+    """A complete checkpoint: the step it holds and the generation that wrote it."""
+
+    step: int
+    generation: int
+
+
+class Phase(Enum):
+    """Where a run of the workers is."""
+
+    GATHERING = "gathering"
+    LOADING = "loading"
+    STEPPING = "stepping"
+    SAVING = "saving"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Run:
+    """One generation: who takes part and how far it came."""
+
+    generation: int
+    nnodes: int
+    members: dict[int, SimAgent] = field(default_factory=dict)
+    phase: Phase = Phase.GATHERING
+    resumed: Checkpoint = Checkpoint(0, 0)
+    step: int = 0
+    spoiled: set[str] = field(default_factory=set)
+    """Faults that were inflicted on it."""
+    event_pending: bool = False
+
+    @property
+    def steps_made(self) -> int:
+        return self.step - self.resumed.step if self.phase is not Phase.GATHERING else 0
+
+
+class Training:
+    """All runs of a job, its checkpoints and claims. total: the step at which the job is done; None: not yet decided."""
+
+    def __init__(
+        self, kernel: Kernel, rng: Random, watchman: Watchman, *, heeds_events: bool, timeout_s: float
+    ) -> None:
+        self._kernel = kernel
+        self._rng = rng
+        self._watchman = watchman
+        self.heeds_events = heeds_events
+        self.collective_timeout_s = timeout_s
+        self.runs: dict[int, Run] = {}
+        self.checkpoints: set[Checkpoint] = set()
+        self.newest_claim = 0
+        self.total: int | None = None
+
+    def join(self, agent: SimAgent, generation: int, rank: int, nnodes: int, master: str) -> None:
+        """The workers of one pod begin and look for the others."""
+        run = self.runs.get(generation)
+        if run is None:
+            run = self.runs[generation] = Run(generation, nnodes)
+        self._watchman.joined(run, agent, rank, nnodes, master)
+        run.members[rank] = agent
+        if len(run.members) == nnodes:
+            self._kernel.spawn(self._train(run))
+
+    def raise_event(self, generation: int) -> None:
+        """An agent asked its workers to reach a checkpoint; one rank is enough."""
+        if self.heeds_events:
+            self.runs[generation].event_pending = True
+
+    def workers_ended(self, agent: SimAgent, generation: int) -> None:
+        """The workers of one pod are gone before the run was over: the others find their connections broken."""
+        run = self.runs.get(generation)
+        if run is None or run.phase is Phase.OVER:
+            return
+        run.phase = Phase.OVER
+        for member in run.members.values():
+            if member is not agent:
+                self._kernel.after(self._rng.uniform(0.05, 1.0), lambda m=member: m.peer_lost(generation))
+
+    def touched(self, agent: SimAgent, fault: str) -> None:
+        """Remember that a fault was inflicted on a run's member."""
+        for run in self.runs.values():
+            if agent in run.members.values() or run.phase is Phase.GATHERING:
+                run.spoiled.add(fault)
+
+    def resume_point(self) -> Checkpoint:
+        """Give the checkpoint that a new generation loads."""
+        return max(self.checkpoints, default=Checkpoint(0, 0))
+
+    def _train(self, run: Run) -> Script:
+        yield self._rng.uniform(0.5, 2.0)
+        while not self._all_there(run):
+            if run.phase is Phase.OVER or (yield from self._stalled(run)):
+                return
+        run.phase = Phase.LOADING
+        self.newest_claim = max(self.newest_claim, run.generation)
+        run.resumed = self.resume_point()
+        run.step = run.resumed.step
+        self._watchman.resumed(run, self.runs)
+        yield self._rng.uniform(0.5, 3.0)
+        if run.phase is Phase.LOADING:
+            run.phase = Phase.STEPPING
+        while run.phase is Phase.STEPPING:
+            yield STEP_S
+            if run.phase is not Phase.STEPPING:
+                return
+            if not self._all_there(run):
+                if (yield from self._stalled(run)):
+                    return
+                continue
+            self._watchman.step(run, self.runs)
+            run.step += 1
+            if self.total is not None and run.step >= self.total:
+                yield from self._save(run, drained=False)
+            elif run.event_pending:
+                yield from self._save(run, drained=True)
+            elif run.step % CHECKPOINT_EVERY == 0:
+                self._commit(run)
+
+    def _save(self, run: Run, *, drained: bool) -> Script:
+        run.phase = Phase.SAVING
+        yield self._rng.uniform(0.2, 3.0)
+        while run.phase is Phase.SAVING and not self._all_there(run):
+            if (yield from self._stalled(run)):
+                return
+        if run.phase is not Phase.SAVING:
+            return
+        self._commit(run)
+        run.phase = Phase.OVER
+        for member in run.members.values():
+            self._kernel.after(
+                self._rng.uniform(0.0, 0.5), lambda m=member: m.workers_exited(run.generation, acknowledged=drained)
+            )
+
+    def _stalled(self, run: Run) -> Script:
+        """Some member is silent: the others wait in their collective until it is back, or time out."""
+        waited = 0.0
+        phase = run.phase
+        while waited < self.collective_timeout_s or run.nnodes == 1:
+            yield 1.0
+            waited += 1.0
+            if run.phase is not phase:
+                return run.phase is Phase.OVER
+            if self._all_there(run):
+                return False
+        run.phase = Phase.OVER
+        for member in run.members.values():
+            self._kernel.after(self._rng.uniform(0.0, 1.0), lambda m=member: m.peer_lost(run.generation))
+        return True
+
+    def _all_there(self, run: Run) -> bool:
+        return all(member.works(run.generation) for member in run.members.values())
+
+    def _commit(self, run: Run) -> None:
+        if run.generation >= self.newest_claim:
+            self.checkpoints.add(Checkpoint(run.step, run.generation))

@@ -1,0 +1,123 @@
+"""What is made of an agent's answer: ours, one of another make, and nonsense."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_operator.agents.answers import MAX_TEXT, BadAnswer, read
+from elastipod_operator.core.facts import AgentFact, AgentState, Failure
+from elastipod_operator.core.health import SILENCE_LIMIT
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+OURS: dict[str, Any] = {
+    "status": "running", "reason": None, "message": None, "protocol": 1, "version": 7, "generation": 3, "drained": False,
+    "terminating": True, "boot_id": "b", "failure": None, "worker": {"step": 5}, "progress": {"ckpt": {"progressCount": 4}},
+}  # fmt: skip
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def test_an_agent_of_ours_tells_everything() -> None:
+    answer = read(OURS, AgentFact(trying_since=NOW - seconds(9)), NOW)
+    fact = answer.fact
+    assert (fact.state, fact.generation, fact.terminating, fact.step, fact.step_at) == (
+        AgentState.RUNNING,
+        3,
+        True,
+        5,
+        NOW,
+    )
+    assert (fact.last_answer, fact.trying_since, fact.answering_since) == (NOW, NOW - seconds(9), NOW)
+    assert (answer.version, answer.progress) == (7, {"ckpt": {"progressCount": 4}})
+
+
+def test_an_agent_of_another_make_does_not_tell_its_generation() -> None:
+    answer = read({"status": "faulted", "generation": 9, "version": 4}, AgentFact(), NOW)
+    assert (answer.fact.state, answer.fact.generation, answer.version) == (AgentState.FAULTED, None, None)
+
+
+@pytest.mark.parametrize("state", [s.value for s in AgentState])
+def test_every_state_is_understood(state: str) -> None:
+    assert read({"status": state}, AgentFact(), NOW).fact.state == state
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        pytest.param(None, None, id="none"),
+        pytest.param(
+            {"global_rank": 2, "exitcode": 1, "signal": None, "message": "m"}, Failure(2, 1, "", "m"), id="an exit code"
+        ),
+        pytest.param(
+            {"global_rank": 2, "exitcode": None, "signal": "SIGKILL"}, Failure(2, None, "SIGKILL", ""), id="a signal"
+        ),
+        pytest.param(
+            {"signal": 9, "global_rank": None}, Failure(-1, None, "9", ""), id="a signal as a number, no rank"
+        ),
+    ],
+)
+def test_a_failure(failure: dict[str, Any] | None, expected: Failure | None) -> None:
+    assert read({**OURS, "failure": failure}, AgentFact(), NOW).fact.failure == expected
+
+
+def test_a_new_step_is_dated_and_an_old_one_keeps_its_time() -> None:
+    first = read(OURS, AgentFact(), NOW).fact
+    same = read(OURS, first, NOW + seconds(5)).fact
+    assert (same.step_at, same.step_pace) == (NOW, None)
+    later = read({**OURS, "worker": {"step": 7}}, same, NOW + seconds(10)).fact
+    assert (later.step, later.step_at, later.step_pace) == (7, NOW + seconds(10), seconds(5))
+    assert read({**OURS, "worker": None}, later, NOW + seconds(11)).fact.step is None
+
+
+def test_an_agent_that_comes_back_from_silence_answers_anew() -> None:
+    first = read(OURS, AgentFact(), NOW).fact
+    back = NOW + SILENCE_LIMIT
+    assert read(OURS, first, back - seconds(0.1)).fact.answering_since == NOW
+    assert read(OURS, first, back).fact.answering_since == back
+
+
+def test_texts_are_cut() -> None:
+    long = "x" * (2 * MAX_TEXT)
+    fact = read({**OURS, "reason": long, "message": long, "failure": {"message": long}}, AgentFact(), NOW).fact
+    assert fact.failure is not None
+    assert {len(fact.reason), len(fact.message), len(fact.failure.message)} == {MAX_TEXT}
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        pytest.param(None, "body", id="null"),
+        pytest.param([1], "body", id="a list"),
+        pytest.param({}, "status", id="no status"),
+        pytest.param({"status": "dancing"}, "status", id="a state that is none"),
+        pytest.param({**OURS, "generation": "many"}, "generation", id="a generation that is no number"),
+        pytest.param({**OURS, "worker": 3}, "worker", id="a worker that is a number"),
+    ],
+)
+def test_nonsense_is_refused_with_the_field_at_fault(body: Any, word: str) -> None:
+    with pytest.raises(BadAnswer, match=f"not understood: {word}"):
+        read(body, AgentFact(), NOW)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(OURS)), values))
+def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) -> None:
+    try:
+        answer = read(body, AgentFact(), NOW)
+    except BadAnswer as refusal:
+        assert len(str(refusal)) < 400  # noqa: PT017  # either outcome is right
+        return
+    assert answer.fact.state in set(AgentState)

@@ -1,0 +1,80 @@
+"""Commands to agents: each once, and what fails is said."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import aiohttp
+import pytest
+from tests.unit.agents.stand_in import StandIn, serving
+
+from elastipod_operator.agents import commands as commands_module
+from elastipod_operator.agents.commands import Command, Commander
+
+
+@pytest.fixture
+async def agent() -> AsyncIterator[StandIn]:
+    """An agent that serves."""
+    async with serving(StandIn()) as agent:
+        yield agent
+
+
+@pytest.fixture
+async def commander() -> AsyncIterator[Commander]:
+    """A commander with a session of its own."""
+    async with aiohttp.ClientSession() as session:
+        yield Commander(session)
+
+
+def stop(agent: StandIn, generation: int = 3) -> Command:
+    return Command("pod", agent.address, "/stop", {"generation": generation}, ("stop", generation))
+
+
+async def test_a_command_arrives_with_its_body(commander: Commander, agent: StandIn) -> None:
+    assert (
+        await commander.send([stop(agent), replace(stop(agent), path="/shutdown", body=None, key=("shutdown",))]) == []
+    )
+    assert sorted(agent.posts) == [("/shutdown", None), ("/stop", {"generation": 3})]
+
+
+async def test_a_command_that_was_taken_is_not_sent_again_while_it_works(commander: Commander, agent: StandIn) -> None:
+    await commander.send([stop(agent)])
+    await commander.send([stop(agent)])
+    assert len(agent.posts) == 1
+    await commander.send([stop(agent, generation=4)])
+    await commander.send([replace(stop(agent), pod_uid="other")])
+    assert len(agent.posts) == 3
+
+
+async def test_a_command_is_sent_again_when_nothing_came_of_it(
+    commander: Commander, agent: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands_module, "SETTLE_S", 0.0)
+    await commander.send([stop(agent)])
+    await commander.send([stop(agent)])
+    assert len(agent.posts) == 2
+
+
+async def test_a_refusal_as_outdated_is_no_problem_and_is_not_remembered(commander: Commander, agent: StandIn) -> None:
+    agent.post_code = 409
+    assert await commander.send([stop(agent)]) == []
+    await commander.send([stop(agent)])
+    assert len(agent.posts) == 2
+
+
+async def test_an_error_is_told_and_tried_again(commander: Commander, agent: StandIn) -> None:
+    agent.post_code = 500
+    (problem,) = await commander.send([stop(agent)])
+    assert "/stop was answered with HTTP 500" in problem
+    agent.post_code = 200
+    assert await commander.send([stop(agent)]) == []
+    assert len(agent.posts) == 2
+
+
+async def test_an_agent_that_is_gone_is_told_of(commander: Commander) -> None:
+    agent = StandIn()
+    async with serving(agent):
+        command = stop(agent)
+    (problem,) = await commander.send([command])
+    assert problem.startswith(f"POST {command.address.url('/stop')} failed: ClientConnectorError")

@@ -1,0 +1,141 @@
+"""Builders of what the core observes: short to write, with the usual values filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.facts import (
+    AgentFact,
+    AgentState,
+    Failure,
+    JobFact,
+    NodeFact,
+    Observed,
+    PodFact,
+    Policy,
+    SpecShape,
+)
+from elastipod_operator.core.names import PodId
+from elastipod_operator.core.record import Kind, Record, Transition
+from elastipod_operator.core.sizes import Sizes
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+LONG_AGO = NOW - timedelta(hours=1)
+
+
+def seconds(number: float) -> timedelta:
+    """Give a duration."""
+    return timedelta(seconds=number)
+
+
+def pid(ordinal: int, incarnation: int = 0, spec: str = "workers") -> PodId:
+    """Give a pod's identity."""
+    return PodId(spec, ordinal, incarnation)
+
+
+def policy(low: int = 2, high: int = 4, **changes: Any) -> Policy:
+    """Give an elastic policy over one spec, sizes `low` to `high`."""
+    base = Policy(
+        sizes=Sizes(tuple(range(low, high + 1)), low), specs=(SpecShape("workers", high),),
+        scaling_timeout=seconds(60), graceful_timeout=seconds(600), faulty_timeout=seconds(30),
+        backoff_base=seconds(10), backoff_max=seconds(300),
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def pod(identity: PodId | int, **changes: Any) -> PodFact:
+    """Give a pod that runs on a node of its own."""
+    identity = pid(identity) if isinstance(identity, int) else identity
+    name = identity.name("job")
+    base = PodFact(
+        id=identity, name=name, uid=f"uid-{name}", created_at=LONG_AGO, phase="Running", ip=f"10.0.0.{identity.ordinal}",
+        node=f"node-{identity.ordinal}", started=True,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def agent(state: AgentState | None = AgentState.RUNNING, generation: int | None = 1, **changes: Any) -> AgentFact:
+    """Give an agent that answered a second ago."""
+    base = AgentFact(
+        state=state,
+        generation=generation,
+        trying_since=LONG_AGO,
+        last_answer=NOW - seconds(1) if state else None,
+        answering_since=LONG_AGO if state else None,
+    )
+    return replace(base, **changes)
+
+
+def silent(for_s: float = 20.0, **changes: Any) -> AgentFact:
+    """Give an agent that answered last so long ago."""
+    return agent(last_answer=NOW - seconds(for_s), **changes)
+
+
+def faulted(generation: int = 1, message: str = "ValueError: boom", **changes: Any) -> AgentFact:
+    """Give an agent whose workers failed."""
+    failure = Failure(0, 1, "", f"Traceback ...\n{message}")
+    return agent(AgentState.FAULTED, generation, reason="WorkerCrash", failure=failure, **changes)
+
+
+def ready(generation: int = 0, **changes: Any) -> AgentFact:
+    """Give an agent that waits for a /start."""
+    return agent(AgentState.READY, generation, **changes)
+
+
+def running(generation: int = 1, **changes: Any) -> AgentFact:
+    """Give an agent whose workers run."""
+    return agent(AgentState.RUNNING, generation, **changes)
+
+
+def trains(size: int = 2, generation: int = 1, **changes: Any) -> Record:
+    """Give the record of a job that has trained for an hour."""
+    base = Record(
+        generation=generation, members=tuple(pid(n) for n in range(size)), master_addr="10.0.0.0", settled_at=LONG_AGO,
+        started_at=LONG_AGO,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def transition(kind: Kind = Kind.RESIZE, *, began_s: float = 5.0, goal: int = 2, **changes: Any) -> Transition:
+    """Give a transition that began some seconds ago, with its time for checkpoints left."""
+    began = NOW - seconds(began_s)
+    graceful = kind in (Kind.RESIZE, Kind.SUSPEND)
+    base = Transition(
+        kind=kind, cause="Test", message="a test", from_size=2, goal=goal, began_at=began, detected_at=began,
+        deadline=began + seconds(600 if graceful else 30), graceful=graceful,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def job(record: Record | None = None, wishes: Policy | None = None, **changes: Any) -> JobFact:
+    """Give the job."""
+    base = JobFact(
+        namespace="team", name="job", uid="job-uid", created_at=LONG_AGO, policy=wishes or policy(), record=record,
+        has_finalizer=True,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def observed(
+    job: JobFact,
+    pods: Iterable[tuple[PodFact, AgentFact | None]] = (),
+    nodes: Iterable[NodeFact] = (),
+    **changes: Any,
+) -> Observed:
+    """Give an observation; nodes that are not named are healthy."""
+    pairs = list(pods)
+    found = {p.node: NodeFact(name=p.node) for p, _ in pairs if p.node} | {n.name: n for n in nodes}
+    base = Observed(
+        now=NOW, job=job, pods=tuple(p for p, _ in pairs), agents={p.name: a for p, a in pairs if a is not None},
+        nodes=found,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def acts(plan: Plan, kind: type) -> list[Any]:
+    """Give a plan's actions of one kind."""
+    return [action for action in plan.actions if isinstance(action, kind)]

@@ -1,0 +1,224 @@
+"""What the user is told: conditions, size and status (decision 30)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.core.builders import (
+    LONG_AGO,
+    NOW,
+    agent,
+    faulted,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    silent,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.sizes import Sizes
+
+RUN = [(pod(0), running()), (pod(1), running())]
+UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient cpu"
+
+
+def waits(ordinal: int, **changes: object) -> tuple[object, None]:
+    pending = {"phase": "Pending", "ip": "", "node": "", "started": False, "trouble": UNSCHEDULABLE,
+               "trouble_reason": "Unschedulable"}  # fmt: skip
+    return pod(ordinal, **{**pending, **changes}), None
+
+
+def state(todo: Plan) -> tuple[str, bool, str]:
+    last = todo.conditions[-1]
+    return last.type, last.status, last.reason
+
+
+def condition(todo: Plan, kind: str) -> Condition:
+    return next(c for c in todo.conditions if c.type == kind)
+
+
+STARTING = Record(transition=transition(Kind.START))
+RESIZING = trains(transition=transition())
+RECOVERING = trains(transition=transition(Kind.RECOVERY, cause="WorkerCrash"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        pytest.param(observed(job(STARTING)), ("Created", True, "WaitingForPods"), id="no pod runs"),
+        pytest.param(observed(job(STARTING), [(pod(0), None), (pod(1), None)]), ("PodsRunning", True, "WaitingForAgents"),
+                     id="pods run, agents are awaited"),
+        pytest.param(observed(job(trains(settled_at=None)), [(pod(0), running()), (pod(1), ready())]), ("Running", True, "Starting"),
+                     id="workers are being started"),
+        pytest.param(observed(job(trains()), RUN), ("Running", True, "Training"), id="training"),
+        pytest.param(observed(job(RESIZING), RUN), ("Running", True, "Resizing"), id="Running stays through a planned resize"),
+        pytest.param(observed(job(replace(RECOVERING, incident_at=NOW - seconds(29))), RUN), ("Running", True, "Recovering"),
+                     id="Running stays through a short recovery"),
+        pytest.param(observed(job(replace(RECOVERING, incident_at=NOW - seconds(31))), RUN), ("Faulted", True, "WorkerCrash"),
+                     id="Faulted after half a minute"),
+        pytest.param(observed(job(replace(RECOVERING, incident_at=NOW, failures_in_row=2)), RUN), ("Faulted", True, "WorkerCrash"),
+                     id="Faulted at once when failures repeat"),
+        pytest.param(observed(job(trains(transition=transition(Kind.SUSPEND)), policy(suspend=True))),
+                     ("Suspended", True, "SuspendedByUser"), id="suspended"),
+        pytest.param(observed(job(trains(outcome="Completed", outcome_reason="Completed", ended_at=NOW))), ("Completed", True, "Completed"),
+                     id="completed"),
+        pytest.param(observed(job(trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW))), ("Failed", True, "WorkerCrash"),
+                     id="failed"),
+        pytest.param(observed(replace(job(), policy=None, refusal="no size is left")), ("Suspended", True, "InvalidSpec"),
+                     id="a spec that cannot be used"),
+        pytest.param(observed(replace(job(trains()), policy=None, refusal="no size is left"), RUN), ("Running", True, "Training"),
+                     id="a running job whose spec cannot be used any more"),
+    ],
+)  # fmt: skip
+def test_the_state_is_the_last_condition(seen: Observed, expected: tuple[str, bool, str]) -> None:
+    assert state(plan(seen)) == expected
+
+
+EVERY_SCENE = [
+    observed(job(), []),
+    observed(job(trains()), [*RUN, (pod(2), ready()), waits(3)]),
+    observed(job(trains(), policy(sizes=Sizes((2,), 2, ("a warning",)))), RUN),
+    observed(job(trains(window_since=NOW)), [*RUN, (pod(2), ready())]),
+    observed(job(trains()), [(pod(0), silent(99)), (pod(1), silent(99))]),
+    observed(job(RESIZING), [(pod(0), agent(AgentState.STOPPING)), (pod(1), running())]),
+    observed(job(trains()), [(pod(0), faulted()), (pod(1), running())]),
+    observed(job(trains(), policy(suspend=True)), RUN),
+    observed(job(trains(), deleting_since=NOW), RUN),
+    observed(replace(job(trains()), policy=None, refusal="no"), RUN),
+]
+
+
+@pytest.mark.parametrize("seen", EVERY_SCENE)
+def test_types_occur_once_and_auxiliary_ones_come_before_and_are_never_true(seen: Observed) -> None:
+    conditions = plan(seen).conditions
+    types = [c.type for c in conditions]
+    assert len(set(types)) == len(types)
+    assert types[-1] not in ("Scaling", "PodsReady", "Warning")
+    assert not [c for c in conditions if c.type in ("Scaling", "PodsReady", "Warning") and c.status]
+
+
+@pytest.mark.parametrize("seen", EVERY_SCENE)
+def test_what_was_decided_once_is_decided_again_from_the_same_facts(seen: Observed) -> None:
+    assert plan(seen) == plan(seen)
+
+
+@pytest.mark.parametrize(
+    "seen", [observed(job(trains(4)), [(pod(n), running()) for n in range(4)]), observed(job(trains()), [*RUN, waits(2), waits(3)])],
+    ids=["at its maximum", "waiting for capacity"],
+)  # fmt: skip
+def test_a_steady_job_asks_for_nothing_and_writes_nothing(seen: Observed) -> None:
+    first = plan(seen)
+    later = replace(seen, now=NOW + seconds(3), job=replace(seen.job, record=first.record, conditions=first.conditions))
+    second = plan(later)
+    assert (first.actions, second.actions) == ((), ())
+    assert (second.record, second.conditions, second.size, second.status, second.notes) == (
+        first.record, first.conditions, first.size, first.status, (),
+    )  # fmt: skip
+
+
+def test_the_time_of_a_condition_is_that_of_its_status() -> None:
+    before = Condition("Running", True, "Starting", "x", LONG_AGO)
+    todo = plan(observed(job(trains(), conditions=(before,)), RUN))
+    assert todo.conditions[-1].since == LONG_AGO
+    assert plan(observed(job(trains()), RUN)).conditions[-1].since == NOW
+
+
+def test_a_job_that_trained_says_that_it_does_not_run_any_more() -> None:
+    before = (Condition("Running", True, "Training", "x", LONG_AGO),)
+    record = replace(RECOVERING, incident_at=NOW - seconds(60))
+    todo = plan(observed(job(record, conditions=before), RUN))
+    assert not condition(todo, "Running").status
+    assert state(todo)[0] == "Faulted"
+
+
+@pytest.mark.parametrize(
+    ("pods", "reason", "words"),
+    [
+        pytest.param([*RUN, waits(2), waits(3)], "WaitingForCapacity", ("2 more replicas are wanted", UNSCHEDULABLE), id="no room"),
+        pytest.param([*RUN, (pod(2), ready()), (pod(3), ready())], "Growing", ("grows at about 12:01:00 UTC",), id="about to grow"),
+    ],
+)  # fmt: skip
+def test_scaling_says_why_the_job_has_its_size(
+    pods: list[tuple[object, AgentFact | None]], reason: str, words: tuple[str, ...]
+) -> None:
+    told = condition(plan(observed(job(trains()), pods)), "Scaling")  # type: ignore[arg-type]
+    assert told.reason == reason
+    assert all(word in told.message for word in words), told.message
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "words"),
+    [
+        pytest.param(observed(job(STARTING), [waits(0, trouble="image x cannot be pulled", trouble_reason="ImagePullFailed")]),
+                     "ImagePullFailed", "image x", id="an image"),
+        pytest.param(observed(job(STARTING), [(pod(0), AgentFact(trying_since=LONG_AGO))]), "AgentNotAnswering", "hyperpodrun",
+                     id="a container without an agent"),
+        pytest.param(observed(job(STARTING), refusal="2 pods were refused: quota"), "PodsRefused", "quota", id="a quota"),
+        pytest.param(observed(job(trains()), [(pod(0), silent(99)), (pod(1), silent(99))]), "OperatorCutOff", "training goes on",
+                     id="an operator that is cut off"),
+    ],
+)  # fmt: skip
+def test_pods_ready_says_what_keeps_them_from_training_once(seen: Observed, reason: str, words: str) -> None:
+    todo = plan(seen)
+    told = condition(todo, "PodsReady")
+    assert told.reason == reason
+    assert words in told.message
+    assert reason in [n.reason for n in todo.notes]
+    again = replace(seen, job=replace(seen.job, conditions=todo.conditions))
+    assert reason not in [n.reason for n in plan(again).notes]
+
+
+def test_an_operator_that_just_began_does_not_say_that_it_is_cut_off() -> None:
+    unheard = AgentFact(trying_since=NOW)
+    todo = plan(observed(job(trains()), [(pod(0), unheard), (pod(1), unheard)]))
+    assert not [c for c in todo.conditions if c.reason == "OperatorCutOff"]
+    assert state(todo) == ("Running", True, "Training")
+
+
+def test_repeated_failures_are_told_with_the_next_try() -> None:
+    record = replace(
+        RECOVERING, incident_at=NOW, failures_in_row=3,
+        transition=replace(transition(Kind.RECOVERY), not_before=NOW + seconds(40), message="rank 0 exited with code 1"),
+    )  # fmt: skip
+    told = plan(observed(job(record), [(pod(0), ready(1)), (pod(1), ready(1))])).conditions[-1].message
+    assert "rank 0 exited with code 1" in told
+    assert "3 failures in a row" in told
+    assert "next try at 12:00:40 UTC" in told
+
+
+@pytest.mark.parametrize(
+    ("seen", "size"),
+    [
+        pytest.param(observed(job(trains()), RUN), "2/2/4", id="nothing more is there"),
+        pytest.param(observed(job(trains()), [*RUN, (pod(2), ready())]), "2/3/4", id="one more is ready"),
+        pytest.param(observed(job(RESIZING), RUN), "0/2/4", id="in transit nobody trains"),
+        pytest.param(observed(job(trains(outcome="Completed", ended_at=NOW))), "0/0/4", id="at the end"),
+    ],
+)
+def test_the_size_is_running_target_and_maximum(seen: Observed, size: str) -> None:
+    assert plan(seen).size == size
+
+
+def test_the_status_holds_only_fields_that_clients_know() -> None:
+    from elastipod_operator.api.status import JobStatus
+
+    record = trains(
+        3, generation=7, recovered_at=NOW, resized_at=NOW, restarts=2, members=(pid(0), pid(1), pid(0, 0, "x"))
+    )
+    members = [(pod(member), running(7)) for member in record.members]
+    status = plan(observed(job(record), members)).status
+    known = JobStatus.model_validate(status)
+    assert set(status) <= set(known.model_dump(by_alias=True))
+    assert (status["restartCount"], status["masterAddr"], status["masterPort"]) == (2, "10.0.0.0", "10070")
+    assert status["elasticScalingStatus"]["targetReplicas"] == {"workers": 2, "x": 1}

@@ -1,0 +1,195 @@
+"""Deadlines, the end of a job, its clean-up and its deletion (decisions 16, 28, 29)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.core.builders import (
+    LONG_AGO,
+    NOW,
+    acts,
+    agent,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    silent,
+    trains,
+    transition,
+)
+
+from elastipod_operator.api.models import CleanPodPolicy
+from elastipod_operator.core.actions import CreatePod, DeleteJob, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
+from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact, Policy
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Kind, Record
+
+RUN = [(pod(0), running()), (pod(1), running())]
+
+
+@pytest.mark.parametrize(
+    ("record", "wishes", "reason"),
+    [
+        pytest.param(trains(started_at=NOW - seconds(100)), policy(active_deadline=seconds(100)), "DeadlineExceeded", id="active"),
+        pytest.param(trains(started_at=NOW - seconds(99)), policy(active_deadline=seconds(100)), "", id="not yet"),
+        pytest.param(Record(transition=transition(Kind.START, began_s=60)), policy(startup_deadline=seconds(60)),
+                     "StartupDeadlineExceeded", id="startup"),
+        pytest.param(trains(transition=transition(Kind.START, began_s=60), started_at=LONG_AGO), policy(startup_deadline=seconds(60)),
+                     "", id="not when it ran before"),
+        pytest.param(trains(transition=transition(Kind.RECOVERY), incident_at=NOW - seconds(50)), policy(fault_deadline=seconds(50)),
+                     "FaultDeadlineExceeded", id="fault"),
+        pytest.param(trains(settled_at=None, incident_at=NOW - seconds(50)), policy(fault_deadline=seconds(50)),
+                     "FaultDeadlineExceeded", id="fault: until all run again"),
+        pytest.param(trains(transition=transition(Kind.SUSPEND), started_at=LONG_AGO), policy(active_deadline=seconds(1), suspend=True),
+                     "", id="none while suspended"),
+    ],
+)  # fmt: skip
+def test_deadlines(record: Record, wishes: Policy, reason: str) -> None:
+    todo = plan(observed(job(record, wishes), RUN))
+    assert todo.record.outcome_reason == reason
+    assert (todo.record.outcome == "Failed") is bool(reason)
+    if reason:
+        assert "spec.runPolicy." in todo.record.outcome_message
+        assert [n.reason for n in todo.notes] == ["Failed"]
+
+
+def test_the_next_deadline_wakes() -> None:
+    todo = plan(
+        observed(
+            job(trains(4, started_at=NOW), policy(active_deadline=seconds(9))), [(pod(n), running()) for n in range(4)]
+        )
+    )
+    assert todo.wake_at == NOW + seconds(9)
+
+
+COMPLETED = trains(outcome="Completed", outcome_reason="Completed", ended_at=NOW - seconds(5))
+FAILED = replace(COMPLETED, outcome="Failed")
+SLOW_SIDECAR = replace(COMPLETED, ended_at=NOW - seconds(61))
+DONE = agent(AgentState.COMPLETED)
+ENDED = pod(0, phase="Succeeded")
+
+
+@pytest.mark.parametrize(
+    ("record", "clean", "first", "mine", "shut", "deleted"),
+    [
+        pytest.param(COMPLETED, CleanPodPolicy.ALL, pod(0), DONE, True, True, id="All: agents leave, pods go"),
+        pytest.param(COMPLETED, CleanPodPolicy.ALL, ENDED, None, False, True, id="All: ended pods go too"),
+        pytest.param(COMPLETED, CleanPodPolicy.NONE, pod(0), DONE, True, False, id="None: agents leave, pods stay"),
+        pytest.param(COMPLETED, CleanPodPolicy.NONE, ENDED, None, False, False, id="None: ended pods stay"),
+        pytest.param(COMPLETED, CleanPodPolicy.NONE, pod(0, started=False, ip=""), None, False, True, id="None: who never began goes"),
+        pytest.param(COMPLETED, CleanPodPolicy.NONE, pod(0), None, False, False, id="None: an agent not heard yet is waited for"),
+        pytest.param(COMPLETED, CleanPodPolicy.RUNNING, pod(0), DONE, True, False, id="Running: who completed stays"),
+        pytest.param(FAILED, CleanPodPolicy.RUNNING, pod(0), running(), True, True, id="Running: the unfinished go"),
+        pytest.param(COMPLETED, CleanPodPolicy.ONLY_COMPLETE, pod(0), DONE, True, True, id="OnlyComplete: completed pods go"),
+        pytest.param(FAILED, CleanPodPolicy.ONLY_COMPLETE, pod(0), running(), True, False, id="OnlyComplete: failed ones stay"),
+        pytest.param(SLOW_SIDECAR, CleanPodPolicy.NONE, pod(0), agent(AgentState.SHUTDOWN), False, True,
+                     id="a sidecar that still runs after a minute is ended"),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_a_pod_at_the_end(
+    record: Record, clean: CleanPodPolicy, first: PodFact, mine: AgentFact | None, shut: bool, deleted: bool
+) -> None:
+    todo = plan(observed(job(record, policy(clean_pods=clean)), [(first, mine)]))
+    assert bool(acts(todo, ShutDownAgent)) is shut
+    assert bool(acts(todo, DeletePod)) is deleted
+    assert not acts(todo, CreatePod)
+    assert todo.record == record
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "deletes"),
+    [pytest.param(5, True, id="over"), pytest.param(6, False, id="not yet"), pytest.param(None, False, id="never")],
+)
+def test_the_time_to_live_after_the_end(ttl_s: float | None, deletes: bool) -> None:
+    ttl = seconds(ttl_s) if ttl_s is not None else None
+    todo = plan(observed(job(COMPLETED, policy(ttl=ttl))))
+    assert (todo.actions == (DeleteJob(),)) is deletes
+
+
+def test_the_end_is_quiet_once_the_pods_have_ended() -> None:
+    todo = plan(
+        observed(
+            job(COMPLETED, policy(clean_pods=CleanPodPolicy.NONE)), [(ENDED, None), (pod(1, phase="Failed"), None)]
+        )
+    )
+    assert (todo.actions, todo.wake_at) == ((), None)
+
+
+DELETED = {"deleting_since": NOW - seconds(2)}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(None, id="before it was ever seen"),
+        pytest.param(Record(transition=transition(Kind.START)), id="while it starts"),
+        pytest.param(trains(), id="while it trains"),
+        pytest.param(trains(transition=transition()), id="in a drain"),
+        pytest.param(trains(transition=transition(Kind.RECOVERY)), id="in a recovery"),
+        pytest.param(trains(transition=transition(Kind.SUSPEND), members=()), id="while it is suspended"),
+        pytest.param(COMPLETED, id="after its end"),
+    ],
+)
+def test_a_deletion_takes_all_pods_then_the_finalizer(record: Record | None) -> None:
+    first = plan(observed(job(record, **DELETED), RUN))
+    assert [a.name for a in acts(first, DeletePod)] == [pod(0).name, pod(1).name]
+    assert len(acts(first, ShutDownAgent)) == 2
+    assert not acts(first, CreatePod)
+    last = plan(observed(job(record, **DELETED)))
+    assert last.actions == (SetFinalizer(False),)
+
+
+def test_a_deletion_forces_what_is_left_after_half_a_minute() -> None:
+    late = job(trains(), deleting_since=NOW - seconds(31))
+    todo = plan(observed(late, [(pod(0, kill_at=NOW), silent(99)), (pod(1), running())]))
+    assert all(a.force for a in acts(todo, DeletePod))
+    assert len(acts(todo, DeletePod)) == 2
+
+
+def test_a_deletion_of_a_job_whose_spec_cannot_be_used() -> None:
+    todo = plan(observed(replace(job(trains(), **DELETED), policy=None), RUN))
+    assert len(acts(todo, DeletePod)) == 2
+
+
+@pytest.mark.parametrize(
+    ("since_s", "states", "asked", "deleted"),
+    [
+        pytest.param(2, (AgentState.RUNNING, AgentState.RUNNING), 2, 0, id="all are asked"),
+        pytest.param(2, (AgentState.STOPPING, AgentState.STOPPING), 0, 0, id="who drains is waited for"),
+        pytest.param(2, (AgentState.READY, AgentState.READY), 0, 2, id="then the pods go"),
+        pytest.param(601, (AgentState.STOPPING, AgentState.RUNNING), 0, 2, id="or when the time is over"),
+    ],
+)
+def test_drain_on_delete_takes_a_checkpoint_first(
+    since_s: float, states: tuple[AgentState, AgentState], asked: int, deleted: int
+) -> None:
+    leaving = job(trains(), deleting_since=NOW - seconds(since_s), drain_on_delete=True)
+    todo = plan(observed(leaving, [(pod(n), agent(states[n])) for n in range(2)]))
+    assert len([a for a in acts(todo, StopWorkers) if a.graceful]) == asked
+    assert len(acts(todo, DeletePod)) == deleted
+
+
+@pytest.mark.parametrize(
+    ("first", "node", "force"),
+    [
+        pytest.param(pod(0, kill_at=NOW), NodeFact(name="node-0", ready=False, not_ready_since=LONG_AGO), [True],
+                     id="its node is dead: forced"),
+        pytest.param(pod(0, kill_at=NOW), NodeFact(name="node-0"), [], id="its kubelet is at it"),
+        pytest.param(pod(0, phase="Failed", kill_at=NOW), NodeFact(name="node-0"), [False], id="ended: once more is enough"),
+    ],
+)  # fmt: skip
+def test_a_pod_whose_deletion_is_under_way(first: PodFact, node: NodeFact, force: list[bool]) -> None:
+    suspended = trains(members=(), transition=transition(Kind.SUSPEND))
+    todo = plan(observed(job(suspended, policy(suspend=True)), [(first, silent(2000))], [node]))
+    assert [a.force for a in acts(todo, DeletePod)] == force
+
+
+def test_a_lost_pod_is_not_called_any_more() -> None:
+    lost = NodeFact(name="node-0", ready=False, not_ready_since=LONG_AGO)
+    todo = plan(observed(job(trains(lost=(pid(0),))), [(pod(0), silent(2000)), (pod(1), ready(1))], [lost]))
+    assert not [a for a in acts(todo, ShutDownAgent) if a.pod == pod(0).name]

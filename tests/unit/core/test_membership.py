@@ -1,0 +1,186 @@
+"""Who trains with which group rank, and which pods there should be (decisions 7, 12, 19)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.core.builders import (
+    LONG_AGO,
+    NOW,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
+from elastipod_operator.core.facts import AgentFact, Observed, PodFact, SpecShape
+from elastipod_operator.core.health import judge
+from elastipod_operator.core.membership import next_incarnation, rank_order, supply, wanted_slots
+from elastipod_operator.core.names import PodId, Slot
+from elastipod_operator.core.record import Record
+from elastipod_operator.core.sizes import Sizes
+
+TWO_SPECS = policy(specs=(SpecShape("base", 2), SpecShape("extra", 2)))
+
+
+def base(ordinal: int, incarnation: int = 0) -> PodId:
+    return PodId("base", ordinal, incarnation)
+
+
+def extra(ordinal: int, incarnation: int = 0) -> PodId:
+    return PodId("extra", ordinal, incarnation)
+
+
+@pytest.mark.parametrize(
+    ("before", "present", "ranks"),
+    [
+        pytest.param((), [base(1), base(0)], [base(0), base(1)], id="at first by ordinal"),
+        pytest.param((), [extra(0), base(1)], [base(1), extra(0)], id="the base spec comes before the elastic one"),
+        pytest.param((base(1), base(0)), [base(0), base(1)], [base(1), base(0)], id="survivors keep their order"),
+        pytest.param((base(0), base(1)), [base(0, 1), base(1)], [base(1), base(0, 1)], id="a replacement comes last"),
+        pytest.param((base(0), extra(0)), [extra(0), base(0, 1), base(1)], [base(0, 1), base(1), extra(0)],
+                     id="rank 0 stays in the base spec"),
+    ],
+)  # fmt: skip
+def test_group_ranks(before: tuple[PodId, ...], present: list[PodId], ranks: list[PodId]) -> None:
+    view = judge(observed(job(), [(pod(identity), ready()) for identity in present]))
+    assert [r.id for r in rank_order(view.candidates(), Record(members=before), TWO_SPECS)] == ranks
+
+
+@given(
+    st.permutations([base(0), base(1), extra(0), extra(1)]),
+    st.lists(st.sampled_from([base(0), base(1), extra(0)]), unique=True),
+)
+def test_group_ranks_do_not_depend_on_the_order_of_observation(present: list[PodId], before: list[PodId]) -> None:
+    record = Record(members=tuple(before))
+    view = judge(observed(job(), [(pod(identity), ready()) for identity in present]))
+    ranks = [r.id for r in rank_order(view.candidates(), record, TWO_SPECS)]
+    assert sorted(ranks) == sorted(present)
+    assert [spec for spec, *_ in ((r.spec,) for r in ranks)] == sorted(r.spec for r in ranks)
+    kept = [m for m in before if m.spec == "base"]
+    assert [r for r in ranks if r in kept] == kept
+
+
+def wanted(seen: Observed, record: Record, wishes: object = None) -> list[Slot]:
+    return wanted_slots(wishes or seen.job.policy, record, judge(seen))  # type: ignore[arg-type]
+
+
+def test_as_many_slots_are_wanted_as_the_largest_size() -> None:
+    assert wanted(observed(job()), Record()) == [Slot("workers", n) for n in range(4)]
+
+
+def test_the_base_spec_is_filled_first() -> None:
+    three = replace(TWO_SPECS, sizes=Sizes((2, 3), 2))
+    assert wanted(observed(job()), Record(), three) == [Slot("base", 0), Slot("base", 1), Slot("extra", 0)]
+
+
+def test_members_and_living_pods_keep_their_slots() -> None:
+    wishes = policy(2, 3)
+    seen = observed(job(wishes=wishes), [(pod(5), running()), (pod(7), ready()), (pod(1, started=False, ip=""), None)])
+    record = trains(members=(pid(5),))
+    assert wanted(seen, record) == [Slot("workers", 5), Slot("workers", 7), Slot("workers", 1)]
+
+
+def test_an_operator_that_just_began_wants_the_pods_that_run() -> None:
+    wishes = policy(1, 2)
+    seen = observed(job(wishes=wishes), [(pod(0), None), (pod(3), None)])
+    assert wanted(seen, trains(1)) == [Slot("workers", 0), Slot("workers", 3)]
+
+
+@pytest.mark.parametrize(
+    ("record", "present", "expected"),
+    [
+        pytest.param(Record(), [], 0, id="never had a pod"),
+        pytest.param(Record(), [pid(0)], 1, id="after the one that is there"),
+        pytest.param(trains(members=(pid(0, 4),)), [], 5, id="after the member"),
+        pytest.param(Record(lost=(pid(0, 6),)), [], 7, id="after the lost one"),
+        pytest.param(Record(incarnations={Slot("workers", 0): 8}), [pid(0, 2)], 9, id="after the newest on record"),
+    ],
+)
+def test_an_incarnation_is_never_used_twice(record: Record, present: list[PodId], expected: int) -> None:
+    view = judge(observed(job(), [(pod(identity), ready()) for identity in present]))
+    assert next_incarnation(Slot("workers", 0), record, view) == expected
+
+
+def supplied(record: Record, *pods: tuple[PodFact, AgentFact | None]) -> list[Action]:
+    wishes = policy(2, 2)
+    seen = observed(job(record, wishes), pods)
+    return supply(wishes, record, judge(seen), NOW)[1]
+
+
+def test_missing_pods_are_created_and_ask_for_the_size_of_the_job() -> None:
+    assert supplied(Record()) == [CreatePod(pid(0), 2), CreatePod(pid(1), 2)]
+
+
+def test_nothing_is_done_when_all_are_there() -> None:
+    assert supplied(trains(), (pod(0), running()), (pod(1), running())) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "mine"),
+    [
+        pytest.param(pod(0, phase="Failed"), None, id="ended"),
+        pytest.param(pod(0, disrupted="Eviction"), ready(), id="doomed"),
+    ],
+)
+def test_who_cannot_train_any_more_gets_a_replacement(first: PodFact, mine: AgentFact | None) -> None:
+    assert CreatePod(pid(0, 1), 2) in supplied(trains(), (first, mine), (pod(1), running()))
+
+
+def test_a_doomed_member_is_kept_until_all_are_parked() -> None:
+    doomed = pod(0, disrupted="Eviction")
+    drains = trains(transition=transition())
+    assert not [a for a in supplied(drains, (doomed, running()), (pod(1), ready(1))) if isinstance(a, DeletePod)]
+    removed = supplied(drains, (doomed, ready(1)), (pod(1), ready(1)))
+    assert ShutDownAgent(doomed.name) in removed
+    assert [a.name for a in removed if isinstance(a, DeletePod)] == [doomed.name]
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "age_s", "is_made"),
+    [
+        pytest.param(0, 1, True, id="the first replacement comes at once"),
+        pytest.param(1, 9, False, id="the second one waits"),
+        pytest.param(1, 11, True, id="ten seconds"),
+        pytest.param(3, 39, False, id="the fourth one waits longer"),
+        pytest.param(3, 41, True, id="forty seconds"),
+        pytest.param(40, 301, True, id="but never longer than the limit"),
+    ],
+)
+def test_pods_that_end_again_and_again_are_made_with_patience(incarnation: int, age_s: float, is_made: bool) -> None:
+    ended = pod(pid(0, incarnation), phase="Failed", created_at=NOW - seconds(age_s))
+    made = [a for a in supplied(Record(), (ended, None), (pod(1), ready())) if isinstance(a, CreatePod)]
+    assert bool(made) is is_made
+
+
+def test_a_pod_that_somebody_deleted_is_replaced_at_once() -> None:
+    deleted = pod(pid(0, 9), kill_at=NOW + seconds(60), created_at=NOW - seconds(5))
+    assert CreatePod(pid(0, 10), 2) in supplied(Record(), (deleted, ready()), (pod(1), ready()))
+
+
+def test_the_last_ended_pod_is_kept_for_its_log_until_its_replacement_works() -> None:
+    ended = [(pod(pid(0, n), phase="Failed", created_at=LONG_AGO), None) for n in range(3)]
+    starting = (pod(pid(0, 3), started=False), None)
+    gone = [a.name for a in supplied(Record(), *ended, starting, (pod(1), ready())) if isinstance(a, DeletePod)]
+    assert gone == ["job-workers-0-0", "job-workers-0-1"]
+    works = (pod(pid(0, 3)), ready())
+    gone = [a.name for a in supplied(Record(), *ended, works, (pod(1), ready())) if isinstance(a, DeletePod)]
+    assert gone == ["job-workers-0-0", "job-workers-0-1", "job-workers-0-2"]
+
+
+def test_pods_beyond_the_largest_size_are_removed() -> None:
+    removed = supplied(trains(), (pod(0), running()), (pod(1), running()), (pod(2), ready()))
+    assert removed == [
+        ShutDownAgent("job-workers-2-0"),
+        DeletePod("job-workers-2-0", pod(2).uid, "no longer wanted at this size"),
+    ]

@@ -1,0 +1,221 @@
+"""Drains: for the user, for nodes that go, for somebody else (decisions 3, 18, 26, 31)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.builders import (
+    NOW,
+    acts,
+    agent,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    silent,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers, StopWorkers, VerifyPods
+from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Kind
+from elastipod_operator.core.sizes import Sizes
+
+ALL_RUN = [(pod(n), running()) for n in range(3)]
+DRAINED = ready(1, drained=True)
+
+
+def test_a_lower_ceiling_drains_to_it() -> None:
+    todo = plan(observed(job(trains(3), policy(2, 2)), ALL_RUN))
+    began = todo.record.transition
+    assert began is not None
+    assert (began.kind, began.cause, began.goal) == (Kind.RESIZE, "ScaledByUser", 2)
+    assert len(acts(todo, StopWorkers)) == 3
+    assert [n.reason for n in todo.notes] == ["Draining"]
+
+
+def test_a_size_that_is_no_longer_allowed_is_left() -> None:
+    todo = plan(observed(job(trains(3), policy(sizes=Sizes((2, 4), 2))), ALL_RUN))
+    assert todo.record.transition is not None
+    assert todo.record.transition.goal == 2
+    below = plan(observed(job(trains(3), policy(sizes=Sizes((4, 5), 4))), ALL_RUN))
+    assert below.record.transition is None, "a minimum that was raised waits for the replicas"
+
+
+def test_a_higher_ceiling_stops_nobody() -> None:
+    todo = plan(observed(job(trains(3), policy(2, 9)), ALL_RUN))
+    assert todo.record.transition is None
+    assert not acts(todo, StopWorkers)
+
+
+def test_a_user_who_changes_his_mind_in_a_drain_gets_the_size_that_is_allowed_at_its_end() -> None:
+    record = trains(3, transition=transition(goal=4))
+    todo = plan(observed(job(record, policy(2, 2)), [(pod(n), DRAINED) for n in range(3)]))
+    assert len(todo.record.members) == 2
+
+
+def test_a_doomed_member_drains_all_within_its_time() -> None:
+    kill_at = NOW + seconds(100)
+    members = [(pod(0, kill_at=kill_at, disrupted="EvictionByEvictionAPI"), running()), *ALL_RUN[1:]]
+    todo = plan(observed(job(trains(3)), members))
+    began = todo.record.transition
+    assert began is not None
+    assert (began.cause, began.goal, began.deadline) == ("PodDisrupted", 2, kill_at - seconds(5))
+    assert {a.timeout_s for a in acts(todo, StopWorkers)} == {95}
+    assert pid(0, 1) in [a.pod for a in acts(todo, CreatePod)], "its replacement warms up meanwhile"
+
+
+def test_a_second_notice_in_a_drain_is_merged() -> None:
+    record = trains(3, transition=transition(cause="PodDisrupted"))
+    members = [(pod(0, disrupted="x"), running()), (pod(1, disrupted="y"), running()), ALL_RUN[2]]
+    assert plan(observed(job(record), members)).record.transition == record.transition
+
+
+@pytest.mark.parametrize(
+    ("deadline_in_s", "state", "hard"),
+    [
+        pytest.param(60, AgentState.RUNNING, False, id="who has not heard of the drain is asked again"),
+        pytest.param(60, AgentState.STOPPING, None, id="who drains is left alone"),
+        pytest.param(-10, AgentState.STOPPING, None, id="the agent itself ends them first"),
+        pytest.param(-16, AgentState.STOPPING, True, id="then it is told to"),
+        pytest.param(60, AgentState.COMPLETED, True, id="who finished meanwhile becomes ready by a stop"),
+    ],
+)
+def test_the_stop_of_a_member(deadline_in_s: float, state: AgentState, hard: bool | None) -> None:
+    record = trains(transition=transition(deadline=NOW + seconds(deadline_in_s)))
+    todo = plan(observed(job(record), [(pod(0), agent(state)), (pod(1), DRAINED)]))
+    assert [not a.graceful for a in acts(todo, StopWorkers)] == ([] if hard is None else [hard])
+
+
+@pytest.mark.parametrize(
+    ("mine", "is_lost"),
+    [
+        pytest.param(agent(AgentState.STOPPING), True, id="who never stops is given up"),
+        pytest.param(silent(60), True, id="who is silent all the time is given up"),
+        pytest.param(
+            agent(AgentState.STOPPING, answering_since=NOW - seconds(30)),
+            False,
+            id="who was out of reach has its time yet",
+        ),
+    ],
+)
+def test_the_end_of_patience(mine: AgentFact, is_lost: bool) -> None:
+    record = trains(transition=transition(began_s=650, deadline=NOW - seconds(46)))
+    other = agent(AgentState.STOPPING, answering_since=NOW)
+    todo = plan(observed(job(record), [(pod(0), mine), (pod(1), other)]))
+    assert (pid(0) in todo.record.lost) is is_lost
+    assert bool(acts(todo, DeletePod)) is is_lost
+
+
+def test_who_was_out_of_reach_all_the_time_is_asked_for_a_checkpoint_yet() -> None:
+    record = trains(transition=transition(began_s=650, deadline=NOW - seconds(50)))
+    back = running(answering_since=NOW - seconds(1))
+    todo = plan(observed(job(record), [(pod(0), back), (pod(1), back)]))
+    assert acts(todo, StopWorkers) == [StopWorkers(pod(n).name, 1, graceful=True, timeout_s=599) for n in range(2)]
+
+
+def test_when_all_are_silent_nobody_is_given_up_and_the_pods_are_looked_up() -> None:
+    record = trains(transition=transition(deadline=NOW - seconds(1000)))
+    todo = plan(observed(job(record), [(pod(0), silent(900)), (pod(1), silent(900))]))
+    assert not todo.record.lost
+    assert VerifyPods() in todo.actions
+
+
+def test_a_generation_that_did_not_begin_everywhere_has_nothing_to_save() -> None:
+    todo = plan(observed(job(trains(settled_at=None), policy(1, 1)), [(pod(0), running()), (pod(1), ready(0))]))
+    assert todo.record.transition is not None
+    assert not todo.record.transition.graceful
+    assert [a.graceful for a in acts(todo, StopWorkers)] == [False]
+
+
+def test_an_operator_that_has_not_heard_of_anybody_drains_all_the_same() -> None:
+    unheard = AgentFact(trying_since=NOW - seconds(1))
+    todo = plan(observed(job(trains(3), policy(2, 2)), [(pod(n), unheard) for n in range(3)]))
+    assert todo.record.transition is not None
+    assert todo.record.transition.graceful
+
+
+def test_workers_that_somebody_else_drained_are_started_again() -> None:
+    todo = plan(observed(job(trains(), policy(2, 2)), [(pod(0), DRAINED), (pod(1), DRAINED)]))
+    assert todo.record.generation == 2
+    assert len(acts(todo, StartWorkers)) == 2
+
+
+def test_drained_is_not_completed() -> None:
+    finished = agent(AgentState.COMPLETED)
+    drained = plan(observed(job(trains()), [(pod(0), finished), (pod(1), DRAINED)]))
+    assert drained.record.outcome == ""
+    assert plan(observed(job(trains()), [(pod(0), finished), (pod(1), finished)])).record.outcome == "Completed"
+
+
+def test_all_that_complete_in_a_recorded_drain_are_drained() -> None:
+    record = trains(transition=transition())
+    todo = plan(observed(job(record), [(pod(n), agent(AgentState.COMPLETED)) for n in range(2)]))
+    assert todo.record.outcome == ""
+    assert len(acts(todo, StopWorkers)) == 2
+
+
+def test_completed_workers_of_an_older_generation_complete_nothing() -> None:
+    finished = agent(AgentState.COMPLETED, generation=1)
+    todo = plan(observed(job(trains(generation=2)), [(pod(0), finished), (pod(1), finished)]))
+    assert todo.record.outcome == ""
+
+
+SUSPENDS = policy(suspend=True)
+
+
+def test_suspend_drains_then_removes_all_pods_then_does_nothing() -> None:
+    first = plan(observed(job(trains(), SUSPENDS), [(pod(0), running()), (pod(1), running())]))
+    assert first.record.transition is not None
+    assert (first.record.transition.kind, first.record.transition.graceful) == (Kind.SUSPEND, True)
+    assert not acts(first, DeletePod)
+    then = plan(observed(job(first.record, SUSPENDS), [(pod(0), DRAINED), (pod(1), DRAINED)]))
+    assert len(acts(then, DeletePod)) == 2
+    last = plan(observed(job(then.record, SUSPENDS)))
+    assert (last.actions, last.record) == ((), then.record)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Kind.START, id="start"), pytest.param(Kind.RESIZE, id="resize"), pytest.param(Kind.RECOVERY, id="recovery")]
+)  # fmt: skip
+def test_suspend_takes_over_once_the_workers_are_stopped(kind: Kind) -> None:
+    record = trains(transition=transition(kind))
+    todo = plan(observed(job(record, SUSPENDS), [(pod(0), ready(1)), (pod(1), ready(1))]))
+    assert todo.record.transition is not None
+    assert todo.record.transition.kind is Kind.SUSPEND
+    assert len(acts(todo, DeletePod)) == 2
+    assert not acts(todo, StartWorkers)
+
+
+def test_a_resumed_job_wants_its_size_back_and_no_deadline_ran_meanwhile() -> None:
+    suspended = trains(
+        members=(), started_at=NOW - seconds(1000), incident_at=NOW - seconds(900),
+        transition=transition(Kind.SUSPEND, began_s=600, from_size=3),
+    )  # fmt: skip
+    todo = plan(observed(job(suspended, policy(active_deadline=seconds(500)))))
+    began = todo.record.transition
+    assert began is not None
+    assert (began.kind, began.goal, todo.record.outcome) == (Kind.START, 3, "")
+    assert todo.record.started_at == NOW - seconds(400)
+    assert todo.record.incident_at is None
+    assert todo.wake_at == NOW
+
+
+def test_cordon_alone_stops_nobody() -> None:
+    todo = plan(observed(job(trains(3)), ALL_RUN, [NodeFact(name="node-0", cordoned=True)]))
+    assert todo.record.transition is None
+
+
+def test_a_drain_that_leaves_too_few_waits_for_a_replacement() -> None:
+    record = trains(transition=transition())
+    todo = plan(
+        observed(job(record, policy(sizes=Sizes((2,), 2))), [(pod(0), DRAINED), (pod(1, disrupted="x"), DRAINED)])
+    )
+    assert todo.record.generation == 1
+    assert [a.name for a in acts(todo, DeletePod)] == [pod(1).name]
+    assert [a.pod for a in acts(todo, CreatePod) if a.pod.ordinal == 1] == [pid(1, 1)]

@@ -1,0 +1,127 @@
+"""The demo's way in and out: where it cannot run, what it applies, and what it leaves."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastipod_local import demo
+from elastipod_local.demo import Job, main
+from elastipod_local.demo_outcome import Ending
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.paths import checkout_root
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+class FakeCluster:
+    """Remembers whether it was taken down."""
+
+    name = "demo"
+    kubeconfig = Path("kubeconfig")
+
+    def __init__(self) -> None:
+        self.is_up = True
+
+    def kubectl(self, *arguments: str, timeout_s: float) -> str:
+        return "nothing to say\n"
+
+    def is_running(self) -> bool:
+        return self.is_up
+
+    def down(self) -> bool:
+        self.is_up = False
+        return True
+
+
+class FakeDemo:
+    """Ends as it is told to, with a cluster that is up."""
+
+    def __init__(self, outcome: Ending | BaseException) -> None:
+        self._outcome = outcome
+        self.cluster = FakeCluster()
+
+    def run(self) -> Ending:
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A root Linux machine with a checkout of its own."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(demo, "is_root", lambda: True)
+    monkeypatch.setattr(demo, "checkout_root", lambda: tmp_path)
+    return monkeypatch
+
+
+def run_demo(machine: pytest.MonkeyPatch, outcome: Ending | BaseException, *arguments: str) -> tuple[int, FakeCluster]:
+    fake = FakeDemo(outcome)
+    machine.setattr(demo, "Demo", lambda root, view: fake)
+    return main(list(arguments)), fake.cluster
+
+
+def test_another_system_gets_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert main([]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_plain_user_gets_one_sentence(machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.setattr(demo, "is_root", lambda: False)
+    assert main([]) == 2
+    assert "sudo make demo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        pytest.param(Ending({}, [], "all shown"), 0, id="all shown"),
+        pytest.param(Ending({}, ["a resize repeated steps"], "not all shown"), 1, id="something was not shown"),
+        pytest.param(LocalClusterError("waited 120 s"), 1, id="a step did not get there"),
+        pytest.param(demo.Interrupted(), 130, id="Ctrl-C"),
+    ],
+)
+def test_whatever_happens_the_cluster_is_taken_down(
+    machine: pytest.MonkeyPatch, outcome: Ending | BaseException, status: int
+) -> None:
+    ended, cluster = run_demo(machine, outcome)
+    assert (ended, cluster.is_up) == (status, False)
+
+
+def test_an_unforeseen_error_takes_the_cluster_down_and_is_not_hidden(machine: pytest.MonkeyPatch) -> None:
+    fake = FakeDemo(KeyError("history"))
+    machine.setattr(demo, "Demo", lambda root, view: fake)
+    with pytest.raises(KeyError, match="history"):
+        main([])
+    assert not fake.cluster.is_up
+
+
+def test_keep_leaves_the_cluster_and_says_how_to_use_it(
+    machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, cluster = run_demo(machine, Ending({}, [], "all shown"), "--keep")
+    assert cluster.is_up
+    assert "elastipod local down --name demo" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_the_cluster_even_with_keep(machine: pytest.MonkeyPatch) -> None:
+    _, cluster = run_demo(machine, demo.Interrupted(), "--keep")
+    assert not cluster.is_up
+
+
+def test_the_example_that_is_applied_exists() -> None:
+    job = Job.of_checkout(checkout_root())
+    assert job.name == "lm"
+    assert all(file.is_file() for file in job.files)

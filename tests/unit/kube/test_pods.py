@@ -1,0 +1,124 @@
+"""The pod of a replica: the user's template, and what the operator adds (decisions 7, 21, 26, 27; contracts 1 and 2)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tests.unit.kube.bodies import job_body
+
+from elastipod_operator.core.names import PodId
+from elastipod_operator.kube.pods import pod_manifest
+from elastipod_operator.kube.translate import job_fact
+
+
+def manifest(template: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """Give the manifest of replica 1, third incarnation."""
+    wish = template if template is not None else {"spec": {"containers": [{"name": "train"}]}}
+    body = job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "maxReplicas": 4, "template": wish}], **spec})
+    fact = job_fact(body)
+    assert fact.policy is not None, fact.refusal
+    before = copy.deepcopy(body["spec"])
+    made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3)
+    assert body["spec"] == before, "the job's own template is left alone"
+    return made
+
+
+def env_of(container: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in container.get("env", ())}
+
+
+def test_identity() -> None:
+    meta = manifest({"metadata": {"name": "mine", "namespace": "mine", "labels": {"app": "x", "HPJob": "no"}}})[
+        "metadata"
+    ]
+    assert (meta["name"], meta["namespace"]) == ("job-workers-1-2", "team")
+    assert meta["labels"] == {
+        "app": "x", "HPJob": "job", "elastipod.io/job-uid": "job-uid", "elastipod.io/spec": "workers",
+        "elastipod.io/ordinal": "1", "elastipod.io/incarnation": "2",
+    }  # fmt: skip
+    assert [(o["kind"], o["uid"], o["controller"]) for o in meta["ownerReferences"]] == [
+        ("HyperPodPyTorchJob", "job-uid", True)
+    ]
+
+
+def test_environment_comes_before_the_users_own() -> None:
+    template = {
+        "spec": {"containers": [{"name": "train", "env": [{"name": "ARGS", "value": "$(NNODES)"}]}, {"name": "side"}]}
+    }
+    train, side = manifest(template, nprocPerNode="4")["spec"]["containers"]
+    assert list(env_of(train).items()) == [
+        ("NNODES", "3"), ("NPROC_PER_NODE", "4"), ("ELASTIPOD_JOB", "team/job"), ("ELASTIPOD_RUN_ID", "job-uid"),
+        ("ELASTIPOD_POD", "job-workers-1-2"),
+        ("ELASTIPOD_AGENT_PORT", "8080"), ("ARGS", "$(NNODES)"),
+    ]  # fmt: skip
+    assert "env" not in side
+
+
+def test_variables_that_the_user_set_are_left_alone() -> None:
+    ref = {"name": "ELASTIPOD_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    template = {"spec": {"containers": [{"name": "train", "env": [{"name": "NNODES", "value": "9"}, ref]}]}}
+    container = manifest(template)["spec"]["containers"][0]
+    assert env_of(container)["NNODES"] == "9"
+    assert [e for e in container["env"] if e["name"] == "ELASTIPOD_POD"] == [ref]
+
+
+def test_the_agent_may_be_in_another_container_than_the_first() -> None:
+    template = {"spec": {"containers": [{"name": "side"}, {"name": "train"}]}}
+    side, train = manifest(template, elastipod={"container": "train"})["spec"]["containers"]
+    assert "NNODES" in env_of(train)
+    assert not env_of(side)
+
+
+@pytest.mark.parametrize("wish", ["Always", "OnFailure", "Never", None])
+def test_pods_are_never_restarted_in_place(wish: str | None) -> None:
+    template = {"spec": {"restartPolicy": wish, "containers": [{"name": "train"}]}}
+    assert manifest(template)["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize(
+    ("wish", "grace_s"),
+    [
+        pytest.param({}, 120, id="the graceful time-out and half a minute"),
+        pytest.param({"terminationGracePeriodSeconds": 45}, 45, id="unless the user says it"),
+        pytest.param({"terminationGracePeriodSeconds": 0}, 0, id="zero is said too"),
+        pytest.param({"terminationGracePeriodSeconds": None}, 120, id="null is not"),
+    ],
+)
+def test_the_time_to_end(wish: dict[str, Any], grace_s: int) -> None:
+    made = manifest(
+        {"spec": {"containers": [{"name": "train"}], **wish}}, elasticPolicy={"gracefulShutdownTimeoutInSeconds": 90}
+    )
+    assert made["spec"]["terminationGracePeriodSeconds"] == grace_s
+
+
+def test_nodes_are_not_tidied_up_from_under_it_unless_the_user_wants_so() -> None:
+    assert manifest()["metadata"]["annotations"] == {
+        "karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    }  # fmt: skip
+    mine = {"metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "false", "mine": "x"}}}
+    assert manifest(mine)["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "false"
+
+
+def test_on_the_hosts_network_two_agents_are_kept_off_one_node() -> None:
+    template = {"spec": {"hostNetwork": True, "containers": [{"name": "train", "ports": [{"containerPort": 22}]}]}}
+    ports = manifest(template)["spec"]["containers"][0]["ports"]
+    assert ports == [{"containerPort": 22}, {"name": "agent", "containerPort": 8080, "protocol": "TCP"}]
+    named = {
+        "spec": {
+            "hostNetwork": True,
+            "containers": [{"name": "train", "ports": [{"name": "agent", "containerPort": 9}]}],
+        }
+    }
+    assert manifest(named)["spec"]["containers"][0]["ports"] == [{"name": "agent", "containerPort": 9}]
+    assert "ports" not in manifest()["spec"]["containers"][0]
+
+
+def test_the_rest_of_the_template_is_taken_as_it_is() -> None:
+    template = {
+        "spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "train", "resources": {"limits": {"cpu": 1}}}]}
+    }
+    made = manifest(template)["spec"]
+    assert made["nodeSelector"] == {"a": "b"}
+    assert made["containers"][0]["resources"] == {"limits": {"cpu": 1}}

@@ -1,0 +1,223 @@
+"""From the API server's objects to facts: plain words for people, small records for the core."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.unit.kube.bodies import CREATED, container, job_body, node_body, pod_body
+
+from elastipod_operator.core.names import FINALIZER, PodId
+from elastipod_operator.core.record import Record, encode
+from elastipod_operator.kube.translate import job_fact, node_fact, pod_fact
+
+NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def test_a_job_is_read_with_all_that_the_core_needs() -> None:
+    record = Record(generation=3, members=(PodId("workers", 0, 0),))
+    body = job_body(
+        annotations={"elastipod.io/state": encode(record), "elastipod.io/drain-on-delete": "true"}, finalizers=[FINALIZER],
+        deletionTimestamp="2026-03-01T12:10:00Z",
+    )  # fmt: skip
+    body["status"] = {"conditions": [
+        {"type": "Running", "status": "True", "reason": "Training", "message": "m", "lastTransitionTime": CREATED}
+    ]}  # fmt: skip
+    fact = job_fact(body)
+    assert (fact.namespace, fact.name, fact.record, fact.refusal) == ("team", "job", record, "")
+    assert (fact.has_finalizer, fact.drain_on_delete) == (True, True)
+    assert fact.deleting_since == datetime(2026, 3, 1, 12, 10, tzinfo=UTC)
+    assert [(c.type, c.status, c.reason, c.message) for c in fact.conditions] == [("Running", True, "Training", "m")]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"v":99}'])
+def test_a_damaged_record_counts_as_lost(text: str) -> None:
+    assert job_fact(job_body(annotations={"elastipod.io/state": text})).record is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        pytest.param({"elasticPolicy": {"minReplicas": 6, "maxReplicas": 4}}, "minReplicas", id="bounds that cross"),
+        pytest.param({"replicas": 1, "elasticPolicy": {"minReplicas": 2}}, "spec.replicas is 1", id="a ceiling below the minimum"),
+        pytest.param({"elasticPolicy": {"minReplicas": 0, "maxReplicas": 0}, "replicaSpecs": [
+            {"name": "workers", "maxReplicas": 0, "template": {}}]}, "maximum is 0", id="a maximum of nothing"),
+        pytest.param({"nprocPerNode": "many"}, "nprocPerNode", id="workers that cannot be counted"),
+        pytest.param({"replicaSpecs": []}, "replicaSpecs", id="no pods at all"),
+    ],
+)  # fmt: skip
+def test_a_job_that_cannot_be_used_says_why_and_never_raises(spec: dict[str, Any], words: str) -> None:
+    fact = job_fact(job_body(spec))
+    assert fact.policy is None
+    assert words in fact.refusal
+
+
+def test_the_defaults_are_filled_in() -> None:
+    policy = job_fact(job_body()).policy
+    assert policy is not None
+    assert (policy.scaling_timeout, policy.graceful_timeout, policy.faulty_timeout) == (
+        seconds(60),
+        seconds(600),
+        seconds(30),
+    )
+    assert (policy.max_retries, policy.ttl, policy.active_deadline, policy.suspend) == (None, None, None, False)
+    assert (policy.agent_port, policy.container, policy.min_stable) == (8080, "train", seconds(30))
+
+
+@pytest.mark.parametrize("ttl", [None, 0, -1])
+def test_no_time_to_live_means_never(ttl: int | None) -> None:
+    policy = job_fact(job_body({"runPolicy": {"ttlSecondsAfterFinished": ttl}})).policy
+    assert policy is not None
+    assert policy.ttl is None
+
+
+@pytest.mark.parametrize(
+    ("specs", "elastic", "limits"),
+    [
+        pytest.param([{"name": "a", "replicas": 2, "maxReplicas": 4}], {}, [4], id="one spec with its own maximum"),
+        pytest.param([{"name": "a", "replicas": 2}], {"maxReplicas": 6}, [6], id="one spec under the policy's maximum"),
+        pytest.param([{"name": "a", "replicas": 2}, {"name": "b", "maxReplicas": 3}], {}, [2, 3], id="base and extra"),
+        pytest.param([{"name": "a", "replicas": 2}, {"name": "b"}], {"maxReplicas": 6}, [2, 4], id="what is left goes to the last"),
+        pytest.param([{"name": "a"}], {}, [1], id="at least one"),
+    ],
+)  # fmt: skip
+def test_how_many_pods_each_spec_may_hold(
+    specs: list[dict[str, Any]], elastic: dict[str, Any], limits: list[int]
+) -> None:
+    spec = {"replicaSpecs": [{**s, "template": {}} for s in specs], "elasticPolicy": elastic}
+    policy = job_fact(job_body(spec)).policy
+    assert policy is not None
+    assert [shape.limit for shape in policy.specs] == limits
+
+
+@pytest.mark.parametrize(
+    ("containers", "ours", "port"),
+    [
+        pytest.param([{"name": "x"}], {}, 8080, id="8080 when nothing is said"),
+        pytest.param([{"name": "x"}], {"agentPort": 9000}, 9000, id="the job's own setting"),
+        pytest.param([{"name": "x", "ports": [{"name": "agent", "containerPort": 7000}]}], {"agentPort": 9000}, 7000,
+                     id="a port named agent wins"),
+        pytest.param([{"name": "x", "ports": [{"containerPort": 7000}]}], {}, 8080, id="a nameless port says nothing"),
+    ],
+)  # fmt: skip
+def test_the_port_of_the_agent(containers: list[dict[str, Any]], ours: dict[str, Any], port: int) -> None:
+    spec = {
+        "replicaSpecs": [{"name": "w", "replicas": 1, "template": {"spec": {"containers": containers}}}],
+        "elastipod": ours,
+    }
+    policy = job_fact(job_body(spec)).policy
+    assert policy is not None
+    assert policy.agent_port == port
+
+
+def test_a_pod_is_read() -> None:
+    status = {"phase": "Running", "podIP": "10.0.0.7", "containerStatuses": [
+        container("sidecar", running={"startedAt": CREATED}), container(running={"startedAt": CREATED})]}  # fmt: skip
+    fact = pod_fact(pod_body(3, status=status), "train")
+    assert fact is not None
+    assert (fact.id, fact.ip, fact.node, fact.started, fact.ended) == (
+        PodId("workers", 3, 0),
+        "10.0.0.7",
+        "node-1",
+        True,
+        False,
+    )
+    assert (fact.trouble, fact.disrupted, fact.kill_at) == ("", "", None)
+
+
+def test_a_pod_starts_with_the_container_of_its_agent() -> None:
+    status = {
+        "phase": "Running",
+        "containerStatuses": [container("sidecar", running={"startedAt": CREATED}), container(waiting={})],
+    }
+    fact = pod_fact(pod_body(status=status), "train")
+    assert fact is not None
+    assert not fact.started
+
+
+def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
+    assert pod_fact(pod_body(labels={"app": "other"}), "train") is None
+
+
+def test_a_pod_that_is_about_to_go_says_so() -> None:
+    status = {"phase": "Running", "conditions": [
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}  # fmt: skip
+    fact = pod_fact(pod_body(status=status, deletionTimestamp="2026-03-01T12:40:00Z"), "train")
+    assert fact is not None
+    assert (fact.disrupted, fact.kill_at) == ("EvictionByEvictionAPI", datetime(2026, 3, 1, 12, 40, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        pytest.param({"containerStatuses": [container(waiting={"reason": "ImagePullBackOff", "message": "back-off\n pulling"})]},
+                     "ImagePullFailed", ("image train:1", "cannot be pulled", "back-off pulling", "pull secret"), id="an image"),
+        pytest.param({"containerStatuses": [container(running={}), container("side", waiting={"reason": "ErrImagePull"})]},
+                     "ImagePullFailed", ("cannot be pulled",), id="an image of a sidecar"),
+        pytest.param({"containerStatuses": [container(waiting={"reason": "CreateContainerConfigError", "message": "no secret x"})]},
+                     "ContainerCannotStart", ("container train", "no secret x"), id="a missing secret"),
+        pytest.param({"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]},
+                     "Unschedulable", ("0/3 nodes are available",), id="no node"),
+        pytest.param({"phase": "Failed", "containerStatuses": [container(terminated={"exitCode": 137, "reason": "OOMKilled"})]},
+                     "ContainerEnded", ("more memory than its limit", "resources.limits.memory"), id="out of memory"),
+        pytest.param({"phase": "Failed", "containerStatuses": [container(terminated={"exitCode": 2, "message": "no such file"})]},
+                     "ContainerEnded", ("exit code 2", "no such file", "hyperpodrun"), id="an exit code"),
+        pytest.param({"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
+                     "ContainerEnded", ("low on memory",), id="evicted by its kubelet"),
+        pytest.param({"containerStatuses": [container(waiting={"reason": "ContainerCreating"})]}, "", (), id="nothing is wrong"),
+    ],
+)  # fmt: skip
+def test_troubles_are_told_in_plain_words(status: dict[str, Any], reason: str, words: tuple[str, ...]) -> None:
+    fact = pod_fact(pod_body(status={"phase": "Pending", **status}), "train")
+    assert fact is not None
+    assert fact.trouble_reason == reason
+    assert all(word in fact.trouble for word in words), fact.trouble
+    assert "\n" not in fact.trouble
+
+
+def test_endless_messages_are_cut() -> None:
+    status = {"phase": "Failed", "message": "x" * 5000}
+    fact = pod_fact(pod_body(status=status), "train")
+    assert fact is not None
+    assert len(fact.trouble) < 400
+
+
+@pytest.mark.parametrize(
+    ("body", "doomed"),
+    [
+        pytest.param(node_body(), "", id="a healthy node"),
+        pytest.param(node_body(unschedulable=True), "", id="a cordoned one"),
+        pytest.param(node_body(taints=[{"key": "team", "effect": "NoSchedule"}]), "", id="a taint that keeps newcomers off"),
+        pytest.param(node_body(taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]), "",
+                     id="the node controller's own taint is judged by the agents"),
+        pytest.param(node_body(taints=[{"key": "maintenance", "effect": "NoExecute"}]), "taint maintenance:NoExecute", id="NoExecute"),
+        pytest.param(node_body(taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]),
+                     "taint karpenter.sh/disrupted:NoSchedule", id="an announced end"),
+        pytest.param(node_body(taints=[{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]),
+                     "taint aws-node-termination-handler/spot-itn:NoSchedule", id="a Spot notice"),
+        pytest.param(node_body(labels={"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReplacement"}),
+                     "label sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReplacement", id="a health label"),
+        pytest.param(node_body(labels={"sagemaker.amazonaws.com/node-health-status": "Schedulable"}), "", id="a good health label"),
+    ],
+)  # fmt: skip
+def test_what_drives_pods_off_a_node(body: dict[str, Any], doomed: str) -> None:
+    assert node_fact(body, None, NOW).doomed == doomed
+
+
+def test_a_node_is_not_ready_since_it_was_first_seen_so() -> None:
+    first = node_fact(node_body(ready="Unknown"), None, NOW)
+    assert (first.ready, first.not_ready_since) == (False, NOW)
+    assert node_fact(node_body(ready="False"), first, NOW + seconds(60)).not_ready_since == NOW
+    back = node_fact(node_body(), first, NOW + seconds(60))
+    assert (back.ready, back.not_ready_since) == (True, None)
+    assert node_fact(node_body(ready="Unknown"), back, NOW + seconds(90)).not_ready_since == NOW + seconds(90)
+
+
+def test_out_of_service_is_read_and_is_no_drain() -> None:
+    fact = node_fact(node_body(taints=[{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]), None, NOW)
+    assert (fact.out_of_service, fact.doomed) == (True, "")
