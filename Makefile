@@ -11,7 +11,7 @@ NAME ?=
 SEED ?=
 ARGS ?=
 
-.PHONY: help env demo test test-long lint format generate requirements bench clean $(TIERS:%=test-%)
+.PHONY: help env demo test sim test-long lint format generate requirements bench clean $(TIERS:%=test-%)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: env ## everything that this machine can run: lint, then every tier with sm
 
 $(TIERS:%=test-%): test-%: env
 	@$(PY) tests/tiers.py $* -- $(ARGS)
+
+sim: env ## one schedule of the simulator, told step by step (SEED=number, as a failing test names it)
+	@$(PY) -m pytest -q tests/sim -k every_schedule --sim-seed $(or $(SEED),0) --sim-count 1
 
 test-long: env ## large counts (NAME=one of the long runs, SEED=number); writes .run/long/<name>.json
 	@$(PY) tests/tiers.py --long "$(NAME)" $(TIERS) -- $(if $(SEED),--seed $(SEED)) $(ARGS)

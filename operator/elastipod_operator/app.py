@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import aiohttp
 import kopf
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from .agents.board import open_session
 from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
-from .kube.api import Api, connect
+from .kube.api import CALL_ERRORS, Api, connect
 from .kube.lease import Lease
 from .kube.store import Store
 from .logs import set_up_logging
@@ -44,7 +44,7 @@ class Options:
 
 @dataclass(slots=True)
 class Health:
-    """alive: the process can serve. leading: it holds the lease."""
+    """What the endpoint tells. leading: this process holds the lease."""
 
     leading: bool = False
 
@@ -79,7 +79,8 @@ def parse(argv: list[str] | None) -> Options:
         namespaces=tuple(name.strip() for name in args.namespaces.split(",") if name.strip()),
         metrics_port=args.metrics_port,
         log_level=args.log_level,
-        pod_name=env.get("POD_NAME", socket.gethostname()),
+        # Two operators that are started by hand on one machine are not the same holder of the lease.
+        pod_name=env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
         pod_namespace=env.get("POD_NAMESPACE", "default"),
     )
 
@@ -151,23 +152,32 @@ def settings() -> kopf.OperatorSettings:
 async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
     """Run the watches and the decisions until cancelled. Only the leader calls this."""
     store = Store()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with open_session() as session:
         reconciler = Reconciler(api, store, session)
+        # A pod on a node that was not seen yet would look like one on a deleted node.
+        for node in await api.list_nodes():
+            store.put_node(node)
+        watching = asyncio.create_task(_kopf(options, handlers(store, reconciler, stop)))
         try:
-            # A pod on a node that was not seen yet would look like one on a deleted node.
-            for node in await api.list_nodes():
-                store.put_node(node)
-            await kopf.operator(
-                registry=handlers(store, reconciler, stop),
-                settings=settings(),
-                standalone=True,
-                # Given, because kopf's own guess asks for the user's name, and a container's user need not have one.
-                identity=cast(Any, options.pod_name),
-                clusterwide=not options.namespaces,
-                namespaces=options.namespaces,
-            )
+            await asyncio.wait([watching])
+            watching.result()
         finally:
+            # Decisions end first: kopf takes its time, and the lease may be somebody else's by then (decision 1).
             await reconciler.close()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _kopf(options: Options, registry: kopf.OperatorRegistry) -> None:
+    await kopf.operator(
+        registry=registry,
+        settings=settings(),
+        standalone=True,
+        # Given, because kopf's own guess asks for the user's name, and a container's user need not have one.
+        identity=cast(Any, options.pod_name),
+        clusterwide=not options.namespaces,
+        namespaces=options.namespaces,
+    )
 
 
 async def serve_health(port: int, health: Health) -> web.AppRunner | None:
@@ -203,15 +213,26 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
         if await _race(lease.acquire(), stop.wait()) == 1:
             return 0
         health.leading = True
-        if await _race(lease.hold(), watch(options, api, stop), stop.wait()) == 0:
-            log.error("the lease was lost; ending at once, training goes on")
-            return 1
-        await lease.release()
-        return 0
+        return await _while_held(lease, options, api, stop)
     finally:
         if runner is not None:
             await runner.cleanup()
         await api_client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
+
+
+async def _while_held(lease: Lease, options: Options, api: Api, stop: asyncio.Event) -> int:
+    is_lost = False
+    try:
+        first = await _race(lease.hold(), watch(options, api, stop), stop.wait())
+        is_lost = first == 0
+    finally:
+        if not is_lost:
+            await lease.release()
+    if is_lost:
+        log.error("the lease was lost; ending at once, training goes on")
+    elif not stop.is_set():
+        log.error("the watches ended by themselves")
+    return 0 if stop.is_set() and not is_lost else 1
 
 
 async def _race(*contestants: Coroutine[Any, Any, Any]) -> int:
@@ -241,7 +262,11 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the operator until a signal or the loss of its lease; 0 after a signal, 1 when the lease was lost."""
+    """Run the operator until a signal (0), the loss of its lease, or an API server that it may not or cannot use (1)."""
     options = parse(argv)
     set_up_logging(options.log_level)
-    return asyncio.run(_run(options))
+    try:
+        return asyncio.run(_run(options))
+    except CALL_ERRORS as error:
+        log.error("the operator cannot go on: %s %s", type(error).__name__, error)
+        return 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,7 +32,7 @@ from .core.facts import Condition, Observed
 from .core.names import ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE, FINALIZER, PodId, master_port
 from .core.plan import plan
 from .core.record import Record, decode_history, encode, encode_history, mark_running
-from .kube.api import Api, ApiError
+from .kube.api import CALL_ERRORS, Api, ApiError
 from .kube.pods import pod_manifest
 from .kube.store import Job, Store
 
@@ -44,6 +45,8 @@ REFUSAL_FIRST_S, REFUSAL_LAST_S = 5.0, 120.0
 # Commands that failed are looked at again so soon.
 COMMAND_RETRY = timedelta(seconds=1)
 CREATE_PARALLEL = 16
+# A job whose time has always come must not keep the event loop from the others.
+MIN_PAUSE_S = 0.01
 
 
 @dataclass(slots=True)
@@ -68,10 +71,11 @@ class Reconciler:
         self._workers: dict[str, Worker] = {}
         self._states: dict[str, str] = {}
         self._creating = asyncio.Semaphore(CREATE_PARALLEL)
+        self._closed = False
 
     def wake(self, uid: str) -> None:
         """Have a job looked at soon. Cheap; many wakes before the next pass are one."""
-        if uid not in self._store.jobs:
+        if uid not in self._store.jobs or self._closed:
             return
         worker = self._workers.get(uid)
         if worker is None:
@@ -95,7 +99,8 @@ class Reconciler:
         self._board.forget(pod_uid)
 
     async def close(self) -> None:
-        """End all tasks; training goes on."""
+        """End all tasks, for good; training goes on."""
+        self._closed = True
         tasks = [w.task for w in self._workers.values() if w.task is not None]
         for task in tasks:
             task.cancel()
@@ -115,27 +120,39 @@ class Reconciler:
                 with metrics.RECONCILE_SECONDS.time():
                     due = await self._pass(job, worker)
                 retry_s = FIRST_RETRY_S
-            except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as error:
-                due = datetime.now(UTC) + timedelta(seconds=retry_s)
-                retry_s = await self._after_failure(job, error, retry_s)
+                continue
+            except CALL_ERRORS as error:
+                await self._after_failure(job, error)
             except Exception:
                 # The outer edge of one job's task: whatever is wrong with it must not touch the others.
                 log.exception("a decision failed", extra=_about(job))
-                due = datetime.now(UTC) + timedelta(seconds=LAST_RETRY_S)
+                retry_s = LAST_RETRY_S
+            due = datetime.now(UTC) + timedelta(seconds=retry_s)
+            retry_s = min(LAST_RETRY_S, retry_s * 2)
 
-    async def _after_failure(self, job: Job, error: Exception, retry_s: float) -> float:
-        if isinstance(error, ApiError) and error.status == 404:
-            log.info("the job is gone", extra=_about(job))
-            return retry_s
-        if isinstance(error, ApiError) and error.status == 409:
-            # Somebody wrote the job before us: decide anew on what it is now.
-            try:
-                self._store.put_job(await self._api.read_job(job.fact.namespace, job.fact.name))
-            except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as second:
-                log.warning("cannot read the job: %s", second, extra=_about(job))
-            return retry_s
-        log.warning("the API server could not be written: %s %s", type(error).__name__, error, extra=_about(job))
-        return min(LAST_RETRY_S, retry_s * 2)
+    async def _after_failure(self, job: Job, error: Exception) -> None:
+        if not isinstance(error, ApiError) or error.status not in (404, 409):
+            log.warning("a call to the API server failed: %s %s", type(error).__name__, error, extra=_about(job))
+            return
+        # Somebody wrote or removed the job before us: decide anew on what it is now.
+        try:
+            body = await self._api.read_job(job.fact.namespace, job.fact.name)
+        except CALL_ERRORS as second:
+            if isinstance(second, ApiError) and second.status == 404:
+                self._is_gone(job)
+            else:
+                log.warning("cannot read the job: %s %s", type(second).__name__, second, extra=_about(job))
+            return
+        self._store.put_job(body)
+        uid = body["metadata"]["uid"]
+        if uid != job.fact.uid:  # made anew under the same name, perhaps before the watch tells
+            self._is_gone(job)
+            self.wake(uid)
+
+    def _is_gone(self, job: Job) -> None:
+        """The watch does not tell of what went while it was broken."""
+        log.info("the job is gone", extra=_about(job))
+        self.forget(job.fact.uid)
 
     async def _pass(self, job: Job, worker: Worker) -> datetime | None:
         if not job.listed:
@@ -143,16 +160,22 @@ class Reconciler:
         self._follow_agents(job)
         seen = self._observe(job, worker)
         todo = plan(seen)
+        as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
         await self._write_record(job, todo)
-        failed = await self._act(job, worker, todo)
+        if _is_released(job):
+            self._is_gone(job)
+            return None
+        is_called = await self._act(as_seen, worker, todo)
         await self._write_status(job, todo)
         await self._tell(job, todo)
         self._count(job.fact.uid, todo.conditions[-1].type)
-        if failed:
+        if is_called:
             return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + COMMAND_RETRY)
         return todo.wake_at
 
     def _count(self, uid: str, state: str | None) -> None:
+        if self._states.get(uid) == state:
+            return
         if state is None:
             self._states.pop(uid, None)
         else:
@@ -165,18 +188,16 @@ class Reconciler:
     async def _list_pods(self, job: Job) -> None:
         bodies, version = await self._api.list_pods(job.fact.namespace, job.fact.uid)
         known = set(job.pods)
-        self._store.replace_pods(job.fact.uid, list(bodies), version)
+        self._store.replace_pods(job.fact.uid, bodies, version)
         for uid in known - set(job.pods):
             self._board.forget(uid)
 
     def _follow_agents(self, job: Job) -> None:
         port = job.fact.policy.agent_port if job.fact.policy else None
         for uid, pod in job.pods.items():
-            if pod.ended or not pod.ip or not pod.started:
-                if pod.ended:
-                    self._board.forget(uid)
-                continue
-            if port is not None:
+            if pod.ended:
+                self._board.forget(uid)
+            elif pod.ip and pod.started and port is not None:
                 self._board.watch(uid, Address(job.fact.uid, pod.ip, port))
 
     def _observe(self, job: Job, worker: Worker) -> Observed:
@@ -186,8 +207,9 @@ class Reconciler:
             job=job.fact,
             pods=pods,
             agents={pod.name: self._board.fact(pod.uid) for pod in pods},
-            nodes={pod.node: self._store.nodes[pod.node] for pod in pods if pod.node in self._store.nodes},
+            nodes=self._store.nodes_of(job),
             refusal=worker.refusal,
+            listed_at=job.listed_at,
         )
 
     # -- write the record first
@@ -228,7 +250,10 @@ class Reconciler:
     # -- act
 
     async def _act(self, job: Job, worker: Worker, todo: Plan) -> bool:
-        """Carry out the actions; gives True when something must be tried again soon."""
+        """Carry out the actions on the job as the decision saw it; gives True when agents were called.
+
+        What came of a call is looked at soon: it may be needed again.
+        """
         calls = [call for action in todo.actions if (call := self._command(job, todo.record, action)) is not None]
         problems = await self._commander.send(calls)
         for problem in problems:
@@ -242,7 +267,7 @@ class Reconciler:
                 await self._list_pods(job)
             elif isinstance(action, DeleteJob):
                 await self._written("job", self._api.delete_job(job.fact))
-        return bool(problems) or bool(calls)
+        return bool(calls)
 
     def _command(self, job: Job, record: Record, action: object) -> Command | None:
         if not isinstance(action, StartWorkers | StopWorkers | ShutDownAgent):
@@ -288,34 +313,43 @@ class Reconciler:
         }
 
     async def _create_pods(self, job: Job, worker: Worker, actions: list[CreatePod]) -> None:
-        if not actions or time.monotonic() < worker.refused_until:
+        if actions and time.monotonic() < worker.refused_until:
             return
-        results = await asyncio.gather(*(self._create_pod(job, a.pod, a.nnodes) for a in actions))
-        refusals = [text for text in results if text]
+        results = await asyncio.gather(
+            *(self._create_pod(job, a.pod, a.nnodes) for a in actions), return_exceptions=True
+        )
+        errors = [error for error in results if isinstance(error, BaseException)]
+        if failures := [error for error in errors if not _is_refusal(error)]:
+            raise failures[0]
+        refusals = [str(error) for error in errors if not _is_taken(error)]
+        if len(refusals) < len(errors):
+            refusals += await self._taken_by_others(job, actions)
         if not refusals:
-            worker.refusal, worker.refusal_wait_s = "", REFUSAL_FIRST_S
+            if worker.refusal:
+                worker.refusal, worker.refusal_wait_s = "", REFUSAL_FIRST_S
+                worker.wake.set()  # the status must not tell of it any more
             return
         worker.refusal = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
         worker.refused_until = time.monotonic() + worker.refusal_wait_s
         asyncio.get_running_loop().call_later(worker.refusal_wait_s, worker.wake.set)
         worker.refusal_wait_s = min(REFUSAL_LAST_S, worker.refusal_wait_s * 2)
 
-    async def _create_pod(self, job: Job, pod: PodId, nnodes: int) -> str:
-        """Create one pod; gives the server's sentence when it refuses, empty when the pod is there."""
+    async def _create_pod(self, job: Job, pod: PodId, nnodes: int) -> None:
         assert job.fact.policy is not None
         manifest = pod_manifest(job.fact, job.body["spec"], job.fact.policy, pod, nnodes)
-        try:
-            async with self._creating:
-                self._store.put_pod(await self._written("pod", self._api.create_pod(manifest)))
-        except ApiError as error:
-            if error.status == 409 and "AlreadyExists" not in str(error) and "already exists" not in str(error):
-                return str(error)
-            if error.status in (400, 403, 422):
-                return str(error)
-            if error.status != 409:
-                raise
-            job.listed = False
-        return ""
+        async with self._creating:
+            self._store.put_pod(await self._written("pod", self._api.create_pod(manifest)))
+
+    async def _taken_by_others(self, job: Job, actions: list[CreatePod]) -> list[str]:
+        """Tell of names that pods bear which are none of this job's; its own were only not known yet."""
+        await self._list_pods(job)
+        ours = {pod.id for pod in job.pods.values()}
+        self.wake(job.fact.uid)
+        return [
+            f"pod {a.pod.name(job.fact.name)} exists and does not belong to this job; delete it or rename the job"
+            for a in actions
+            if a.pod not in ours
+        ]
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
         log.info("pod deleted", extra={**_about(job), "pod": action.name, "reason": action.why, "force": action.force})
@@ -332,6 +366,7 @@ class Reconciler:
         else:
             self._store.drop_pod_uid(job.fact.uid, action.uid)
             self._board.forget(action.uid)
+            self.wake(job.fact.uid)  # where the watch missed its end, nothing else tells
 
     # -- report
 
@@ -341,7 +376,10 @@ class Reconciler:
         status = {**todo.status, "conditions": [_condition_body(c) for c in todo.conditions]}
         if _same(job.body.get("status") or {}, status):
             return
+        before = job.fact
         self._store.put_job(await self._written("status", self._api.apply_status(job.fact, status)))
+        if replace(job.fact, conditions=before.conditions) != before:
+            self.wake(job.fact.uid)  # the answer carried somebody's edit, which the watch will not tell as new
 
     async def _tell(self, job: Job, todo: Plan) -> None:
         for note in todo.notes:
@@ -349,7 +387,7 @@ class Reconciler:
             log.log(level, note.message, extra={**_about(job), "reason": note.reason})
             try:
                 await self._written("event", self._api.emit(job.fact, note))
-            except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            except CALL_ERRORS as error:
                 log.warning("an event could not be written: %s", error, extra=_about(job))
 
     async def _written(self, what: str, call: Any) -> Any:
@@ -373,6 +411,20 @@ def _finalizers(job: Job, todo: Plan) -> list[str] | None:
     return None
 
 
+def _is_released(job: Job) -> bool:
+    """Whether the API server removed the job with its last finalizer."""
+    meta = job.body["metadata"]
+    return bool(meta.get("deletionTimestamp")) and not meta.get("finalizers")
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return isinstance(error, ApiError) and error.status in (400, 403, 409, 422)
+
+
+def _is_taken(error: BaseException) -> bool:
+    return isinstance(error, ApiError) and error.status == 409 and "already exists" in str(error)
+
+
 def _condition_body(condition: Condition) -> dict[str, str]:
     return {
         "type": condition.type,
@@ -391,9 +443,7 @@ async def _wait(event: asyncio.Event, due: datetime | None) -> None:
     if due is None:
         await event.wait()
         return
-    seconds = (due - datetime.now(UTC)).total_seconds()
-    if seconds <= 0:
-        return
+    seconds = max((due - datetime.now(UTC)).total_seconds(), MIN_PAUSE_S)
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -136,11 +136,9 @@ def test_the_crd_is_kept_unless_told_otherwise():
 def test_rights_are_those_that_the_operator_needs():
     everywhere = granted(render(), "ClusterRole", "", "aws-hyperpod-elastipod")
     assert {verb for _, resource, verb in everywhere if resource == "pods"} == {
-        "get",
         "list",
         "watch",
         "create",
-        "patch",
         "delete",
     }
     assert {resource for _, resource, _ in everywhere} == {
@@ -160,7 +158,7 @@ def test_rights_are_those_that_the_operator_needs():
 def test_with_a_list_of_namespaces_rights_end_there():
     objects = render({"watchNamespaces": ["team-a", "team-b"]})
     everywhere = granted(objects, "ClusterRole", "", "aws-hyperpod-elastipod")
-    assert {verb for _, _, verb in everywhere} == {"get", "list", "watch"}
+    assert {verb for _, _, verb in everywhere} == {"list", "watch"}
     assert {resource for _, resource, _ in everywhere} == {"nodes"}
     for namespace in ("team-a", "team-b"):
         assert ("", "pods", "create") in granted(objects, "Role", namespace, "elastipod")

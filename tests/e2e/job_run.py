@@ -49,6 +49,7 @@ class JobRun:
         command: list[str] | None = None,
         image: str = "docker.io/elastipod/train:dev",
         container: dict[str, Any] | None = None,
+        cpu: str = "600m",
         **spec: Any,
     ) -> str:
         """Apply the job; its workers train the example language model with a tiny model unless `command` says otherwise."""
@@ -61,7 +62,7 @@ class JobRun:
             "imagePullPolicy": "IfNotPresent",
             "command": command or train,
             "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-            "resources": {"requests": {"cpu": "600m", "memory": "256Mi"}},
+            "resources": {"requests": {"cpu": cpu, "memory": "256Mi"}},
             "volumeMounts": [{"name": "data", "mountPath": "/data"}],
             **(container or {}),
         }
@@ -97,9 +98,10 @@ class JobRun:
         """What a user types to shrink or grow."""
         self.cluster.kubectl("scale", f"hyperpodjob/{self.name}", f"--replicas={replicas}")
 
-    def delete(self) -> None:
-        """Delete the job and wait until its pods are gone."""
-        self.cluster.kubectl("delete", "hpjob", self.name, "--ignore-not-found", "--wait=true", "--timeout=60s")
+    def delete(self, *, wait: bool = True) -> None:
+        """Delete the job and, unless told otherwise, wait until its pods are gone."""
+        how = ("--wait=true", "--timeout=60s") if wait else ("--wait=false",)
+        self.cluster.kubectl("delete", "hpjob", self.name, "--ignore-not-found", *how)
 
     # -- look
 
@@ -117,6 +119,11 @@ class JobRun:
         """One condition; empty when there is none of that type."""
         conditions: list[dict[str, Any]] = self.body().get("status", {}).get("conditions") or []
         return next((c for c in conditions if c["type"] == kind), {})
+
+    def told(self, kind: str, reason: str) -> str:
+        """The message of a condition once it has this reason; empty before."""
+        condition = self.condition(kind)
+        return str(condition["message"]) if condition.get("reason") == reason else ""
 
     def size(self) -> int:
         """Replicas that train now, from the annotation behind the Size column."""

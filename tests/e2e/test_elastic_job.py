@@ -10,13 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-from tests.e2e.conftest import OPERATOR_NAMESPACE
+from tests.e2e.conftest import OPERATOR_NAMESPACE, ROOT
 from tests.e2e.job_run import JobRun
 
 from elastipod_local.cluster import Cluster
 
 DETECTION_LIMIT_S = 15.0
+CRASHING_SCRIPT = ["hyperpodrun", "--no-python", "python3", "-c", "raise ValueError('the learning rate is missing')"]
 
 
 def leader(cluster: Cluster) -> dict[str, Any]:
@@ -127,51 +127,70 @@ def test_power_loss(job: JobRun, cluster: Cluster) -> None:
     assert job.body()["status"]["restartCount"] == 1
 
 
-@pytest.mark.parametrize(
-    ("case", "changes", "reason", "words"),
-    [
-        pytest.param(
-            "no-agent",
-            {"command": ["sleep", "1000"]},
-            "AgentNotAnswering",
-            ("hyperpodrun", "port 8080"),
-            id="a container that does not start hyperpodrun",
-        ),
-        pytest.param(
-            "no-image",
-            {"image": "docker.io/elastipod/no-such-image:1", "container": {"imagePullPolicy": "Never"}},
-            "ImagePullFailed",
-            ("no-such-image", "pull"),
-            id="an image that cannot be pulled",
-        ),
-        pytest.param(
-            "ends",
-            {"command": ["sh", "-c", "echo not training; exit 3"]},
-            "ContainerEnded",
-            ("exit code 3", "hyperpodrun"),
-            id="a container that ends by itself",
-        ),
-    ],
-)
-def test_trouble(cluster: Cluster, case: str, changes: dict[str, object], reason: str, words: tuple[str, ...]) -> None:
-    job = JobRun(cluster, f"trouble-{case}")
-    try:
-        job.apply(minimum=1, maximum=1, step=1, **changes)  # type: ignore[arg-type]
-        condition = job.until(reason, lambda: (c := job.condition("PodsReady")).get("reason") == reason and c, 60)
-        assert all(word in condition["message"] for word in words), condition
-    finally:
-        job.delete()
+# What a user gets to read when a job cannot train, and what the job is: (name, changes, condition, its reason, words in it).
+TROUBLES = [
+    (
+        "no-agent",
+        {"command": ["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"]},
+        "PodsReady",
+        "AgentNotAnswering",
+        ("hyperpodrun", "port 8080"),
+    ),
+    (
+        "no-image",
+        {"image": "docker.io/elastipod/no-such-image:1", "container": {"imagePullPolicy": "Never"}},
+        "PodsReady",
+        "ImagePullFailed",
+        ("no-such-image", "pull"),
+    ),
+    (
+        "ends",
+        {"command": ["sh", "-c", "echo not training; exit 3"]},
+        "PodsReady",
+        "ContainerEnded",
+        ("exit code 3", "hyperpodrun"),
+    ),
+    (
+        "crashes",
+        {"command": CRASHING_SCRIPT, "runPolicy": {"jobMaxRetryCount": 1, "cleanPodPolicy": "All"}},
+        "Failed",
+        "WorkerCrash",
+        ("the learning rate is missing", "jobMaxRetryCount 1"),
+    ),
+    (
+        "crashes-again-and-again",
+        {"command": CRASHING_SCRIPT},
+        "Faulted",
+        "WorkerCrash",
+        ("the learning rate is missing", "failures in a row", "next try"),
+    ),
+]
 
 
-def test_script_that_crashes(cluster: Cluster) -> None:
-    job = JobRun(cluster, "crasher")
+def test_jobs_that_cannot_train_say_why(cluster: Cluster) -> None:
+    jobs = {name: JobRun(cluster, f"trouble-{name}") for name, *_ in TROUBLES}
     try:
-        script = "raise ValueError('the learning rate is missing')"
-        command = ["hyperpodrun", "--no-python", "python3", "-c", script]
-        job.apply(minimum=1, maximum=1, step=1, command=command, runPolicy={"jobMaxRetryCount": 1})
-        job.until("the job to fail", lambda: job.state() == "Failed", 60)
-        message = job.condition("Failed")["message"]
-        assert "the learning rate is missing" in message
-        assert "jobMaxRetryCount" in message
+        for name, changes, *_ in TROUBLES:
+            jobs[name].apply(minimum=1, maximum=1, step=1, cpu="100m", **changes)
+        for name, _, kind, reason, words in TROUBLES:
+            told = jobs[name].until(
+                f"{kind} {reason}", lambda job=jobs[name], kind=kind, reason=reason: job.told(kind, reason), 60
+            )
+            assert all(word in told for word in words), (name, told)
     finally:
-        job.delete()
+        for job in jobs.values():
+            job.delete(wait=False)
+        for job in jobs.values():
+            job.delete()
+
+
+def test_examples_train_as_they_are(cluster: Cluster) -> None:
+    digits, fsdp2 = JobRun(cluster, "digits"), JobRun(cluster, "lm-fsdp2")
+    try:
+        for manifest in ("digits/job.yaml", "lm/job-fsdp2.yaml"):
+            cluster.kubectl("apply", "-f", str(ROOT / "examples" / manifest))
+        digits.until("digits to complete", lambda: digits.state() == "Completed", 150)
+        fsdp2.until("steps of the sharded model", lambda: fsdp2.step() > 5, 150)
+    finally:
+        digits.delete()
+        fsdp2.delete()

@@ -1,4 +1,4 @@
-"""Options of the simulator: which schedules are played."""
+"""Options of the simulator: which schedules are played. They are there when pytest is given this folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sim-seed", type=int, default=None, help="play only the schedule of this seed, and tell its story"
     )
     group.addoption(
-        "--sim-count",
-        type=int,
-        default=int(os.environ.get("SIM_COUNT", DEFAULT_SCHEDULES)),
-        help="how many schedules the simulator plays (default: $SIM_COUNT or %(default)s)",
+        "--sim-count", type=int, default=None, help="how many schedules are played (default: $SIM_COUNT or 400)"
     )
 
 
 @pytest.fixture(scope="session")
 def seeds(request: pytest.FixtureRequest) -> range:
     """The seeds of the schedules to be played."""
-    only: int | None = request.config.getoption("--sim-seed")
-    return range(only, only + 1) if only is not None else range(request.config.getoption("--sim-count"))
+    only: int | None = request.config.getoption("--sim-seed", None)
+    if only is not None:
+        return range(only, only + 1)
+    count: int | None = request.config.getoption("--sim-count", None)
+    return range(count if count is not None else int(os.environ.get("SIM_COUNT", DEFAULT_SCHEDULES)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from tests.sim.agents import Crash
 from tests.sim.cluster import Body, SimNode, SimPod
+from tests.sim.events import Event
 from tests.sim.kernel import Script
 
 from elastipod_operator.api import JobSpec
@@ -18,7 +19,7 @@ from elastipod_operator.kube.translate import policy_of
 
 if TYPE_CHECKING:
     from tests.sim.shell import Shell
-    from tests.sim.story import Event, Play
+    from tests.sim.story import Play
 
 # What keeps the operator from seeing or acting in time.
 HINDRANCES = {
@@ -49,8 +50,6 @@ def sizes(spec: Body) -> Sizes:
 
 def draw(rng: Random, until: float) -> Event:
     """Draw one event."""
-    from tests.sim.story import Event
-
     what = rng.choices(list(FAULTS), [weight for weight, _ in FAULTS.values()])[0]
     return Event(
         round(rng.uniform(0.0, until), 1), what, rng.randrange(1000), round(rng.choice((3, 12, 25, 60, 100)) * 1.0, 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.sim.story import Event, Story
+from tests.sim.events import Event
+from tests.sim.story import Story
 
 PATIENT = {
     "scalingTimeoutInSeconds": 5,
@@ -37,6 +38,9 @@ STORIES: dict[str, Story] = {
         Event(100, "drain_node", 0), Event(100.9, "drain_node", 2)
     ),
     "no agent can be reached for minutes": _story(Event(100, "hide_all", 0, 200)),
+    "the user scales down while no agent can be reached": _story(
+        Event(100, "hide_all", 0, 200), Event(101, "scale", 1)
+    ),
     "the operator is away for minutes": _story(Event(100, "operator_dies", 1, 250)),
     "the operator dies in a recovery": _story(Event(99, "operator_dies_soon", 3, 5), Event(100, "crash_worker", 0)),
     "the operator dies between the record and the first stop": _story(

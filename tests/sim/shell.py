@@ -53,6 +53,7 @@ class SimStore(Store):
     def put_node(self, body: Mapping[str, Any]) -> list[str]:
         name = body["metadata"]["name"]
         before = self.nodes.get(name)
+        super().put_node(body)
         self.nodes[name] = node_fact(body, before, self._kernel.utc())
         return self.jobs_on(name) if self.nodes[name] != before else []
 
@@ -254,7 +255,7 @@ class Shell:
         return Observed(
             now=self._kernel.utc(), job=job.fact, pods=pods,
             agents={p.name: self._board[p.uid].fact for p in pods if p.uid in self._board},
-            nodes={p.node: self._store.nodes[p.node] for p in pods if p.node in self._store.nodes},
+            nodes=self._store.nodes_of(job),
             refusal=self._refusal, listed_at=self._listed_at,
         )  # fmt: skip
 
@@ -305,7 +306,7 @@ class Shell:
             if self._send(fact.uid, path, body):
                 self._sent[key] = now
         if commands:
-            yield from self._call(lambda: None, writes=False) if self.die_after is not None else iter((0.02,))
+            yield from self._call(_nothing, writes=False)
         return bool(commands)
 
     def _send(self, uid: str, path: str, body: Body | None) -> bool:
@@ -384,6 +385,10 @@ class Shell:
             self._store.put_job((yield from self._call(lambda: self._cluster.apply_status(status))))
             # The answer may carry an edit that the watch will then not tell as new.
             self._again |= (job.fact.policy, job.fact.deleting_since) != (before.policy, before.deleting_since)
+
+
+def _nothing() -> None:
+    """The effect of calls that travel by themselves."""
 
 
 def _request(todo: Plan, action: StartWorkers | StopWorkers | ShutDownAgent) -> tuple[str, Body | None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.sim import faults
 from tests.sim.cluster import Cluster
+from tests.sim.events import Event
 from tests.sim.invariants import Violation, Watchman, lineage
 from tests.sim.kernel import Kernel
 from tests.sim.shell import Shell
@@ -20,19 +21,6 @@ CHAOS_S = 420.0
 CONVERGE_S = 1500.0
 STEADY_S = 150.0
 END_S = 200.0
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happens. number: whom it hits, for the fault to interpret; seconds: how long it lasts."""
-
-    at: float
-    what: str
-    number: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return f"Event({self.at:.1f}, {self.what!r}, {self.number}, {self.seconds:.1f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +47,10 @@ class Story:
         }  # fmt: skip
 
     def __str__(self) -> str:
+        make = "" if self.agents_are_ours else ", agents of another make"
         lines = [
             f"seed {self.seed}: {self.nodes} nodes, policy {self.policy}, specs {self.specs}, run {self.run_policy}, "
-            f"heeds events: {self.heeds_events}, collective time-out {self.collective_timeout_s:g} s{'' if self.agents_are_ours else ', agents of another make'}"
+            f"heeds events: {self.heeds_events}, collective time-out {self.collective_timeout_s:g} s{make}"
         ]
         return "\n".join([*lines, *(f"  {event}" for event in self.events)])
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.sim.scripted import STORIES
 from tests.sim.story import draw, failure_of
 
-from elastipod_operator.core import health, incidents, plan
+from elastipod_operator.core import health, incidents, plan, stopping
 from elastipod_operator.core.facts import AgentState
 from elastipod_operator.core.health import Replica
 from elastipod_operator.core.record import Record
@@ -100,6 +101,19 @@ def forget_who_drains(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "_has_work_to_save", lambda *_: False)
 
 
+def give_up_who_was_never_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stopping, "_due", lambda replica, record, policy: record.transition.deadline)
+
+
+def charge_the_workers_for_lost_nodes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stopping, "blame_outside", lambda record, *_: record)
+
+
+def trust_a_cut_off_operator(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(health, "CUT_OFF_SPREAD", timedelta(0))
+    patch.setattr(health, "_stalled", lambda *_: True)
+
+
 def ignore_doomed_pods(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(health, "_doom", lambda *_: None)
 
@@ -131,6 +145,9 @@ MUTANTS: tuple[Mutant, ...] = (
     stop_without_a_record,
     take_silence_for_death,
     forget_who_drains,
+    give_up_who_was_never_asked,
+    charge_the_workers_for_lost_nodes,
+    trust_a_cut_off_operator,
     ignore_doomed_pods,
     never_stop_strangers,
     never_force_the_gone,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 from tests.long_runs import LongRun
 from tests.sim.scripted import STORIES
-from tests.sim.story import Story, draw, explain, failure_of
+from tests.sim.story import Play, Story, draw, explain, failure_of
 
 LONG_RUN_S = 240.0
 MAX_STORIES = 3
@@ -20,7 +20,9 @@ def _tell_failures(seeds: Iterable[int]) -> None:
     for seed in seeds:
         story = draw(seed)
         if failure_of(story) is not None:
-            stories.append(explain(story) + f"\n\nplay it again: make sim SEED={seed}")
+            stories.append(
+                explain(story) + f"\n\nplay it again: python -m pytest tests/sim -k every_schedule --sim-seed {seed}"
+            )
             if len(stories) == MAX_STORIES:
                 break
     if stories:
@@ -50,7 +52,5 @@ def test_thousands_of_schedules_keep_the_invariants(seed: int, long_run: LongRun
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
-    from tests.sim.story import Play
-
     first, second = (Play(draw(11)).run().log for _ in range(2))
     assert first == second

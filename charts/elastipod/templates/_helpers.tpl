@@ -40,20 +40,20 @@ app.kubernetes.io/component: operator
 - apiGroups: [sagemaker.amazonaws.com]
   resources: [hyperpodpytorchjobs]
   # delete: finished jobs with ttlSecondsAfterFinished.
-  verbs: [get, list, watch, patch, update, delete]
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [sagemaker.amazonaws.com]
   resources: [hyperpodpytorchjobs/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 # Lets pods name their job as the owner that waits for them, where the cluster checks that.
 - apiGroups: [sagemaker.amazonaws.com]
   resources: [hyperpodpytorchjobs/finalizers]
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: ["", events.k8s.io]
+  verbs: [list, watch, create, delete]
+- apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end }}
 
 {{/* A role and its binding to the operator's account. Takes a dict: kind (Role or ClusterRole), name, namespace, rules, root. */}}

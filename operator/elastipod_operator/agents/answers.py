@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..core.facts import AgentFact, AgentState, Failure
 from ..core.health import SILENCE_LIMIT
 
 MAX_ANSWER_BYTES = 1 << 20
-MAX_TEXT = 4096
+# Texts end up in the record, in conditions and in Events. A traceback is cut by who shows it.
+MAX_REASON, MAX_MESSAGE, MAX_TRACEBACK = 100, 500, 4096
+MAX_PROGRESS_BYTES = 16 * 1024
 PROTOCOL = 1
+PLAIN_FIELDS = frozenset({"status", "reason", "message", "progress"})
+
+Number = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class FailureAnswer(BaseModel):
@@ -32,7 +38,7 @@ class FailureAnswer(BaseModel):
 
 class WorkerAnswer(BaseModel):
     model_config = ConfigDict(extra="ignore")
-    step: int | None = None
+    step: Number | None = None
 
 
 class StatusAnswer(BaseModel):
@@ -42,15 +48,22 @@ class StatusAnswer(BaseModel):
     status: AgentState
     reason: str | None = None
     message: str | None = None
-    protocol: int | None = None
-    version: int | None = None
-    generation: int | None = None
+    protocol: Number | None = None
+    version: Number | None = None
+    generation: Number | None = None
     drained: bool = False
     terminating: bool = False
-    boot_id: str | None = None
     failure: FailureAnswer | None = None
     worker: WorkerAnswer | None = None
     progress: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_unless_ours(cls, data: Any) -> Any:
+        """Agents of another make may use our names for something else."""
+        if isinstance(data, dict) and data.get("protocol") is None:
+            return {key: value for key, value in data.items() if key in PLAIN_FIELDS}
+        return data
 
 
 class BadAnswer(ValueError):
@@ -81,8 +94,8 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
     fact = AgentFact(
         state=answer.status,
         generation=(answer.generation or 0) if ours else None,
-        reason=(answer.reason or "")[:MAX_TEXT],
-        message=(answer.message or "")[:MAX_TEXT],
+        reason=(answer.reason or "")[:MAX_REASON],
+        message=(answer.message or "")[:MAX_MESSAGE],
         drained=answer.drained,
         terminating=answer.terminating,
         failure=_failure(answer.failure),
@@ -93,7 +106,12 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         last_answer=now,
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
     )
-    return Answer(fact, answer.version if ours else None, answer.progress or {})
+    return Answer(fact, answer.version if ours else None, _progress(answer.progress))
+
+
+def _progress(entries: dict[str, Any] | None) -> dict[str, Any]:
+    """Give what is worth handing on: it goes to every agent of the job with the next /start."""
+    return entries if entries and len(json.dumps(entries)) <= MAX_PROGRESS_BYTES else {}
 
 
 def _pace(before: AgentFact, step: int | None, now: datetime) -> timedelta | None:
@@ -107,4 +125,4 @@ def _failure(answer: FailureAnswer | None) -> Failure | None:
     if answer is None:
         return None
     rank = -1 if answer.global_rank is None else answer.global_rank
-    return Failure(rank, answer.exitcode, answer.signal or "", (answer.message or "")[:MAX_TEXT])
+    return Failure(rank, answer.exitcode, (answer.signal or "")[:MAX_REASON], (answer.message or "")[-MAX_TRACEBACK:])

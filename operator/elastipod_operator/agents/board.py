@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,6 +29,11 @@ CONNECT_S = 2.0
 PLAIN_POLL_S = 1.0
 # While an agent is not yet there: it appears within a second of its container's start.
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
+# An agent that does not hold its long polls: so many answers in a row may come at once, then it is polled.
+QUICK_S, QUICK_ANSWERS = 0.05, 10
+# Jobs with silent agents are looked at again so often; how many of them there are does not matter.
+NAG_S = 1.0
+MAX_PREFIXES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,16 @@ class Watched:
     complaint: str = ""
 
 
+def open_session() -> aiohttp.ClientSession:
+    """Give a session for calls to agents: nothing is unpacked (a small answer must not become a large one), no cookies."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+    )
+
+
 class Board:
     """Keeps an AgentFact for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
 
@@ -62,6 +78,7 @@ class Board:
         self._session = session
         self._wake = wake
         self._watched: dict[str, Watched] = {}
+        self._nagged: dict[str, float] = {}
 
     def watch(self, pod_uid: str, address: Address) -> None:
         """Begin to ask an agent, or go on at its new address."""
@@ -76,7 +93,10 @@ class Board:
     def forget(self, pod_uid: str) -> None:
         """Stop asking an agent whose pod is gone."""
         watched = self._watched.pop(pod_uid, None)
-        if watched is not None and watched.task is not None:
+        if watched is None:
+            return
+        self._nagged.pop(watched.address.job, None)
+        if watched.task is not None:
             watched.task.cancel()
 
     def fact(self, pod_uid: str) -> AgentFact:
@@ -85,12 +105,16 @@ class Board:
         return watched.fact if watched is not None else AgentFact()
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
-        """Give the newest complete checkpoint for each prefix, as the agents of a job report it (for the next /start)."""
+        """Give the newest complete checkpoint for each prefix, as the agents of a job report it (for the next /start).
+
+        At most MAX_PREFIXES of them.
+        """
         newest: dict[str, Any] = {}
         for uid in pod_uids:
             watched = self._watched.get(uid)
             for prefix, entry in (watched.progress if watched is not None else {}).items():
-                if prefix not in newest or _count(entry) > _count(newest[prefix]):
+                is_better = prefix not in newest or _count(entry) > _count(newest[prefix])
+                if is_better and (prefix in newest or len(newest) < MAX_PREFIXES):
                     newest[prefix] = entry
         return newest
 
@@ -103,17 +127,21 @@ class Board:
 
     async def _follow(self, watched: Watched) -> None:
         retry_s = FIRST_RETRY_S
+        quick = 0
         while True:
+            began = time.monotonic()
             try:
                 answer = await self._ask(watched)
-            except (aiohttp.ClientError, TimeoutError, OSError, BadAnswer, ValueError) as error:
+            except Exception as error:
+                # The outer edge of one agent's task: nothing that it says may end the watch over it.
                 self._no_answer(watched, error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(LAST_RETRY_S, retry_s * 1.5)
                 continue
             retry_s = FIRST_RETRY_S
             self._take(watched, answer)
-            if answer.version is None:
+            quick = quick + 1 if time.monotonic() - began < QUICK_S else 0
+            if answer.version is None or quick > QUICK_ANSWERS:
                 await asyncio.sleep(PLAIN_POLL_S)
 
     async def _ask(self, watched: Watched) -> Answer:
@@ -128,8 +156,7 @@ class Board:
         ) as response:
             if response.status != 200:
                 raise BadAnswer(f"the agent answers /status with HTTP {response.status}")
-            raw = await _bounded(response)
-            return read(json.loads(raw), watched.fact, _now())
+            return read(_decoded(await _bounded(response)), watched.fact, _now())
 
     def _take(self, watched: Watched, answer: Answer) -> None:
         before, watched.fact = watched.fact, answer.fact
@@ -139,7 +166,8 @@ class Board:
 
     def _no_answer(self, watched: Watched, error: Exception) -> None:
         refused = isinstance(error, aiohttp.ClientConnectorError)
-        complaint = str(error) if isinstance(error, BadAnswer) else ""
+        is_unreachable = isinstance(error, aiohttp.ClientError | TimeoutError | OSError)
+        complaint = "" if is_unreachable else f"{type(error).__name__}: {error}"
         if complaint and complaint != watched.complaint:
             log.warning("agent at %s: %s", watched.address.url(""), complaint)
         watched.complaint = complaint
@@ -151,10 +179,23 @@ class Board:
             return
         left_s = (since + SILENCE_LIMIT - _now()).total_seconds()
         if left_s <= 0:
-            self._wake(watched.address.job)
-        else:
+            self._nag(watched.address.job)
+        elif left_s <= LAST_RETRY_S + CONNECT_S + 1:
             # The limit falls between two attempts: the job is looked at when it passes, not at the attempt after.
             asyncio.get_running_loop().call_later(left_s + 0.01, self._wake, watched.address.job)
+
+    def _nag(self, job: str) -> None:
+        now = time.monotonic()
+        if now - self._nagged.get(job, now - NAG_S) >= NAG_S:
+            self._nagged[job] = now
+            self._wake(job)
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer("the agent's /status is not JSON") from error
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -58,7 +58,7 @@ class Commander:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return f"POST {url} failed: {type(error).__name__} {error}"
         if response.status == 409:
-            log.info("agent at %s refused %s as outdated", url, command.path)
+            log.info("POST %s was refused as outdated", url)
             return ""
         if response.status != 200:
             return f"POST {url} was answered with HTTP {response.status}: {text[:300]}"

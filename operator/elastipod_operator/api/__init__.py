@@ -1,6 +1,5 @@
 """The HyperPodPyTorchJob resource: pydantic models, and the CRD and reference that are generated from them."""
 
-from elastipod_operator.api.base import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from elastipod_operator.api.explain import explain
 from elastipod_operator.api.models import (
     Backoff,
@@ -28,6 +27,7 @@ from elastipod_operator.api.status import (
     RestartStatus,
     RestartType,
 )
+from elastipod_operator.core.names import API_VERSION, GROUP, KIND, PLURAL, VERSION
 
 __all__ = [
     "API_VERSION",

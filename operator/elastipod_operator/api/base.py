@@ -9,13 +9,8 @@ from typing import Annotated, Any, Final
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic.alias_generators import to_camel
 
-GROUP: Final = "sagemaker.amazonaws.com"
-VERSION: Final = "v1"
-KIND: Final = "HyperPodPyTorchJob"
-PLURAL: Final = "hyperpodpytorchjobs"
 SINGULAR: Final = "hyperpodpytorchjob"
 SHORT_NAMES: Final = ("hpjob", "hyperpodjob")
-API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 MAX_COUNT: Final = 100_000
 """More replicas of one job than anybody runs; the bound keeps sums and rules cheap for the API server."""

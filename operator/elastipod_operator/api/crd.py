@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from elastipod_operator.api import pod_schema, rules
-from elastipod_operator.api.base import GROUP, KIND, MAX_INT32, PLURAL, SHORT_NAMES, SINGULAR, VERSION
+from elastipod_operator.api.base import MAX_INT32, SHORT_NAMES, SINGULAR
 from elastipod_operator.api.models import HyperPodPyTorchJob, JobSpec
 from elastipod_operator.api.status import JobStatus
+from elastipod_operator.core.names import GROUP, KIND, PLURAL, VERSION
 
 Schema = dict[str, Any]
 

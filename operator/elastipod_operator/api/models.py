@@ -13,8 +13,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from elastipod_operator.api.base import (
-    API_VERSION,
-    KIND,
     MAX_INT32,
     Budget,
     Count,
@@ -27,6 +25,7 @@ from elastipod_operator.api.base import (
 )
 from elastipod_operator.api.explain import about_field, about_value
 from elastipod_operator.api.status import JobStatus
+from elastipod_operator.core.names import API_VERSION, KIND
 
 NPROC_PATTERN = r"^(auto|cpu|gpu|[1-9][0-9]{0,3})$"
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from elastipod_operator.api.base import API_VERSION, KIND, SHORT_NAMES
+from elastipod_operator.api.base import SHORT_NAMES
+from elastipod_operator.core.names import API_VERSION, KIND
 
 Schema = dict[str, Any]
 

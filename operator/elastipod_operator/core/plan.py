@@ -16,12 +16,11 @@ from .deadlines import next_deadline, overdue
 from .ending import plan_deletion, plan_end
 from .facts import AgentState, Observed, Policy
 from .health import Health, Replica, View, judge
-from .incidents import Incident, begin_recovery, find_incident
+from .incidents import STOP_TIME, Incident, begin_recovery, find_incident
 from .membership import rank_order, remove, soonest, supply
 from .record import HistoryEntry, Kind, Record, Transition
 from .stopping import hard_stop, is_forced, stop_members, takes_part
 
-STOP_TIME = timedelta(seconds=30)
 LOOK_AGAIN = timedelta(seconds=1)
 LIST_AGAIN = timedelta(minutes=5)
 LIST_SILENT = timedelta(seconds=30)

@@ -32,7 +32,6 @@ class Kind(StrEnum):
     RESIZE = "resize"
     RECOVERY = "recovery"
     SUSPEND = "suspend"
-    DELETE = "delete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

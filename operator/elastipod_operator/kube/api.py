@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import aiohttp
 from kubernetes.aio import client, config
 
 from ..core.actions import Note
@@ -21,29 +22,38 @@ EVENT_MESSAGE_LIMIT = 1000
 
 
 class ApiError(Exception):
-    """The API server refused a call. status: HTTP code; the text is the server's own message."""
+    """The API server refused a call. status: HTTP code, 0 for one that was never made; the text is the server's message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
+CALL_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
+"""What a call may raise: the API server refused it, or did not answer."""
+
+
 async def connect() -> client.ApiClient:
-    """Give a client with the pod's service account, or with the user's kubeconfig outside of a cluster."""
+    """Give a client with the pod's service account, or with the user's kubeconfig outside of a cluster.
+
+    Raises ApiError with status 0 where there is neither.
+    """
     configuration = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
     except config.ConfigException:
-        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
+        try:
+            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
+        except config.ConfigException as error:
+            raise ApiError(0, f"neither a service account nor a kubeconfig: {error}") from error
     return client.ApiClient(configuration)
 
 
 class Api:
-    """Reads and writes of the operator. Raises ApiError as the API server answered; OSError and TimeoutError where it did not."""
+    """Reads and writes of the operator. Raises ApiError as the API server answered; another of CALL_ERRORS where it did not."""
 
     def __init__(self, api_client: client.ApiClient) -> None:
         self._client = api_client
-        self._component = FIELD_MANAGER
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[list[dict[str, Any]], int]:
         """Give the pods of a job, consistently read, and the version of the list."""
@@ -112,8 +122,8 @@ class Api:
             "type": "Warning" if note.warning else "Normal",
             "reason": note.reason,
             "message": note.message[:EVENT_MESSAGE_LIMIT],
-            "source": {"component": self._component},
-            "reportingComponent": self._component,
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": FIELD_MANAGER,
             "firstTimestamp": now,
             "lastTimestamp": now,
             "count": 1,
@@ -153,7 +163,12 @@ class Api:
         raw: bytes = await response.read()  # type: ignore[no-untyped-call]  # the client has no annotations here
         if not 200 <= response.status <= 299:
             raise ApiError(response.status, _message(raw))
-        answer: dict[str, Any] = json.loads(raw)
+        try:
+            answer: dict[str, Any] = json.loads(raw)
+        except ValueError as error:
+            raise ApiError(
+                response.status, "the answer is not JSON; is there a proxy before the API server?"
+            ) from error
         return answer
 
 

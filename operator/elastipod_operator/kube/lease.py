@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import aiohttp
-
-from .api import Api, ApiError
+from .api import CALL_ERRORS, Api, ApiError
 
 log = logging.getLogger(__name__)
 
 LEASE_S, RENEW_DEADLINE_S, RETRY_S = 15.0, 10.0, 2.0
-CALL_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
 
 
 @dataclass(slots=True)
@@ -35,6 +32,7 @@ class Lease:
     _seen: str = ""
     _seen_at: float = 0.0
     _complaint: str = ""
+    _is_foreign: bool = False
 
     async def acquire(self) -> None:
         """Wait until the lease is ours."""
@@ -43,13 +41,19 @@ class Lease:
         log.info("lease acquired", extra={"lease": f"{self.namespace}/{self.name}", "holder": self.holder})
 
     async def hold(self) -> None:
-        """Renew until that fails for RENEW_DEADLINE_S, then return: the caller must end at once."""
-        renewed = time.monotonic()
-        while time.monotonic() - renewed < RENEW_DEADLINE_S:
-            began = time.monotonic()
-            if await self._try("renew"):
-                renewed = began
-            await asyncio.sleep(RETRY_S)
+        """Renew until that fails for RENEW_DEADLINE_S or somebody else holds it, then return: the caller must end at once."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(RENEW_DEADLINE_S) as limit:
+                while True:
+                    began = loop.time()
+                    if await self._try("renew"):
+                        limit.reschedule(began + RENEW_DEADLINE_S)
+                    elif self._is_foreign:
+                        return
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            return
 
     async def release(self) -> None:
         """Give the lease up, so that a successor need not wait for its end."""
@@ -63,6 +67,7 @@ class Lease:
             log.warning("cannot release the lease: %s %s", type(error).__name__, error)
 
     async def _try(self, what: str) -> bool:
+        self._is_foreign = False
         try:
             async with asyncio.timeout(RENEW_DEADLINE_S / 2):
                 held = await self._take()
@@ -83,7 +88,8 @@ class Lease:
                 raise
             await self.api.create_lease(self.namespace, self._body(None))
             return True
-        if not self._is_free(lease):
+        self._is_foreign = not self._is_free(lease)
+        if self._is_foreign:
             return False
         await self.api.replace_lease(self.namespace, self.name, self._body(lease))
         return True

@@ -5,14 +5,14 @@ Reads may be stale, so the answers to our own writes are put in as well and olde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ..core.facts import JobFact, NodeFact, PodFact
 from ..core.names import LABEL_UID
-from .translate import job_fact, node_fact, pod_fact
+from .translate import Doom, doom_of, job_fact, node_fact, pod_fact, tolerations_of
 
 
 @dataclass(slots=True)
@@ -26,6 +26,12 @@ class Job:
     """By pod UID."""
     listed: bool = False
     """True once the API server was asked for the pods: before that an absent pod proves nothing."""
+    listed_at: datetime | None = None
+    """When it was asked last."""
+    list_version: int = -1
+    """Version of the last list: a pod that is neither in it nor newer is gone, whatever a late event says."""
+    pod_versions: dict[str, int] = field(default_factory=dict)
+    """The newest version seen of each pod, of those that are gone too."""
 
 
 class Store:
@@ -34,8 +40,7 @@ class Store:
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.nodes: dict[str, NodeFact] = {}
-        self._pod_versions: dict[str, int] = {}
-        self._early_pods: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._doom: dict[str, Doom] = {}
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
         """Take a job from a watch or from the answer to a write; False when a newer one is known already."""
@@ -43,8 +48,6 @@ class Store:
         known = self.jobs.get(uid)
         if known is None:
             self.jobs[uid] = Job(body, job_fact(body), version)
-            for pod in self._early_pods.pop(uid, {}).values():
-                self.put_pod(pod)
             return True
         if version <= known.version:
             return False
@@ -53,59 +56,59 @@ class Store:
 
     def drop_job(self, uid: str) -> None:
         """Forget a job that is gone, and its pods."""
-        job = self.jobs.pop(uid, None)
-        for pod in job.pods if job else ():
-            self._pod_versions.pop(pod, None)
-        self._early_pods.pop(uid, None)
+        self.jobs.pop(uid, None)
 
     def put_pod(self, body: Mapping[str, Any]) -> str | None:
-        """Take a pod; gives the UID of its job when something changed."""
-        job_uid = (body["metadata"].get("labels") or {}).get(LABEL_UID)
-        if not job_uid:
+        """Take a pod; gives the UID of its job when something changed.
+
+        Labels can be written by anybody, in any namespace: only a pod that the job owns is one of its pods. One that comes
+        before its job is not kept, for the first look at a job lists its pods.
+        """
+        job_uid = (body["metadata"].get("labels") or {}).get(LABEL_UID, "")
+        job = self.jobs.get(job_uid)
+        if job is None or not _is_owned(body, job.fact):
             return None
         uid, version = body["metadata"]["uid"], _version(body)
-        job = self.jobs.get(job_uid)
-        if job is None:
-            self._early_pods.setdefault(job_uid, {})[uid] = body
-            return None
-        if version <= self._pod_versions.get(uid, -1):
+        if version <= job.pod_versions.get(uid, job.list_version):
             return None
         container = job.fact.policy.container if job.fact.policy else ""
         fact = pod_fact(body, container)
         if fact is None:
             return None
-        self._pod_versions[uid] = version
+        job.pod_versions[uid] = version
         before = job.pods.get(uid)
         job.pods[uid] = fact
         return str(job_uid) if fact != before else None
 
     def drop_pod(self, body: Mapping[str, Any]) -> str | None:
         """Forget a pod that is gone; gives the UID of its job."""
-        job_uid = (body["metadata"].get("labels") or {}).get(LABEL_UID)
-        if not job_uid:
+        job_uid = (body["metadata"].get("labels") or {}).get(LABEL_UID, "")
+        job, uid = self.jobs.get(job_uid), body["metadata"]["uid"]
+        if job is None or (uid not in job.pods and not _is_owned(body, job.fact)):
             return None
-        self.drop_pod_uid(job_uid, body["metadata"]["uid"])
+        job.pod_versions[uid] = max(_version(body), job.pod_versions.get(uid, -1))
+        job.pods.pop(uid, None)
         return str(job_uid)
 
     def drop_pod_uid(self, job_uid: str, uid: str) -> None:
         """Forget a pod by UIDs."""
-        self._early_pods.get(job_uid, {}).pop(uid, None)
         job = self.jobs.get(job_uid)
         if job is not None:
             job.pods.pop(uid, None)
 
-    def replace_pods(self, job_uid: str, bodies: list[Mapping[str, Any]], listed_at: int) -> None:
+    def replace_pods(self, job_uid: str, bodies: Sequence[Mapping[str, Any]], version: int) -> None:
         """Take a full list of a job's pods: what is not in it and not newer than it is gone."""
         job = self.jobs.get(job_uid)
         if job is None:
             return
         present = {body["metadata"]["uid"] for body in bodies}
         for uid in list(job.pods):
-            if uid not in present and self._pod_versions.get(uid, 0) <= listed_at:
-                self.drop_pod_uid(job_uid, uid)
+            if uid not in present and job.pod_versions[uid] <= version:
+                job.pods.pop(uid)
+                job.pod_versions[uid] = version
         for body in bodies:
             self.put_pod(body)
-        job.listed = True
+        job.listed, job.listed_at, job.list_version = True, datetime.now(UTC), max(version, job.list_version)
 
     def put_node(self, body: Mapping[str, Any]) -> list[str]:
         """Take a node; gives the UIDs of the jobs that have pods there when something changed."""
@@ -113,16 +116,37 @@ class Store:
         before = self.nodes.get(name)
         fact = node_fact(body, before, datetime.now(UTC))
         self.nodes[name] = fact
+        self._doom.pop(name, None)
+        if fact.doomed:
+            self._doom[name] = doom_of(body)
         return self.jobs_on(name) if fact != before else []
 
     def drop_node(self, name: str) -> list[str]:
         """Forget a node that was deleted; gives the UIDs of the jobs that had pods there."""
         self.nodes.pop(name, None)
+        self._doom.pop(name, None)
         return self.jobs_on(name)
+
+    def nodes_of(self, job: Job) -> dict[str, NodeFact]:
+        """Give the nodes of a job's pods by name; a taint that all its templates tolerate drives none of them away."""
+        found = {pod.node: self.nodes[pod.node] for pod in job.pods.values() if pod.node in self.nodes}
+        doomed = [name for name in found if name in self._doom]
+        if doomed:
+            tolerations = tolerations_of(job.body)
+            found.update({n: replace(found[n], doomed=self._doom[n].why(tolerations)) for n in doomed})
+        return found
 
     def jobs_on(self, node: str) -> list[str]:
         """Give the UIDs of the jobs with pods on a node."""
         return [uid for uid, job in self.jobs.items() if any(pod.node == node for pod in job.pods.values())]
+
+
+def _is_owned(body: Mapping[str, Any], job: JobFact) -> bool:
+    meta = body["metadata"]
+    owners = meta.get("ownerReferences") or ()
+    return meta.get("namespace") == job.namespace and any(
+        o.get("uid") == job.uid and o.get("controller") for o in owners
+    )
 
 
 def _version(body: Mapping[str, Any]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -23,6 +23,7 @@ from ..core.record import Record, RecordError, decode
 from ..core.sizes import SizeError, SizeRequest, resolve
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 # Set by the node controller on nodes that stopped answering: what that means is judged by the agents, not by the taint.
 FAILURE_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 # Announcements of an end that use NoSchedule or PreferNoSchedule.
@@ -141,11 +142,11 @@ def _first_container(template: Mapping[str, Any]) -> str:
     return str(containers[0].get("name", ""))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _decoded(text: str) -> Record | None:
     try:
         return decode(text)
-    except RecordError:
+    except (RecordError, AttributeError, RecursionError):  # whoever may edit the job may write anything there
         return None
 
 
@@ -253,20 +254,58 @@ def node_fact(body: Mapping[str, Any], before: NodeFact | None, now: datetime) -
         ready=ready,
         not_ready_since=since,
         cordoned=bool(spec.get("unschedulable")),
-        out_of_service=any(t.get("key") == "node.kubernetes.io/out-of-service" for t in taints),
-        doomed=_doom(taints, body["metadata"].get("labels") or {}),
+        out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in taints),
+        doomed=doom_of(body).why(()),
     )
 
 
-def _doom(taints: Any, labels: Mapping[str, str]) -> str:
-    for taint in taints:
-        key, effect = taint.get("key", ""), taint.get("effect", "")
-        if key in FAILURE_TAINTS or key == "node.kubernetes.io/out-of-service":
-            continue
-        if effect == "NoExecute" or key in DISRUPTION_TAINTS:
-            return f"taint {key}:{effect}"
-    health = labels.get(HEALTH_LABEL, "Schedulable")
-    return "" if health == "Schedulable" else f"label {HEALTH_LABEL}={health}"
+@dataclass(frozen=True, slots=True)
+class Doom:
+    """What drives pods off a node: announcements of its end, which concern everybody, and taints that may be tolerated."""
+
+    announced: str
+    taints: tuple[Mapping[str, Any], ...]
+
+    def why(self, tolerations: Sequence[Mapping[str, Any]]) -> str:
+        """Say why pods with these tolerations must leave; empty when they may stay."""
+        expelling = (t for t in self.taints if not any(_tolerates(one, t) for one in tolerations))
+        taint = next(expelling, None)
+        return self.announced or (_taint_text(taint) if taint is not None else "")
+
+
+def doom_of(body: Mapping[str, Any]) -> Doom:
+    """Read what drives pods off a node."""
+    taints = [
+        t for t in (body.get("spec") or {}).get("taints") or () if t.get("key") not in {*FAILURE_TAINTS, OUT_OF_SERVICE}
+    ]
+    announced = next((_taint_text(t) for t in taints if t.get("key") in DISRUPTION_TAINTS), "")
+    health = (body["metadata"].get("labels") or {}).get(HEALTH_LABEL, "Schedulable")
+    if not announced and health != "Schedulable":
+        announced = f"label {HEALTH_LABEL}={health}"
+    return Doom(announced, tuple(t for t in taints if t.get("effect") == "NoExecute"))
+
+
+def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Give the tolerations that every template of a job has."""
+    templates = [s.get("template") or {} for s in (job.get("spec") or {}).get("replicaSpecs") or ()]
+    first, *others = [list((t.get("spec") or {}).get("tolerations") or ()) for t in templates] or [[]]
+    return [one for one in first if all(one in other for other in others)]
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """Whether a pod may stay for good in spite of a NoExecute taint, as Kubernetes reads tolerations."""
+    if toleration.get("tolerationSeconds") is not None or toleration.get("effect") not in (None, "", "NoExecute"):
+        return False
+    if not toleration.get("key"):
+        return toleration.get("operator") == "Exists"
+    is_any = toleration.get("operator") == "Exists"
+    return toleration["key"] == taint.get("key") and (
+        is_any or (toleration.get("value") or "") == (taint.get("value") or "")
+    )
+
+
+def _taint_text(taint: Mapping[str, Any]) -> str:
+    return f"taint {taint.get('key', '')}:{taint.get('effect', '')}"
 
 
 def _seconds(value: int | None) -> timedelta | None:

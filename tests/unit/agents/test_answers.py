@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_operator.agents.answers import MAX_TEXT, BadAnswer, read
+from elastipod_operator.agents.answers import (
+    MAX_MESSAGE,
+    MAX_PROGRESS_BYTES,
+    MAX_REASON,
+    MAX_TRACEBACK,
+    BadAnswer,
+    read,
+)
 from elastipod_operator.core.facts import AgentFact, AgentState, Failure
 from elastipod_operator.core.health import SILENCE_LIMIT
 
@@ -39,8 +46,9 @@ def test_an_agent_of_ours_tells_everything() -> None:
 
 
 def test_an_agent_of_another_make_does_not_tell_its_generation() -> None:
-    answer = read({"status": "faulted", "generation": 9, "version": 4}, AgentFact(), NOW)
+    answer = read({"status": "faulted", "generation": "x", "version": 4, "drained": True}, AgentFact(), NOW)
     assert (answer.fact.state, answer.fact.generation, answer.version) == (AgentState.FAULTED, None, None)
+    assert not answer.fact.drained, "a name of ours may mean something else there"
 
 
 @pytest.mark.parametrize("state", [s.value for s in AgentState])
@@ -84,10 +92,17 @@ def test_an_agent_that_comes_back_from_silence_answers_anew() -> None:
 
 
 def test_texts_are_cut() -> None:
-    long = "x" * (2 * MAX_TEXT)
-    fact = read({**OURS, "reason": long, "message": long, "failure": {"message": long}}, AgentFact(), NOW).fact
+    long = "x" * MAX_TRACEBACK + "the last line"
+    failure = {"message": long, "signal": long}
+    fact = read({**OURS, "reason": long, "message": long, "failure": failure}, AgentFact(), NOW).fact
     assert fact.failure is not None
-    assert {len(fact.reason), len(fact.message), len(fact.failure.message)} == {MAX_TEXT}
+    assert (len(fact.reason), len(fact.message), len(fact.failure.signal)) == (MAX_REASON, MAX_MESSAGE, MAX_REASON)
+    assert len(fact.failure.message) == MAX_TRACEBACK
+    assert fact.failure.message.endswith("the last line")
+
+
+def test_progress_that_is_too_large_to_be_handed_on_is_left_out() -> None:
+    assert read({**OURS, "progress": {"a": "x" * MAX_PROGRESS_BYTES}}, AgentFact(), NOW).progress == {}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +113,8 @@ def test_texts_are_cut() -> None:
         pytest.param({}, "status", id="no status"),
         pytest.param({"status": "dancing"}, "status", id="a state that is none"),
         pytest.param({**OURS, "generation": "many"}, "generation", id="a generation that is no number"),
+        pytest.param({**OURS, "generation": -1}, "generation", id="a generation below zero"),
+        pytest.param({**OURS, "worker": {"step": 10**30}}, "worker", id="a step beyond all counting"),
         pytest.param({**OURS, "worker": 3}, "worker", id="a worker that is a number"),
     ],
 )

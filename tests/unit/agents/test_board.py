@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
-import aiohttp
 import pytest
 from aiohttp import web
 from tests.unit.agents.stand_in import JOB, StandIn, serving, until
 
 from elastipod_operator.agents import board as board_module
 from elastipod_operator.agents.answers import MAX_ANSWER_BYTES
-from elastipod_operator.agents.board import Address, Board
+from elastipod_operator.agents.board import Address, Board, open_session
 from elastipod_operator.core.facts import AgentState
 
 POD = "pod-uid"
@@ -32,7 +33,7 @@ async def wakes() -> Wakes:
 @pytest.fixture
 async def board(wakes: Wakes) -> AsyncIterator[Board]:
     """A board with a session of its own."""
-    async with aiohttp.ClientSession() as session:
+    async with open_session() as session:
         board = Board(session, wakes.append)
         yield board
         await board.close()
@@ -113,6 +114,7 @@ async def test_a_pod_that_is_forgotten_is_not_asked_any_more(board: Board, agent
         pytest.param(200, b'{"status":"dancing"}', id="a state that is none"),
         pytest.param(200, b"\xff\xfe\xfd", id="no text"),
         pytest.param(200, b"[" + b" " * MAX_ANSWER_BYTES + b"]", id="too much of it"),
+        pytest.param(200, b"[" * 200_000, id="nesting without end"),
         pytest.param(302, b"", id="a redirect to somewhere else"),
     ],
 )
@@ -128,6 +130,47 @@ async def test_nonsense_is_no_answer_and_the_next_good_one_counts(
     assert board.fact(POD).last_answer is None
     agent.respond = None
     await until(lambda: state(board) is AgentState.READY)
+
+
+async def test_an_agent_that_does_not_hold_its_long_polls_is_polled(
+    board: Board, agent: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "PLAIN_POLL_S", 0.2)
+    times: list[float] = []
+
+    async def hasty(request: web.Request) -> web.Response:
+        times.append(time.monotonic())
+        agent.say()
+        return web.json_response(agent.status)
+
+    agent.respond = hasty
+    board.watch(POD, agent.address)
+    await until(lambda: len(times) > board_module.QUICK_ANSWERS + 2)
+    assert times[-1] - times[-2] >= 0.2
+
+
+async def test_what_is_packed_is_not_unpacked(board: Board, agent: StandIn) -> None:
+    async def packed(request: web.Request) -> web.Response:
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        return web.Response(body=gzip.compress(b'{"status":"ready"}'), headers=headers)
+
+    agent.respond = packed
+    board.watch(POD, agent.address)
+    await until(lambda: len(agent.polls) >= 2)
+    assert board.fact(POD).last_answer is None
+
+
+async def test_many_silent_agents_of_one_job_wake_it_no_oftener_than_one(
+    board: Board, wakes: Wakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_module, "SILENCE_LIMIT", timedelta(0))
+    agent = StandIn()
+    async with serving(agent):
+        address = agent.address
+    for number in range(20):
+        board.watch(f"pod-{number}", address)
+    await until(lambda: all(board.fact(f"pod-{number}").refused for number in range(20)))
+    assert wakes == [JOB]
 
 
 async def test_an_agent_that_is_not_there_yet_is_tried_again(board: Board) -> None:
@@ -165,7 +208,7 @@ async def test_the_newest_checkpoint_of_all_agents_is_handed_on(board: Board, ag
 
 async def test_after_close_nothing_is_left_running(agent: StandIn) -> None:
     before = asyncio.all_tasks()
-    async with aiohttp.ClientSession() as session:
+    async with open_session() as session:
         board = Board(session, lambda job: None)
         board.watch(POD, agent.address)
         await board.close()

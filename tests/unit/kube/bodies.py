@@ -47,6 +47,7 @@ def pod_body(
         "resourceVersion": str(version),
         "creationTimestamp": CREATED,
         "labels": labels,
+        "ownerReferences": [{"kind": "HyperPodPyTorchJob", "name": "job", "uid": JOB_UID, "controller": True}],
         **meta,
     }
     return {"metadata": metadata, "spec": {"nodeName": node}, "status": status or {"phase": "Running"}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.unit.kube.bodies import JOB_UID, job_body, node_body, pod_body
 
@@ -35,18 +37,37 @@ def test_a_new_version_of_a_job_keeps_its_pods(store: Store) -> None:
     assert pods(store) == {"job-workers-0-0": "Running"}
 
 
-def test_a_pod_that_comes_before_its_job_is_kept_for_it() -> None:
+def test_a_pod_that_comes_before_its_job_is_left_to_the_first_list() -> None:
     store = Store()
-    assert store.put_pod(pod_body()) is None
+    assert store.put_pod(pod_body(version=20)) is None
     store.put_job(job_body())
+    assert pods(store) == {}
+    store.replace_pods(JOB_UID, [pod_body(version=20)], version=30)
     assert pods(store) == {"job-workers-0-0": "Running"}
 
 
-def test_an_early_pod_that_goes_again_is_forgotten() -> None:
-    store = Store()
-    store.put_pod(pod_body())
-    store.drop_pod(pod_body())
-    store.put_job(job_body())
+@pytest.mark.parametrize(
+    "meta",
+    [
+        pytest.param({"ownerReferences": []}, id="nobody's"),
+        pytest.param({"ownerReferences": [{"uid": JOB_UID}]}, id="not controlled by the job"),
+        pytest.param({"ownerReferences": [{"uid": "other", "controller": True}]}, id="another job's"),
+        pytest.param({"namespace": "elsewhere"}, id="in another namespace"),
+    ],
+)
+def test_labels_alone_make_no_pod_of_the_job(store: Store, meta: dict[str, Any]) -> None:
+    assert store.put_pod(pod_body(**meta)) is None
+    assert store.drop_pod(pod_body(**meta)) is None
+    assert pods(store) == {}
+
+
+def test_a_late_event_does_not_bring_back_a_pod_that_is_gone(store: Store) -> None:
+    store.put_pod(pod_body(version=20))
+    store.drop_pod(pod_body(version=25))
+    assert store.put_pod(pod_body(version=24)) is None
+    store.put_pod(pod_body(1, version=26))
+    store.replace_pods(JOB_UID, [], version=30)
+    assert store.put_pod(pod_body(1, version=29)) is None
     assert pods(store) == {}
 
 
@@ -68,18 +89,29 @@ def test_pods_of_others_are_not_kept(store: Store) -> None:
     assert pods(store) == {}
 
 
+def test_nothing_is_kept_of_a_job_that_is_gone(store: Store) -> None:
+    store.put_pod(pod_body())
+    store.drop_job(JOB_UID)
+    store.put_pod(pod_body(version=99))
+    store.drop_pod(pod_body(version=100))
+    assert store.jobs == {}
+    store.put_job(job_body(version=10))
+    assert store.jobs[JOB_UID].pod_versions == {}
+
+
 def test_a_full_list_drops_what_is_gone_but_not_what_is_newer(store: Store) -> None:
     store.put_pod(pod_body(0, version=20))
     store.put_pod(pod_body(1, version=21))
     store.put_pod(pod_body(2, version=40))
-    store.replace_pods(JOB_UID, [pod_body(1, version=21)], listed_at=30)
+    store.replace_pods(JOB_UID, [pod_body(1, version=21)], version=30)
     assert sorted(pods(store)) == ["job-workers-1-0", "job-workers-2-0"]
     assert store.jobs[JOB_UID].listed
+    assert store.jobs[JOB_UID].listed_at is not None
 
 
 def test_a_list_for_a_job_that_went_meanwhile_changes_nothing(store: Store) -> None:
     store.drop_job(JOB_UID)
-    store.replace_pods(JOB_UID, [pod_body()], listed_at=30)
+    store.replace_pods(JOB_UID, [pod_body()], version=30)
     assert store.jobs == {}
 
 
@@ -97,3 +129,42 @@ def test_a_job_of_the_same_name_made_anew_starts_from_nothing(store: Store) -> N
     store.drop_job(JOB_UID)
     store.put_job(job_body(version=30))
     assert pods(store) == {}
+
+
+def test_a_taint_that_the_job_tolerates_drives_none_of_its_pods_away(store: Store) -> None:
+    expelling = node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}])
+    announced = node_body("node-2", taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}])
+    store.put_pod(pod_body(0))
+    store.put_pod(pod_body(1, node="node-2"))
+    for node in (expelling, announced):
+        store.put_node(node)
+    doomed = {name: fact.doomed for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
+    assert doomed == {"node-1": "taint maintenance:NoExecute", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
+    tolerant = {"spec": {"containers": [{"name": "train"}], "tolerations": [{"operator": "Exists"}]}}
+    store.put_job(job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "template": tolerant}]}, version=40))
+    doomed = {name: fact.doomed for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
+    assert doomed == {"node-1": "", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
+
+
+TAINT = {"key": "pool", "value": "gpu", "effect": "NoExecute"}
+
+
+@pytest.mark.parametrize(
+    ("toleration", "may_stay"),
+    [
+        pytest.param({"key": "pool", "value": "gpu", "effect": "NoExecute"}, True, id="the same"),
+        pytest.param({"key": "pool", "operator": "Exists"}, True, id="any value"),
+        pytest.param({"operator": "Exists"}, True, id="everything"),
+        pytest.param({"key": "pool", "value": "cpu"}, False, id="another value"),
+        pytest.param({"key": "pool", "operator": "Exists", "effect": "NoSchedule"}, False, id="another effect"),
+        pytest.param({"key": "pool", "operator": "Exists", "tolerationSeconds": 300}, False, id="for a while only"),
+    ],
+)
+def test_a_taint_that_the_job_tolerates_drives_it_nowhere(toleration: dict[str, Any], may_stay: bool) -> None:
+    store = Store()
+    template = {"spec": {"containers": [{"name": "train"}], "tolerations": [toleration]}}
+    store.put_job(job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "template": template}]}))
+    store.put_pod(pod_body())
+    store.put_node(node_body(taints=[TAINT]))
+    doomed = store.nodes_of(store.jobs[JOB_UID])["node-1"].doomed
+    assert doomed == ("" if may_stay else "taint pool:NoExecute")

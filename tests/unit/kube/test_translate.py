@@ -10,7 +10,7 @@ from tests.unit.kube.bodies import CREATED, container, job_body, node_body, pod_
 
 from elastipod_operator.core.names import FINALIZER, PodId
 from elastipod_operator.core.record import Record, encode
-from elastipod_operator.kube.translate import job_fact, node_fact, pod_fact
+from elastipod_operator.kube.translate import doom_of, job_fact, node_fact, pod_fact, tolerations_of
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 
@@ -221,3 +221,28 @@ def test_a_node_is_not_ready_since_it_was_first_seen_so() -> None:
 def test_out_of_service_is_read_and_is_no_drain() -> None:
     fact = node_fact(node_body(taints=[{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]), None, NOW)
     assert (fact.out_of_service, fact.doomed) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "stays"),
+    [
+        pytest.param({"operator": "Exists"}, True, id="everything"),
+        pytest.param({"key": "maintenance", "operator": "Exists"}, True, id="the key"),
+        pytest.param({"key": "maintenance", "value": "x"}, True, id="key and value"),
+        pytest.param({"key": "maintenance", "value": "y"}, False, id="another value"),
+        pytest.param({"key": "other", "operator": "Exists"}, False, id="another key"),
+        pytest.param({"operator": "Exists", "effect": "NoSchedule"}, False, id="another effect"),
+        pytest.param({"operator": "Exists", "tolerationSeconds": 300}, False, id="for a while only"),
+    ],
+)
+def test_who_tolerates_a_taint_may_stay(toleration: dict[str, Any], stays: bool) -> None:
+    doom = doom_of(node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}]))
+    assert (doom.why([toleration]) == "") is stays
+
+
+def test_only_what_every_template_tolerates_counts() -> None:
+    always, never = {"operator": "Exists"}, {"key": "x"}
+    templates = [{"spec": {"tolerations": [always, never]}}, {"spec": {"tolerations": [always]}}]
+    spec = {"replicaSpecs": [{"name": f"s{n}", "template": template} for n, template in enumerate(templates)]}
+    assert tolerations_of(job_body(spec)) == [always]
+    assert tolerations_of({"spec": {}}) == []

@@ -1,0 +1,18 @@
+"""What a story is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens. number: whom it hits, for the fault to interpret; seconds: how long it lasts."""
+
+    at: float
+    what: str
+    number: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"Event({self.at:.1f}, {self.what!r}, {self.number}, {self.seconds:.1f})"

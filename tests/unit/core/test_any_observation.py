@@ -1,0 +1,106 @@
+"""Whatever is observed, likely or not: a plan comes of it, it can be written, and it breaks no rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.core.builders import NOW, job, observed, pid, pod, policy
+
+from elastipod_operator.core.actions import CreatePod, StartWorkers, StopWorkers
+from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, Observed, PodFact
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Kind, Record, Transition, decode, encode
+from elastipod_operator.core.sizes import Sizes
+
+times = st.sampled_from([0, 1, 10, 20, 40, 100, 1000]).map(lambda s: NOW - timedelta(seconds=s))
+maybe_times = st.none() | times
+ids = st.builds(pid, st.integers(0, 3), st.integers(0, 2))
+agents = st.builds(
+    AgentFact, state=st.none() | st.sampled_from(AgentState), generation=st.none() | st.integers(0, 4), drained=st.booleans(),
+    terminating=st.booleans(), failure=st.none() | st.just(Failure(0, 1, "", "boom")), step=st.none() | st.integers(0, 9),
+    step_at=maybe_times, step_pace=st.none() | st.just(timedelta(seconds=2)), trying_since=maybe_times, last_answer=maybe_times,
+    answering_since=maybe_times,
+)  # fmt: skip
+pods = st.builds(
+    pod, ids, phase=st.sampled_from(["Pending", "Running", "Failed", "Succeeded"]), node=st.sampled_from(["", "a", "b", "lost"]),
+    started=st.booleans(), kill_at=maybe_times, disrupted=st.sampled_from(["", "Eviction"]),
+)  # fmt: skip
+nodes = st.builds(
+    NodeFact, name=st.sampled_from(["a", "b"]), ready=st.booleans(), not_ready_since=maybe_times, cordoned=st.booleans(),
+    out_of_service=st.booleans(), doomed=st.sampled_from(["", "taint"]),
+)  # fmt: skip
+transitions = st.builds(
+    Transition, kind=st.sampled_from([Kind.START, Kind.RESIZE, Kind.RECOVERY, Kind.SUSPEND]), cause=st.just("C"),
+    message=st.just("m"), from_size=st.integers(0, 4), goal=st.integers(0, 4), began_at=times, detected_at=times,
+    deadline=times, graceful=st.booleans(), not_before=maybe_times, counted=st.booleans(),
+)  # fmt: skip
+records = st.builds(
+    Record, generation=st.integers(0, 4), members=st.lists(ids, unique=True, max_size=4).map(tuple),
+    transition=st.none() | transitions, lost=st.lists(ids, unique=True, max_size=2).map(tuple), window_since=maybe_times,
+    settled_at=maybe_times, started_at=maybe_times, incident_at=maybe_times, retries=st.integers(0, 2),
+    outcome=st.sampled_from(["", "", "", "Completed"]),
+)  # fmt: skip
+wishes = st.builds(
+    policy, sizes=st.sampled_from([Sizes((1,), 1), Sizes((2, 4), 2), Sizes((1, 2, 3), 2)]), suspend=st.booleans(),
+    max_retries=st.none() | st.integers(0, 1), fault_deadline=st.none() | st.just(timedelta(seconds=30)),
+)  # fmt: skip
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Observed:
+    """Give facts that need not go together."""
+    present: dict[str, PodFact] = {p.name: p for p in draw(st.lists(pods, max_size=6))}
+    found = {name: draw(agents) for name in present}
+    fact = job(
+        draw(st.none() | records),
+        draw(wishes),
+        deleting_since=draw(st.none() | times),
+        drain_on_delete=draw(st.booleans()),
+    )
+    if draw(st.integers(0, 9)) == 0:
+        fact = replace(fact, policy=None, refusal="no")
+    seen = observed(fact, [(p, found[p.name]) for p in present.values()])
+    known = {node.name: node for node in draw(st.lists(nodes, max_size=2))}
+    return replace(seen, nodes=known, listed_at=draw(maybe_times))
+
+
+@settings(max_examples=400, deadline=None)
+@given(observations())
+def test_a_plan_comes_of_it_that_breaks_no_rule(seen: Observed) -> None:
+    todo = plan(seen)
+    before, after, wanted = seen.job.record or Record(), todo.record, seen.job.policy
+    assert decode(encode(after)) == after
+    assert after.generation >= before.generation
+    assert todo.conditions
+    assert todo.conditions[-1].type not in ("Scaling", "PodsReady", "Warning")
+    if after.generation > before.generation and after.members != before.members and todo.history:
+        assert wanted is not None
+        assert len(after.members) in wanted.sizes.allowed
+        assert not set(after.members) & set(before.lost)
+        assert [e.generation for e in todo.history] == [after.generation]
+    for action in todo.actions:
+        if isinstance(action, StartWorkers):
+            agent = seen.agents[action.pod]
+            assert agent.state in (AgentState.READY, AgentState.INIT)
+            assert [p.name for p in seen.pods if p.id == after.members[action.group_rank]] == [action.pod]
+        elif isinstance(action, StopWorkers) and action.graceful:
+            leaving = seen.job.deleting_since is not None
+            assert leaving or after.transition is not None, "asked for a checkpoint, but not on record"
+        elif isinstance(action, CreatePod):
+            assert action.pod not in {p.id for p in seen.pods}
+            assert not after.outcome
+            assert seen.job.deleting_since is None
+
+
+@settings(max_examples=400, deadline=None)
+@given(observations())
+def test_an_incident_is_booked_once_however_often_it_is_looked_at(seen: Observed) -> None:
+    before = seen.job.record or Record()
+    first = plan(seen)
+    if first.record.restarts == before.restarts or first.record.generation > before.generation:
+        return
+    again = plan(replace(seen, job=replace(seen.job, record=first.record)))
+    assert (again.record.restarts, again.record.retries) == (first.record.restarts, first.record.retries)

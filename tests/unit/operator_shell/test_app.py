@@ -1,0 +1,111 @@
+"""The operator's process: who ends first, with which exit code, and what the command line says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.unit.agents.stand_in import until
+
+from elastipod_operator import app
+from elastipod_operator.kube.api import Api, ApiError
+from elastipod_operator.kube.lease import Lease
+from elastipod_operator.reconciler import Reconciler
+
+OPTIONS = app.Options(namespaces=(), metrics_port=0, log_level="info", pod_name="a", pod_namespace="team")
+
+
+class FakeLease:
+    """A lease that is lost when the test says so."""
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+        self.released = False
+
+    async def hold(self) -> None:
+        await self.lost.wait()
+
+    async def release(self) -> None:
+        self.released = True
+
+
+async def never(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "released"),
+    [
+        pytest.param(lambda lease, stop: stop.set(), 0, True, id="a signal"),
+        pytest.param(lambda lease, stop: lease.lost.set(), 1, False, id="the lease is lost"),
+    ],
+)
+async def test_how_the_leader_ends(
+    monkeypatch: pytest.MonkeyPatch, event: Callable[[FakeLease, asyncio.Event], None], code: int, released: bool
+) -> None:
+    monkeypatch.setattr(app, "watch", never)
+    lease, stop = FakeLease(), asyncio.Event()
+    leading = asyncio.create_task(app._while_held(cast(Lease, lease), OPTIONS, cast(Api, None), stop))
+    event(lease, stop)
+    assert await leading == code
+    assert lease.released is released
+
+
+async def test_a_leader_that_may_not_watch_gives_the_lease_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forbidden(*_: Any) -> None:
+        raise ApiError(403, "nodes is forbidden")
+
+    monkeypatch.setattr(app, "watch", forbidden)
+    lease = FakeLease()
+    with pytest.raises(ApiError, match="forbidden"):
+        await app._while_held(cast(Lease, lease), OPTIONS, cast(Api, None), asyncio.Event())
+    assert lease.released
+
+
+async def test_decisions_end_before_the_watches_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[str] = []
+
+    class NoNodes:
+        async def list_nodes(self) -> list[dict[str, Any]]:
+            return []
+
+    class NotedReconciler(Reconciler):
+        async def close(self) -> None:
+            ends.append("decisions")
+            await super().close()
+
+    async def slow(*_: Any) -> None:
+        try:
+            ends.append("watching")
+            await asyncio.Event().wait()
+        finally:
+            ends.append("watches")
+
+    monkeypatch.setattr(app, "_kopf", slow)
+    monkeypatch.setattr(app, "Reconciler", NotedReconciler)
+    watching = asyncio.create_task(app.watch(OPTIONS, cast(Api, NoNodes()), asyncio.Event()))
+    await until(lambda: ends == ["watching"])
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert ends == ["watching", "decisions", "watches"]
+
+
+def test_an_operator_without_a_cluster_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setattr(app, "set_up_logging", lambda level: None)
+    assert app.main(["--metrics-port", "0"]) == 1
+    assert "neither a service account nor a kubeconfig" in caplog.text
+
+
+def test_the_command_line_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCH_NAMESPACES", "team-a, team-b,")
+    monkeypatch.setenv("POD_NAME", "operator-1")
+    options = app.parse(["--metrics-port", "9"])
+    assert (options.namespaces, options.metrics_port, options.pod_name) == (("team-a", "team-b"), 9, "operator-1")

@@ -1,0 +1,208 @@
+"""The shell around the decisions: what it writes, in which order, and that nothing ends its care for a job."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.unit.agents.stand_in import until
+from tests.unit.kube.bodies import JOB_UID, job_body
+from tests.unit.operator_shell.api_server import ApiServer
+
+from elastipod_operator import reconciler as reconciler_module
+from elastipod_operator.agents.board import open_session
+from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.facts import Observed
+from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER
+from elastipod_operator.core.plan import plan
+from elastipod_operator.kube.api import Api
+from elastipod_operator.kube.store import Store
+from elastipod_operator.reconciler import Reconciler
+
+Body = dict[str, Any]
+
+
+class Shell:
+    """A reconciler with its store, fed by hand in place of watches."""
+
+    def __init__(self, reconciler: Reconciler, store: Store, server: ApiServer) -> None:
+        self.reconciler, self.store, self.server = reconciler, store, server
+
+    def watch_shows(self, job: Body) -> None:
+        job = copy.deepcopy(job)
+        if self.store.put_job(job):
+            self.reconciler.wake(job["metadata"]["uid"])
+
+    def submit(self, spec: Body | None = None, **meta: Any) -> None:
+        """Create a job and let the watch tell."""
+        self.watch_shows(self.server.put(self.server.jobs, job_body(spec, **meta)))
+
+    def state(self) -> Body:
+        """Give the last condition of the job, as the API server has it."""
+        conditions = self.server.jobs["job"].get("status", {}).get("conditions", [{}])
+        last: Body = conditions[-1]
+        return last
+
+    def condition(self, kind: str) -> Body:
+        conditions = self.server.jobs["job"].get("status", {}).get("conditions", ())
+        return next((c for c in conditions if c["type"] == kind), {})
+
+
+@pytest.fixture
+async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
+    """A shell that knows no job."""
+    store = Store()
+    async with open_session() as session:
+        reconciler = Reconciler(api, store, session)
+        yield Shell(reconciler, store, server)
+        await reconciler.close()
+
+
+class Decisions(list[Observed]):
+    """What was decided on so far. `fail`: raise so many times first."""
+
+    fail = 0
+
+
+@pytest.fixture
+def decisions(monkeypatch: pytest.MonkeyPatch) -> Decisions:
+    """The real decisions, noted."""
+    seen = Decisions()
+
+    def noting(observed: Observed) -> Plan:
+        seen.append(observed)
+        if len(seen) <= seen.fail:
+            raise RuntimeError("not this time")
+        return plan(observed)
+
+    monkeypatch.setattr(reconciler_module, "plan", noting)
+    return seen
+
+
+async def settled(shell: Shell) -> None:
+    await until(lambda: len(shell.server.pods) == 4 and bool(shell.state()) and "status" in shell.server.jobs["job"])
+
+
+async def decide_again(shell: Shell, decisions: Decisions) -> None:
+    """Have one more decision made and carried out: that it was is known when the one after it begins."""
+    for _ in range(2):
+        made = len(decisions)
+        shell.reconciler.wake(JOB_UID)
+        await until(lambda made=made: len(decisions) > made)  # type: ignore[misc]
+
+
+async def test_the_record_comes_before_pods_and_they_before_the_status(shell: Shell) -> None:
+    shell.submit()
+    await settled(shell)
+    writes = [call for call in shell.server.calls if call[0] != "GET"]
+    assert writes[:6] == [("PATCH", "job"), *[("POST", "pods")] * 4, ("PATCH", "status")]
+    meta = shell.server.jobs["job"]["metadata"]
+    assert FINALIZER in meta["finalizers"]
+    assert ANNOTATION_STATE in meta["annotations"]
+    assert shell.state()["type"] == "Created"
+
+
+async def test_what_is_as_it_should_be_is_not_written_again(shell: Shell, decisions: Decisions) -> None:
+    shell.submit()
+    await settled(shell)
+    await decide_again(shell, decisions)
+    before = len(shell.server.calls)
+    await decide_again(shell, decisions)
+    assert shell.server.calls[before:] == []
+
+
+async def test_every_decision_knows_when_the_pods_were_listed(shell: Shell, decisions: Decisions) -> None:
+    shell.submit()
+    await until(lambda: len(decisions) >= 1)
+    assert decisions[0].listed_at is not None
+
+
+async def test_a_job_that_went_while_the_watch_was_broken_is_forgotten(shell: Shell) -> None:
+    shell.watch_shows(job_body())
+    await until(lambda: shell.store.jobs == {})
+
+
+async def test_a_job_made_anew_under_its_name_is_taken_up_before_the_watch_tells(shell: Shell) -> None:
+    shell.server.put(shell.server.jobs, job_body(uid="new"))
+    shell.watch_shows(job_body())
+    await until(lambda: len(shell.server.pods) == 4)
+    assert list(shell.store.jobs) == ["new"]
+    owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in shell.server.pods.values()}
+    assert owners == {"new"}
+
+
+async def test_a_write_on_an_old_version_is_decided_anew(shell: Shell) -> None:
+    old = job_body()
+    shell.server.put(shell.server.jobs, job_body({"replicas": 1}))
+    shell.watch_shows(old)
+    await until(lambda: len(shell.server.pods) == 1)
+
+
+async def test_an_edit_that_comes_with_the_answer_to_a_write_is_not_missed(shell: Shell) -> None:
+    def edit(job: Body) -> None:
+        job["spec"]["runPolicy"] = {"suspend": True}
+
+    shell.server.before_status = edit
+    shell.submit()
+    await until(lambda: "Suspended" in str(shell.server.jobs["job"].get("status")))
+
+
+async def test_a_name_that_is_taken_by_a_foreign_pod_is_told(shell: Shell) -> None:
+    foreign = {"metadata": {"name": "job-workers-0-0", "namespace": "team", "uid": "foreign"}}
+    shell.server.put(shell.server.pods, foreign)
+    shell.submit()
+    await until(lambda: shell.condition("PodsReady").get("reason") == "PodsRefused")
+    assert "pod job-workers-0-0 exists and does not belong to this job" in shell.condition("PodsReady")["message"]
+    assert len(shell.server.pods) == 4
+
+
+async def test_a_quota_is_told_and_asked_again_later(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler_module, "REFUSAL_FIRST_S", 0.05)
+    shell.server.refuse_pods = (403, "exceeded quota: compute")
+    shell.submit()
+    shell.reconciler._workers[JOB_UID].refusal_wait_s = 0.05
+    await until(lambda: "exceeded quota: compute" in shell.condition("PodsReady").get("message", ""))
+    shell.server.refuse_pods = None
+    await settled(shell)
+    await until(lambda: shell.condition("PodsReady") == {})
+
+
+async def test_a_job_that_is_deleted_goes_and_is_forgotten(shell: Shell) -> None:
+    shell.submit(deletionTimestamp="2026-03-01T12:00:01Z", finalizers=[FINALIZER])
+    await until(lambda: shell.server.jobs == {})
+    await until(lambda: shell.store.jobs == {})
+
+
+async def test_a_spec_that_cannot_be_used_is_told_and_its_job_can_be_deleted(shell: Shell) -> None:
+    shell.submit({"elasticPolicy": {"minReplicas": 9, "maxReplicas": 2}})
+    await until(lambda: shell.state().get("reason") == "InvalidSpec")
+    job = shell.server.jobs["job"]
+    job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:01Z"
+    shell.watch_shows(shell.server.put(shell.server.jobs, job))
+    await until(lambda: shell.store.jobs == {} and shell.server.jobs == {})
+
+
+async def test_a_decision_that_fails_ends_nothing(shell: Shell, decisions: Decisions) -> None:
+    decisions.fail = 1
+    shell.submit()
+    await until(lambda: len(decisions) == 1)
+    shell.reconciler.wake(JOB_UID)
+    await settled(shell)
+
+
+async def test_an_api_server_that_is_out_of_order_is_waited_for(shell: Shell) -> None:
+    shell.server.is_broken = True
+    shell.submit()
+    await until(lambda: len(shell.server.calls) >= 2)
+    shell.server.is_broken = False
+    await settled(shell)
+
+
+async def test_after_close_nothing_is_decided_any_more(shell: Shell, decisions: Decisions) -> None:
+    await shell.reconciler.close()
+    shell.submit()
+    await asyncio.sleep(0)
+    assert decisions == []
