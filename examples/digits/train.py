@@ -65,7 +65,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     for batch in plan.iterate(rank, world_size, start_step=step):
         started = time.monotonic()
         loss = train_step(model, optimizer, images, labels, batch)
-        time.sleep(options.step_delay)
+        time.sleep(max(0.0, options.min_step_time - (time.monotonic() - started)))
         samples_per_s = batch.global_size / (time.monotonic() - started)
         step = batch.step
         log.step(batch, loss)
@@ -130,9 +130,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps")
     parser.add_argument("--print-every", type=int, default=20, help="steps")
-    parser.add_argument(
-        "--step-delay", type=float, default=0.0, help="seconds to wait in each step, to watch it longer"
-    )
+    parser.add_argument("--min-step-time", type=float, default=0.0, help="seconds; a quicker step waits, to be watched")
     return parser.parse_args()
 
 

@@ -77,7 +77,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
         loss = train_step(model, optimizer, corpus, batch, options.micro_batch, device)
         schedule.step()
         step = batch.step
-        time.sleep(options.step_delay)
+        time.sleep(max(0.0, options.min_step_time - (time.monotonic() - started)))
         samples_per_s = batch.global_size / (time.monotonic() - started)
         log.step(batch, loss)
         report(step, batch.samples_seen, loss, samples_per_s)
@@ -180,9 +180,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--corpus-kib", type=int, default=4096, help="how much of the standard library to read")
     parser.add_argument("--checkpoint-every", type=int, default=25, help="steps")
     parser.add_argument("--print-every", type=int, default=1, help="steps")
-    parser.add_argument(
-        "--step-delay", type=float, default=0.0, help="seconds to wait in each step, to watch it longer"
-    )
+    parser.add_argument("--min-step-time", type=float, default=0.0, help="seconds; a quicker step waits, to be watched")
     return parser.parse_args()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ MAX_MESSAGE_BYTES = 4000  # with the sentence in front it fits the pod's termina
 _MAX_REPORT_BYTES = 256 * 1024
 _TRACEBACK = "Traceback (most recent call last):"
 _MAX_TAIL_LINES = 20
+# torch's own remarks as glog writes them: "[W1121 04:28:38.471 socket.cpp:207] ...", also behind "[rank0]:"
+_REMARK = re.compile(r"^(?:\[rank\d+\]: ?)?\[[IW]\d{4} .*\n?", re.MULTILINE)
+# What a process prints when it brings a signal on itself: faulthandler, the C++ runtime, glog's errors.
+_DEADLY = re.compile(r"^(?:Fatal Python error: |terminate called |(?:\[rank\d+\]: ?)?\[[EF]\d{4} )", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +41,15 @@ def describe(
     *, global_rank: int, local_rank: int, status: int, error_file: Path, stderr_tail: str, time: str
 ) -> Failure:
     """Put together what is known about a worker that failed. ``stderr_tail`` is the end of what it printed."""
-    sentence = f"rank {global_rank} (local rank {local_rank}) ended with {describe_status(status)}"
+    if status < 0:
+        sentence = f"rank {global_rank} was killed by {signal_name(-status)}"
+        printed = last_error(stderr_tail)
+    else:
+        sentence = f"rank {global_rank} (local rank {local_rank}) ended with {describe_status(status)}"
+        printed = last_error(stderr_tail) or last_lines(stderr_tail)
     if status == -9:
         sentence += "; where nobody sent it, the kernel's out-of-memory killer did"
-    details = reported_error(error_file) or last_traceback(stderr_tail)
+    details = reported_error(error_file) or printed
     return Failure(
         global_rank=global_rank,
         local_rank=local_rank,
@@ -65,15 +75,22 @@ def reported_error(path: Path) -> str:
     return str(stack or message.get("message") or "").strip()
 
 
-def last_traceback(stderr_tail: str) -> str:
-    """Give the last traceback in what a worker printed; without one its last lines, which often say why as well."""
-    begin = stderr_tail.rfind(_TRACEBACK)
-    if begin >= 0:
-        # A chained exception prints several; the first of the chain is the cause.
-        while (earlier := stderr_tail.rfind(_TRACEBACK, 0, begin)) >= 0 and _is_chained(stderr_tail[earlier:begin]):
-            begin = earlier
-        return stderr_tail[begin:].strip()
-    return "\n".join(stderr_tail.strip().splitlines()[-_MAX_TAIL_LINES:])
+def last_error(stderr_tail: str) -> str:
+    """Give the last traceback that a worker printed, else its report of a fatal error; "" when there is neither."""
+    text = _REMARK.sub("", stderr_tail)
+    begin = text.rfind(_TRACEBACK)
+    if begin < 0:
+        deadly = _DEADLY.search(text)
+        return "\n".join(text[deadly.start() :].strip().splitlines()[:_MAX_TAIL_LINES]) if deadly else ""
+    # A chained exception prints several; the first of the chain is the cause.
+    while (earlier := text.rfind(_TRACEBACK, 0, begin)) >= 0 and _is_chained(text[earlier:begin]):
+        begin = earlier
+    return text[begin:].strip()
+
+
+def last_lines(stderr_tail: str) -> str:
+    """Give the last lines that a worker printed, without torch's remarks; they often say why as well."""
+    return "\n".join(_REMARK.sub("", stderr_tail).strip().splitlines()[-_MAX_TAIL_LINES:])
 
 
 def _is_chained(between: str) -> bool:

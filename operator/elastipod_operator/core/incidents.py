@@ -111,9 +111,12 @@ def failure_text(replica: Replica) -> str:
     if failure.global_rank < 0:
         return failure.message.strip()[:300]
     how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exitcode}"
-    lines = [line for line in failure.message.strip().splitlines() if line.strip()]
-    last = f": {lines[-1].strip()[:300]}" if lines else ""
-    return f"rank {failure.global_rank} {how}{last}"
+    lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
+    if not lines:
+        return f"rank {failure.global_rank} {how}"
+    if lines[-1].startswith(f"rank {failure.global_rank} "):
+        return lines[-1][:300]  # the agent's own sentence: the worker printed nothing about its end
+    return f"rank {failure.global_rank} {how}: {lines[-1][:300]}"
 
 
 def _out_of_step(members: list[Replica], record: Record) -> Incident | None:

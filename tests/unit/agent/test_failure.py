@@ -11,7 +11,8 @@ from elastipod_agent.workers.failure import (
     MAX_MESSAGE_BYTES,
     Failure,
     describe,
-    last_traceback,
+    last_error,
+    last_lines,
     reported_error,
     shorten,
     write_termination_message,
@@ -36,7 +37,31 @@ def test_a_signal_by_name_with_a_hint_for_the_commonest_cause(tmp_path: Path) ->
     failure = report(-9, tmp_path)
     assert (failure.exitcode, failure.signal) == (None, "SIGKILL")
     assert "out-of-memory" in failure.message
-    assert report(-11, tmp_path).message == "rank 5 (local rank 1) ended with signal SIGSEGV"
+    assert report(-11, tmp_path).message == "rank 5 was killed by SIGSEGV"
+
+
+REMARK = "[W1121 04:28:38.471 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved.\n"
+
+
+def test_torchs_remarks_are_never_the_reason(tmp_path: Path) -> None:
+    killed = report(-9, tmp_path, f"loading\n{REMARK}[rank0]:{REMARK}").message
+    assert killed.startswith("rank 5 was killed by SIGKILL")
+    assert "\n" not in killed
+    assert report(3, tmp_path, f"no such file\n{REMARK}").message.endswith("exit code 3\nno such file")
+    assert report(1, tmp_path, f"{TRACEBACK}\n{REMARK}").message.endswith("\nValueError: bad")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        TRACEBACK,
+        "Fatal Python error: Aborted",
+        "terminate called without an active exception",
+        "[rank0]:[E1121 04 x] y",
+    ],
+)
+def test_an_error_printed_before_a_signal_is_told(tmp_path: Path, said: str) -> None:
+    assert report(-6, tmp_path, f"epoch 1\n{said}\n{REMARK}").message == f"rank 5 was killed by SIGABRT\n{said}"
 
 
 def test_the_report_of_torchs_record_comes_before_what_was_printed(tmp_path: Path) -> None:
@@ -63,12 +88,12 @@ def test_reports_of_any_shape(tmp_path: Path, content: str, found: str) -> None:
 
 def test_a_chained_traceback_is_kept_whole() -> None:
     chain = f"{TRACEBACK}\n\nThe above exception was the direct cause of the following exception:\n\n{TRACEBACK}"
-    assert last_traceback(f"{TRACEBACK}\nunrelated\n{chain}") == chain
+    assert last_error(f"{TRACEBACK}\nunrelated\n{chain}") == chain
 
 
 def test_without_a_traceback_the_last_lines_speak() -> None:
     tail = "\n".join(f"line {n}" for n in range(100)) + '\n  File "t.py", line 1\nSyntaxError: invalid syntax\n'
-    found = last_traceback(tail)
+    found = last_lines(tail)
     assert found.endswith("SyntaxError: invalid syntax")
     assert len(found.splitlines()) == 20
 
