@@ -66,7 +66,7 @@ def steps_of(job: JobRun) -> dict[int, list[int]]:
 
 
 def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> None:
-    assert "created" in job.apply("--steps=400", "--min-step-time=0.2", "--checkpoint-every=50")
+    assert "created" in job.apply("--steps=900", "--min-step-time=0.2", "--checkpoint-every=50")
     job.until_training(4)
     assert "unchanged" in job.apply_again()
 
@@ -105,7 +105,7 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
 
 
 def test_power_loss(job: JobRun, cluster: Cluster) -> None:
-    job.apply("--steps=150", "--min-step-time=0.1", "--checkpoint-every=20")
+    job.apply("--steps=150", "--min-step-time=0.2", "--checkpoint-every=20")
     job.until_training(4, beyond_step=25)
     safe = leader(cluster)["spec"]["nodeName"]
     victim = next(p["spec"]["nodeName"] for p in job.running_pods() if p["spec"]["nodeName"] != safe)

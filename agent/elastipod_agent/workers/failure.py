@@ -43,10 +43,10 @@ def describe(
     """Put together what is known about a worker that failed. ``stderr_tail`` is the end of what it printed."""
     if status < 0:
         sentence = f"rank {global_rank} was killed by {signal_name(-status)}"
-        printed = last_error(stderr_tail)
+        printed = last_traceback(stderr_tail) or fatal_report(stderr_tail)
     else:
         sentence = f"rank {global_rank} (local rank {local_rank}) ended with {describe_status(status)}"
-        printed = last_error(stderr_tail) or last_lines(stderr_tail)
+        printed = last_traceback(stderr_tail) or last_lines(stderr_tail)
     if status == -9:
         sentence += "; where nobody sent it, the kernel's out-of-memory killer did"
     details = reported_error(error_file) or printed
@@ -75,17 +75,23 @@ def reported_error(path: Path) -> str:
     return str(stack or message.get("message") or "").strip()
 
 
-def last_error(stderr_tail: str) -> str:
-    """Give the last traceback that a worker printed, else its report of a fatal error; "" when there is neither."""
+def last_traceback(stderr_tail: str) -> str:
+    """Give the last traceback that a worker printed; "" when there is none."""
     text = _REMARK.sub("", stderr_tail)
     begin = text.rfind(_TRACEBACK)
     if begin < 0:
-        deadly = _DEADLY.search(text)
-        return "\n".join(text[deadly.start() :].strip().splitlines()[:_MAX_TAIL_LINES]) if deadly else ""
+        return ""
     # A chained exception prints several; the first of the chain is the cause.
     while (earlier := text.rfind(_TRACEBACK, 0, begin)) >= 0 and _is_chained(text[earlier:begin]):
         begin = earlier
     return text[begin:].strip()
+
+
+def fatal_report(stderr_tail: str) -> str:
+    """Give what a process printed when it brought a signal on itself; "" when it printed nothing of the kind."""
+    text = _REMARK.sub("", stderr_tail)
+    deadly = _DEADLY.search(text)
+    return "\n".join(text[deadly.start() :].strip().splitlines()[:_MAX_TAIL_LINES]) if deadly else ""
 
 
 def last_lines(stderr_tail: str) -> str:

@@ -11,8 +11,8 @@ from elastipod_agent.workers.failure import (
     MAX_MESSAGE_BYTES,
     Failure,
     describe,
-    last_error,
     last_lines,
+    last_traceback,
     reported_error,
     shorten,
     write_termination_message,
@@ -88,7 +88,12 @@ def test_reports_of_any_shape(tmp_path: Path, content: str, found: str) -> None:
 
 def test_a_chained_traceback_is_kept_whole() -> None:
     chain = f"{TRACEBACK}\n\nThe above exception was the direct cause of the following exception:\n\n{TRACEBACK}"
-    assert last_error(f"{TRACEBACK}\nunrelated\n{chain}") == chain
+    assert last_traceback(f"{TRACEBACK}\nunrelated\n{chain}") == chain
+
+
+def test_an_early_remark_does_not_hide_how_an_ordinary_exit_ended(tmp_path: Path) -> None:
+    said = "[E1121 04:28:38.471 socket.cpp:207] [c10d] retrying\nepoch 1\nthe corpus is too small"
+    assert report(1, tmp_path, said).message.endswith("\nthe corpus is too small")
 
 
 def test_without_a_traceback_the_last_lines_speak() -> None:
