@@ -11,7 +11,6 @@ from elastipod_local.processes import isolated
 
 DEBIAN = "debian:bookworm-slim"
 RELEASE = "bookworm"
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
 BOOTSTRAP_DEADLINE_S = 1200
 
 
@@ -23,7 +22,7 @@ def bootstrap_debian(scratch: Path, progress: Progress) -> Path:
     with log.open("wb") as output:
         done = subprocess.run(
             # In namespaces of its own, so that what it mounts and starts cannot stay behind.
-            isolated(["debootstrap", "--variant=minbase", RELEASE, str(root), mirror()]),
+            isolated(["debootstrap", "--variant=minbase", RELEASE, str(root), *mirror()]),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -36,16 +35,16 @@ def bootstrap_debian(scratch: Path, progress: Progress) -> Path:
     return root
 
 
-def mirror() -> str:
-    """Give the mirror that this machine's apt uses for the release, Debian's own where it uses none."""
+def mirror() -> list[str]:
+    """Give the mirror that this machine's apt uses for the release; nothing where it uses none, for debootstrap knows one."""
     if find_program("apt-get") is None:
-        return DEFAULT_MIRROR
+        return []
     targets = run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(COMPONENT)"], check=False).stdout
     for line in targets.splitlines():
         uri, _, rest = line.partition(" ")
         if rest == f"{RELEASE} main":
-            return uri.rstrip("/")
-    return DEFAULT_MIRROR
+            return [uri.rstrip("/")]
+    return []
 
 
 def _slim(root: Path) -> None:

@@ -17,7 +17,7 @@ from elastipod_local.images import ImageSet, ensure_images, stored_seed
 from elastipod_local.node import Disk
 from elastipod_local.nodes import Nodes
 from elastipod_local.packages import ensure_packages
-from elastipod_local.paths import DEFAULT_NAME, cluster_dir
+from elastipod_local.paths import DEFAULT_NAME, cache_dir, cluster_dir, require_visible_to_nodes
 from elastipod_local.state import ClusterState, NodeOptions, Phase, StateFile, exclusive
 from elastipod_local.storage import shared_storage
 from elastipod_local.teardown import is_running, tear_down
@@ -106,6 +106,7 @@ class Cluster:
         require_linux()
         if nodes:
             require_root("making nodes")
+            require_visible_to_nodes(cache_dir())
         cluster = cls(name, cluster_dir(name, run_dir), progress)
         with cluster._files.locked():
             if cluster.is_running():

@@ -19,6 +19,15 @@ def cache_dir() -> Path:
     return folder
 
 
+def require_visible_to_nodes(folder: Path) -> None:
+    """Raise LocalClusterError when nodes could not see a folder: each has a /tmp and a /run of its own."""
+    for hidden in ("/tmp", "/run"):  # noqa: S108  # compared with, not written to
+        if folder.resolve().is_relative_to(hidden):
+            raise LocalClusterError(
+                f"the cache {folder} is below {hidden}, which every node has for itself; set XDG_CACHE_HOME to another folder"
+            )
+
+
 def checkout_root() -> Path:
     """Give the folder that holds Dockerfile and pyproject.toml. Raises LocalClusterError outside a checkout."""
     for folder in (Path.cwd(), *Path.cwd().parents, *PACKAGE.parents):

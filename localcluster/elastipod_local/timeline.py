@@ -117,33 +117,35 @@ def _draw_sizes(axes: Axes, timeline: Timeline) -> None:
     )  # fmt: skip
 
 
-def note_levels(moments: Sequence[float], close: float) -> list[int]:
-    """Give each note a height, 0 the lowest: of two that are closer than `close`, the earlier stands higher.
+def note_places(moments: Sequence[float], end: float, width: float) -> list[tuple[float, int]]:
+    """Give for each note where its text begins and its level, 0 the lowest.
 
-    So the line below a note never runs through the text of one before it.
+    A text of this width stands right of its moment, or left of it where it would leave the picture at `end`. Of two
+    whose texts would touch, the earlier stands higher, so that no line runs through a text below it.
     """
+    begins = [moment if moment + width <= end else moment - width for moment in moments]
     levels: list[int] = []
-    following: float | None = None
-    for moment in reversed(moments):
-        near = following is not None and following - moment < close
-        levels.append(levels[-1] + 1 if near else 0)
-        following = moment
-    return levels[::-1]
+    for at in reversed(range(len(moments))):
+        later = range(at + 1, len(moments))
+        touching = [levels[len(moments) - 1 - other] for other in later if begins[other] < begins[at] + width]
+        levels.append(max(touching, default=-1) + 1)
+    return list(zip(begins, levels[::-1], strict=True))
 
 
 def _draw_notes(axes: Axes, timeline: Timeline) -> None:
     """Write each cause above its moment, close neighbours at different heights."""
     highest = max(span.size for span in timeline.spans)
-    levels = note_levels([note.at_s for note in timeline.notes], timeline.end_s * NOTE_WIDTH)
-    for note, level in zip(timeline.notes, levels, strict=True):
-        on_the_right = note.at_s > timeline.end_s * (1 - NOTE_WIDTH)
+    moments = [note.at_s for note in timeline.notes]
+    places = note_places(moments, timeline.end_s, timeline.end_s * NOTE_WIDTH)
+    for note, (begin, level) in zip(timeline.notes, places, strict=True):
+        on_the_right = begin < note.at_s
         height = highest * (1.07 + 0.13 * level)
         axes.vlines(note.at_s, 0, height, color=INK, linewidth=0.8, linestyles=(0, (2, 2)), zorder=3)
         axes.annotate(
             note.text, (note.at_s, height), xytext=(-3 if on_the_right else 3, 0), textcoords="offset points",
             ha="right" if on_the_right else "left", va="center", fontsize=9,
         )  # fmt: skip
-    axes.set_ylim(0, highest * (1.17 + 0.13 * max(levels, default=0)))
+    axes.set_ylim(0, highest * (1.17 + 0.13 * max((level for _, level in places), default=0)))
 
 
 def _draw_loss(axes: Axes, timeline: Timeline) -> None:

@@ -9,7 +9,7 @@ from tests.unit.demo.stories import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_C
 
 from elastipod_local.demo_report import Phase, Run, parse_history, spans
 from elastipod_local.run_log import generations
-from elastipod_local.timeline import COLOURS, Note, Timeline, draw, note_levels, of_run
+from elastipod_local.timeline import COLOURS, Note, Timeline, draw, note_places, of_run
 
 
 @pytest.fixture
@@ -32,16 +32,18 @@ def test_each_change_is_noted_with_its_cause_and_gap(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("moments", "levels"),
+    ("moments", "places"),
     [
-        pytest.param([], [], id="nothing to note"),
-        pytest.param([0.0, 50.0], [0, 0], id="far apart: both low"),
-        pytest.param([0.0, 5.0, 12.0], [2, 1, 0], id="close: the earlier stands higher"),
-        pytest.param([0.0, 5.0, 50.0], [1, 0, 0], id="only the close ones are lifted"),
+        pytest.param([], [], id="no notes"),
+        pytest.param([10, 40], [(10, 0), (40, 0)], id="far apart, one level"),
+        pytest.param([10, 25], [(10, 1), (25, 0)], id="of close ones the earlier stands higher"),
+        pytest.param([10, 25, 35], [(10, 2), (25, 1), (35, 0)], id="three in a row"),
+        pytest.param([55, 90], [(55, 1), (70, 0)], id="at the end the text stands left and may touch an earlier one"),
+        pytest.param([40, 90], [(40, 0), (70, 0)], id="or may not"),
     ],
 )
-def test_notes_do_not_cover_each_other(moments: list[float], levels: list[int]) -> None:
-    assert note_levels(moments, close=10) == levels
+def test_notes_do_not_run_into_each_other(moments: list[float], places: list[tuple[float, int]]) -> None:
+    assert note_places(moments, end=100, width=20) == places
 
 
 def test_the_same_run_gives_the_same_picture(run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,19 @@
+"""Folders: what nodes can see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.paths import require_visible_to_nodes
+
+
+def test_a_cache_that_nodes_cannot_see_is_refused_with_what_to_do() -> None:
+    with pytest.raises(LocalClusterError, match=r"below /tmp.*set XDG_CACHE_HOME to another folder"):
+        require_visible_to_nodes(Path("/tmp/cache/elastipod"))
+
+
+def test_another_folder_is_fine() -> None:
+    require_visible_to_nodes(Path("/var/cache/elastipod"))
