@@ -24,8 +24,6 @@ ANNOTATION_HISTORY = "elastipod.io/history"
 ANNOTATION_DRAIN_ON_DELETE = "elastipod.io/drain-on-delete"
 
 DEFAULT_AGENT_PORT = 8080
-# Names of pods are labels of DNS in places (hostname); Kubernetes cuts hostnames at 63 characters by itself.
-MAX_POD_NAME = 253
 
 
 @dataclass(frozen=True, slots=True, order=True)
