@@ -108,8 +108,34 @@ OWN_OPTIONS = (
     Option(("--pre-train-args",), "", help="its arguments, in one string"),
     Option(("--post-train-script",), None, help="run once all workers have completed"),
     Option(("--post-train-args",), "", help="its arguments, in one string"),
-    Option(("--inprocess-restart",), False, None, help="accepted; restarts are on process level in this version"),
-    Option(("--inprocess-timeout",), None, int, help="accepted, see --inprocess-restart"),
+    Option(
+        ("--inprocess-restart",),
+        False,
+        None,
+        help="start the workers at once and keep them over faults: they wait at a barrier for the next start",
+    ),
+    Option(
+        ("--inprocess-timeout",),
+        600,
+        int,
+        help="seconds that all workers may take to come (back) to that barrier before they are started anew (default: 600)",
+    ),
+    Option(
+        ("--no-warm-workers",),
+        False,
+        None,
+        help="start every worker with a fresh interpreter instead of forking one that has torch loaded",
+    ),
+    Option(
+        ("--preload",), "", help="modules that warm workers have imported already, beside torch, e.g. transformers,timm"
+    ),
+    Option(
+        ("--hang-timeout",),
+        "auto",
+        help="seconds without a step after which workers that report steps are a fault; 0 = never "
+        "(default: auto = 10 times the median step, at least 600)",
+    ),
+    Option(("--metrics-port",), 0, int, help="port of the Prometheus metrics; 0 = none (default: 0)"),
 )
 
 # What a user may give and what changes nothing where the operator decides.

@@ -25,6 +25,7 @@ from elastipod_agent.workers.failure import Failure, describe, shorten
 from elastipod_agent.workers.group import Worker, WorkerGroup
 from elastipod_agent.workers.output import OutputPump, Stream
 from elastipod_agent.workers.reaper import Reaper
+from elastipod_agent.workers.watches import Finding, Watch, Watches
 
 GIVE_UP_S = 30.0  # how long a worker that hangs in its start is tried to be ended
 GIVE_UP_AGAIN_S = 0.2
@@ -78,6 +79,8 @@ class Generation:
         self._deadline: float | None = None  # monotonic
         self._wake = asyncio.Event()
         self._fault: Fault | None = None
+        self._finding: Finding | None = None
+        self._watches = Watches(self._found)
         self._last_progress: Progress | None = None
 
     def stop(self, mode: Stop, timeout_s: float) -> None:
@@ -147,6 +150,7 @@ class Generation:
             return False
         self._group = WorkerGroup(self._settings, self.start, self._directory, self._reaper, self._pump)
         await self._spawn(self._group)
+        self._watches.begin(self._wanted_watches())
         return True
 
     async def _spawn(self, group: WorkerGroup) -> None:
@@ -171,9 +175,20 @@ class Generation:
             if failed is not None:
                 await self._report(group, failed)
                 return
+            if self._finding is not None:
+                self._fail(self._finding.reason, self._finding.message)
+                return
             if not group.living or self._stop is Stop.HARD or self._is_late():
                 return
             await self._woken()
+
+    def _wanted_watches(self) -> list[Watch]:
+        """Give what is to be watched beside exits."""
+        return []
+
+    def _found(self, finding: Finding) -> None:
+        self._finding = finding
+        self._wake.set()
 
     async def _woken(self, *others: asyncio.Future[Any], limit_s: float | None = None) -> None:
         """Wait for an exit, a stop, one of the others, the end of the drain's time, or at most for so long."""
@@ -189,6 +204,7 @@ class Generation:
 
     async def _finish(self) -> End:
         """Tear down what is left and name the end."""
+        await self._watches.end()
         group = self._group
         if group is None:
             return End(outcome=Outcome.CRASHED if self._fault else Outcome.STOPPED)

@@ -80,6 +80,12 @@ class Settings:
     post_script: Script | None
     logs: Logs
     job: str
+    is_warm: bool = True
+    preload: tuple[str, ...] = ()
+    is_inprocess: bool = False
+    inprocess_timeout_s: float = 600.0
+    hang_timeout_s: float | None = None  # None: found from the steps themselves; 0: not watched
+    metrics_port: int = 0  # 0: none
 
     def worker_command(self, local_rank: int) -> list[str]:
         """Give one worker's command; ``${local_rank}`` in arguments stands for its local rank, as in torchrun."""
@@ -110,6 +116,12 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
         post_script=_script(values.post_train_script, values.post_train_args),
         logs=_logs(line, environ, run_id),
         job=job,
+        is_warm=not values.no_warm_workers,
+        preload=_preload(values.preload),
+        is_inprocess=values.inprocess_restart,
+        inprocess_timeout_s=_not_negative("--inprocess-timeout", values.inprocess_timeout),
+        hang_timeout_s=_hang_timeout(values.hang_timeout),
+        metrics_port=_metrics_port(values.metrics_port),
     )
     _check_nnodes(values.nnodes)
     warnings = _warnings(line)
@@ -213,6 +225,32 @@ def _not_negative(option: str, value: int) -> int:
     return value
 
 
+def _preload(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in (one.strip() for one in text.split(",")) if name)
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise BadUsage(f"--preload names {name!r}, which is no module name")
+    return names
+
+
+def _hang_timeout(text: str) -> float | None:
+    if text == "auto":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise BadUsage(f"--hang-timeout is {text!r}; it must be auto, 0 or a number of seconds")
+    return value
+
+
+def _metrics_port(value: int) -> int:
+    if not 0 <= value <= 65535:
+        raise BadUsage(f"--metrics-port is {value}; it must be a port number, or 0 for none")
+    return value
+
+
 def _warnings(line: CommandLine) -> list[str]:
     given = {option.dest: value for option, value in line.given}
     said: list[str] = []
@@ -221,8 +259,6 @@ def _warnings(line: CommandLine) -> list[str]:
     unused = sorted("--" + dest.replace("_", "-") for dest in given if dest in OUTSIDE_ONLY)
     if unused:
         said.append(f"{', '.join(unused)} change{'s' if len(unused) == 1 else ''} nothing inside a pod")
-    if "inprocess_restart" in given:
-        said.append("--inprocess-restart is accepted, but workers are restarted as processes in this version")
     return said
 
 

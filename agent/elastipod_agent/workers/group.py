@@ -51,15 +51,28 @@ class Worker:
 
 
 class WorkerGroup:
-    """``directory``: private to this generation; holds the worker file and, without --log-dir, the error reports."""
+    """``directory``: private to this generation; holds the worker file and, without --log-dir, the error reports.
 
-    def __init__(self, settings: Settings, start: Start, directory: Path, reaper: Reaper, pump: OutputPump) -> None:
+    tap: is given what local rank 0 prints, in the output thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        start: Start,
+        directory: Path,
+        reaper: Reaper,
+        pump: OutputPump,
+        *,
+        tap: Callable[[bytes], None] | None = None,
+    ) -> None:
         self.workers: list[Worker] = []
         self._settings = settings
         self._start = start
         self._directory = directory
         self._reaper = reaper
         self._pump = pump
+        self._tap = tap
         self._is_given_up = False
         self._file = WorkerFile.create(directory / "workers", settings.layout.nproc)
 
@@ -160,7 +173,8 @@ class WorkerGroup:
             worker_file=self._file.path,
             error_file=str(error_file),
         )
-        with open_outputs(self._settings.logs, self._prefix(local_rank), local_rank, logs) as outputs:
+        tap = self._tap if local_rank == 0 else None
+        with open_outputs(self._settings.logs, self._prefix(local_rank), local_rank, logs, tap=tap) as outputs:
             command = self._settings.worker_command(local_rank)
             child = await self._reaper.spawn(command, env, stdout=outputs.stdout_sink, stderr=outputs.stderr_sink)
             streams = outputs.hand_over(self._pump)

@@ -11,6 +11,7 @@ import select
 import selectors
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ _MAX_SAYINGS = 10_000
 class Stream:
     """One output stream of one process on its way.
 
-    console: descriptor it goes to, None = not shown there. has_tail: its last part is kept in `tail`.
+    console: descriptor it goes to, None = not shown there. has_tail: its last part is kept in `tail`. tap: is given every
+    chunk as it was read, in the pump's thread; must not block.
     """
 
     source: int
@@ -35,12 +37,15 @@ class Stream:
     file: BinaryIO | None = None
     has_tail: bool = True
     tail: bytes = b""
+    tap: Callable[[bytes], None] | None = None
     _partial: bytes = field(default=b"")
 
     def take(self, data: bytes) -> bytes:
         """Take a chunk in; give what is to be written to the console now: whole lines, each with the prefix."""
         if self.has_tail:
             self.tail = (self.tail + data)[-TAIL_BYTES:]
+        if self.tap is not None:
+            self.tap(data)
         if self.file is not None:
             self.file.write(data)
         if self.console is None:

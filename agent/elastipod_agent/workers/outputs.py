@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,26 +58,42 @@ class Outputs:
 
 
 @contextmanager
-def open_outputs(logs: Logs, prefix: str, local_rank: int, directory: Path) -> Iterator[Outputs]:
-    """Open both ways for one worker, in whose ``directory`` its files are made. Raises OSError."""
+def open_outputs(
+    logs: Logs, prefix: str, local_rank: int, directory: Path, *, tap: Callable[[bytes], None] | None = None
+) -> Iterator[Outputs]:
+    """Open both ways for one worker, in whose ``directory`` its files are made. Raises OSError.
+
+    tap: is given all that the worker prints, wherever else it goes.
+    """
     outputs = Outputs()
     try:
         for stream in (STDOUT, STDERR):
-            _open(outputs, stream, logs, prefix, local_rank, directory / _FILES[stream])
+            _open(outputs, stream, logs, prefix, local_rank, directory / _FILES[stream], tap)
         yield outputs
     finally:
         outputs.close()
 
 
-def _open(outputs: Outputs, stream: int, logs: Logs, prefix: str, local_rank: int, path: Path) -> None:
+def _open(
+    outputs: Outputs,
+    stream: int,
+    logs: Logs,
+    prefix: str,
+    local_rank: int,
+    path: Path,
+    tap: Callable[[bytes], None] | None,
+) -> None:
+    is_redirect = bool(logs.redirects.of(local_rank) & stream)
     is_tee = bool(logs.tee.of(local_rank) & stream)
-    if logs.redirects.of(local_rank) & stream and not is_tee:
+    if is_redirect and not is_tee and tap is None:
         outputs.sinks[stream] = os.open(path, _NEW_FILE, 0o644)
         if stream == STDERR:
             outputs.stderr_file = path
         return
-    file = open(path, "wb", buffering=0) if is_tee else None  # noqa: SIM115 the stream closes it
-    is_shown = logs.only_local_ranks is None or local_rank in logs.only_local_ranks
+    has_file = is_tee or is_redirect
+    file = open(path, "wb", buffering=0) if has_file else None  # noqa: SIM115 the stream closes it
+    is_shown = is_tee or not is_redirect
+    is_shown &= logs.only_local_ranks is None or local_rank in logs.only_local_ranks
     source, outputs.sinks[stream] = os.pipe2(os.O_CLOEXEC)
     console = stream if is_shown else None
-    outputs.streams[stream] = Stream(source, prefix.encode(), console, file, has_tail=stream == STDERR)
+    outputs.streams[stream] = Stream(source, prefix.encode(), console, file, has_tail=stream == STDERR, tap=tap)

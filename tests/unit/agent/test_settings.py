@@ -64,11 +64,10 @@ def test_the_local_rank_macro() -> None:
 
 
 def test_warnings_name_what_changes_nothing() -> None:
-    line = parse(["--rdzv-backend=c10d", "--node-rank=1", "--master-port=5", "--inprocess-restart", "t.py"], {})
+    line = parse(["--rdzv-backend=c10d", "--node-rank=1", "--master-port=5", "t.py"], {})
     _, warnings = read_settings(line, {})
     assert warnings[0].startswith("--rdzv-backend=c10d is not used")
     assert warnings[1] == "--master-port, --node-rank change nothing inside a pod"
-    assert "--inprocess-restart" in warnings[2]
     assert read_settings(parse(["--rdzv-backend=hyperpod", "t.py"], {}), {})[1] == []
 
 

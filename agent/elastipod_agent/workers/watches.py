@@ -1,0 +1,55 @@
+"""What watches the workers of a generation beside their exits: each may find that the run cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault that no exit tells: the reason as it stands in /status, and a message for people."""
+
+    reason: str
+    message: str
+
+
+class Watch(Protocol):
+    """One watch over one generation."""
+
+    async def run(self) -> Finding:
+        """Return when there is something to say; cancelled when the generation ends. Must clean up after itself."""
+
+
+class Watches:
+    """Runs the watches of one generation; ``on_finding`` is called with the first finding only."""
+
+    def __init__(self, on_finding: Callable[[Finding], None]) -> None:
+        self._on_finding = on_finding
+        self._tasks: list[asyncio.Task[Finding]] = []
+        self._has_found = False
+
+    def begin(self, watches: Sequence[Watch]) -> None:
+        """Begin to watch."""
+        for watch in watches:
+            task = asyncio.ensure_future(watch.run())
+            task.add_done_callback(self._done)
+            self._tasks.append(task)
+
+    async def end(self) -> None:
+        """Watch no more. Raises what a watch failed with: a mistake of ours, not of the workers."""
+        for task in self._tasks:
+            task.cancel()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def _done(self, task: asyncio.Task[Finding]) -> None:
+        if task.cancelled() or task.exception() is not None or self._has_found:
+            return
+        self._has_found = True
+        self._on_finding(task.result())
