@@ -61,9 +61,12 @@ requirements: env ## resolve and pin the requirements anew (UPGRADE=--upgrade ta
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra dev -o requirements/dev.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra operator -o requirements/operator.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra examples -o requirements/train.txt
+	@$(COMPILE) $(UPGRADE) requirements/peer-original.in -o requirements/peer-original.txt
+	@$(COMPILE) $(UPGRADE) requirements/peer-torch211.in -o requirements/peer-torch211.txt
 
-bench: env ## the benchmarks; each writes .run/bench/<name>.json and prints a line
-	@status=0; for file in $(wildcard bench/[a-z]*.py); do echo "bench: $$file"; $(PY) $$file $(ARGS) || status=1; done; exit $$status
+BENCHES = $(patsubst bench/%.py,%,$(wildcard bench/[a-z]*.py))
+bench: env ## the benchmarks (NAME=one of them, ARGS for it); each writes .run/bench/<name>.json and prints a table
+	@status=0; for name in $(or $(NAME),$(BENCHES)); do echo "bench: $$name"; $(PY) -m bench.$$name $(ARGS) || status=1; done; exit $$status
 
 clean: ## stop leftover clusters and remove what runs and tools left (.venv and the cache of built binaries stay)
 	@for state in $(wildcard .run/cluster/*/state.json); do \

@@ -45,6 +45,17 @@ def elastic_event_detected() -> bool:
     return _detector.call()
 
 
+def begin_anew() -> None:
+    """Forget the event, for a process that has left one run and waits for its next.
+
+    With other ranks the next run agrees through a store of its own, under a prefix of its own.
+    """
+    global _detector
+    if _detector is not None:
+        _detector.close()
+        _detector = None
+
+
 class _Detector:
     """This process's side of the event: its level, its signal handler and, with other ranks, its agreement."""
 
@@ -85,6 +96,8 @@ class _Detector:
         previous = signal.getsignal(signal.SIGUSR1)
         if previous is None:  # installed by C code; replacing it could break that code
             return
+        while isinstance(former := getattr(previous, "__self__", None), _Detector):  # of this process's last run
+            previous = former._previous
         self._previous = previous if callable(previous) else None
         signal.signal(signal.SIGUSR1, self._on_signal)
 

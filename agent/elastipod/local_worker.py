@@ -6,7 +6,10 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 
+from elastipod.stacks import offer_stacks
 from elastipod.worker_file import ENV_NAME, WorkerFile
+
+SLOT_ENV = "ELASTIPOD_LOCAL_RANK"  # LOCAL_RANK is 0 everywhere with --virtual-local-rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +23,19 @@ class LocalWorker:
 def local_worker() -> LocalWorker | None:
     """Give this process's place in its pod, or None outside a pod that `hyperpodrun` started.
 
-    Raises WorkerFileError when the environment names a file that cannot be used. The file stays open with the process.
+    The first call also lets the agent ask for this process's stacks. Raises WorkerFileError when the environment names a
+    file that cannot be used. The file stays open with the process.
     """
     path = os.environ.get(ENV_NAME)
-    return _opened(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
+    return _opened(path) if path else None
 
 
 @lru_cache(maxsize=1)
-def _opened(path: str, local_rank: int) -> LocalWorker:
-    return LocalWorker(WorkerFile.open(path), local_rank)
+def _opened(path: str) -> LocalWorker:
+    local_rank = int(os.environ.get(SLOT_ENV) or os.environ.get("LOCAL_RANK") or "0")
+    worker = LocalWorker(WorkerFile.open(path), local_rank)
+    offer_stacks(worker.file, local_rank)
+    return worker
 
 
 def generation_from_env() -> int | None:

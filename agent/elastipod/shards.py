@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ def write_shards(folder: Path, state: dict[str, Any]) -> None:
     """
     try:
         with _no_process_group_needed():
-            save(state, storage_writer=FileSystemWriter(folder), no_dist=_alone())
+            save(state, storage_writer=FileSystemWriter(folder), **_options())
     except (CheckpointException, OSError) as error:
         raise CheckpointError(f"cannot write the checkpoint {folder}: {error}") from error
 
@@ -39,7 +40,7 @@ def read_shards(folder: Path, state: dict[str, Any]) -> None:
     """
     try:
         with _no_process_group_needed():
-            load(state, storage_reader=FileSystemReader(folder), no_dist=_alone())
+            load(state, storage_reader=FileSystemReader(folder), **_options())
     except (CheckpointException, RuntimeError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder} does not fit this model and optimizer: {error}") from error
 
@@ -55,6 +56,11 @@ def _alone() -> bool:
     return rank_and_world()[1] == 1
 
 
+def _options() -> dict[str, Any]:
+    """Older torches cannot be told that there is one rank only: they look for a process group, and one of one rank does."""
+    return {"no_dist": _alone()} if "no_dist" in inspect.signature(save).parameters else {}
+
+
 @contextmanager
 def _no_process_group_needed() -> Iterator[None]:
     """torch warns of a missing process group even where it is told that there is none."""
@@ -62,5 +68,5 @@ def _no_process_group_needed() -> Iterator[None]:
         yield
         return
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        warnings.filterwarnings("ignore", message="torch.distributed is .*unavailable or uninitialized")
         yield

@@ -6,7 +6,7 @@ writes where another one does. Layout, all little-endian (docs/design/contracts.
 
     header, 64 bytes    magic "ELPW" | u32 layout | u32 local ranks | u32 event level | f64 event deadline
     slot, 64 bytes each u32 acknowledged | u32 sequence | u64 step | u64 samples | f64 loss | f64 samples/s
-                        | u32 world size | u32 reserved | f64 time
+                        | u32 world size | u32 signal for stacks | f64 time
 
 A slot's numbers are guarded by its sequence: odd while they are being written, and changed by every write, so a reader
 never mixes two reports. Words are stored through views of their own width, which makes each store a single one.
@@ -37,6 +37,7 @@ _DOUBLE_DEADLINE: Final = 2
 _SLOT_ACKNOWLEDGED, _SLOT_SEQUENCE = 0, 1
 _SLOT_STEP, _SLOT_SAMPLES, _SLOT_LOSS, _SLOT_RATE = 1, 2, 3, 4
 _SLOT_WORLD_SIZE: Final = 10
+_SLOT_STACKS: Final = 11
 _SLOT_TIME: Final = 6
 _READ_ATTEMPTS: Final = 64
 
@@ -102,7 +103,7 @@ class WorkerFile:
         size = _RECORD * (1 + local_ranks)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, size)
+            os.posix_fallocate(descriptor, 0, size)  # a full disk must say so now, not by SIGBUS at the first write
             memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -145,6 +146,12 @@ class WorkerFile:
         level: int = self._words[_WORD_LEVEL]
         deadline: float = self._doubles[_DOUBLE_DEADLINE]
         return Event(level, deadline)
+
+    def begin_run(self) -> None:
+        """Take back the event and what workers said about it, for processes that live over several runs."""
+        self.set_event(EventLevel.NONE)
+        for local_rank in range(self.local_ranks):
+            self._words[self._slot(local_rank) // 4 + _SLOT_ACKNOWLEDGED] = 0
 
     def acknowledge(self, local_rank: int) -> None:
         """Say that this worker has seen the event and will stop: an exit 0 from now on is a drain, not a completion."""
@@ -200,6 +207,24 @@ class WorkerFile:
             if self._words[word + _SLOT_SEQUENCE] == before:
                 return found
         return None
+
+    def num_reports(self, local_rank: int) -> int:
+        """Count the worker's reports, those of an unchanged step too: a count that stands still is a silent worker."""
+        sequence: int = self._words[self._slot(local_rank) // 4 + _SLOT_SEQUENCE]
+        return sequence // 2
+
+    def offer_stacks(self, local_rank: int, number: int) -> None:
+        """Say which signal makes this worker write its stacks into `stacks_path`; 0 takes the offer back."""
+        self._words[self._slot(local_rank) // 4 + _SLOT_STACKS] = number
+
+    def stacks_signal(self, local_rank: int) -> int:
+        """Give the signal that makes the worker write its stacks, 0 when it offers none."""
+        number: int = self._words[self._slot(local_rank) // 4 + _SLOT_STACKS]
+        return number
+
+    def stacks_path(self, local_rank: int) -> str:
+        """Name the file into which the worker writes its stacks; it lies beside this one."""
+        return f"{self.path}.stacks-{local_rank}"
 
     def close(self) -> None:
         """Let the memory go; the file itself stays. Closing twice is harmless."""

@@ -5,26 +5,34 @@ from __future__ import annotations
 import asyncio
 import signal
 import traceback
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from elastipod.ipc_wire import SOCKET_ENV, RestartMode
 from elastipod_agent import __version__
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, Stop, agent_exit_code, signal_name
 from elastipod_agent.core.fences import Answer, Situation, Verdict, decide_start, decide_stop, decide_update
+from elastipod_agent.core.inprocess import spoken_mode
 from elastipod_agent.core.requests import Start, StopRequest, Update
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.generation import End, Fault, Generation
+from elastipod_agent.inprocess.keeper import Keeper
+from elastipod_agent.inprocess.run import InProcessRun
+from elastipod_agent.ipc.link import SOCKET_NAME, WorkerLink
 from elastipod_agent.log import EventLog
 from elastipod_agent.settings import Settings
 from elastipod_agent.status import Board
+from elastipod_agent.warm.keeper import WarmWorkers
 from elastipod_agent.workers.failure import write_termination_message
 from elastipod_agent.workers.output import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
 # How long the end of a run stays readable once the pod is being terminated; an operator's /shutdown makes it shorter.
 FAREWELL_S = 5.0
+
+T = TypeVar("T")
 
 
 class Agent:
@@ -39,10 +47,15 @@ class Agent:
         self.board = Board(utc_now)
         self.log = log
         self._settings = settings
-        self._environ = environ
+        self._environ = {**environ, SOCKET_ENV: str(root / SOCKET_NAME)}
         self._pump = pump
         self._reaper = Reaper()
         self._root = root
+        self._warm = WarmWorkers(settings, self._environ, self._reaper, pump, log)
+        self._link = WorkerLink(settings.layout, root, self.board, self._sent)
+        self._exchange = self._link.exchange
+        self._keeper: Keeper | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._generation: Generation | None = None
         self._task: asyncio.Task[None] | None = None
         self._barred = 0
@@ -50,6 +63,9 @@ class Agent:
         self._leave = asyncio.Event()
         self._by_signal: int | None = None
         self._is_broken = False
+        usual = RestartMode.IN_PROCESS_RESTART if settings.is_inprocess else RestartMode.PROCESS_LEVEL_RESTART
+        self._usual_mode = usual
+        self.board.set(restart_mode=self._usual_mode.value)
 
     # -- the control API -----------------------------------------------------------------------------------------
 
@@ -60,32 +76,29 @@ class Agent:
         if answer.verdict is not Verdict.ACT:
             return answer
         self.log.group_rank = request.rank
-        facts = _facts(request) | {"progress": dict(request.progress) or None}
+        facts = _facts(request)
         if request.is_spare:
+            self._exchange.tell_ranks(request)
             self.board.set(**facts, generation=request.run_generation)
             self.log.info("held as a spare", generation=request.run_generation)
             return answer
         self._last = None
+        if self._keeper is None:
+            self._exchange.begin_run(request, progress=request.progress, is_fresh=True)
         self.board.enter(
             S.RUNNING,
             **facts,
+            **self._link.reported(),
             generation=request.run_generation,
             reason=None,
             message=None,
-            restart_mode=None,
+            restart_mode=self._usual_mode.value,
             drained=False,
+            has_priority=False,
             failure=None,
         )
         write_termination_message("")
-        self._generation = Generation(
-            self._settings,
-            request,
-            root=self._root,
-            environ=self._environ,
-            reaper=self._reaper,
-            pump=self._pump,
-            on_fault=self._faulted,
-        )
+        self._generation = self._new_generation(request)
         self._task = asyncio.ensure_future(self._run(self._generation))
         self.log.info(
             "starting workers",
@@ -114,10 +127,13 @@ class Agent:
             timeout_s=timeout_s if is_graceful else None,
         )
         if self.board.status.state is not S.STOPPING:
-            self.board.enter(S.STOPPING, restart_mode=request.restart_mode, reason=None, message=None)
+            mode = spoken_mode(request.restart_mode) if self._keeper is not None else self._usual_mode
+            self.board.enter(S.STOPPING, restart_mode=mode.value, reason=None, message=None)
         if self._generation is not None and self._task is not None and not self._task.done():
-            self._generation.stop(Stop.GRACEFUL if is_graceful else Stop.HARD, timeout_s)
+            self._generation.stop(Stop.GRACEFUL if is_graceful else Stop.HARD, timeout_s, request.restart_mode)
         else:
+            if self._keeper is not None:
+                self._keeper.call_back(frozenset(), is_faulty=False)
             self.board.enter(S.READY, drained=False)
         return answer
 
@@ -126,6 +142,7 @@ class Agent:
         answer = decide_update(self._situation(), request.generation)
         self._log_unless_acted("update", answer, request.generation)
         if answer.verdict is Verdict.ACT:
+            self._exchange.tell_ranks(request)
             self.board.set(**_facts(request))
         return answer
 
@@ -149,29 +166,58 @@ class Agent:
         loop.add_signal_handler(signal.SIGTERM, self._terminated)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             loop.add_signal_handler(number, self._interrupted, number)
-        self.board.enter(S.READY)
-        self.log.info("ready", version=__version__, port=port, nproc=self._settings.layout.nproc)
+        if self._settings.is_warm:
+            self._reaper.nursery = self._warm
+            self._warm.begin()
+        await self._link.listen()
+        if self._settings.is_inprocess:
+            parts = (self._root, self._environ, self._reaper, self._pump)
+            self._keeper = Keeper(self._settings, *parts, self._exchange, self.log)
+            self._keeper.on_change = self._gathered
+            self._keeping = asyncio.ensure_future(self._guarded(self._keeper.run()))
+        else:
+            self.board.enter(S.READY)
+        event = "ready" if self._keeper is None else "listening; workers are on their way to the barrier"
+        self.log.info(event, version=__version__, port=port, nproc=self._settings.layout.nproc)
 
     async def live(self) -> int:
         """Stay until /shutdown or a signal says to leave, end what runs, and give the process's exit code."""
         await self._leave.wait()
         is_faulted = self._is_broken or self.board.status.failure is not None
-        if self._task is not None and not self._task.done():
-            await asyncio.wait([self._task], timeout=self._settings.server_shutdown_timeout_s)
+        left = [task for task in (self._task, self._keeping) if task is not None and not task.done()]
+        if left:
+            await asyncio.wait(left, timeout=self._settings.server_shutdown_timeout_s)
+        await self._link.close()
+        await self._warm.end()
         self._reaper.stop()
         code = agent_exit_code(self._last, is_faulted=is_faulted, by_signal=self._by_signal)
         self.log.info("gone", exit_code=code)
         return code
 
-    async def _run(self, generation: Generation) -> None:
+    def _new_generation(self, request: Start) -> Generation:
+        parts: dict[str, Any] = {"root": self._root, "environ": self._environ, "reaper": self._reaper}
+        parts |= {"pump": self._pump, "on_fault": self._faulted}
+        if self._keeper is None:
+            return Generation(self._settings, request, **parts)
+        return InProcessRun(self._settings, request, **parts, keeper=self._keeper, exchange=self._exchange)
+
+    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Do a part of our own work; gives None when it failed by a mistake of ours."""
         try:
-            end = await generation.run()
-        except Exception as error:  # a mistake of ours: leave, so that the pod is replaced instead of hanging
+            return await work
+        except Exception as error:  # leave, so that the pod is replaced instead of hanging
             self._is_broken = True
             self.log.error("the agent itself failed and leaves", why=repr(error))
             write_termination_message("".join(traceback.format_exception(error)))
             self._go()
+            return None
+
+    async def _run(self, generation: Generation) -> None:
+        end = await self._guarded(generation.run())
+        if end is None:
             return
+        if self._keeper is None:
+            self._exchange.end_run(is_faulty=False)
         self._last = end.outcome
         if self.board.status.state is not S.SHUTDOWN:
             self._enter_end(end)
@@ -186,16 +232,34 @@ class Agent:
             self._stuck(end.stuck)
         elif end.outcome is Outcome.DRAINED:
             path = (S.READY,) if is_stopping else (S.STOPPING, S.READY)
-            self.board.enter(*path, reason="Drained", message=None, drained=True)
+            self.board.enter(*path, reason="Drained", message=None, drained=True, **self._kept())
             self.log.info("drained", generation=generation)
         elif is_stopping:
             if end.is_late and self.board.status.reason is None:
                 self.board.set(reason="DrainTimedOut", message=end.note)
-            self.board.enter(S.READY, drained=False)
+            self.board.enter(S.READY, drained=False, **self._kept())
             self.log.info("stopped", generation=generation, reason=self.board.status.reason)
         elif end.outcome is Outcome.COMPLETED:
             self.board.enter(S.COMPLETED, message=end.note or None)
+            write_termination_message(end.note)
             self.log.info("completed", generation=generation, note=end.note or None)
+
+    def _gathered(self) -> None:
+        """The first workers are at the barrier, or will not come there: the next start then says why."""
+        if self._keeper is not None and self._keeper.is_gathered and self.board.status.state is S.INIT:
+            self.board.enter(S.READY, **self._kept())
+            self.log.info("ready")
+
+    def _kept(self) -> dict[str, Any]:
+        """Give what a ready agent says about workers that live on: whether all do, and why some will not come."""
+        if self._keeper is None:
+            return {}
+        known = {"has_priority": self._keeper.has_kept, **self._link.reported()}
+        fault = self._keeper.fault
+        if fault is None:
+            return known
+        write_termination_message(fault.failure.message)
+        return known | {"reason": fault.reason, "message": fault.failure.message, "failure": fault.failure}
 
     def _stuck(self, stuck: tuple[int, ...]) -> None:
         """Processes that outlive SIGKILL hold their devices: this pod is no place for another generation."""
@@ -209,7 +273,9 @@ class Agent:
         """A worker failed: say so at once. During a stop the state stays STOPPING, and READY comes without `drained`."""
         failure = fault.failure
         if self.board.status.state is S.RUNNING:
-            self.board.enter(S.FAULTED, reason=fault.reason, message=failure.message, failure=failure)
+            mode = fault.restart_mode or self._usual_mode
+            said = {"reason": fault.reason, "message": failure.message, "failure": failure, "restart_mode": mode.value}
+            self.board.enter(S.FAULTED, **said, **self._link.reported())
         elif self.board.status.state is S.STOPPING:
             self.board.set(reason=fault.reason, message=failure.message, failure=failure)
         self.log.error(
@@ -222,6 +288,11 @@ class Agent:
             message=failure.message.partition("\n")[0],
         )
         write_termination_message(failure.message)
+
+    def _sent(self, fault: Fault) -> None:
+        """A worker says itself that its run cannot go on."""
+        if self._generation is not None:
+            self._generation.take_fault(fault)
 
     def _terminated(self) -> None:
         """SIGTERM: the pod is going away. Say so, and keep training so that the operator can drain the whole job."""
@@ -244,6 +315,8 @@ class Agent:
     def _go(self) -> None:
         if self.board.status.state is not S.SHUTDOWN:
             self.board.enter(S.SHUTDOWN)
+        if self._keeper is not None:
+            self._keeper.close()
         if self._generation is not None:
             self._generation.stop(Stop.HARD, 0)
         self._leave.set()
@@ -269,5 +342,4 @@ def _facts(request: Update) -> dict[str, Any]:
         "assigned_rank": request.rank,
         "is_spare": request.is_spare,
         "ip_version": request.ip_version,
-        "worker_data": request.worker_data,
     }

@@ -1,145 +1,29 @@
-"""The command line: torchrun's options, ours, and the user's script with its arguments.
-
-torchrun's options stand here as a table, because asking torch for its parser means importing torch, which would cost
-the agent of every pod hundreds of MiB and seconds. A test compares the table with the installed torch's own parser;
-and an option that only a newer torch knows is learned from that torch in a child process (`torchrun.installed_options`).
-"""
+"""The command line: torchrun's options, ours, and the user's script with its arguments."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from elastipod_agent.options import OWN_OPTIONS, TORCHRUN_OPTIONS, Option
+from elastipod_agent.workers.failure import write_termination_message
+
 PROG = "hyperpodrun"
 EPILOG = """\
-In a pod of a HyperPodPyTorchJob the ranks, the world size and the master always come from the operator, whatever
---nnodes and --rdzv-backend say. Outside a pod, or with --standalone, hyperpodrun hands over to torchrun.
+examples:
+  hyperpodrun --nproc-per-node=auto train.py --lr 1e-3
+  hyperpodrun --nproc-per-node=8 --tee=3 --log-dir=/shared/logs -m my_package.train
+  hyperpodrun --pre-train-script=stage-data.sh --shutdown-signal=SIGTERM train.py
+
+Options may be written with dashes or underscores and shortened while they stay clear; PET_<OPTION> in the environment
+gives torchrun's options another default. Outside a pod, or with --standalone, hyperpodrun is torchrun.
+Exit codes: 0 completed, drained or told to leave, 1 a fault or the machine refuses, 2 a bad command line, 128 + signal.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of the table. Names carry dashes; the spelling with underscores is always accepted too."""
-
-    names: tuple[str, ...]
-    default: Any = None
-    kind: Callable[[str], Any] | None = str  # None: a flag that takes no value
-    help: str = ""
-    choices: tuple[str, ...] | None = None
-
-    @property
-    def dest(self) -> str:
-        """The attribute under which the parsed value is found."""
-        return max(self.names, key=len).lstrip("-").replace("-", "_")
-
-    @property
-    def spellings(self) -> list[str]:
-        """All names, with dashes and with underscores."""
-        long = [name for name in self.names if name.startswith("--")]
-        underscored = ["--" + name[2:].replace("-", "_") for name in long]
-        return [*self.names, *(name for name in underscored if name not in self.names)]
-
-
-TORCHRUN_OPTIONS = (
-    Option(("--nnodes",), "1:1", help="number of pods, or MIN:MAX; outside a pod only"),
-    Option(
-        ("--nproc-per-node",), "1", help="workers per pod: auto, cpu, gpu or a number (default: $NPROC_PER_NODE or 1)"
-    ),
-    Option(("--rdzv-backend",), "static", help="rendezvous backend; in a pod it is always hyperpod"),
-    Option(("--rdzv-endpoint",), "", help="rendezvous endpoint; outside a pod only"),
-    Option(("--rdzv-id",), "none", help="run id that workers see in TORCHELASTIC_RUN_ID"),
-    Option(("--rdzv-conf",), "", help="rendezvous configuration; outside a pod only"),
-    Option(("--standalone",), False, None, help="run on this machine alone, as torchrun does, also in a pod"),
-    Option(
-        ("--max-restarts",), 0, int, help="restarts by torchrun; in a pod the operator decides, workers see the value"
-    ),
-    Option(("--monitor-interval",), 0.1, float, help="outside a pod only; in a pod exits are noticed at once"),
-    Option(("--start-method",), "spawn", choices=("spawn", "fork", "forkserver"), help="outside a pod only"),
-    Option(("--event-log-handler",), "null", help="outside a pod only"),
-    Option(("--role",), "default", help="role of the workers, part of the prefix of their lines"),
-    Option(("-m", "--module"), False, None, help="the script is a module, run as python -m"),
-    Option(("--no-python",), False, None, help="the script is a command of its own, run without python"),
-    Option(("--run-path",), False, None, help="run the script with runpy.run_path in the worker's interpreter"),
-    Option(("--log-dir",), None, help="where files of --redirects, --tee and error reports go"),
-    Option(("-r", "--redirects"), "0", help="streams into files only: 0 none, 1 out, 2 err, 3 both, or RANK:N,..."),
-    Option(("-t", "--tee"), "0", help="streams into files and to the console, values as for --redirects"),
-    Option(
-        ("--log-line-prefix-template",),
-        "",
-        help="prefix of worker lines with ${role_name}, ${rank}, ${local_rank} (default: [${role_name}${local_rank}]:)",
-    ),
-    Option(("--local-ranks-filter",), "", help="only these local ranks' lines go to the console, e.g. 0,1"),
-    Option(("--duplicate-stdout-filters",), "", help="outside a pod only"),
-    Option(("--duplicate-stderr-filters",), "", help="outside a pod only"),
-    Option(("--node-rank",), 0, int, help="outside a pod only"),
-    Option(("--master-addr",), "127.0.0.1", help="outside a pod only"),
-    Option(("--master-port",), None, int, help="outside a pod only"),
-    Option(("--local-addr",), None, help="outside a pod only"),
-    Option(("--logs-specs",), None, help="outside a pod only"),
-    Option(
-        ("--numa-binding",), None, choices=("node", "socket", "exclusive", "core-complex"), help="outside a pod only"
-    ),
-    Option(("--signals-to-handle",), "SIGTERM,SIGINT,SIGHUP,SIGQUIT", help="outside a pod only"),
-    Option(("--virtual-local-rank",), False, None, help="outside a pod only"),
-    Option(("--print-completion",), None, choices=("bash", "zsh", "tcsh"), help="print torchrun's shell completion"),
-)
-OWN_OPTIONS = (
-    Option(
-        ("--shutdown-signal",),
-        "SIGKILL",
-        choices=("SIGKILL", "SIGTERM"),
-        help="signal that ends workers in a stop that is not graceful (default: SIGKILL)",
-    ),
-    Option(("--shutdown-timeout",), 15, int, help="seconds from that signal to SIGKILL (default: 15)"),
-    Option(("--server-host",), "0.0.0.0", help="address of the control server (default: 0.0.0.0)"),  # noqa: S104 the operator calls from another pod
-    Option(("--server-port",), None, int, help="its port (default: $ELASTIPOD_AGENT_PORT or 8080)"),
-    Option(
-        ("--server-log-level",),
-        "info",
-        str.lower,
-        choices=("critical", "error", "warning", "info", "debug", "trace"),
-        help="what the control server logs: refused calls from info on, every call from debug on (default: info)",
-    ),
-    Option(("--server-shutdown-timeout",), 300, int, help="seconds that leaving may take at most (default: 300)"),
-    Option(("--pre-train-script",), None, help="run before the workers at every start; its failure is a fault"),
-    Option(("--pre-train-args",), "", help="its arguments, in one string"),
-    Option(("--post-train-script",), None, help="run once all workers have completed"),
-    Option(("--post-train-args",), "", help="its arguments, in one string"),
-    Option(
-        ("--inprocess-restart",),
-        False,
-        None,
-        help="start the workers at once and keep them over faults: they wait at a barrier for the next start",
-    ),
-    Option(
-        ("--inprocess-timeout",),
-        600,
-        int,
-        help="seconds that all workers may take to come (back) to that barrier before they are started anew (default: 600)",
-    ),
-    Option(
-        ("--no-warm-workers",),
-        False,
-        None,
-        help="start every worker with a fresh interpreter instead of forking one that has torch loaded",
-    ),
-    Option(
-        ("--preload",), "", help="modules that warm workers have imported already, beside torch, e.g. transformers,timm"
-    ),
-    Option(
-        ("--hang-timeout",),
-        "auto",
-        help="seconds without a step after which workers that report steps are a fault; 0 = never "
-        "(default: auto = 10 times the median step, at least 600)",
-    ),
-    Option(("--metrics-port",), 0, int, help="port of the Prometheus metrics; 0 = none (default: 0)"),
-)
-
-# What a user may give and what changes nothing where the operator decides.
-OUTSIDE_ONLY = frozenset(option.dest for option in TORCHRUN_OPTIONS if option.help == "outside a pod only")
+_HELP_WIDTH = 118
+_HELP_COLUMN = 34
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +56,36 @@ class _Store(argparse.Action):
         namespace._given = [*given, (self.option, None if is_flag else str(values))]
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help on one line per option where it fits: one spelling, and one name for its value."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=_HELP_COLUMN, width=min(_HELP_WIDTH, _columns()))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not isinstance(action, _Store):
+            return super()._format_action_invocation(action)
+        names = ", ".join(action.option.names)
+        value = action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest.upper())
+        return names if action.nargs == 0 else f"{names} {value}"
+
+
 class _Parser(argparse.ArgumentParser):
-    """argparse, except that an abbreviation that fits both spellings of one option is not ambiguous."""
+    """argparse, but that an abbreviation means what it means to torchrun, and that the last words are left for kubectl."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         found: list[Any] = super()._get_option_tuples(option_string)
-        return list({id(match[0]): match for match in found}.values())
+        matches = list({id(match[0]): match for match in found}.values())  # both spellings of one option are one
+        torchruns = [match for match in matches if isinstance(match[0], _Store) and _is_torchruns(match[0].option)]
+        return torchruns if len(torchruns) == 1 else matches
+
+    def error(self, message: str) -> NoReturn:
+        write_termination_message(f"{self.prog}: {message}")
+        super().error(message)
+
+
+def _is_torchruns(option: Option) -> bool:
+    return option.dest == "shutdown_timeout" or option not in OWN_OPTIONS
 
 
 class UnknownOption(Exception):
@@ -219,21 +127,30 @@ def build_parser(
         usage="%(prog)s [options] script [arguments of the script]",
         description="Run the workers of one pod of an elastic training job, as the operator says.",
         epilog=EPILOG,
+        formatter_class=_Help,
     )
+    torchruns = parser.add_argument_group("torchrun's options")
+    for option in TORCHRUN_OPTIONS:
+        if not option.unused:
+            _add(torchruns, option, _env_default(option, environ))
     ours = parser.add_argument_group("hyperpodrun's own options")
     for option in OWN_OPTIONS:
         _add(ours, option, option.default)
-    torchruns = parser.add_argument_group("torchrun's options")
+    outside = parser.add_argument_group("torchrun's options that change nothing inside a pod, and why")
     for option in (*TORCHRUN_OPTIONS, *learned):
-        _add(torchruns, option, _env_default(option, environ))
+        if option.unused or option in learned:
+            _add(outside, option, _env_default(option, environ))
     parser.add_argument("training_script", help="the training script, module (-m) or command (--no-python)")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+    rest = parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+    rest.required = False
     return parser
 
 
 def _add(group: argparse._ArgumentGroup, option: Option, default: Any) -> None:
-    extra: dict[str, Any] = {"nargs": 0} if option.kind is None else {"type": option.kind, "choices": option.choices}
-    help_text = option.help.replace("%", "%%")
+    extra: dict[str, Any] = {"nargs": 0}
+    if option.kind is not None:
+        extra = {"type": option.kind, "choices": option.choices, "metavar": option.metavar}
+    help_text = (option.help or option.unused).replace("%", "%%")
     group.add_argument(
         *option.spellings, dest=option.dest, action=_Store, option=option, default=default, help=help_text, **extra
     )
@@ -246,3 +163,10 @@ def _env_default(option: Option, environ: Mapping[str, str]) -> Any:
     if option.kind is None:
         return text.strip() not in ("", "0")
     return text
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size().columns - 2
+    except OSError:
+        return _HELP_WIDTH

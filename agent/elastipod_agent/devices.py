@@ -15,7 +15,13 @@ import torch
 count = torch.accelerator.device_count() if hasattr(torch, "accelerator") else torch.cuda.device_count()
 print(count)
 """
+_ASK_LAUNCHER = """
+import sys
+from torch.distributed.run import determine_local_world_size
+print(determine_local_world_size(sys.argv[1]))
+"""
 _ASK_LIMIT_S = 120
+_OTHER_ACCELERATORS = ("xpu", "hpu", "mlu", "musa", "npu")  # torch's names, some of which its plugins bring
 MAX_WORKERS = 4096
 
 
@@ -24,7 +30,7 @@ class BadWorkerCount(ValueError):
 
 
 def resolve_nproc(wanted: str, environ: Mapping[str, str], *, dev: Path = _DEV) -> int:
-    """Give the number of workers for ``auto``, ``cpu``, ``gpu`` or a number. Raises BadWorkerCount with one sentence.
+    """Give the number of workers for ``auto``, ``cpu``, ``gpu``, another device or a number. Raises BadWorkerCount with one sentence.
 
     auto: one per accelerator, without any one per CPU that this process may use.
     """
@@ -35,8 +41,13 @@ def resolve_nproc(wanted: str, environ: Mapping[str, str], *, dev: Path = _DEV) 
         if not found and wanted == "gpu":
             raise BadWorkerCount("--nproc-per-node is gpu, but this pod has no GPU")
         return found or count_cpus()
+    if wanted in _OTHER_ACCELERATORS:
+        found = _ask_torch(_ASK_LAUNCHER, wanted)
+        if not found:
+            raise BadWorkerCount(f"--nproc-per-node is {wanted}, but torch sees no such device in this pod")
+        return found
     if not re.fullmatch(r"[0-9]+", wanted.strip()) or not 1 <= int(wanted) <= MAX_WORKERS:
-        raise BadWorkerCount(f"--nproc-per-node is {wanted!r}; it must be auto, cpu, gpu or 1 to {MAX_WORKERS}")
+        raise BadWorkerCount(f"--nproc-per-node is {wanted!r}; it must be auto, cpu, gpu, xpu or 1 to {MAX_WORKERS}")
     return int(wanted)
 
 
@@ -56,6 +67,22 @@ def count_accelerators(environ: Mapping[str, str], *, dev: Path = _DEV) -> int:
     return 0
 
 
+def own_devices(nproc: int, environ: Mapping[str, str]) -> tuple[dict[str, str], ...]:
+    """Give what makes each local rank see its own device alone, as device 0, by local rank. Raises BadWorkerCount.
+
+    ROCm's own variable is kept in step, and is the one that counts where it is set. Devices hidden from all stay hidden.
+    """
+    name = "HIP_VISIBLE_DEVICES" if environ.get("HIP_VISIBLE_DEVICES") else "CUDA_VISIBLE_DEVICES"
+    named = [entry.strip() for entry in environ.get(name, ",".join(map(str, range(nproc)))).split(",")]
+    if named == [""]:
+        named *= nproc
+    if len(named) < nproc:
+        raise BadWorkerCount(
+            f"--virtual-local-rank gives each of {nproc} workers a device of its own, but {name} names {len(named)}"
+        )
+    return tuple({"CUDA_VISIBLE_DEVICES": device, name: device} for device in named[:nproc])
+
+
 def _visible(text: str) -> list[str]:
     """List what CUDA sees of CUDA_VISIBLE_DEVICES: entries up to the first that names no device."""
     found: list[str] = []
@@ -66,10 +93,14 @@ def _visible(text: str) -> list[str]:
     return found
 
 
-def _ask_torch() -> int:
+def _ask_torch(question: str = _ASK_TORCH, *arguments: str) -> int:
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=_ASK_LIMIT_S, check=True
+            [sys.executable, "-c", question, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_LIMIT_S,
+            check=True,
         )
         return int(done.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

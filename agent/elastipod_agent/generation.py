@@ -14,16 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elastipod.ipc_wire import RestartMode
 from elastipod.worker_file import Progress
 from elastipod_agent.clock import utc_now
-from elastipod_agent.core.exits import Outcome, Stop, classify, describe_status
+from elastipod_agent.core.exits import Outcome, Stop, classify
 from elastipod_agent.core.requests import Start
 from elastipod_agent.core.worker_env import pod_env
+from elastipod_agent.metrics import METRICS
+from elastipod_agent.scripts import ScriptRunner, failed_script
 from elastipod_agent.settings import Script, Settings, missing_script
-from elastipod_agent.workers import process_tree
-from elastipod_agent.workers.failure import Failure, describe, shorten
+from elastipod_agent.workers.failure import Failure, describe, describe_error, shorten
 from elastipod_agent.workers.group import Worker, WorkerGroup
-from elastipod_agent.workers.output import OutputPump, Stream
+from elastipod_agent.workers.hang_watch import HangWatch
+from elastipod_agent.workers.log_watch import watch_logs
+from elastipod_agent.workers.output import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 from elastipod_agent.workers.watches import Finding, Watch, Watches
 
@@ -33,10 +37,14 @@ GIVE_UP_AGAIN_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a generation cannot go on: the reason as it stands in /status, and who failed how."""
+    """Why a generation cannot go on: the reason as it stands in /status, and who failed how.
+
+    restart_mode: what the worker that reported it asks for.
+    """
 
     reason: str
     failure: Failure
+    restart_mode: RestartMode | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +88,19 @@ class Generation:
         self._wake = asyncio.Event()
         self._fault: Fault | None = None
         self._finding: Finding | None = None
+        self._sent: Fault | None = None
         self._watches = Watches(self._found)
+        self._log_watch = watch_logs(
+            start, settings.job, reaper=reaper, environ=environ, pump=pump, is_over=self._is_quiet
+        )
         self._last_progress: Progress | None = None
+        self._reports_before: Mapping[int, int] = {}  # by local rank, of processes that are older than the generation
 
-    def stop(self, mode: Stop, timeout_s: float) -> None:
-        """Ask for the end: graceful gives the workers this long to drain, hard ends them now. Hard beats graceful."""
+    def stop(self, mode: Stop, timeout_s: float, restart_mode: str = "") -> None:
+        """Ask for the end: graceful gives the workers this long to drain, hard ends them now. Hard beats graceful.
+
+        restart_mode: as in /stop; these workers end in any case.
+        """
         if mode is Stop.GRACEFUL and self._stop is Stop.NONE:
             self._deadline = time.monotonic() + timeout_s
             self._stop = mode
@@ -92,6 +108,11 @@ class Generation:
                 self._group.raise_event(time.time() + timeout_s, signal.SIGUSR1)
         elif mode is Stop.HARD:
             self._stop = mode
+        self._wake.set()
+
+    def take_fault(self, fault: Fault) -> None:
+        """Take a worker's word that the run cannot go on."""
+        self._sent = self._sent or fault
         self._wake.set()
 
     @property
@@ -125,11 +146,12 @@ class Generation:
             self._directory.mkdir(mode=0o700, parents=True)
             return await self._prepare()
         except OSError as error:
-            self._fail("StartFailed", f"the workers could not be started: {error}")
+            self._fail("StartFailed", f"the workers could not be started: {describe_error(error)}")
             return False
 
     async def _prepare(self) -> bool:
         """Run the pre-train script and start the workers; False when the end has come already. Raises OSError."""
+        began = time.monotonic()
         if self._stop is not Stop.NONE:
             return False
         script = self._settings.pre_script
@@ -138,8 +160,7 @@ class Generation:
             if self._stop is not Stop.NONE:
                 return False
             if status != 0:
-                said = f"; it printed last:\n{tail}" if tail else ""
-                self._fail("PreScriptFailed", f"{script.path} ended with {describe_status(status)}{said}")
+                self._fail("PreScriptFailed", failed_script(script, status, tail))
                 return False
         missing = missing_script(self._settings)
         if missing:
@@ -148,8 +169,10 @@ class Generation:
         if self.start.rank == 0 and is_taken(self.start.master_port):
             self._fail("WorkerFault", self._port_taken())
             return False
-        self._group = WorkerGroup(self._settings, self.start, self._directory, self._reaper, self._pump)
+        tap = None if self._log_watch is None else self._log_watch.take
+        self._group = WorkerGroup(self._settings, self.start, self._directory, self._reaper, self._pump, tap=tap)
         await self._spawn(self._group)
+        METRICS.set("last_start_seconds", time.monotonic() - began)
         self._watches.begin(self._wanted_watches())
         return True
 
@@ -175,6 +198,9 @@ class Generation:
             if failed is not None:
                 await self._report(group, failed)
                 return
+            if self._sent is not None:
+                self._set_fault(self._sent)
+                return
             if self._finding is not None:
                 self._fail(self._finding.reason, self._finding.message)
                 return
@@ -184,7 +210,22 @@ class Generation:
 
     def _wanted_watches(self) -> list[Watch]:
         """Give what is to be watched beside exits."""
-        return []
+        watches: list[Watch] = []
+        if self._settings.hang_timeout_s != 0 and self._group is not None:
+            watches.append(
+                HangWatch(self._settings, self._group, self._pump.say, self._is_ending, self._reports_before)
+            )
+        if self._log_watch is not None:
+            watches.append(self._log_watch)
+        return watches
+
+    def _is_quiet(self) -> bool:
+        """True when local rank 0 is not expected to print anything more."""
+        is_gone = self._group is None or not any(worker.local_rank == 0 for worker in self._group.living)
+        return is_gone or self._is_ending()
+
+    def _is_ending(self) -> bool:
+        return self._stop is not Stop.NONE
 
     def _found(self, finding: Finding) -> None:
         self._finding = finding
@@ -223,48 +264,22 @@ class Generation:
         status, tail = await self._run_script(script, "post-train")
         if status == 0:
             return ""
-        return shorten(f"training completed, but {script.path} ended with {describe_status(status)}\n{tail}".strip())
+        return shorten(f"training completed, but {failed_script(script, status, tail)}")
 
     async def _run_script(self, script: Script, name: str) -> tuple[int, str]:
         """Run a script until it ends or a stop comes; gives its status and the end of what it printed."""
-        source, sink = os.pipe2(os.O_CLOEXEC)
-        stream = Stream(source, f"[{name}]:".encode(), 1)
-        env = pod_env(self._environ, self.start, self._settings.layout)
-        try:
-            child = await self._reaper.spawn(script.command(), env, stdout=sink, stderr=sink)
-        except OSError as error:
-            os.close(source)
-            return 127, f"{script.path} cannot be run: {error.strerror}"
-        finally:
-            os.close(sink)
-        self._pump.add(stream)
-        ended = asyncio.ensure_future(child.ended.wait())
-        while child.status is None and self._stop is Stop.NONE:
-            wake = asyncio.ensure_future(self._wake.wait())
-            await asyncio.wait([ended, wake], return_when=asyncio.FIRST_COMPLETED)
-            wake.cancel()
-            self._wake.clear()
-        if child.status is None:
-            await process_tree.end_all(self._reaper, {child.pid}, "\0", self._settings.shutdown_timeout_s)
-            self._reaper.collect()
-        await asyncio.wait([ended], timeout=1.0)
-        ended.cancel()
-        await asyncio.wait([asyncio.wrap_future(self._pump.catch_up([stream]))], timeout=0.25)
-        tail = "\n".join(stream.tail.decode("utf-8", "replace").strip().splitlines()[-20:])
-        return -signal.SIGKILL if child.status is None else child.status, tail
+        runner = ScriptRunner(
+            self._reaper,
+            self._pump,
+            is_over=lambda: self._stop is not Stop.NONE,
+            wake=self._wake,
+            patience_s=self._settings.shutdown_timeout_s,
+        )
+        return await runner.run(script, name, pod_env(self._environ, self.start, self._settings.layout))
 
     async def _report(self, group: WorkerGroup, worker: Worker) -> None:
-        await group.catch_up(worker)
-        assert worker.child.status is not None
+        failure = await failure_of(group, worker)
         tail = worker.stderr_tail()
-        failure = describe(
-            global_rank=group.global_rank(worker),
-            local_rank=worker.local_rank,
-            status=worker.child.status,
-            error_file=worker.error_file,
-            stderr_tail=tail,
-            time=utc_now(),
-        )
         reason = "WorkerCrash"
         if failure.global_rank == 0 and "EADDRINUSE" in tail and str(self.start.master_port) in tail:
             reason = "WorkerFault"
@@ -276,14 +291,32 @@ class Generation:
 
     def _fail(self, reason: str, message: str) -> None:
         """Note a fault that is no worker's."""
-        failure = Failure(
-            global_rank=None, local_rank=None, exitcode=None, signal=None, message=shorten(message), time=utc_now()
-        )
-        self._set_fault(Fault(reason, failure))
+        self._set_fault(Fault(reason, nobodys_failure(message)))
 
     def _set_fault(self, fault: Fault) -> None:
         self._fault = fault
         self._on_fault(fault)
+
+
+async def failure_of(group: WorkerGroup, worker: Worker) -> Failure:
+    """Put together how a worker failed that has ended."""
+    await group.catch_up(worker)
+    assert worker.child.status is not None
+    return describe(
+        global_rank=group.global_rank(worker),
+        local_rank=worker.local_rank,
+        status=worker.child.status,
+        error_file=worker.error_file,
+        stderr_tail=worker.stderr_tail(),
+        time=utc_now(),
+    )
+
+
+def nobodys_failure(message: str) -> Failure:
+    """Give a failure that is no worker's."""
+    return Failure(
+        global_rank=None, local_rank=None, exitcode=None, signal=None, message=shorten(message), time=utc_now()
+    )
 
 
 def is_taken(port: int) -> bool:

@@ -7,25 +7,30 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
-from elastipod_agent import torchrun
+from elastipod_agent import presence, torchrun
 from elastipod_agent.agent import Agent
 from elastipod_agent.arguments import PROG, CommandLine, UnknownOption, parse
 from elastipod_agent.log import EventLog
+from elastipod_agent.metrics import METRICS, MetricsPage, Sources, count_changes
 from elastipod_agent.server.api import ControlApi, body_limit
-from elastipod_agent.server.http import HttpServer, Request, Response
+from elastipod_agent.server.call_log import CallLog
+from elastipod_agent.server.http import HttpServer, let_everybody_in
 from elastipod_agent.settings import BadUsage, Settings, read_settings
+from elastipod_agent.token import TokenGuard, take_token
 from elastipod_agent.workers.failure import write_termination_message
 from elastipod_agent.workers.output import OutputPump
 
 _FOREIGN = "hyperpod_elastic_agent-*"  # how pip and friends name the record of AWS's distribution
 _LAST_ANSWERS_S = 2.0
+_MAX_SCRAPERS = 16
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run. Exit codes: 2 for a bad command line, 1 for what the machine refuses or a faulted run, see `agent_exit_code`."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    token = take_token(os.environ)  # before anything is started that could inherit it
     foreign = foreign_agent(sys.path)
     if foreign is not None:
         return _give_up(
@@ -44,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _give_up(str(error), 1)
     except BadUsage as error:
         return _give_up(str(error), 2)
-    return run_agent(settings, warnings, os.environ)
+    return run_agent(settings, warnings, os.environ, token)
 
 
 def parse_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
@@ -64,16 +69,18 @@ def foreign_agent(paths: Sequence[str]) -> str | None:
     return None
 
 
-def run_agent(settings: Settings, warnings: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Be the agent of this pod until it is told to leave; gives the exit code."""
+def run_agent(settings: Settings, warnings: Sequence[str], environ: Mapping[str, str], token: str = "") -> int:
+    """Be the agent of this pod until it is told to leave; gives the exit code. token: "" lets everybody call."""
     pump = OutputPump()
     pump.start()
     log = EventLog(pump.say, settings.job)
     for warning in warnings:
         log.warning(warning)
+    place = presence.fast_directory() or gettempdir()
+    presence.clear_away(Path(place))
     try:
-        with TemporaryDirectory(prefix="elastipod-", dir=_fast_directory(), ignore_cleanup_errors=True) as root:
-            return asyncio.run(_serve(settings, environ, Path(root), pump, log))
+        with TemporaryDirectory(prefix=presence.FOLDER_PREFIX, dir=place, ignore_cleanup_errors=True) as root:
+            return asyncio.run(_serve(settings, environ, token, Path(root), pump, log))
     except OSError as error:
         sentence = f"{error.strerror or error}" if error.filename is None else f"{error.filename}: {error.strerror}"
         log.error("cannot run", why=sentence)
@@ -83,23 +90,61 @@ def run_agent(settings: Settings, warnings: Sequence[str], environ: Mapping[str,
         pump.close()
 
 
-async def _serve(settings: Settings, environ: Mapping[str, str], root: Path, pump: OutputPump, log: EventLog) -> int:
+async def _serve(
+    settings: Settings, environ: Mapping[str, str], token: str, root: Path, pump: OutputPump, log: EventLog
+) -> int:
     agent = Agent(settings, dict(environ), root, pump, log)
-    calls = _CallLog(log, settings.server_log_level)
-    server = HttpServer(ControlApi(agent, calls.answered).handle, body_limit, calls.refused)
+    calls = CallLog(log, settings.server_log_level, METRICS)
+    control = ControlApi(agent, calls.answered, lambda: _details(settings, environ))
+    admit = TokenGuard(token).admit if token else let_everybody_in
+    server = HttpServer(control.handle, body_limit, calls.refused, admit=admit)
     try:
         port = await server.listen(settings.host, settings.port)
     except OSError as error:
         raise OSError(error.errno, _cannot_listen(settings, error)) from error
-    await agent.begin(port)
-    code = await agent.live()
-    await server.close(_LAST_ANSWERS_S)
+    agent.board.on_change = lambda before, after: count_changes(before, after, METRICS)
+    metrics = await _serve_metrics(settings, agent, pump, log)
+    with presence.announce(root, presence.Presence(os.getpid(), settings.host, port, settings.job)):
+        await agent.begin(port)
+        code = await agent.live()
+        await server.close(_LAST_ANSWERS_S)
+    if metrics is not None:
+        await metrics.close(0)
     return code
 
 
-def _fast_directory() -> str | None:
-    """Prefer memory to a disk for the worker file; None = the system's place for temporary files."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108 a private folder is made in it
+async def _serve_metrics(settings: Settings, agent: Agent, pump: OutputPump, log: EventLog) -> HttpServer | None:
+    """Serve the metrics on their own port, if one is wanted; where it is taken the agent goes on without."""
+    if not settings.metrics_port:
+        return None
+    sources = Sources(
+        status=lambda: agent.board.status,
+        worker=lambda: agent.status_json()["worker"],
+        output_bytes=lambda: pump.bytes_read,
+    )
+    page = MetricsPage(METRICS, sources)
+    server = HttpServer(page.handle, lambda path: 0, lambda status, why: None, max_connections=_MAX_SCRAPERS)
+    try:
+        await server.listen(settings.host, settings.metrics_port)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        log.warning(f"no metrics: cannot listen on {settings.host}:{settings.metrics_port}: {why}")
+        return None
+    return server
+
+
+def _details(settings: Settings, environ: Mapping[str, str]) -> dict[str, object]:
+    """What `elastipod agent status` shows beside the status; nothing of it matters to an operator."""
+    return {
+        "job": settings.job or None,
+        "pod": environ.get("ELASTIPOD_POD") or None,
+        "pid": os.getpid(),
+        "nproc": settings.layout.nproc,
+        "is_warm": settings.is_warm,
+        "warm_starts": METRICS.value("worker_starts_total", kind="warm"),
+        "cold_starts": METRICS.value("worker_starts_total", kind="cold"),
+        "restarts": METRICS.value("restarts_total"),
+    }
 
 
 def _cannot_listen(settings: Settings, error: OSError) -> str:
@@ -107,24 +152,6 @@ def _cannot_listen(settings: Settings, error: OSError) -> str:
     return (
         f"cannot listen on {where}: {os.strerror(error.errno) if error.errno else error}; choose another --server-port"
     )
-
-
-class _CallLog:
-    """What --server-log-level governs: refused calls from info on, all calls from debug on."""
-
-    def __init__(self, log: EventLog, level: str) -> None:
-        self._log = log
-        self._has_refusals = level not in ("warning", "error", "critical")
-        self._has_all = level in ("debug", "trace")
-
-    def answered(self, request: Request, response: Response) -> None:
-        if self._has_all or (self._has_refusals and response.status >= 400 and response.status != 409):
-            detail = response.body.get("detail") if isinstance(response.body, dict) else None
-            self._log.info("call", method=request.method, path=request.path, status=int(response.status), detail=detail)
-
-    def refused(self, why: str) -> None:
-        if self._has_refusals:
-            self._log.info("call refused", why=why)
 
 
 def _give_up(sentence: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -13,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastipod_agent.arguments import OUTSIDE_ONLY, CommandLine
+from elastipod_agent.arguments import CommandLine
+from elastipod_agent.core.numa import NoBinding, cpus_for
 from elastipod_agent.core.worker_env import Layout
-from elastipod_agent.devices import BadWorkerCount, resolve_nproc
+from elastipod_agent.devices import BadWorkerCount, own_devices, resolve_nproc
+from elastipod_agent.topology import read_topology
 
 DEFAULT_PORT = 8080
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -33,7 +36,10 @@ class Script:
     args: tuple[str, ...]
 
     def command(self) -> list[str]:
-        """Give the command that runs it: itself when executable, Python for .py, else the shell."""
+        """Give the command that runs it: itself when executable, Python for .py, else the shell. Raises OSError."""
+        if not os.path.isfile(self.path):
+            number = errno.EISDIR if os.path.isdir(self.path) else errno.ENOENT
+            raise OSError(number, os.strerror(number), self.path)
         if os.access(self.path, os.X_OK) and not self.path.endswith(".py"):
             return [os.path.abspath(self.path), *self.args]
         interpreter = sys.executable if self.path.endswith(".py") else "/bin/sh"
@@ -54,13 +60,15 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs:
-    """Where worker output goes. directory: of files, None when none are wanted."""
+    """Where worker output goes. directory: of files, None when none are wanted. filters: of the copies of lines."""
 
     directory: Path | None
     redirects: Streams
     tee: Streams
     prefix: string.Template
     only_local_ranks: frozenset[int] | None
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,7 @@ class Settings:
     server_shutdown_timeout_s: float
     layout: Layout
     command: tuple[str, ...]
+    is_python: bool  # the command is the interpreter with a script or module
     script_file: str | None  # checked before every start; None where there is no file to check
     pre_script: Script | None
     post_script: Script | None
@@ -86,6 +95,7 @@ class Settings:
     inprocess_timeout_s: float = 600.0
     hang_timeout_s: float | None = None  # None: found from the steps themselves; 0: not watched
     metrics_port: int = 0  # 0: none
+    cpus: tuple[frozenset[int], ...] = ()  # to which workers are bound, by local rank; empty: not bound
 
     def worker_command(self, local_rank: int) -> list[str]:
         """Give one worker's command; ``${local_rank}`` in arguments stands for its local rank, as in torchrun."""
@@ -95,6 +105,8 @@ class Settings:
 def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
     """Give the settings and warnings, one sentence each. Raises BadUsage."""
     values = line.values
+    nproc = _nproc(line, environ)
+    cpus, unbound = _cpus(values.numa_binding, nproc, environ)
     job = environ.get("ELASTIPOD_JOB", "")
     run_id = values.rdzv_id if values.rdzv_id != "none" else job or "none"
     settings = Settings(
@@ -105,12 +117,14 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
         shutdown_timeout_s=_not_negative("--shutdown-timeout", values.shutdown_timeout),
         server_shutdown_timeout_s=_not_negative("--server-shutdown-timeout", values.server_shutdown_timeout),
         layout=Layout(
-            nproc=_nproc(line, environ),
+            nproc=nproc,
             run_id=run_id,
             role=values.role,
             max_restarts=_not_negative("--max-restarts", values.max_restarts),
+            own_devices=_own_devices(nproc, environ) if values.virtual_local_rank else (),
         ),
         command=_command(line, environ),
+        is_python=not values.no_python,
         script_file=None if values.module or values.no_python else line.script,
         pre_script=_script(values.pre_train_script, values.pre_train_args),
         post_script=_script(values.post_train_script, values.post_train_args),
@@ -122,9 +136,10 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
         inprocess_timeout_s=_not_negative("--inprocess-timeout", values.inprocess_timeout),
         hang_timeout_s=_hang_timeout(values.hang_timeout),
         metrics_port=_metrics_port(values.metrics_port),
+        cpus=cpus,
     )
     _check_nnodes(values.nnodes)
-    warnings = _warnings(line)
+    warnings = _warnings(line) + unbound
     if settings.logs.directory is not None and not values.log_dir:
         warnings.append(f"workers' files go to {settings.logs.directory}, as no --log-dir is given")
     return settings, warnings
@@ -147,6 +162,24 @@ def _nproc(line: CommandLine, environ: Mapping[str, str]) -> int:
         return resolve_nproc(wanted, environ)
     except BadWorkerCount as error:
         raise BadUsage(str(error)) from error
+
+
+def _own_devices(nproc: int, environ: Mapping[str, str]) -> tuple[dict[str, str], ...]:
+    try:
+        return own_devices(nproc, environ)
+    except BadWorkerCount as error:
+        raise BadUsage(str(error)) from error
+
+
+def _cpus(mode: str | None, nproc: int, environ: Mapping[str, str]) -> tuple[tuple[frozenset[int], ...], list[str]]:
+    """Give the CPUs of each worker, and a warning where they cannot be bound: that is slower, but no reason not to train."""
+    if mode is None:
+        return (), []
+    try:
+        topology = read_topology(environ)
+        return tuple(cpus_for(mode, rank, topology) for rank in range(nproc)), []
+    except NoBinding as error:
+        return (), [f"--numa-binding={mode} is not applied: {error}"]
 
 
 def _command(line: CommandLine, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -175,12 +208,16 @@ def _logs(line: CommandLine, environ: Mapping[str, str], run_id: str) -> Logs:
     template = values.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     redirects = parse_streams("--redirects", values.redirects)
     tee = parse_streams("--tee", values.tee)
+    filters = [parse_filters(text) for text in (values.duplicate_stdout_filters, values.duplicate_stderr_filters)]
+    has_files = redirects != Streams() or tee != Streams() or any(filters)
     return Logs(
-        directory=_log_directory(values.log_dir, run_id, has_files=redirects != Streams() or tee != Streams()),
+        directory=_log_directory(values.log_dir, run_id, has_files=has_files),
         redirects=redirects,
         tee=tee,
         prefix=string.Template(template or "[${role_name}${local_rank}]:"),
         only_local_ranks=_local_ranks(values.local_ranks_filter),
+        stdout_filters=filters[0],
+        stderr_filters=filters[1],
     )
 
 
@@ -204,6 +241,12 @@ def parse_streams(option: str, text: str) -> Streams:
         pairs = [pair.split(":") for pair in text.split(",")]
         return Streams(by_rank={int(rank): int(bits) for rank, bits in pairs})
     raise BadUsage(f"{option} is {text!r}; it must be 0 to 3, or such values by local rank like 0:1,1:3")
+
+
+def parse_filters(text: str) -> tuple[str, ...]:
+    """Read torch's list of texts: divided by commas, two commas stand for one in a text; an empty text is none."""
+    parts = [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
+    return tuple(part for part in parts if part)
 
 
 def _local_ranks(text: str) -> frozenset[int] | None:
@@ -256,9 +299,11 @@ def _warnings(line: CommandLine) -> list[str]:
     said: list[str] = []
     if given.get("rdzv_backend", "hyperpod") != "hyperpod":
         said.append(f"--rdzv-backend={given['rdzv_backend']} is not used: in a pod the rendezvous is always hyperpod")
-    unused = sorted("--" + dest.replace("_", "-") for dest in given if dest in OUTSIDE_ONLY)
-    if unused:
-        said.append(f"{', '.join(unused)} change{'s' if len(unused) == 1 else ''} nothing inside a pod")
+    unused: dict[str, list[str]] = {}
+    for option in dict.fromkeys(option for option, _ in line.given if option.unused):
+        unused.setdefault(option.unused, []).append(option.name)
+    for why, names in unused.items():
+        said.append(f"{', '.join(names)} change{'s' if len(names) == 1 else ''} nothing inside a pod: {why}")
     return said
 
 

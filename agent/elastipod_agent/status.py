@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +32,9 @@ class Status:
     progress: Mapping[str, Any] | None = None
     assigned_rank: int | None = None
     is_spare: bool | None = None
-    worker_data: Any = None
+    worker_data: Sequence[Mapping[str, Any]] = ()
+    rank_labels: Mapping[str, str] = field(default_factory=dict)
+    has_priority: bool = False  # its processes have lived through the last run
     generation: int = 0
     drained: bool = False
     terminating: bool = False
@@ -40,10 +42,14 @@ class Status:
 
 
 class Board:
-    """Holds the status; every change goes through `set` or `enter`. Belongs to the event loop's thread."""
+    """Holds the status; every change goes through `set` or `enter`. Belongs to the event loop's thread.
+
+    on_change: is given the status before and after each change.
+    """
 
     def __init__(self, utc_now: Callable[[], str]) -> None:
         self.boot_id = secrets.token_hex(8)
+        self.on_change: Callable[[Status, Status], None] = lambda before, after: None
         self._utc_now = utc_now
         self._changed = asyncio.Event()
         self.status = Status(transitions={AgentState.INIT.name: utc_now()})
@@ -52,7 +58,8 @@ class Board:
         """Change fields; the version grows when one of them really differs."""
         changed = replace(self.status, **changes)
         if changed != self.status:
-            self.status = replace(changed, version=self.status.version + 1)
+            before, self.status = self.status, replace(changed, version=self.status.version + 1)
+            self.on_change(before, self.status)
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -78,10 +85,12 @@ class Board:
             "message": seen.message,
             "restartMode": seen.restart_mode,
             "ipversion": seen.ip_version,
-            "progress": seen.progress,
+            "progress": seen.progress or None,
             "assigned_rank": None if seen.assigned_rank is None else str(seen.assigned_rank),
             "spare": None if seen.is_spare is None else str(seen.is_spare),
-            "worker_data": seen.worker_data,
+            "worker_data": list(seen.worker_data) or None,
+            "rank_labels": dict(seen.rank_labels) or None,
+            "priority": "True" if seen.has_priority else None,
         }
         return {
             "status": seen.state.value,

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from elastipod_agent.arguments import OWN_OPTIONS, TORCHRUN_OPTIONS, CommandLine, Option
+from elastipod_agent.arguments import CommandLine
+from elastipod_agent.options import OWN_OPTIONS, TORCHRUN_OPTIONS, Option
 
 _LIST_OPTIONS = """
 import json
@@ -28,18 +29,22 @@ class TorchMissing(RuntimeError):
 def installed_options() -> list[Option]:
     """Give the options of the installed torch's launcher that the table does not name; takes as long as importing torch.
 
-    Raises TorchMissing when torch cannot be imported.
+    None of them where torch cannot be imported: an unknown option is a mistake then.
     """
     try:
         done = subprocess.run(
             [sys.executable, "-c", _LIST_OPTIONS], capture_output=True, text=True, timeout=_CHILD_LIMIT_S, check=True
         )
         listed = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise TorchMissing(f"cannot ask the installed torch for its launcher's options: {error}") from error
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return []
     known = {name for option in (*TORCHRUN_OPTIONS, *OWN_OPTIONS) for name in option.spellings} | {"-h", "--help"}
     return [
-        Option(tuple(dict.fromkeys(n.replace("_", "-") for n in names)), kind=None if is_flag else str)
+        Option(
+            tuple(dict.fromkeys(n.replace("_", "-") for n in names)),
+            kind=None if is_flag else str,
+            unused="it is newer than this agent, which does not know what to do about it",
+        )
         for names, is_flag in listed
         if not set(names) & known
     ]

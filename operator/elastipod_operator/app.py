@@ -22,12 +22,16 @@ from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
 from .kube.api import CALL_ERRORS, Api, connect
 from .kube.lease import Lease
 from .kube.store import Store
+from .kube.tokens import KeyProblem, Tokens, read_install_keys
 from .logs import set_up_logging
 from .reconciler import Reconciler
 
 log = logging.getLogger(__name__)
 
 LEASE_NAME = "elastipod-operator"
+LABEL_LIMIT_S = 2.0
+# `hyp get-operator-logs` finds the operator by this label: only the leader's pod bears it.
+LEADER_LABEL = "hp-training-control-plane"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -40,6 +44,8 @@ class Options:
     log_level: str
     pod_name: str
     pod_namespace: str
+    is_pod: bool = False
+    install_key_file: str = ""
 
 
 @dataclass(slots=True)
@@ -74,6 +80,11 @@ def parse(argv: list[str] | None) -> Options:
         choices=("debug", "info", "warning", "error"),
         help="how much is logged, one JSON object a line (default: %(default)s)",
     )
+    parser.add_argument(
+        "--install-key-file",
+        default=env.get("ELASTIPOD_INSTALL_KEY_FILE", ""),
+        help="file with the key from which the jobs' tokens are made; empty: no tokens (default: $ELASTIPOD_INSTALL_KEY_FILE)",
+    )
     args = parser.parse_args(argv)
     return Options(
         namespaces=tuple(name.strip() for name in args.namespaces.split(",") if name.strip()),
@@ -82,6 +93,8 @@ def parse(argv: list[str] | None) -> Options:
         # Two operators that are started by hand on one machine are not the same holder of the lease.
         pod_name=env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
         pod_namespace=env.get("POD_NAMESPACE", "default"),
+        is_pod=bool(env.get("POD_NAME")),
+        install_key_file=args.install_key_file,
     )
 
 
@@ -153,7 +166,7 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
     """Run the watches and the decisions until cancelled. Only the leader calls this."""
     store = Store()
     async with open_session() as session:
-        reconciler = Reconciler(api, store, session)
+        reconciler = Reconciler(api, store, session, Tokens(read_install_keys(options.install_key_file)))
         # A pod on a node that was not seen yet would look like one on a deleted node.
         for node in await api.list_nodes():
             store.put_node(node)
@@ -210,14 +223,27 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
     api = Api(api_client)
     lease = Lease(api, options.pod_namespace, LEASE_NAME, options.pod_name)
     try:
+        await mark_leader(api, options, leads=False)  # a container that was restarted may bear it yet
         if await _race(lease.acquire(), stop.wait()) == 1:
             return 0
         health.leading = True
+        await mark_leader(api, options, leads=True)
         return await _while_held(lease, options, api, stop)
     finally:
         if runner is not None:
             await runner.cleanup()
         await api_client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
+
+
+async def mark_leader(api: Api, options: Options, *, leads: bool) -> None:
+    """Put the leader's label on this pod, or take it off. That fails nothing: it only helps people to find the right log."""
+    if not options.is_pod:
+        return
+    try:
+        async with asyncio.timeout(LABEL_LIMIT_S):
+            await api.label_pod(options.pod_namespace, options.pod_name, {LEADER_LABEL: "true" if leads else None})
+    except CALL_ERRORS as error:
+        log.warning("cannot %s label %s: %s", "set" if leads else "remove", LEADER_LABEL, error)
 
 
 async def _while_held(lease: Lease, options: Options, api: Api, stop: asyncio.Event) -> int:
@@ -266,7 +292,11 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     set_up_logging(options.log_level)
     try:
+        read_install_keys(options.install_key_file)  # one that stands by says so too, not only once it leads
         return asyncio.run(_run(options))
+    except KeyProblem as error:
+        log.error("the operator cannot go on: %s", error)
+        return 1
     except CALL_ERRORS as error:
         log.error("the operator cannot go on: %s %s", type(error).__name__, error)
         return 1

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import json
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,7 @@ from .core.actions import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    HoldSpare,
     Plan,
     SetFinalizer,
     ShutDownAgent,
@@ -28,13 +28,25 @@ from .core.actions import (
     StopWorkers,
     VerifyPods,
 )
-from .core.facts import Condition, Observed
-from .core.names import ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE, FINALIZER, PodId, master_port
+from .core.backoff import backoff
+from .core.codec import encode
+from .core.facts import Condition, Observed, PodFact
+from .core.history import decode_history, encode_history, mark_running
+from .core.names import (
+    ANNOTATION_APPLIED,
+    ANNOTATION_HISTORY,
+    ANNOTATION_SIZE,
+    ANNOTATION_STATE,
+    FINALIZER,
+    master_port,
+)
 from .core.plan import plan
-from .core.record import Record, decode_history, encode, encode_history, mark_running
+from .core.record import Record
 from .kube.api import CALL_ERRORS, Api, ApiError
+from .kube.applied import applied_of, effective_spec, encode_applied
 from .kube.pods import pod_manifest
 from .kube.store import Job, Store
+from .kube.tokens import JobToken, Tokens, secret_manifest
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +56,11 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 15.0
 REFUSAL_FIRST_S, REFUSAL_LAST_S = 5.0, 120.0
 # Commands that failed are looked at again so soon.
 COMMAND_RETRY = timedelta(seconds=1)
+NO_TOKENS = Tokens()
+CANNOT_AUTHENTICATE = (
+    "the Secret with the token of the job was refused by the API server (give the operator the right to create Secrets, or set "
+    "spec.elastipod.authentication to Off)"
+)
 CREATE_PARALLEL = 16
 # A job whose time has always come must not keep the event loop from the others.
 MIN_PAUSE_S = 0.01
@@ -56,15 +73,16 @@ class Worker:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     refusal: str = ""
-    refused_until: float = 0.0
-    refusal_wait_s: float = REFUSAL_FIRST_S
+    refused_until: datetime | None = None
+    refusals: int = 0
 
 
 class Reconciler:
     """Runs a decision for a job whenever something about it changed or a time has come."""
 
-    def __init__(self, api: Api, store: Store, session: aiohttp.ClientSession) -> None:
+    def __init__(self, api: Api, store: Store, session: aiohttp.ClientSession, tokens: Tokens = NO_TOKENS) -> None:
         self._api = api
+        self._tokens = tokens
         self._store = store
         self._board = Board(session, self.wake)
         self._commander = Commander(session)
@@ -198,7 +216,10 @@ class Reconciler:
             if pod.ended:
                 self._board.forget(uid)
             elif pod.ip and pod.started and port is not None:
-                self._board.watch(uid, Address(job.fact.uid, pod.ip, port))
+                self._board.watch(uid, self._address(job, pod, port))
+
+    def _address(self, job: Job, pod: PodFact, port: int) -> Address:
+        return Address(job.fact.uid, pod.ip, port, self._tokens.held_by(job.fact, pod.token_secret))
 
     def _observe(self, job: Job, worker: Worker) -> Observed:
         pods = tuple(job.pods.values())
@@ -209,6 +230,7 @@ class Reconciler:
             agents={pod.name: self._board.fact(pod.uid) for pod in pods},
             nodes=self._store.nodes_of(job),
             refusal=worker.refusal,
+            refused_until=worker.refused_until,
             listed_at=job.listed_at,
         )
 
@@ -231,7 +253,12 @@ class Reconciler:
 
     def _metadata_changes(self, job: Job, todo: Plan) -> dict[str, Any]:
         present: Mapping[str, str] = job.body["metadata"].get("annotations") or {}
-        wanted = {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
+        if todo.is_record_kept:
+            wanted: dict[str, str] = {}
+        else:
+            wanted = {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
+        if job.fact.policy is not None and (todo.takes_spec or (wanted and applied_of(job.body) is None)):
+            wanted[ANNOTATION_APPLIED] = encode_applied(job.body["spec"])
         if todo.history or todo.running_since is not None:
             entries = decode_history(present.get(ANNOTATION_HISTORY, "[]")) + todo.history
             if todo.running_since is not None:
@@ -270,16 +297,19 @@ class Reconciler:
         return bool(calls)
 
     def _command(self, job: Job, record: Record, action: object) -> Command | None:
-        if not isinstance(action, StartWorkers | StopWorkers | ShutDownAgent):
+        if not isinstance(action, StartWorkers | HoldSpare | StopWorkers | ShutDownAgent):
             return None
         pod = next((p for p in job.pods.values() if p.name == action.pod), None)
         if pod is None or not pod.ip or job.fact.policy is None:
             return None
         ours = self._board.fact(pod.uid).generation is not None
-        address = Address(job.fact.uid, pod.ip, job.fact.policy.agent_port)
+        address = self._address(job, pod, job.fact.policy.agent_port)
         if isinstance(action, StartWorkers):
             body = self._start_body(job, record, action.group_rank)
             path, key = "/start", ("start", str(record.generation))
+        elif isinstance(action, HoldSpare):
+            body = {**self._start_body(job, record, action.number), "spare": True}
+            path, key = "/start", ("spare", str(record.generation))
         elif isinstance(action, StopWorkers):
             body = (
                 {"is_graceful": action.graceful, "timeout": action.timeout_s}
@@ -313,11 +343,19 @@ class Reconciler:
         }
 
     async def _create_pods(self, job: Job, worker: Worker, actions: list[CreatePod]) -> None:
-        if actions and time.monotonic() < worker.refused_until:
+        if worker.refused_until is not None and datetime.now(UTC) < worker.refused_until:
             return
-        results = await asyncio.gather(
-            *(self._create_pod(job, a.pod, a.nnodes) for a in actions), return_exceptions=True
-        )
+        token = self._tokens.of(job.fact)
+        try:
+            if actions and token is not None:
+                await self._create_secret(job, token)
+        except ApiError as error:
+            if not _is_refusal(error):
+                raise
+            self._refused(job, worker, f"{CANNOT_AUTHENTICATE}: {error}")
+            return
+        secret = token.secret if token is not None else ""
+        results = await asyncio.gather(*(self._create_pod(job, a, secret) for a in actions), return_exceptions=True)
         errors = [error for error in results if isinstance(error, BaseException)]
         if failures := [error for error in errors if not _is_refusal(error)]:
             raise failures[0]
@@ -326,17 +364,35 @@ class Reconciler:
             refusals += await self._taken_by_others(job, actions)
         if not refusals:
             if worker.refusal:
-                worker.refusal, worker.refusal_wait_s = "", REFUSAL_FIRST_S
+                worker.refusal, worker.refusals, worker.refused_until = "", 0, None
                 worker.wake.set()  # the status must not tell of it any more
             return
-        worker.refusal = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
-        worker.refused_until = time.monotonic() + worker.refusal_wait_s
-        asyncio.get_running_loop().call_later(worker.refusal_wait_s, worker.wake.set)
-        worker.refusal_wait_s = min(REFUSAL_LAST_S, worker.refusal_wait_s * 2)
+        self._refused(job, worker, f"{len(refusals)} pods were refused by the API server: {refusals[0]}")
 
-    async def _create_pod(self, job: Job, pod: PodId, nnodes: int) -> None:
+    def _refused(self, job: Job, worker: Worker, why: str) -> None:
+        """Say why no pods are created for now, and when they are tried again."""
+        worker.refusal = why
+        worker.refusals += 1
+        wait = backoff(
+            timedelta(seconds=REFUSAL_FIRST_S), timedelta(seconds=REFUSAL_LAST_S), worker.refusals, job.fact.uid
+        )
+        worker.refused_until = datetime.now(UTC) + wait
+        asyncio.get_running_loop().call_later(wait.total_seconds(), worker.wake.set)
+
+    async def _create_secret(self, job: Job, token: JobToken) -> None:
+        """Create the Secret that new pods refer to; it is there already but for the first time, or when somebody took it away."""
+        try:
+            await self._written("secret", self._api.create_secret(secret_manifest(job.fact, token)))
+        except ApiError as error:
+            if not _is_taken(error):
+                raise
+
+    async def _create_pod(self, job: Job, order: CreatePod, token_secret: str) -> None:
         assert job.fact.policy is not None
-        manifest = pod_manifest(job.fact, job.body["spec"], job.fact.policy, pod, nnodes)
+        manifest = pod_manifest(
+            job.fact, effective_spec(job.body), job.fact.policy, order.pod, order.nnodes, token_secret,
+            generation=order.generation, avoids=order.avoids,
+        )  # fmt: skip
         async with self._creating:
             self._store.put_pod(await self._written("pod", self._api.create_pod(manifest)))
 
@@ -373,7 +429,9 @@ class Reconciler:
     async def _write_status(self, job: Job, todo: Plan) -> None:
         if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
             return  # the object is gone, or goes with its last finalizer
-        status = {**todo.status, "conditions": [_condition_body(c) for c in todo.conditions]}
+        conditions = [_condition_body(c) for c in todo.conditions]
+        kept = (job.body.get("status") or {}) if todo.is_record_kept else todo.status
+        status = {**kept, "conditions": conditions}
         if _same(job.body.get("status") or {}, status):
             return
         before = job.fact

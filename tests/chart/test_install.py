@@ -44,7 +44,12 @@ def roles_in_force(installed: Cluster) -> None:
         ("patch", "pods", "", "default", False),
         ("list", "nodes", "", "default", True),
         ("patch", "nodes", "", "default", False),
+        ("create", "secrets", "", "default", True),
         ("get", "secrets", "", "default", False),
+        ("list", "secrets", "", "default", False),
+        ("watch", "secrets", "", "default", False),
+        ("delete", "secrets", "", "default", False),
+        ("get", "secrets", "", "aws-hyperpod", False),
         ("update", "leases.coordination.k8s.io/elastipod-operator", "", "aws-hyperpod", True),
         ("update", "leases.coordination.k8s.io/another", "", "aws-hyperpod", False),
         ("create", "leases.coordination.k8s.io", "", "default", False),
@@ -77,6 +82,13 @@ def test_users_get_their_rights_through_the_clusters_roles(installed: Cluster):
     assert not may(installed, "bob", "create", JOBS)
 
 
+def install_key(cluster: Cluster) -> str:
+    """Give the key as it is stored."""
+    text = cluster.kubectl("-n", "aws-hyperpod", "get", "secret", "elastipod-install-key", "-o", "json")
+    key: str = json.loads(text)["data"]["install-key"]
+    return key
+
+
 def test_upgrade_and_uninstall_keep_jobs(cluster: Cluster, installed: Cluster):
     """Runs last: takes the release away."""
     pod = {"spec": {"containers": [{"name": "trainer", "image": "train:1"}]}}
@@ -87,7 +99,9 @@ def test_upgrade_and_uninstall_keep_jobs(cluster: Cluster, installed: Cluster):
         "spec": {"replicaSpecs": [{"name": "pods", "replicas": 1, "template": pod}]},
     }
     cluster.kubectl("-n", "default", "apply", "-f", "-", input=json.dumps(job))
+    key = install_key(cluster)
     cluster.helm("upgrade", "elastipod", str(CHART), "-n", "aws-hyperpod", "--set", "logLevel=debug")
+    assert install_key(cluster) == key
     text = cluster.kubectl("-n", "aws-hyperpod", "get", "deployment", "elastipod", "-o", "json")
     (container,) = json.loads(text)["spec"]["template"]["spec"]["containers"]
     assert {"name": "LOG_LEVEL", "value": "debug"} in container["env"]
@@ -95,3 +109,6 @@ def test_upgrade_and_uninstall_keep_jobs(cluster: Cluster, installed: Cluster):
     assert cluster.kubectl("get", "crd", crd.CRD_NAME, "-o", "name").strip().endswith(crd.CRD_NAME)
     assert cluster.kubectl("-n", "default", "get", "hpjob", "-o", "name").strip().endswith("/llm")
     assert cluster.kubectl("get", "clusterroles", "-l", "app.kubernetes.io/name=elastipod", "-o", "name") == ""
+    cluster.helm("install", "elastipod", str(CHART), "-n", "aws-hyperpod")
+    assert install_key(cluster) == key, "who installs again can talk to the pods that still train"
+    cluster.helm("uninstall", "elastipod", "-n", "aws-hyperpod")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "two namespaces": {"watchNamespaces": ["team-a", "team-b"]},
     "own account, no roles": {"serviceAccount": {"create": False, "name": "mine"}, "rbac": {"create": False}},
+    "no tokens": {"authentication": {"enabled": False}},
     "everything set": {
         "image": {"repository": "registry.example.com/operator", "tag": "1.2.3", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "registry"}],
@@ -28,6 +30,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "replicas": 2,
         "logLevel": "debug",
         "port": 9000,
+        "authentication": {"existingSecret": "mine"},
         "resources": {"limits": {"memory": "1Gi"}},
         "serviceAccount": {"annotations": {"example.com/role": "r"}},
         "rbac": {"userRoles": False},
@@ -102,7 +105,7 @@ def test_the_pod_is_restricted(values: dict[str, Any]):
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert "hp-training-control-plane" in pod["metadata"]["labels"]
+    assert "hp-training-control-plane" not in pod["metadata"]["labels"], "only the leader bears it, by its own hand"
     assert only["command"] == ["elastipod", "operator"]
     assert {"POD_NAME", "POD_NAMESPACE"} <= {one["name"] for one in only["env"]}
 
@@ -148,11 +151,14 @@ def test_rights_are_those_that_the_operator_needs():
         "hyperpodpytorchjobs/status",
         "nodes",
         "pods",
+        "secrets",
     }
+    assert {verb for _, resource, verb in everywhere if resource == "secrets"} == {"create"}
     assert not [grant for grant in everywhere if "*" in grant]
     assert ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "create") not in everywhere
     leader = granted(render(), "Role", "aws-hyperpod", "elastipod-leader")
-    assert {resource for _, resource, _ in leader} == {"leases"}
+    assert {resource for _, resource, _ in leader} == {"leases", "pods"}
+    assert {verb for _, resource, verb in leader if resource == "pods"} == {"patch"}
 
 
 def test_with_a_list_of_namespaces_rights_end_there():
@@ -170,12 +176,43 @@ def test_with_a_list_of_namespaces_rights_end_there():
 def test_an_account_of_the_users_own():
     objects = render(VALUE_SETS["own account, no roles"])
     assert deployment(objects)["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
-    assert {kind for kind, _, _ in objects} == {"CustomResourceDefinition", "ClusterRole", "Deployment"}
+    assert {kind for kind, _, _ in objects} == {"CustomResourceDefinition", "ClusterRole", "Deployment", "Secret"}
+
+
+def key_file(objects: Objects) -> tuple[str, str]:
+    """Give the Secret that is mounted for the operator, and where it looks for the key; empty for none."""
+    volumes = deployment(objects)["spec"]["template"]["spec"]["volumes"]
+    secret = next((volume["secret"]["secretName"] for volume in volumes if "secret" in volume), "")
+    return secret, environment(objects).get("ELASTIPOD_INSTALL_KEY_FILE", "")
+
+
+def test_the_install_key_is_made_once_and_outlives_the_release():
+    objects = render()
+    secret = objects["Secret", "aws-hyperpod", "elastipod-install-key"]
+    assert len(base64.b64decode(secret["data"]["install-key"])) == 64
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert key_file(objects) == ("elastipod-install-key", "/etc/elastipod/install-key")
+    mounts = {mount["name"]: mount for mount in container(objects)["volumeMounts"]}
+    assert mounts["install-key"] == {"name": "install-key", "mountPath": "/etc/elastipod", "readOnly": True}
+
+
+def test_a_key_of_the_users_own():
+    objects = render({"authentication": {"existingSecret": "mine"}})
+    assert key_file(objects) == ("mine", "/etc/elastipod/install-key")
+    assert not [kind for kind, _, _ in objects if kind == "Secret"]
+
+
+def test_without_tokens_there_is_no_key_and_no_right_to_secrets():
+    objects = render({"authentication": {"enabled": False}})
+    assert key_file(objects) == ("", "")
+    assert not [kind for kind, _, _ in objects if kind == "Secret"]
+    assert not [g for g in granted(objects, "ClusterRole", "", "aws-hyperpod-elastipod") if g[1] == "secrets"]
 
 
 @pytest.mark.parametrize(
     ("values", "field"),
     [
+        ({"authentication": {"existingSecret": 1}}, "/authentication/existingSecret"),
         ({"port": 80}, "/port"),
         ({"logLevel": "loud"}, "/logLevel"),
         ({"watchNamespaces": "team-a"}, "/watchNamespaces"),

@@ -48,10 +48,12 @@ class AgentProcess:
         *,
         env: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
+        is_warm: bool = False,
     ) -> None:
         self.port = free_port()
         self.log = folder / f"agent-{self.port}.log"
-        command = [*wrapper, sys.executable, "-m", "elastipod_agent", "--server-host=127.0.0.1", *arguments]
+        cold = () if is_warm else ("--no-warm-workers",)
+        command = [*wrapper, sys.executable, "-m", "elastipod_agent", "--server-host=127.0.0.1", *cold, *arguments]
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
@@ -60,6 +62,8 @@ class AgentProcess:
             "ELASTIPOD_JOB": "tests/agent",
             "ELASTIPOD_AGENT_PORT": str(self.port),
         }
+        token = (env or {}).get("ELASTIPOD_TOKEN")
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 command, env={**environment, **(env or {})}, stdout=log, stderr=subprocess.STDOUT, cwd=folder
@@ -68,7 +72,9 @@ class AgentProcess:
     def call(self, method: str, path: str, body: object = None, *, raw: bytes | None = None) -> tuple[int, Any]:
         """Make one request; gives the status code and the parsed body (None when empty)."""
         data = raw if raw is not None else (None if body is None else json.dumps(body).encode())
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data, method=method)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data=data, method=method, headers=self.headers
+        )
         try:
             with urllib.request.urlopen(request, timeout=40) as answer:
                 status, text = answer.status, answer.read()

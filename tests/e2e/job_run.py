@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -37,6 +38,7 @@ class JobRun:
     cluster: Cluster
     name: str
     spec: dict[str, Any] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict)
 
     # -- make and change
 
@@ -149,10 +151,21 @@ class JobRun:
         ]
 
     def agent(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """What the agent of a pod answers on /status."""
-        with urllib.request.urlopen(f"http://{pod['status']['podIP']}:{AGENT_PORT}/status", timeout=5) as answer:
+        """What the agent of a pod answers on /status to who shows the job's token."""
+        request = urllib.request.Request(f"http://{pod['status']['podIP']}:{AGENT_PORT}/status")
+        request.add_header("Authorization", f"Bearer {self.token(pod)}")
+        with urllib.request.urlopen(request, timeout=5) as answer:
             status: dict[str, Any] = json.load(answer)
         return status
+
+    def token(self, pod: dict[str, Any]) -> str:
+        """The token that a pod was given, from the Secret to which it refers; empty for none."""
+        env = pod["spec"]["containers"][0].get("env", ())
+        name = next((e["valueFrom"]["secretKeyRef"]["name"] for e in env if e["name"] == "ELASTIPOD_TOKEN"), "")
+        if name and name not in self.tokens:
+            secret = json.loads(self.cluster.kubectl("get", "secret", name, "-o", "json"))
+            self.tokens[name] = base64.b64decode(secret["data"]["token"]).decode()
+        return self.tokens.get(name, "")
 
     def generations(self) -> set[int]:
         """The generations that the agents say they run."""

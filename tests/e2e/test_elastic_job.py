@@ -9,7 +9,10 @@ import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import pytest
 from tests.e2e.conftest import OPERATOR_NAMESPACE, ROOT
 from tests.e2e.job_run import JobRun
 
@@ -100,8 +103,20 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
         name = pod["metadata"]["name"]
         assert "group_rank=" in cluster.kubectl("logs", name)
         assert cluster.kubectl("exec", name, "--", "printenv", "NPROC_PER_NODE").strip() == "1"
+        told = cluster.kubectl("exec", name, "--", "elastipod", "agent", "status")
+        assert f"pod {name}" in told
+        assert "running for" in told
+        with pytest.raises(HTTPError, match="401") as stranger:
+            urlopen(f"http://{pod['status']['podIP']}:8080/status", timeout=5)
+        stranger.value.close()
+        assert job.token(pod)
+        assert job.token(pod) not in cluster.kubectl("logs", name)
     job.delete()
     assert not job.pods()
+    job.until(
+        "the token to go with its job",
+        lambda: not cluster.kubectl("get", "secret", "-l", f"HPJob={job.name}", "-o", "name"),
+    )
 
 
 def test_power_loss(job: JobRun, cluster: Cluster) -> None:

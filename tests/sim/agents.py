@@ -47,6 +47,7 @@ class SimAgent:
         self.reason: str | None = None
         self.drained = False
         self.terminating = False
+        self.is_spare = False
         self.failure: Crash | None = None
         self._stop = Stop.NONE
         self._working = False
@@ -57,8 +58,12 @@ class SimAgent:
     def start(self, body: dict[str, Any]) -> Answer:
         """POST /start."""
         answer = decide_start(self._situation(), body.get("generation"))
-        if answer.verdict is Verdict.ACT:
-            self.generation, self.rank = body["faultCount"] + 1, body["rank"]
+        if answer.verdict is Verdict.ACT and body.get("spare"):
+            self.generation, self.is_spare = body["faultCount"] + 1, True
+            self.version += 1
+            self.pod.agent_changed()
+        elif answer.verdict is Verdict.ACT:
+            self.generation, self.rank, self.is_spare = body["faultCount"] + 1, body["rank"], False
             self.drained, self.failure, self._stop, self._working = False, None, Stop.NONE, True
             self._enter(S.RUNNING, reason=None)
             self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
@@ -100,7 +105,7 @@ class SimAgent:
         return {
             "status": self.state.value, "reason": self.reason, "message": failure.message if failure else None,
             "protocol": 1, "version": self.version, "generation": self.generation, "drained": self.drained,
-            "terminating": self.terminating, "boot_id": self.pod.uid,
+            "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
             "failure": {"global_rank": self.rank, "exitcode": failure.exitcode, "signal": failure.signal,
                         "message": failure.message} if failure else None,
             "worker": {"step": run.step if run is not None and run.steps_made else None},

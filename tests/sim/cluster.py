@@ -15,7 +15,7 @@ from tests.sim.invariants import JOB_NAME, Watchman
 from tests.sim.kernel import EPOCH, Kernel, Script, stamp
 from tests.sim.training import Training
 
-from elastipod_operator.core.names import FINALIZER, LABEL_UID
+from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, FINALIZER, LABEL_UID, pod_id_of
 
 JOB_UID = "job-uid"
 NAMESPACE = "team"
@@ -63,6 +63,14 @@ class SimNode:
         }
 
 
+def avoided_by(manifest: Mapping[str, Any]) -> frozenset[str]:
+    """Give the nodes that a pod must not be placed on, as the scheduler reads it."""
+    affinity = (manifest["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    demands = [demand for term in terms for demand in term.get("matchFields") or ()]
+    return frozenset(d["values"][0] for d in demands if (d["key"], d["operator"]) == ("metadata.name", "NotIn"))
+
+
 class SimPod:
     """A pod object and, while its container runs, its agent."""
 
@@ -77,11 +85,15 @@ class SimPod:
         self.created_at = cluster.kernel.now
         self.version = 0
         self.node: SimNode | None = None
+        self.placed_at = 0.0
         self.phase = "Pending"
         self.ip = ""
         self.exit_code: int | None = None
         self.deleted_at: float | None = None
         self.disrupted = ""
+        self.annotations: dict[str, str] = dict(meta.get("annotations") or {})
+        self.image: str = manifest["spec"]["containers"][0].get("image", "")
+        self.avoids = avoided_by(manifest)
         self.is_unwanted = False
         """The operator itself deleted it."""
         self.agent: SimAgent | None = None
@@ -93,7 +105,8 @@ class SimPod:
     def body(self) -> Body:
         meta: Body = {
             "name": self.name, "namespace": NAMESPACE, "uid": self.uid, "labels": self.labels,
-            "resourceVersion": str(self.version), "creationTimestamp": stamp(self._cluster.utc(self.created_at)),
+            "annotations": self.annotations, "resourceVersion": str(self.version),
+            "creationTimestamp": stamp(self._cluster.utc(self.created_at)),
             "ownerReferences": self.owners,
         }  # fmt: skip
         if self.deleted_at is not None:
@@ -257,7 +270,11 @@ class Cluster:
             raise ApiFailure(409, "the object has been modified")
         self.last_write = f"metadata {dict(metadata)}"
         annotations = {**job.annotations, **metadata.get("annotations", {})}
-        self.watchman.record_written(job.annotations, annotations, job.spec, self.training, self.kernel.utc())
+        # What was placed just now need not be known to the operator, and is as good as new.
+        bound = {
+            pod.uid for pod in self.pods.values() if pod.node is not None and self.kernel.now - pod.placed_at > 15.0
+        }
+        self.watchman.record_written(job.annotations, annotations, job.spec, self.training, self.kernel.utc(), bound)
         job.annotations = annotations
         if "finalizers" in metadata:
             job.finalizers = list(metadata["finalizers"])
@@ -280,6 +297,9 @@ class Cluster:
             raise ApiFailure(409, f"pods {name} already exists")
         self._uids += 1
         pod = SimPod(self, manifest, f"pod-{self._uids}")
+        if self.job is not None:
+            images = {pod_id_of(p.labels): p.image for p in self.pods.values()}
+            self.watchman.pod_made(name, pod.avoids, pod.image, images, self.job.spec)
         self.pods[pod.uid] = pod
         self._pod_changed(pod, "ADDED")
         self.wake_scheduler()
@@ -318,11 +338,12 @@ class Cluster:
             self.job.wishes[annotation] = value
             self._job_changed()
 
-    def wipe_record(self) -> None:
+    def wipe_record(self, *, leaves_history: bool) -> None:
         """Somebody removes the operator's annotations."""
         if self.job is not None:
-            self.watchman.record_wiped()
-            self.job.annotations = {}
+            self.watchman.record_wiped(with_spec=not leaves_history)
+            kept = (ANNOTATION_HISTORY, ANNOTATION_APPLIED) if leaves_history else ()
+            self.job.annotations = {k: v for k, v in self.job.annotations.items() if k in kept}
             self._job_changed()
 
     def _the_job(self) -> SimJob:
@@ -423,8 +444,12 @@ class Cluster:
         taken = {pod.node.name for pod in self.pods.values() if pod.node is not None and not pod.ended}
         free = [n for n in self.nodes.values() if n.ready and not n.cordoned and not n.tainted and n.name not in taken]
         waiting = [pod for pod in self.pods.values() if pod.node is None and pod.deleted_at is None]
-        for pod, node in zip(waiting, free, strict=False):
-            pod.node = node
+        for pod in waiting:
+            node = next((n for n in free if n.name not in pod.avoids), None)
+            if node is None:
+                continue
+            free.remove(node)
+            pod.node, pod.placed_at = node, self.kernel.now
             self._pod_changed(pod)
             self.kernel.spawn(self._start_container(pod))
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.kernel import EPOCH
 
 from elastipod_operator.api import JobSpec
+from elastipod_operator.core.codec import MAX_BYTES, RecordError, decode
+from elastipod_operator.core.escalation import NO_PROGRESS_LIMIT
+from elastipod_operator.core.facts import Policy
+from elastipod_operator.core.history import HistoryEntry, decode_history
+from elastipod_operator.core.ledger import total
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
-from elastipod_operator.core.record import HistoryEntry, Kind, Record, RecordError, decode, decode_history
+from elastipod_operator.core.record import Kind, Record
 from elastipod_operator.kube.translate import policy_of
 
 if TYPE_CHECKING:
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
 JOB_NAME = "train"
 AUXILIARY = ("Scaling", "PodsReady", "Warning")
+# From a decision to its write.
+WRITING_TIME = timedelta(seconds=1)
 
 
 class Violation(AssertionError):
@@ -38,6 +45,9 @@ class Watchman:
         self._kinds: dict[int, Kind] = {}
         self._stepped = 0
         self._excused = 0
+        self._inflicted = 0
+        self._knows_spec = True
+        self._given_up: set[str] = set()
         self._touched: dict[str, float] = {}
         self._hidden: dict[str, float] = {}
         self.worker_faults = 0
@@ -46,6 +56,7 @@ class Watchman:
     def touched(self, pod: str, until: float) -> None:
         """A fault is inflicted on a pod, whose consequences may be seen until then."""
         self._touched[pod] = max(until, self._touched.get(pod, 0.0))
+        self._inflicted += 1
 
     def hidden(self, pod: str, until: float) -> None:
         """The operator cannot reach a pod's agent: that may spoil a resize, but never a generation that trains."""
@@ -53,19 +64,32 @@ class Watchman:
 
     # -- the record
 
-    def record_wiped(self) -> None:
-        """The annotations were removed from outside: one unexplained recovery is excused."""
+    def record_wiped(self, *, with_spec: bool) -> None:
+        """The annotations were removed from outside: one unexplained recovery is excused.
+
+        with_spec: also the one that tells from which spec the pods were made.
+        """
+        self._knows_spec &= not with_spec
         self._excused += 1
         self.record = Record()
 
     def record_written(
-        self, before: Mapping[str, str], after: Mapping[str, str], spec: Any, training: Training, now: datetime
+        self,
+        before: Mapping[str, str],
+        after: Mapping[str, str],
+        spec: Any,
+        training: Training,
+        now: datetime,
+        bound: set[str],
     ) -> None:
-        """The API server took new annotations."""
+        """The API server took new annotations. bound: UIDs of the pods that have a node."""
         old, new = _record(before), _record(after)
         if new is None or new == old:
             return
         self.record = new
+        if len(after[ANNOTATION_STATE]) > MAX_BYTES:
+            raise Violation(f"the record takes {len(after[ANNOTATION_STATE])} bytes")
+        _balanced(new, now)
         if old is None:
             return
         if new.generation < old.generation:
@@ -76,6 +100,7 @@ class Watchman:
             raise Violation(f"generation {new.generation} got other members: {old.members} -> {new.members}")
         if new.restarts > old.restarts:
             self._restarted(old, new, training, now)
+        self._counted(old, new, policy_of(JobSpec.model_validate(spec)), now, bound)
         if new.outcome == "Failed" and old.outcome != "Failed":
             self._failed(new, spec)
 
@@ -86,7 +111,20 @@ class Watchman:
         self._members[new.generation] = new.members
         if new.retries > self.worker_faults:
             raise Violation(f"{new.retries} retries are booked, but workers failed {self.worker_faults} times")
-        allowed = policy_of(JobSpec.model_validate(spec)).sizes.allowed
+        policy = policy_of(JobSpec.model_validate(spec))
+        if known is None and new.generation < max(self._members):
+            raise Violation(f"generation {new.generation} comes after generation {max(self._members)}")
+        if policy.restarts_before_full is not None and new.window.restarts > policy.restarts_before_full:
+            raise Violation(
+                f"{new.window.restarts} process-level restarts; more than {policy.restarts_before_full} ask for a full one"
+            )
+        for shape in policy.specs:
+            number = sum(member.spec == shape.name for member in new.members)
+            if number > shape.limit:
+                raise Violation(
+                    f"{number} pods of {shape.name} train; its limit is {shape.limit}, the others are spares"
+                )
+        allowed = policy.sizes.allowed
         if len(new.members) not in allowed:
             raise Violation(f"generation {new.generation} has {len(new.members)} members; allowed: {allowed}")
         entry = history[-1] if history else None
@@ -98,11 +136,46 @@ class Watchman:
             raise Violation(f"generation {new.generation} takes back lost pods: {sorted(gone)}")
         self._say(f"generation {new.generation}: {[_short(m) for m in new.members]} ({entry.cause})")
 
-    def _failed(self, new: Record, spec: Any) -> None:
-        limit = policy_of(JobSpec.model_validate(spec)).max_retries
-        if limit is None or limit >= self.worker_faults:
+    def _counted(self, old: Record, new: Record, policy: Policy, now: datetime, bound: set[str]) -> None:
+        """Restarts are counted once, in the window that is open, and a full one makes all pods anew."""
+        window = new.window
+        per_full = (policy.restarts_before_full or 0) + 1
+        # Until all are accounted for, what turns out to be a lost node is counted too.
+        is_settled = new.transition is None or new.transition.weighed or not new.transition.counted
+        if is_settled and window.restarts + per_full * window.full > self.worker_faults:
+            raise Violation(f"{window} for {self.worker_faults} worker faults")
+        if sum(offence.times for offence in new.offences) > self.worker_faults + self._inflicted:
+            raise Violation(f"{new.offences} for {self._inflicted} faults")
+        is_new = window.restarts > old.window.restarts and old.transition is None
+        if is_new and window.since is not None and now - window.since > policy.eval_period + WRITING_TIME:
             raise Violation(
-                f"the job failed with {self.worker_faults} worker faults and {limit} retries: {new.outcome_message}"
+                f"a restart is counted in a window that is over since {now - window.since - policy.eval_period}"
+            )
+        if window.full > old.window.full:
+            self._say(f"full job restart {window.full} of window {window.number}")
+            self._given_up |= bound
+
+    def pod_made(
+        self, name: str, avoids: frozenset[str], image: str, images: Mapping[PodId | None, str], spec: Any
+    ) -> None:
+        """The API server took a new pod. images: of the pods that are there."""
+        limit = policy_of(JobSpec.model_validate(spec)).max_offenders
+        if len(avoids) > limit:
+            raise Violation(f"pod {name} avoids {sorted(avoids)}, but at most {limit} nodes may be avoided")
+        others = {images[m] for m in self.record.members if m in images}
+        if others and image not in others and self._knows_spec:
+            raise Violation(f"pod {name} is made with image {image} beside members with {sorted(others)}")
+
+    def _failed(self, new: Record, spec: Any) -> None:
+        """A job may only fail when a budget that the user set, or progress, is used up."""
+        policy, faults = policy_of(JobSpec.model_validate(spec)), self.worker_faults
+        out_of_retries = policy.max_retries is not None and policy.max_retries < faults
+        stuck = new.outcome_reason == "NoProgress" and policy.max_retries is None and faults > NO_PROGRESS_LIMIT
+        per_full, full = policy.restarts_before_full, policy.max_full_restarts
+        out_of_restarts = per_full is not None and full is not None and (per_full + 1) * (full + 1) <= faults
+        if not (out_of_retries or stuck or out_of_restarts):
+            raise Violation(
+                f"the job failed after {faults} worker faults, though its limits allow more: {new.outcome_message}"
             )
         self._say(f"the job failed: {new.outcome_message}")
 
@@ -142,6 +215,8 @@ class Watchman:
 
     def joined(self, run: Run, agent: SimAgent, rank: int, nnodes: int, master: str) -> None:
         """An agent took a /start."""
+        if agent.pod.uid in self._given_up:
+            raise Violation(f"pod {agent.pod.name} trains though a full job restart came after it")
         uid = self._started.setdefault((run.generation, rank), agent.pod.uid)
         if uid != agent.pod.uid:
             raise Violation(f"two pods have group rank {rank} in generation {run.generation}")
@@ -206,6 +281,14 @@ def lineage(training: Training, total: int) -> None:
         if not writer.resumed.step < upper <= writer.step:
             raise Violation(f"generation {writer.generation} never made step {upper}")
         run = writer
+
+
+def _balanced(record: Record, now: datetime) -> None:
+    """The phases sum to the life of the job."""
+    spent = sum(total(record.ledger, now).values(), timedelta(0))
+    alive = (record.ended_at or now) - EPOCH
+    if abs(spent - alive) > timedelta(milliseconds=5):
+        raise Violation(f"the ledger sums to {spent} in a life of {alive}: {record.ledger}")
 
 
 def _record(annotations: Mapping[str, str]) -> Record | None:

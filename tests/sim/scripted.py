@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.sim.events import Event
 from tests.sim.story import Story
 
@@ -13,14 +15,21 @@ PATIENT = {
 
 
 def _story(
-    *events: Event, low: int = 2, high: int = 4, nodes: int = 4, timeout_s: float = 300.0, retries: int | None = None
+    *events: Event,
+    low: int = 2,
+    high: int = 4,
+    nodes: int = 4,
+    timeout_s: float = 300.0,
+    retries: int | None = None,
+    specs: list[dict[str, Any]] | None = None,
+    **restarts: int,
 ) -> Story:
     return Story(
         seed=1,
         nodes=nodes,
         policy={"minReplicas": low, "maxReplicas": high, **PATIENT},
-        specs=[{"name": "workers", "replicas": low, "maxReplicas": high}],
-        run_policy={"cleanPodPolicy": "All", "jobMaxRetryCount": retries},
+        specs=specs or [{"name": "workers", "replicas": low, "maxReplicas": high}],
+        run_policy={"cleanPodPolicy": "All", "jobMaxRetryCount": retries, "restartPolicy": restarts},
         heeds_events=True,
         collective_timeout_s=timeout_s,
         events=events,
@@ -65,5 +74,41 @@ STORIES: dict[str, Story] = {
     "workers fail over a dead node before it is known, and no retry is left": _story(
         Event(100, "kill_node", 1), timeout_s=5.0, retries=0
     ),
+    "crashes in a row bring a full job restart": _story(
+        *(Event(100 + 30 * n, "crash_worker", n) for n in range(4)),
+        numRestartBeforeFullJobRestart=1, maxFullJobRestarts=3, evalPeriodSeconds=3600,
+    ),
+    "the operator dies between the decision for a full restart and the deletion of the pods": _story(
+        Event(99.9, "operator_dies_soon", 6, 8), Event(100, "crash_worker", 0), Event(160, "operator_dies_soon", 4, 8),
+        Event(160.1, "crash_worker", 1), numRestartBeforeFullJobRestart=0, evalPeriodSeconds=3600,
+    ),
+    "restarts of one window do not count in the next": _story(
+        Event(60, "crash_worker", 0), Event(180, "crash_worker", 1), Event(300, "crash_worker", 0),
+        numRestartBeforeFullJobRestart=1, maxFullJobRestarts=0, evalPeriodSeconds=100,
+    ),
+    "a node that faults again and again is avoided": _story(
+        Event(60, "crash_again_and_again", 1, 60), Event(400, "add_node"), nodes=5,
+        numRestartBeforeFullJobRestart=0, maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=300,
+    ),
+    "two nodes fault again and again and one may be avoided": _story(
+        Event(60, "crash_again_and_again", 1, 60), Event(70, "crash_again_and_again", 3, 60), nodes=6,
+        numRestartBeforeFullJobRestart=0, maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=600,
+    ),
+    "a spare takes the place of a lost one": _story(
+        Event(100, "kill_node", 1), nodes=4, specs=[{"name": "workers", "replicas": 2, "maxReplicas": 2, "spares": 1}],
+        high=2,
+    ),
+    "a spare beside two groups of pods": _story(
+        Event(100, "crash_worker", 0), Event(200, "kill_node", 2), nodes=9,
+        specs=[{"name": "base", "replicas": 2, "spares": 1}, {"name": "extra", "replicas": 0, "maxReplicas": 2}],
+    ),
+    "only the state is lost, and no agent lives": _story(
+        Event(100, "operator_dies", 1, 30), Event(101, "force_delete_pod", 0), Event(101, "force_delete_pod", 0),
+        Event(101, "force_delete_pod", 0), Event(101, "force_delete_pod", 0), Event(102, "wipe_state"),
+    ),
+    "the template is edited while the job runs": _story(
+        Event(60, "edit_template", 7), Event(100, "kill_node", 1), Event(150, "add_node"), Event(200, "suspend", 0, 20),
+    ),
+    "the template is edited before anything trains": _story(Event(1, "edit_template", 7)),
     "the quota refuses pods for a while": _story(Event(0, "creates_refused", 0, 60), Event(150, "delete_pod", 1)),
 }  # fmt: skip

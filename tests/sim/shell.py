@@ -22,6 +22,7 @@ from elastipod_operator.core.actions import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    HoldSpare,
     Plan,
     SetFinalizer,
     ShutDownAgent,
@@ -29,10 +30,20 @@ from elastipod_operator.core.actions import (
     StopWorkers,
     VerifyPods,
 )
+from elastipod_operator.core.backoff import backoff
+from elastipod_operator.core.codec import encode
 from elastipod_operator.core.facts import AgentFact, Observed
 from elastipod_operator.core.health import SILENCE_LIMIT
-from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE, FINALIZER, master_port
-from elastipod_operator.core.record import decode_history, encode, encode_history, mark_running
+from elastipod_operator.core.history import decode_history, encode_history, mark_running
+from elastipod_operator.core.names import (
+    ANNOTATION_APPLIED,
+    ANNOTATION_HISTORY,
+    ANNOTATION_SIZE,
+    ANNOTATION_STATE,
+    FINALIZER,
+    master_port,
+)
+from elastipod_operator.kube.applied import applied_of, effective_spec, encode_applied
 from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.translate import node_fact
@@ -40,7 +51,7 @@ from elastipod_operator.kube.translate import node_fact
 SETTLE_S = 3.0
 RETRY_S, LAST_RETRY_S = 0.2, 15.0
 COMMAND_RETRY_S = 1.0
-REFUSAL_S, LAST_REFUSAL_S = 5.0, 120.0
+REFUSAL, LAST_REFUSAL = timedelta(seconds=5), timedelta(seconds=120)
 
 
 class SimStore(Store):
@@ -83,7 +94,8 @@ class Shell:
         self._due = 0
         self._retry_s = RETRY_S
         self._listed_at: datetime | None = None
-        self._refusal, self._refused_until, self._refusal_wait_s = "", 0.0, REFUSAL_S
+        self._refusal, self._refusals = "", 0
+        self._refused_until: datetime | None = None
         self.alive = True
         self.last_actions: tuple[object, ...] = ()
         self.passes = 0
@@ -256,12 +268,14 @@ class Shell:
             now=self._kernel.utc(), job=job.fact, pods=pods,
             agents={p.name: self._board[p.uid].fact for p in pods if p.uid in self._board},
             nodes=self._store.nodes_of(job),
-            refusal=self._refusal, listed_at=self._listed_at,
+            refusal=self._refusal, refused_until=self._refused_until, listed_at=self._listed_at,
         )  # fmt: skip
 
     def _write_record(self, job: Job, todo: Plan) -> Script:
         present = job.body["metadata"].get("annotations") or {}
-        wanted = {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
+        wanted = {} if todo.is_record_kept else {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
+        if job.fact.policy is not None and (todo.takes_spec or (wanted and applied_of(job.body) is None)):
+            wanted[ANNOTATION_APPLIED] = encode_applied(job.body["spec"])
         if todo.history or todo.running_since is not None:
             entries = decode_history(present.get(ANNOTATION_HISTORY, "[]")) + todo.history
             if todo.running_since is not None:
@@ -284,7 +298,7 @@ class Shell:
             self._store.put_job(body)
 
     def _command_all(self, job: Job, todo: Plan) -> Any:
-        commands = [a for a in todo.actions if isinstance(a, StartWorkers | StopWorkers | ShutDownAgent)]
+        commands = [a for a in todo.actions if isinstance(a, StartWorkers | HoldSpare | StopWorkers | ShutDownAgent)]
         now = self._kernel.now
         self._sent = {key: at for key, at in self._sent.items() if now - at < SETTLE_S}
         for action in commands:
@@ -335,11 +349,16 @@ class Shell:
 
     def _create_all(self, job: Job, todo: Plan) -> Script:
         actions = [a for a in todo.actions if isinstance(a, CreatePod)]
-        if not actions or self._kernel.now < self._refused_until or job.fact.policy is None:
+        if self._refused_until is not None and self._kernel.utc() < self._refused_until:
             return
+        assert job.fact.policy is not None or not actions
         refusals: list[str] = []
         for action in actions:
-            manifest = pod_manifest(job.fact, job.body["spec"], job.fact.policy, action.pod, action.nnodes)
+            assert job.fact.policy is not None
+            manifest = pod_manifest(
+                job.fact, effective_spec(job.body), job.fact.policy, action.pod, action.nnodes,
+                generation=action.generation, avoids=action.avoids,
+            )  # fmt: skip
             try:
                 self._store.put_pod((yield from self._call(lambda m=manifest: self._cluster.create_pod(m))))
             except ApiFailure as failure:
@@ -350,12 +369,15 @@ class Shell:
                 else:
                     raise
         if not refusals:
-            self._refusal, self._refusal_wait_s = "", REFUSAL_S
+            if self._refusal:
+                self._refusal, self._refusals, self._refused_until = "", 0, None
+                self._again = True
             return
         self._refusal = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
-        self._refused_until = self._kernel.now + self._refusal_wait_s
-        self._kernel.after(self._refusal_wait_s, self.wake)
-        self._refusal_wait_s = min(LAST_REFUSAL_S, self._refusal_wait_s * 2)
+        self._refusals += 1
+        wait = backoff(REFUSAL, LAST_REFUSAL, self._refusals, JOB_UID)
+        self._refused_until = self._kernel.utc() + wait
+        self._kernel.after(wait.total_seconds(), self.wake)
 
     def _delete(self, action: DeletePod) -> Script:
         try:
@@ -379,7 +401,8 @@ class Shell:
              "lastTransitionTime": stamp(c.since)}
             for c in todo.conditions
         ]  # fmt: skip
-        status = {**todo.status, "conditions": conditions}
+        kept = (job.body.get("status") or {}) if todo.is_record_kept else todo.status
+        status = {**kept, "conditions": conditions}
         if (job.body.get("status") or {}) != status:
             before = job.fact
             self._store.put_job((yield from self._call(lambda: self._cluster.apply_status(status))))
@@ -391,11 +414,12 @@ def _nothing() -> None:
     """The effect of calls that travel by themselves."""
 
 
-def _request(todo: Plan, action: StartWorkers | StopWorkers | ShutDownAgent) -> tuple[str, Body | None]:
+def _request(todo: Plan, action: StartWorkers | HoldSpare | StopWorkers | ShutDownAgent) -> tuple[str, Body | None]:
     record = todo.record
-    if isinstance(action, StartWorkers):
+    if isinstance(action, StartWorkers | HoldSpare):
         return "/start", {
-            "rank": action.group_rank, "nnodes": len(record.members), "faultCount": record.generation - 1,
+            "spare": isinstance(action, HoldSpare), "rank": action.number if isinstance(action, HoldSpare) else action.group_rank,
+            "nnodes": len(record.members), "faultCount": record.generation - 1,
             "master_addr": record.master_addr, "master_port": master_port(record.generation),
             "generation": record.generation,
         }  # fmt: skip
@@ -407,4 +431,5 @@ def _request(todo: Plan, action: StartWorkers | StopWorkers | ShutDownAgent) -> 
 
 
 def _matters(fact: AgentFact) -> tuple[object, ...]:
-    return (fact.state, fact.generation, fact.drained, fact.terminating, fact.failure, fact.reason)
+    is_first_step = fact.step is not None
+    return (fact.state, fact.generation, fact.drained, fact.terminating, fact.failure, fact.reason, is_first_step)

@@ -9,10 +9,23 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.sim import shell
 from tests.sim.scripted import STORIES
 from tests.sim.story import draw, failure_of
 
-from elastipod_operator.core import health, incidents, plan, stopping
+from elastipod_operator.core import (
+    escalation,
+    health,
+    incidents,
+    ledger,
+    membership,
+    offenders,
+    plan,
+    running,
+    scene,
+    stopping,
+    transit,
+)
 from elastipod_operator.core.facts import AgentState
 from elastipod_operator.core.health import Replica
 from elastipod_operator.core.record import Record
@@ -27,13 +40,13 @@ def accept_a_stale_generation(patch: pytest.MonkeyPatch) -> None:
 
 
 def reuse_the_generation(patch: pytest.MonkeyPatch) -> None:
-    real = plan._start
+    real = transit._start
 
-    def start(record: Record, *rest: Any) -> plan.Step:
+    def start(record: Record, *rest: Any) -> scene.Step:
         step = real(record, *rest)
         return replace(step, record=replace(step.record, generation=max(1, record.generation)))
 
-    patch.setattr(plan, "_start", start)
+    patch.setattr(transit, "_start", start)
 
 
 def count_a_restart_twice(patch: pytest.MonkeyPatch) -> None:
@@ -43,7 +56,7 @@ def count_a_restart_twice(patch: pytest.MonkeyPatch) -> None:
         record = real(*arguments)
         return replace(record, restarts=record.restarts + 1)
 
-    patch.setattr(plan, "begin_recovery", begin)
+    patch.setattr(transit, "begin_recovery", begin)
 
 
 def take_drained_for_completed(patch: pytest.MonkeyPatch) -> None:
@@ -53,15 +66,15 @@ def take_drained_for_completed(patch: pytest.MonkeyPatch) -> None:
             r.agent.state in ended and r.agent.generation == record.generation for r in members
         )
 
-    real = plan._gather
+    real = transit._gather
 
-    def gather(record: Record, scene: plan.Scene) -> plan.Step:
-        members = [r for m in record.members if (r := scene.view.get(m)) is not None]
+    def gather(record: Record, seen: scene.Scene) -> scene.Step:
+        members = [r for m in record.members if (r := seen.view.get(m)) is not None]
         if completed(members, record):
-            return plan._finish(record, scene, "Completed", "Completed", "all replicas finished")
-        return real(record, scene)
+            return scene.finish(record, seen, "Completed", "Completed", "all replicas finished")
+        return real(record, seen)
 
-    patch.setattr(plan, "_gather", gather)
+    patch.setattr(transit, "_gather", gather)
 
 
 def start_below_the_minimum(patch: pytest.MonkeyPatch) -> None:
@@ -98,7 +111,7 @@ def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_who_drains(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "_has_work_to_save", lambda *_: False)
+    patch.setattr(scene, "_has_work_to_save", lambda *_: False)
 
 
 def give_up_who_was_never_asked(patch: pytest.MonkeyPatch) -> None:
@@ -127,12 +140,89 @@ def never_force_the_gone(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_growth_window(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "_growth_window", lambda record, *_: (record, None))
+    patch.setattr(running, "growth_window", lambda record, *_: (record, None))
 
 
 def start_everybody_as_rank_zero(patch: pytest.MonkeyPatch) -> None:
-    real = plan.StartWorkers
-    patch.setattr(plan, "StartWorkers", lambda pod, rank: real(pod, 0))
+    real = transit.StartWorkers
+    for module in (transit, running):
+        patch.setattr(module, "StartWorkers", lambda pod, rank: real(pod, 0))
+
+
+def count_a_restart_twice_in_its_window(patch: pytest.MonkeyPatch) -> None:
+    real = incidents._counted
+    patch.setattr(incidents, "_counted", lambda window, now: real(real(window, now), now))
+
+
+def never_close_a_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(running, "close_window", lambda record, *_: record)
+
+
+def weigh_a_recovery_again_and_again(patch: pytest.MonkeyPatch) -> None:
+    real = escalation.weigh
+
+    def weigh(record: Record, *rest: Any) -> escalation.Weighed:
+        weighed = real(record, *rest)
+        forgotten = replace(weighed.record, transition=replace(weighed.record.transition, weighed=False))  # type: ignore[type-var]
+        return replace(weighed, record=forgotten)
+
+    patch.setattr(transit, "weigh", weigh)
+
+
+def keep_the_old_pods_in_a_full_restart(patch: pytest.MonkeyPatch) -> None:
+    real = escalation._restart_everything
+
+    def restart(record: Record, *rest: Any) -> escalation.Weighed:
+        weighed = real(record, *rest)
+        return replace(weighed, record=replace(weighed.record, lost=record.lost), actions=())
+
+    patch.setattr(escalation, "_restart_everything", restart)
+
+
+def never_restart_everything(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(escalation, "_is_full_restart_due", lambda *_: False)
+
+
+def fail_at_the_first_full_restart(patch: pytest.MonkeyPatch) -> None:
+    real = escalation._why_it_ends
+    patch.setattr(escalation, "_why_it_ends", lambda r, p: real(r, replace(p, max_full_restarts=0)))
+
+
+def avoid_more_nodes_than_allowed(patch: pytest.MonkeyPatch) -> None:
+    real = offenders.avoided
+    wide = lambda record, policy, now: real(record, replace(policy, max_offenders=9 * policy.max_offenders), now)  # noqa: E731
+    patch.setattr(plan, "avoided", wide)
+
+
+def count_a_spare_as_a_member(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transit, "usable", membership.rank_order)
+
+
+def start_the_workers_of_spares(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(running, "HoldSpare", running.StartWorkers)
+
+
+def forget_the_labels_and_the_history(patch: pytest.MonkeyPatch) -> None:
+    real = plan._first_record
+
+    def first(seen: Any, view: health.View) -> Record:
+        return replace(
+            real(seen, view), generation=max((r.agent.generation or 0 for r in view.by_id.values()), default=0)
+        )
+
+    patch.setattr(plan, "_first_record", first)
+
+
+def make_pods_from_an_edited_template(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shell, "effective_spec", lambda body: body["spec"])
+
+
+def forget_to_book_a_phase(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "_book", lambda kept, until: kept.booked)
+
+
+def end_a_job_at_its_first_setback(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(escalation, "does_not_progress", lambda record: record.stalled >= 1)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -153,6 +243,19 @@ MUTANTS: tuple[Mutant, ...] = (
     never_force_the_gone,
     forget_the_growth_window,
     start_everybody_as_rank_zero,
+    count_a_restart_twice_in_its_window,
+    never_close_a_window,
+    weigh_a_recovery_again_and_again,
+    keep_the_old_pods_in_a_full_restart,
+    never_restart_everything,
+    fail_at_the_first_full_restart,
+    avoid_more_nodes_than_allowed,
+    count_a_spare_as_a_member,
+    start_the_workers_of_spares,
+    forget_the_labels_and_the_history,
+    make_pods_from_an_edited_template,
+    forget_to_book_a_phase,
+    end_a_job_at_its_first_setback,
 )
 
 

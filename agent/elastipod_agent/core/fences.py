@@ -50,7 +50,10 @@ _S = AgentState
 
 
 def decide_start(seen: Situation, generation: int | None) -> Answer:
-    """Judge a /start. Only a READY agent starts workers; the operator stops the others first."""
+    """Judge a /start. Only a READY agent starts workers; the operator stops the others first.
+
+    In the plain protocol a /start anywhere else is a repetition, whose first answer was lost: taken, and nothing happens.
+    """
     if generation is not None:
         if generation < seen.generation:
             return Answer(Verdict.REFUSE, f"generation {generation} is older than {seen.generation}")
@@ -61,7 +64,9 @@ def decide_start(seen: Situation, generation: int | None) -> Answer:
     if seen.terminating:
         return Answer(Verdict.REFUSE, "the pod is being terminated")
     if seen.state is not _S.READY:
-        return Answer(Verdict.REFUSE, f"the agent is {seen.state}; only a ready one starts workers")
+        is_plain = generation is None and seen.state is not _S.SHUTDOWN
+        verdict = Verdict.NOTHING if is_plain else Verdict.REFUSE
+        return Answer(verdict, f"the agent is {seen.state}; only a ready one starts workers")
     return ACT
 
 

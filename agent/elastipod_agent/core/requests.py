@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from elastipod_agent.core.log_rules import LogRule, parse_log_rules
 
 _MAX_RANK = 1 << 20
+_LONGEST_STOP_S = 7 * 86400.0
+# Words that clients of the original send for a boolean.
+_TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
 
 
 class BadBody(ValueError):
@@ -91,7 +95,7 @@ def parse_stop(body: object) -> StopRequest:
 
 def _update_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     nnodes = _integer(fields, "nnodes", 1, _MAX_RANK)
-    is_spare = _boolean(fields, "spare")
+    is_spare = _boolean(fields, "spare", is_number_true=True)
     rank = _integer(fields, "rank", 0, _MAX_RANK)
     if rank >= nnodes and not is_spare:
         raise BadBody("rank", f"is {rank} but nnodes is {nnodes}; group ranks count from 0 to nnodes - 1")
@@ -123,7 +127,7 @@ def _integer(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
     if name not in fields:
         raise BadBody(name, "is required")
     value = fields[name]
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) <= 20:
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value, re.ASCII):
         value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -147,21 +151,28 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
     raise BadBody(name, f"must be a string, not {_kind(value)}")
 
 
-def _boolean(fields: Mapping[str, Any], name: str) -> bool:
+def _boolean(fields: Mapping[str, Any], name: str, *, is_number_true: bool = False) -> bool:
+    """Read true or false, or one of the usual spellings. is_number_true: any other number than 0 is true as well."""
     value = fields.get(name)
     if value is None:
         return False
-    if isinstance(value, bool | int):
+    if isinstance(value, bool | int | float) and (value in (0, 1) or (is_number_true and isinstance(value, int))):
         return bool(value)
+    if isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE):
+        return value.strip().lower() in _TRUE
     raise BadBody(name, f"must be true or false, not {_kind(value)}")
 
 
 def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """Read a length of time. What no clock would wait for is cut: an order to stop must not fail for it."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            value = None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise BadBody(name, f"must be a number of seconds, not {_kind(value)}")
-    if not 0 <= value <= 7 * 86400:
-        raise BadBody(name, f"is {value}; it must be between 0 and a week of seconds")
-    return float(value)
+    return float(min(max(0, value), _LONGEST_STOP_S))
 
 
 def _log_rules(fields: Mapping[str, Any]) -> tuple[LogRule, ...]:
@@ -183,7 +194,7 @@ def _rank_ips(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         raise BadBody("rankIps", f"must be a list, not {_kind(value)}")
     for index, entry in enumerate(value):
         if not isinstance(entry, Mapping):
-            raise BadBody(f"rankIps[{index}]", f"must be an object, not {_kind(entry)}")
+            raise BadBody(f"rankIps.{index}", f"must be an object, not {_kind(entry)}")
     return tuple(value)
 
 

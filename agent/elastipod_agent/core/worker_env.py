@@ -8,18 +8,43 @@ from dataclasses import dataclass
 
 from elastipod_agent.core.requests import Start
 
+# What differs between workers, or between generations. Everything else a worker is told is the same as long as the agent
+# lives, so that a process can be started with it before there is a generation.
+VOLATILE = frozenset(
+    {
+        "ELASTIPOD_GENERATION",
+        "ELASTIPOD_PROGRESS",
+        "ELASTIPOD_WORKER_FILE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "JOB_RESTART_COUNT",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NNODES",
+        "RANK",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_RESTART_COUNT",
+        "WORLD_SIZE",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """What every worker of this pod is told alike, whatever the generation.
 
-    nproc: workers per pod. run_id, role, max_restarts: torchrun's.
+    nproc: workers per pod. run_id, role, max_restarts: torchrun's. own_devices: with --virtual-local-rank, what shows each
+    local rank its device alone; else empty.
     """
 
     nproc: int
     run_id: str
     role: str
     max_restarts: int
+    own_devices: tuple[Mapping[str, str], ...] = ()
 
 
 def pod_env(base: Mapping[str, str], start: Start, layout: Layout) -> dict[str, str]:
@@ -49,22 +74,40 @@ def worker_env(
     base: Mapping[str, str], start: Start, layout: Layout, local_rank: int, *, worker_file: str, error_file: str
 ) -> dict[str, str]:
     """Give the whole environment of the worker with this local rank; ``base`` is the agent's own."""
-    env = pod_env(base, start, layout)
+    env = pod_env(base, start, layout) | _steady_env(base, layout)
     rank = global_rank(start, layout, local_rank)
     env.update(
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
         ROLE_RANK=str(rank),
         ROLE_WORLD_SIZE=env["WORLD_SIZE"],
-        ROLE_NAME=layout.role,
-        # The worker with rank 0 hosts the store itself; see elastipod_agent.workers.group.
-        TORCHELASTIC_USE_AGENT_STORE="False",
         TORCHELASTIC_ERROR_FILE=error_file,
         ELASTIPOD_WORKER_FILE=worker_file,
     )
-    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if layout.own_devices:
+        env |= {**layout.own_devices[local_rank], "LOCAL_RANK": "0", "ELASTIPOD_LOCAL_RANK": str(local_rank)}
+    return env
+
+
+def steady_env(base: Mapping[str, str], layout: Layout) -> dict[str, str]:
+    """Give the part of every worker's environment that is the same in all generations and all workers of this pod."""
+    return {name: value for name, value in base.items() if name not in VOLATILE} | _steady_env(base, layout)
+
+
+def _steady_env(base: Mapping[str, str], layout: Layout) -> dict[str, str]:
+    """Give what the agent adds, or leaves to the user, that never changes."""
+    env = {
+        "NPROC_PER_NODE": str(layout.nproc),
+        "LOCAL_WORLD_SIZE": str(layout.nproc),
+        "TORCHELASTIC_MAX_RESTARTS": str(layout.max_restarts),
+        "TORCHELASTIC_RUN_ID": layout.run_id,
+        "ROLE_NAME": layout.role,
+        # The worker with rank 0 hosts the store itself; see elastipod_agent.workers.group.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
     if layout.nproc > 1:
-        env.setdefault("OMP_NUM_THREADS", "1")
+        env["OMP_NUM_THREADS"] = base.get("OMP_NUM_THREADS", "1")
     return env
 
 

@@ -15,6 +15,7 @@ from elastipod_agent.server.http import Request, Response
 MAX_BODY_BYTES = 1024 * 1024
 MAX_START_BYTES = 8 * 1024 * 1024  # carries the addresses of all pods
 MAX_WAIT_S = 30.0
+MAX_WAITING = 64  # long polls that are held; half of all connections, so that other calls always find one
 _LARGE_PATHS = frozenset({"/start", "/update"})
 
 
@@ -24,11 +25,19 @@ def body_limit(path: str) -> int:
 
 
 class ControlApi:
-    """Answers requests; `handle` is what the server calls."""
+    """Answers requests; `handle` is what the server calls. details: what /status?details=1 tells in addition."""
 
-    def __init__(self, agent: Agent, log_call: Callable[[Request, Response], None]) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        log_call: Callable[[Request, Response], None],
+        details: Callable[[], dict[str, object]] = dict,
+    ) -> None:
         self._agent = agent
         self._log_call = log_call
+        self._details = details
+        self._nnodes: int | None = None
+        self._waiting = 0
         self._routes: dict[str, dict[str, Callable[[Request], Awaitable[Response]]]] = {
             "/start": {"POST": self._start},
             "/stop": {"POST": self._stop},
@@ -61,7 +70,11 @@ class ControlApi:
             return Response(HTTPStatus.UNPROCESSABLE_ENTITY, {"detail": [problem]})
 
     async def _start(self, request: Request) -> Response:
-        return self._answered(self._agent.start(parse_start(_json(request.body))))
+        start = parse_start(_json(request.body))
+        answer = self._agent.start(start)
+        if answer.verdict is Verdict.ACT:
+            self._nnodes = start.nnodes
+        return self._answered(answer)
 
     async def _stop(self, request: Request) -> Response:
         body = _json(request.body) if request.body.strip() else None
@@ -77,10 +90,17 @@ class ControlApi:
 
     async def _status(self, request: Request) -> Response:
         after = _query_number(request, "after")
-        if after is not None:
+        if after is not None and self._waiting < MAX_WAITING:
             wait_s = min(MAX_WAIT_S, max(0.0, _query_number(request, "wait") or 0.0))
-            await self._agent.board.wait_beyond(int(after), wait_s)
-        return Response(HTTPStatus.OK, self._agent.status_json())
+            self._waiting += 1
+            try:
+                await self._agent.board.wait_beyond(int(after), wait_s)
+            finally:
+                self._waiting -= 1
+        status = self._agent.status_json()
+        if request.query.get("details"):
+            status["details"] = self._details() | {"nnodes": self._nnodes}
+        return Response(HTTPStatus.OK, status)
 
     def _answered(self, answer: Answer, body: object = None) -> Response:
         if answer.verdict is Verdict.REFUSE:

@@ -1,7 +1,9 @@
 """A small HTTP/1.1 server: JSON in, JSON out, keep-alive, and a bound on everything a client can send or hold.
 
 Heads are at most 16 KiB, bodies as large as the route allows, connections at most 128; a client that is slower than the
-time-outs is dropped. One connection never waits for another, and none of them for the workers.
+time-outs is dropped. One connection never waits for another, and none of them for the workers. Who only holds a
+connection open (silent, slow to ask, or slow to leave) gives way to who asks: where all places are taken, the one that
+has been quiet longest is closed, so that a stranger cannot keep the operator out.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ BODY_TIMEOUT_S = 30.0
 IDLE_TIMEOUT_S = 75.0
 _LINGER_S = 2.0
 _LINGER_BYTES = 16 * 1024 * 1024
+_FAREWELL_S = 2.0  # for an answer that the client is slow to fetch, once its connection is to be closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response. body: a JSON value, None = empty."""
+    """One response. body: a JSON value, None = empty; bytes go out as they are, with the Content-Type among the headers."""
 
     status: int
     body: Any = None
@@ -49,9 +52,9 @@ class Response:
 class Refused(Exception):
     """A request that cannot be read or is not allowed; answered with this response, then the connection is closed."""
 
-    def __init__(self, status: HTTPStatus, detail: str) -> None:
+    def __init__(self, status: HTTPStatus, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
-        self.response = Response(status, {"detail": detail})
+        self.response = Response(status, {"detail": detail}, headers or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +65,23 @@ class _Head:
     is_keep_alive: bool
 
 
+def let_everybody_in(headers: Mapping[str, str]) -> None:
+    """Admit every request."""
+
+
 class HttpServer:
-    """Serves `handle` at one address. body_limit: path -> the largest body in bytes that it takes."""
+    """Serves `handle` at one address. body_limit: path -> the largest body in bytes that it takes.
+
+    admit: is given a request's headers (lower case) before its body is read; raises Refused for who may not come in.
+    """
 
     def __init__(
         self,
         handle: Callable[[Request], Awaitable[Response]],
         body_limit: Callable[[str], int],
-        log_refusal: Callable[[str], None],
+        log_refusal: Callable[[int, str], None],
         *,
+        admit: Callable[[Mapping[str, str]], None] = let_everybody_in,
         max_connections: int = MAX_CONNECTIONS,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         body_timeout_s: float = BODY_TIMEOUT_S,
@@ -79,12 +90,13 @@ class HttpServer:
         self._handle = handle
         self._body_limit = body_limit
         self._log_refusal = log_refusal
+        self._admit = admit
         self._max_connections = max_connections
         self._head_timeout_s = head_timeout_s
         self._body_timeout_s = body_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}  # quiet longest first
         self._answering: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._is_closing = False
@@ -111,25 +123,35 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        writer.transport.set_write_buffer_limits(high=0)  # one answer at most waits for a client
         try:
-            if len(self._connections) > self._max_connections:
-                await self._send(
-                    writer, Response(HTTPStatus.SERVICE_UNAVAILABLE, {"detail": "too many connections"}), False
-                )
+            if not self._has_room():
+                full = Response(HTTPStatus.SERVICE_UNAVAILABLE, {"detail": "too many connections"})
+                await self._send(writer, full, False)
                 return
+            self._connections[task] = None
             while not self._is_closing and await self._exchange(reader, writer, task):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+                self._connections[task] = self._connections.pop(task, None)
+                await asyncio.sleep(0)  # requests that came in one piece must not keep the event loop
+        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
             pass  # the client left or was too slow: nothing to answer
         except asyncio.CancelledError:
-            pass  # by close(); the task ends here
+            pass  # by close(), or to make room; the task ends here
         finally:
-            self._connections.discard(task)
             self._answering.discard(task)
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+            await _farewell(writer)
+            self._connections.pop(task, None)
+
+    def _has_room(self) -> bool:
+        """Tell whether one more connection may be served, if need be after closing the one that is quiet longest."""
+        if len(self._connections) < self._max_connections:
+            return True
+        quiet = next((task for task in self._connections if task not in self._answering), None)
+        if quiet is None:
+            return False
+        del self._connections[quiet]
+        quiet.cancel()
+        return True
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
@@ -141,25 +163,26 @@ class HttpServer:
             if head is None:
                 return False
             keep = head.is_keep_alive
-            self._answering.add(task)
             path, query = parse_target(head.target)
+            self._admit(head.headers)
             body = await self._read_body(reader, writer, head, self._body_limit(path))
+            self._answering.add(task)
             response = await self._answer(Request(head.method, path, query, body))
         except Refused as refused:
             keep, is_refused, response = False, True, refused.response
-            self._log_refusal(str(refused))
+            self._log_refusal(response.status, str(refused))
         keep = keep and not self._is_closing
+        self._answering.discard(task)  # from here on it only waits for the client
         await self._send(writer, response, keep)
         if is_refused:
             await _let_it_arrive(reader, writer)
-        self._answering.discard(task)
         return keep
 
     async def _answer(self, request: Request) -> Response:
         try:
             return await self._handle(request)
         except Exception as error:  # a mistake of ours must not look like a lost connection
-            self._log_refusal(f"{request.method} {request.path} failed: {error!r}")
+            self._log_refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"{request.method} {request.path} failed: {error!r}")
             return Response(HTTPStatus.INTERNAL_SERVER_ERROR, {"detail": "the agent could not answer; see its log"})
 
     async def _read_head(self, reader: asyncio.StreamReader) -> _Head | None:
@@ -179,7 +202,10 @@ class HttpServer:
     async def _read_body(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: _Head, limit: int
     ) -> bytes:
-        is_chunked = head.headers.get("transfer-encoding", "").lower() == "chunked"
+        coding = head.headers.get("transfer-encoding")
+        is_chunked = coding is not None and coding.lower() == "chunked"
+        if coding is not None and not is_chunked:
+            raise Refused(HTTPStatus.NOT_IMPLEMENTED, "of the transfer codings only chunked is understood")
         length = _content_length(head.headers)
         if length > limit:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of {length} bytes; at most {limit} are taken")
@@ -194,14 +220,23 @@ class HttpServer:
             return await asyncio.wait_for(reading, self._body_timeout_s)
 
     async def _send(self, writer: asyncio.StreamWriter, response: Response, keep: bool) -> None:
-        body = b"" if response.body is None else json.dumps(response.body).encode()
+        is_raw = isinstance(response.body, bytes)
+        body: bytes = response.body if is_raw else b"" if response.body is None else json.dumps(response.body).encode()
         lines = [f"HTTP/1.1 {int(response.status)} {HTTPStatus(response.status).phrase}"]
-        if body:
+        if body and not is_raw:
             lines.append("Content-Type: application/json")
         lines += [f"Content-Length: {len(body)}", f"Connection: {'keep-alive' if keep else 'close'}"]
         lines += [f"{name}: {value}" for name, value in response.headers.items()]
         writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
         await asyncio.wait_for(writer.drain(), self._body_timeout_s)
+
+
+async def _farewell(writer: asyncio.StreamWriter) -> None:
+    """Close; what the client has not fetched by then is dropped, or it could hold the descriptor for ever."""
+    writer.close()
+    with suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
+        await asyncio.wait_for(writer.wait_closed(), _FAREWELL_S)
+    writer.transport.abort()
 
 
 async def _let_it_arrive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -227,6 +262,8 @@ def parse_head(data: bytes) -> _Head:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
             raise Refused(HTTPStatus.BAD_REQUEST, "a header line without a name")
+        if name.lower() in ("content-length", "authorization") and name.lower() in headers:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"{name} stands there twice")
         headers[name.lower()] = value.strip()
     if "transfer-encoding" in headers and "content-length" in headers:
         raise Refused(HTTPStatus.BAD_REQUEST, "both Content-Length and Transfer-Encoding")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -12,9 +13,16 @@ from typing import Any
 from elastipod_agent.core.exits import describe_status, signal_name
 
 MAX_MESSAGE_BYTES = 4000  # with the sentence in front it fits the pod's termination message of 4 KiB
+TERMINATION_LOG = "/dev/termination-log"
+TERMINATION_LOG_ENV = "ELASTIPOD_TERMINATION_LOG"
 _MAX_REPORT_BYTES = 256 * 1024
 _TRACEBACK = "Traceback (most recent call last):"
 _MAX_TAIL_LINES = 20
+_MAX_WHY = 200
+_SMALL_REST_BYTES = 16 * 1024
+_FRAME = re.compile(r'\s*File ".*", line \d+')
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # torch's own remarks as glog writes them: "[W1121 04:28:38.471 socket.cpp:207] ...", also behind "[rank0]:"
 _REMARK = re.compile(r"^(?:\[rank\d+\]: ?)?\[[IW]\d{4} .*\n?", re.MULTILINE)
 # What a process prints when it brings a signal on itself: faulthandler, the C++ runtime, glog's errors.
@@ -41,6 +49,7 @@ def describe(
     *, global_rank: int, local_rank: int, status: int, error_file: Path, stderr_tail: str, time: str
 ) -> Failure:
     """Put together what is known about a worker that failed. ``stderr_tail`` is the end of what it printed."""
+    stderr_tail = printable(stderr_tail)
     if status < 0:
         sentence = f"rank {global_rank} was killed by {signal_name(-status)}"
         printed = last_traceback(stderr_tail) or fatal_report(stderr_tail)
@@ -49,7 +58,13 @@ def describe(
         printed = last_traceback(stderr_tail) or last_lines(stderr_tail)
     if status == -9:
         sentence += "; where nobody sent it, the kernel's out-of-memory killer did"
-    details = reported_error(error_file) or printed
+    details = printable(reported_error(error_file)) or printed
+    why = last_error(details)
+    if status > 0 and 0 < len(why) <= _MAX_WHY:
+        sentence += f": {why}"
+        details = "" if details.strip() == why else details
+    elif not details and is_full(error_file.parent):
+        sentence += f"; the disk that holds {error_file.parent} is full"
     return Failure(
         global_rank=global_rank,
         local_rank=local_rank,
@@ -58,6 +73,35 @@ def describe(
         message=shorten(f"{sentence}\n{details}" if details else sentence),
         time=time,
     )
+
+
+def is_full(place: Path) -> bool:
+    """Tell whether a disk has no room for a message: who cannot write one cannot say so either."""
+    try:
+        disk = os.statvfs(place)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _SMALL_REST_BYTES
+
+
+def describe_error(error: OSError) -> str:
+    """Say what the system refused, and about which file."""
+    why = error.strerror or str(error)
+    return why if error.filename is None else f"{os.fspath(error.filename)}: {why}"
+
+
+def printable(text: str) -> str:
+    """Give a text without colours and without what a terminal or a JSON reader might stumble over."""
+    lines = _COLOURS.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", lines)
+
+
+def last_error(details: str) -> str:
+    """Give the line that says what went wrong: a traceback's error, without the rest of a long message, else the last line."""
+    lines = details.splitlines()
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    after = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    return next((line.strip() for line in after if line and not line[0].isspace()), "")
 
 
 def reported_error(path: Path) -> str:
@@ -114,8 +158,11 @@ def shorten(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
     return (head + gap + tail).decode("utf-8", "ignore")
 
 
-def write_termination_message(text: str, path: str = "/dev/termination-log") -> None:
-    """Leave the text where the kubelet looks for a container's last words, if there is such a place and it has room."""
-    with suppress(OSError), open(path, "r+b") as file:
+def write_termination_message(text: str, path: str | None = None) -> None:
+    """Leave the text where the kubelet looks for a container's last words, if there is such a place and it has room.
+
+    path: by default what ``ELASTIPOD_TERMINATION_LOG`` names (for pods with a terminationMessagePath), else the usual one.
+    """
+    with suppress(OSError), open(path or os.environ.get(TERMINATION_LOG_ENV) or TERMINATION_LOG, "r+b") as file:
         file.truncate()
         file.write(shorten(text, 4096).encode("utf-8", "replace"))

@@ -10,44 +10,25 @@ that, and torch's own teardown does not need the store.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from elastipod.worker_file import ENV_NAME, EventLevel, Progress, WorkerFile
 from elastipod_agent.core.exits import WorkerExit
 from elastipod_agent.core.requests import Start
 from elastipod_agent.core.worker_env import global_rank, worker_env
+from elastipod_agent.metrics import METRICS
 from elastipod_agent.settings import Settings
+from elastipod_agent.topology import bind
 from elastipod_agent.workers import process_tree
-from elastipod_agent.workers.output import OutputPump, Stream
-from elastipod_agent.workers.outputs import open_outputs
-from elastipod_agent.workers.reaper import Child, Reaper
+from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.outputs import Outputs, open_outputs
+from elastipod_agent.workers.reaper import Child, Reaper, Unborn
+from elastipod_agent.workers.worker import Worker as Worker
 
 _CATCH_UP_S = 0.25
 _ENDS_TO_WAIT_S = 30.0
-
-
-@dataclass(slots=True)
-class Worker:
-    """One worker process and where its output goes."""
-
-    local_rank: int
-    child: Child
-    error_file: Path
-    streams: list[Stream]
-    stderr: Stream | None
-    stderr_file: Path | None  # where standard error goes straight into a file
-    is_killed: bool = False
-
-    def stderr_tail(self) -> str:
-        """Give the last part of what the worker wrote to standard error."""
-        if self.stderr is not None:
-            return self.stderr.tail.decode("utf-8", "replace")
-        if self.stderr_file is not None:
-            return _end_of(self.stderr_file)
-        return ""
 
 
 class WorkerGroup:
@@ -73,22 +54,32 @@ class WorkerGroup:
         self._reaper = reaper
         self._pump = pump
         self._tap = tap
-        self._is_given_up = False
+        self._given_up = asyncio.Event()
+        self._num_renewals = 0
         self._file = WorkerFile.create(directory / "workers", settings.layout.nproc)
 
     async def spawn(self, base: Mapping[str, str], on_exit: Callable[[], None]) -> None:
         """Start all workers; ``on_exit`` is called at each one's end. Raises OSError; those started then are running."""
-        for local_rank in range(self._settings.layout.nproc):
-            if self._is_given_up:
-                return
-            worker = await self._spawn_one(base, local_rank)
-            self.workers.append(worker)
-            task = asyncio.ensure_future(worker.child.ended.wait())
-            task.add_done_callback(lambda _: on_exit())
+        await self._spawn_all(base, range(self._settings.layout.nproc), on_exit)
+
+    async def renew(
+        self, base: Mapping[str, str], start: Start, local_ranks: Collection[int], on_exit: Callable[[], None]
+    ) -> None:
+        """Start these workers for the first time or anew, their former processes having ended. Raises OSError.
+
+        For workers that live over generations: each comes after the first in a log directory of its own.
+        """
+        self._start = start
+        await self._spawn_all(base, sorted(local_ranks), on_exit, is_renewal=True)
+
+    def begin_run(self, start: Start) -> None:
+        """Give workers that live over generations their next: other ranks, and no event."""
+        self._start = start
+        self._file.begin_run()
 
     def give_up_spawning(self) -> None:
         """Start no more workers, and end the one that is being started, should that hang."""
-        self._is_given_up = True
+        self._given_up.set()
         self._reaper.kill_unborn()
 
     @property
@@ -120,6 +111,11 @@ class WorkerGroup:
         for worker in self.living:
             worker.child.send(wake_signal)
 
+    @property
+    def file(self) -> WorkerFile:
+        """The page that this group's workers and the agent share."""
+        return self._file
+
     def progress(self) -> Progress | None:
         """Give the last report of local rank 0."""
         return self._file.progress(0)
@@ -129,12 +125,13 @@ class WorkerGroup:
         done = asyncio.wrap_future(self._pump.catch_up(worker.streams))
         await asyncio.wait([done], timeout=_CATCH_UP_S)
 
-    async def end(self, number: int, patience_s: float) -> list[int]:
+    async def end(self, number: int, patience_s: float, only: Collection[int] | None = None) -> list[int]:
         """End what is left: the signal to each worker's process group, SIGKILL to all descendants after the patience.
 
-        Gives the pids that even SIGKILL did not end.
+        only: local ranks to be ended, None = all. Gives the pids that even SIGKILL did not end.
         """
-        living = self.living
+        workers = [worker for worker in self.workers if only is None or worker.local_rank in only]
+        living = [worker for worker in workers if worker.child.status is None]
         for worker in living:
             worker.is_killed = True
             worker.child.send_group(number)
@@ -143,8 +140,11 @@ class WorkerGroup:
             await asyncio.wait(waits, timeout=patience_s)
             for wait in waits:
                 wait.cancel()
-        sessions = {worker.child.pid for worker in self.workers}
-        stuck = await process_tree.end_all(self._reaper, sessions, self._cookie, _ENDS_TO_WAIT_S)
+        cookies = [self._cookie] if only is None else [f"TORCHELASTIC_ERROR_FILE={w.error_file}" for w in workers]
+        sessions = {worker.child.pid for worker in workers}
+        stuck: list[int] = []
+        for cookie in cookies:
+            stuck += await process_tree.end_all(self._reaper, sessions, cookie, _ENDS_TO_WAIT_S)
         self._reaper.collect()
         return stuck
 
@@ -160,7 +160,32 @@ class WorkerGroup:
     def _cookie(self) -> str:
         return f"{ENV_NAME}={self._file.path}"
 
-    async def _spawn_one(self, base: Mapping[str, str], local_rank: int) -> Worker:
+    async def _spawn_all(
+        self,
+        base: Mapping[str, str],
+        local_ranks: Collection[int],
+        on_exit: Callable[[], None],
+        *,
+        is_renewal: bool = False,
+    ) -> None:
+        nursery = self._reaper.nursery
+        born = None if nursery is None else await nursery.bear(len(local_ranks), self._given_up)
+        waiting = list(born or ())
+        try:
+            for local_rank in local_ranks:
+                if self._given_up.is_set():
+                    return
+                self._num_renewals += is_renewal
+                worker = await self._spawn_one(base, local_rank, waiting.pop(0) if waiting else None)
+                others = [one for one in self.workers if one.local_rank != local_rank]
+                self.workers = sorted([*others, worker], key=lambda one: one.local_rank)
+                task = asyncio.ensure_future(worker.child.ended.wait())
+                task.add_done_callback(lambda _: on_exit())
+        finally:
+            for unborn in waiting:
+                unborn.end.close()
+
+    async def _spawn_one(self, base: Mapping[str, str], local_rank: int, unborn: Unborn | None) -> Worker:
         logs = self._log_directory(local_rank)
         logs.mkdir(parents=True, exist_ok=True)
         error_file = logs / "error.json"
@@ -176,9 +201,30 @@ class WorkerGroup:
         tap = self._tap if local_rank == 0 else None
         with open_outputs(self._settings.logs, self._prefix(local_rank), local_rank, logs, tap=tap) as outputs:
             command = self._settings.worker_command(local_rank)
-            child = await self._reaper.spawn(command, env, stdout=outputs.stdout_sink, stderr=outputs.stderr_sink)
+            if unborn is not None:
+                self._bind(unborn.child, local_rank)
+            child = await self._start_process(command, env, outputs, unborn)
+            self._bind(child, local_rank)
             streams = outputs.hand_over(self._pump)
-        return Worker(local_rank, child, error_file, streams, outputs.stderr, outputs.stderr_file, self._is_given_up)
+        is_killed = self._given_up.is_set()
+        return Worker(local_rank, child, error_file, streams, outputs.stderr, outputs.stderr_file, is_killed)
+
+    def _bind(self, child: Child, local_rank: int) -> None:
+        if self._settings.cpus:
+            bind(child.pid, self._settings.cpus[local_rank])
+
+    async def _start_process(
+        self, command: Sequence[str], env: Mapping[str, str], outputs: Outputs, unborn: Unborn | None
+    ) -> Child:
+        """Start one worker, from a forked process where there is one. Raises OSError."""
+        if unborn is not None:
+            with suppress(OSError):  # it is dead: an exec does as well
+                await unborn.order(command, env, outputs.stdout_sink, outputs.stderr_sink)
+                METRICS.count("worker_starts_total", kind="warm")
+                return unborn.child
+        child = await self._reaper.spawn(command, env, stdout=outputs.stdout_sink, stderr=outputs.stderr_sink)
+        METRICS.count("worker_starts_total", kind="cold")
+        return child
 
     def _prefix(self, local_rank: int) -> str:
         rank = global_rank(self._start, self._settings.layout, local_rank)
@@ -190,13 +236,5 @@ class WorkerGroup:
         root = self._settings.logs.directory
         if root is None:
             return self._directory / str(local_rank)
-        return root / f"attempt_{self._start.fault_count}" / str(local_rank)
-
-
-def _end_of(path: Path, size: int = 32 * 1024) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+        renewed = f".{self._num_renewals}" if self._num_renewals else ""
+        return root / f"attempt_{self._start.fault_count}{renewed}" / str(local_rank)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+_memmem = getattr(ctypes.PyDLL(None), "memmem", None)  # keeps the interpreter locked: a call is short
+if _memmem is not None:
+    _memmem.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+    _memmem.restype = ctypes.c_void_p
 
 
 def adopt_orphans() -> None:
@@ -26,3 +31,55 @@ def die_with_parent(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+
+
+def process_memory(kind: str) -> tuple[int, int]:
+    """Give where this process's command line ("arg") or first environment ("env") stands in its memory: begin and end."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    first = {"arg": 45, "env": 47}[kind]  # fields 48 to 51 of proc(5), counted from the state, the third
+    return int(fields[first]), int(fields[first + 1])
+
+
+def overwrite_memory(begin: int, data: bytes) -> None:
+    """Put bytes at an address of this process; it must be one that `process_memory` gave, with so much room."""
+    ctypes.memmove(begin, data, len(data))
+
+
+def read_memory(begin: int, end: int) -> bytes:
+    """Read bytes at an address of this process; as for `overwrite_memory`."""
+    return ctypes.string_at(begin, end - begin)
+
+
+def flush_c_streams() -> None:
+    """Write out what C code has left in its buffers; waits for a thread that is just using one."""
+    _libc.fflush(None)
+
+
+def raise_default(number: int) -> None:
+    """End this process as the signal's default action would. To be called with nothing else left to do."""
+    _libc.signal(number, 0)
+    _libc.kill(os.getpid(), number)
+
+
+def keep_freed_memory(num_bytes: int) -> None:
+    """Let the allocator keep so much of what is freed, instead of giving it back and asking anew; glibc only."""
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(-1, num_bytes)  # M_TRIM_THRESHOLD
+        mallopt(-3, num_bytes)  # M_MMAP_THRESHOLD
+
+
+def finder(data: bytes) -> Callable[[bytes, int], int]:
+    """Give ``data.find``, from the C library where that has one: it is two to three times as fast on log lines."""
+    if _memmem is None:
+        return data.find
+    search, size = _memmem, len(data)
+    begin = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+    def find(text: bytes, at: int) -> int:
+        found: int | None = search(begin + at, size - at, text, len(text))
+        return -1 if found is None else found - begin
+
+    find.data = data  # type: ignore[attr-defined]  # lives as long as its address is used
+    return find

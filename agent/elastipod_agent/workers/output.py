@@ -2,25 +2,39 @@
 
 One thread does all of it, so that a console that is slow to read never holds up supervision. Workers' lines are passed
 on as they come, a chunk at a time; nothing is kept but the last part of each standard error, for the failure report.
+What costs is the number of chunks, not of bytes: pipes are large, and after a chunk the thread rests for a moment that
+is short against the time in which the pipe would fill.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import selectors
+import struct
+import termios
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO
+
+from elastipod_agent.workers.linux import keep_freed_memory
+from elastipod_agent.workers.log_file import FilteredCopy, LogFile
 
 TAIL_BYTES = 32 * 1024
+_PIPE_BYTES = 1 << 20  # what the kernel lets anybody have
 _CHUNK = 64 * 1024
+_KEPT_BYTES = 4 << 20  # the buffers of a chunk, which would otherwise come fresh from the kernel each time
 _LONGEST_PARTIAL = 8 * 1024  # a progress bar without line ends is shown at least this often
 _MAX_SAYINGS = 10_000
+_LONGEST_REST_S = 0.05
+_SHORTEST_REST_S = 0.001
+_F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
+_F_GETPIPE_SZ = getattr(fcntl, "F_GETPIPE_SZ", 1032)
 
 
 @dataclass(slots=True, eq=False)
@@ -28,26 +42,29 @@ class Stream:
     """One output stream of one process on its way.
 
     console: descriptor it goes to, None = not shown there. has_tail: its last part is kept in `tail`. tap: is given every
-    chunk as it was read, in the pump's thread; must not block.
+    chunk as it was read, in the pump's thread; must not block. filtered: is given the lines that the console gets.
     """
 
     source: int
     prefix: bytes
     console: int | None
-    file: BinaryIO | None = None
+    file: LogFile | None = None
     has_tail: bool = True
     tail: bytes = b""
     tap: Callable[[bytes], None] | None = None
-    _partial: bytes = field(default=b"")
+    filtered: FilteredCopy | None = None
+    capacity: int = 64 * 1024  # of its pipe
+    troubles: list[str] = field(default_factory=list)  # sentences for the log
+    _partial: bytes = b""
 
     def take(self, data: bytes) -> bytes:
         """Take a chunk in; give what is to be written to the console now: whole lines, each with the prefix."""
         if self.has_tail:
-            self.tail = (self.tail + data)[-TAIL_BYTES:]
+            self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
         if self.tap is not None:
             self.tap(data)
         if self.file is not None:
-            self.file.write(data)
+            self._note(self.file.write(data))
         if self.console is None:
             return b""
         if self._partial:
@@ -60,41 +77,59 @@ class Stream:
 
     def finish(self) -> bytes:
         """End the stream; give an unfinished last line, if there is one."""
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+        if self.tap is not None:
+            self.tap(b"\n")
         rest, self._partial = self._partial, b""
-        return self._prefixed(rest)
+        shown = self._prefixed(rest)
+        for file in (self.file, self.filtered):
+            if file is not None:
+                file.close()
+        self.file = self.filtered = None
+        return shown
 
     def _prefixed(self, lines: bytes) -> bytes:
         if not lines:
             return b""
         body = lines[:-1] if lines.endswith((b"\n", b"\r")) else lines
-        return self.prefix + body.replace(b"\n", b"\n" + self.prefix) + b"\n"
+        shown = b"".join((self.prefix, body.replace(b"\n", b"\n" + self.prefix), b"\n"))
+        if self.filtered is not None:
+            self._note(self.filtered.take(shown))
+        return shown
+
+    def _note(self, trouble: str) -> None:
+        if trouble:
+            self.troubles.append(trouble)
 
 
 class OutputPump:
     """The thread. `add` streams, `say` lines of the agent's own, `catch_up` before reading tails; `close` comes last."""
 
     def __init__(self) -> None:
+        self.bytes_read = 0  # of all streams so far, for the metrics
         self._selector = selectors.DefaultSelector()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._bell, selectors.EVENT_READ, None)
         self._lock = threading.Lock()
         self._arriving: list[Stream] = []
         self._sayings: deque[bytes] = deque(maxlen=_MAX_SAYINGS)
-        self._asked: list[tuple[list[Stream], Future[None]]] = []
+        self._asked: list[tuple[list[Stream] | None, Future[None]]] = []
         self._is_closing = False
         self._dead_consoles: set[int] = set()
+        self._fullest = 0.0  # how full the fullest pipe of a round was
+        self._looked_at = 0.0  # when the last round began
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
+        for console in (1, 2):
+            _widen(console)
+        keep_freed_memory(_KEPT_BYTES)
         self._thread.start()
 
     def add(self, stream: Stream) -> None:
         """Carry this stream until its end; the pump owns and closes its descriptor."""
         os.set_blocking(stream.source, False)
+        stream.capacity = _widen(stream.source)
         with self._lock:
             self._arriving.append(stream)
         self._wake()
@@ -105,8 +140,8 @@ class OutputPump:
             self._sayings.append(line.encode("utf-8", "replace") + b"\n")
         self._wake()
 
-    def catch_up(self, streams: list[Stream]) -> Future[None]:
-        """Give a future that is done once everything written into these streams so far has been read."""
+    def catch_up(self, streams: list[Stream] | None = None) -> Future[None]:
+        """Give a future that is done once all that was written into these streams (None: any) so far has been read."""
         done: Future[None] = Future()
         with self._lock:
             self._asked.append((streams, done))
@@ -128,19 +163,29 @@ class OutputPump:
 
     def _run(self) -> None:
         while True:
+            self._rest()
             for key, _ in self._selector.select():
                 if key.data is None:
                     self._take_orders()
-                elif self._is_carried(key.data):  # its end may have come with the orders just taken
-                    self._read(key.data)
+                else:
+                    self._read_all(key.data)
             with self._lock:
                 if self._is_closing and not (self._sayings or self._arriving or self._asked):
                     break
-        for key in list(self._selector.get_map().values()):
-            if key.data is not None:
-                self._read_all(key.data)
-                if self._is_carried(key.data):
-                    self._end(key.data)
+        self._read_all_of(self._carried())
+        for stream in self._carried():
+            self._end(stream)
+
+    def _rest(self) -> None:
+        """Let the pipes fill up by half, as fast as they did; an order ends the rest. No rest after silence."""
+        now = time.monotonic()
+        passed_s, self._looked_at = now - self._looked_at, now
+        if not self._fullest:
+            return
+        rest_s = min(_LONGEST_REST_S, 0.5 * passed_s / self._fullest)
+        self._fullest = 0.0
+        if rest_s >= _SHORTEST_REST_S:
+            select.select([self._bell], [], [], rest_s)
 
     def _take_orders(self) -> None:
         with suppress(BlockingIOError):
@@ -152,36 +197,56 @@ class OutputPump:
             self._sayings.clear()
         for stream in arriving:
             self._selector.register(stream.source, selectors.EVENT_READ, stream)
-        self._write(2, sayings)
+        if sayings:
+            self._read_all_of(self._carried())
+            self._write(2, sayings)
         for streams, done in asked:
-            for stream in streams:
-                self._read_all(stream)
-            done.set_result(None)
+            self._read_all_of(self._carried() if streams is None else streams)
+            if done.set_running_or_notify_cancel():
+                done.set_result(None)
+
+    def _read_all_of(self, streams: list[Stream]) -> None:
+        for stream in streams:
+            self._read_all(stream)
 
     def _read_all(self, stream: Stream) -> None:
-        while self._is_carried(stream) and self._read(stream):
-            pass
+        """Read what is there now, or see that it has ended; whoever goes on writing must not keep us."""
+        if not self._is_carried(stream):
+            return
+        size = left = max(1, _readable(stream.source))
+        while left > 0 and self._is_carried(stream):
+            left -= self._read(stream) or left
+        self._fullest = max(self._fullest, size / stream.capacity)
+
+    def _carried(self) -> list[Stream]:
+        return [key.data for key in list(self._selector.get_map().values()) if key.data is not None]
 
     def _is_carried(self, stream: Stream) -> bool:
         key = self._selector.get_map().get(stream.source)
         return key is not None and key.data is stream
 
-    def _read(self, stream: Stream) -> bool:
-        """Read one chunk; False when nothing is there now or the stream has ended."""
+    def _read(self, stream: Stream) -> int:
+        """Read one chunk and give its size; 0 when nothing is there now or the stream has ended."""
         try:
             data = os.read(stream.source, _CHUNK)
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             self._end(stream)
-            return False
-        self._write(stream.console, stream.take(data))
-        return True
+            return 0
+        self.bytes_read += len(data)
+        self._show(stream, stream.take(data))
+        return len(data)
 
     def _end(self, stream: Stream) -> None:
         self._selector.unregister(stream.source)
         os.close(stream.source)
-        self._write(stream.console, stream.finish())
+        self._show(stream, stream.finish())
+
+    def _show(self, stream: Stream, lines: bytes) -> None:
+        self._write(stream.console, lines)
+        while stream.troubles:
+            self._write(2, f"hyperpodrun: {stream.troubles.pop()}\n".encode())
 
     def _write(self, console: int | None, data: bytes) -> None:
         if console is None or console in self._dead_consoles:
@@ -195,3 +260,19 @@ class OutputPump:
             except OSError:  # nobody reads it any more; training goes on without a console
                 self._dead_consoles.add(console)
                 return
+
+
+def _widen(pipe: int) -> int:
+    """Make a pipe as large as the kernel lets us; gives its size, or the usual one for what is no pipe."""
+    with suppress(OSError):  # no pipe, or the user's pipes hold enough already
+        fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE_BYTES)
+    try:
+        return fcntl.fcntl(pipe, _F_GETPIPE_SZ)
+    except OSError:
+        return 64 * 1024
+
+
+def _readable(pipe: int) -> int:
+    """Give how many bytes can be read now."""
+    count: int = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0]
+    return count

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastipod_agent.settings import Logs
+from elastipod_agent.workers.log_file import FilteredCopy, LogFile
 from elastipod_agent.workers.output import OutputPump, Stream
 
 STDOUT, STDERR = 1, 2
 _FILES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
+_LONGEST_LINE = 8 * 1024
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -57,13 +59,37 @@ class Outputs:
                 stream.finish()
 
 
+class WholeLines:
+    """Cuts one stream between lines, so that what comes out of two streams at once stays apart.
+
+    A carriage return ends a line too: what a progress bar says counts before the bar is complete. A line that gets very
+    long comes in pieces.
+    """
+
+    def __init__(self, give: Callable[[bytes], None]) -> None:
+        self._give = give
+        self._rest = b""
+
+    def take(self, chunk: bytes) -> None:
+        """Take the next part of the stream; pass on the lines that have ended."""
+        data = self._rest + chunk if self._rest else chunk
+        cut = data.rfind(b"\n") + 1
+        cut = max(cut, data.rfind(b"\r", cut) + 1)
+        if not cut and len(data) > _LONGEST_LINE:
+            cut = len(data)
+        self._rest = data[cut:]
+        if cut:
+            self._give(data[:cut])
+
+
 @contextmanager
 def open_outputs(
     logs: Logs, prefix: str, local_rank: int, directory: Path, *, tap: Callable[[bytes], None] | None = None
 ) -> Iterator[Outputs]:
     """Open both ways for one worker, in whose ``directory`` its files are made. Raises OSError.
 
-    tap: is given all that the worker prints, wherever else it goes.
+    The filtered copies of all workers of a generation are one file each, beside their directories. tap: is given all that
+    the worker prints, wherever else it goes: whole lines of one stream at a time, in the output thread.
     """
     outputs = Outputs()
     try:
@@ -90,10 +116,28 @@ def _open(
         if stream == STDERR:
             outputs.stderr_file = path
         return
-    has_file = is_tee or is_redirect
-    file = open(path, "wb", buffering=0) if has_file else None  # noqa: SIM115 the stream closes it
     is_shown = is_tee or not is_redirect
     is_shown &= logs.only_local_ranks is None or local_rank in logs.only_local_ranks
+    file = LogFile(path) if is_tee or is_redirect else None
+    filters = logs.stdout_filters if stream == STDOUT else logs.stderr_filters
+    filtered = _open_filtered(filters, local_rank, path, is_shown=is_shown)
     source, outputs.sinks[stream] = os.pipe2(os.O_CLOEXEC)
-    console = stream if is_shown else None
-    outputs.streams[stream] = Stream(source, prefix.encode(), console, file, has_tail=stream == STDERR, tap=tap)
+    outputs.streams[stream] = Stream(
+        source,
+        prefix.encode(),
+        stream if is_shown else None,
+        file,
+        has_tail=stream == STDERR,
+        tap=None if tap is None else WholeLines(tap).take,
+        filtered=filtered,
+    )
+
+
+def _open_filtered(filters: tuple[str, ...], local_rank: int, path: Path, *, is_shown: bool) -> FilteredCopy | None:
+    """Open what all workers of the generation share; local rank 0, which comes first, begins it anew."""
+    if not filters:
+        return None
+    common = path.parent.parent / f"filtered_{path.name}"
+    if local_rank == 0:
+        common.unlink(missing_ok=True)
+    return FilteredCopy(LogFile(common, is_new=False), filters) if is_shown else None

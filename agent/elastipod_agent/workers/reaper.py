@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from elastipod_agent.workers import process_table
 from elastipod_agent.workers.linux import adopt_orphans
@@ -19,17 +21,18 @@ from elastipod_agent.workers.spawner import Spawner
 
 
 class Child:
-    """A process that the agent started. ``status`` is its exit code, or minus a signal's number; None while it runs."""
+    """A process that the agent started, or had started. ``status`` is its exit code, or minus a signal's number; None while it runs."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self._process = process
-        self.pid = process.pid
+        self.pid = pid
         self.status: int | None = None
         self.ended = asyncio.Event()
 
     def end(self, status: int) -> None:
         """Note the exit; called by the reaper."""
-        self._process.returncode = status  # it has been waited for: Popen must not try again
+        if self._process is not None:
+            self._process.returncode = status  # it has been waited for: Popen must not try again
         self.status = status
         self.ended.set()
 
@@ -46,8 +49,30 @@ class Child:
                 os.killpg(self.pid, number)
 
 
+class Unborn(Protocol):
+    """A child that has a process, but no program yet. Closing `end` ends it."""
+
+    child: Child
+    end: socket.socket
+
+    async def order(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
+        """Give it its program and whole environment. Raises OSError when it is dead."""
+
+
+class Nursery(Protocol):
+    """A place where processes for workers can be had without an exec."""
+
+    async def bear(self, count: int, called_off: asyncio.Event) -> Sequence[Unborn] | None:
+        """Give so many, or None when they are to be started with an exec."""
+
+
 class Reaper:
-    """Starts children and collects them and every orphan; belongs to the running event loop's main thread."""
+    """Starts children and collects them and every orphan; belongs to the running event loop's main thread.
+
+    nursery: where workers come from, if there is one.
+    """
+
+    nursery: Nursery | None = None
 
     def __init__(self) -> None:
         self._spawner = Spawner()
@@ -68,13 +93,31 @@ class Reaper:
         self._spawner.stop()
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
-    async def spawn(self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int) -> Child:
-        """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run."""
+    async def spawn(
+        self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int, keep: Sequence[int] = ()
+    ) -> Child:
+        """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run.
+
+        keep: descriptors that it inherits besides, under the same numbers.
+        """
+        with self.expecting():
+            process = await self._spawner.spawn(command, env, stdout=stdout, stderr=stderr, keep=keep)
+            return self._claim(Child(process.pid, process))
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While it lasts, exits of unknown children are kept: they may be of one whose pid is not known yet."""
         self._num_spawning += 1
         try:
-            child = Child(await self._spawner.spawn(command, env, stdout=stdout, stderr=stderr))
+            yield
         finally:
             self._num_spawning -= 1
+
+    def adopt(self, pid: int) -> Child:
+        """Take a child over that somebody else has made. To be called while `expecting`, since before it was made."""
+        return self._claim(Child(pid))
+
+    def _claim(self, child: Child) -> Child:
         status = self._unclaimed.pop(child.pid, None)
         if status is None:
             self._children[child.pid] = child

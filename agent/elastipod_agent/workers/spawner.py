@@ -24,6 +24,7 @@ class _Order:
     env: Mapping[str, str]
     stdout: int
     stderr: int
+    keep: Sequence[int]
     started: asyncio.Future[subprocess.Popen[bytes]]
 
 
@@ -45,11 +46,14 @@ class Spawner:
         self._orders.put(None)
 
     async def spawn(
-        self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int
+        self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int, keep: Sequence[int] = ()
     ) -> subprocess.Popen[bytes]:
-        """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run."""
+        """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run.
+
+        keep: descriptors that it inherits besides, under the same numbers.
+        """
         started: asyncio.Future[subprocess.Popen[bytes]] = asyncio.get_running_loop().create_future()
-        self._orders.put(_Order(command, env, stdout, stderr, started))
+        self._orders.put(_Order(command, env, stdout, stderr, keep, started))
         return await started
 
     def _run(self) -> None:
@@ -73,6 +77,7 @@ class Spawner:
                 stdin=subprocess.DEVNULL,
                 stdout=order.stdout,
                 stderr=order.stderr,
+                pass_fds=order.keep,
                 start_new_session=True,
                 preexec_fn=self._before_exec,
             )

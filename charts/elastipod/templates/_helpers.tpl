@@ -22,6 +22,10 @@
 {{- default (ternary (include "elastipod.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
 {{- end }}
 
+{{- define "elastipod.installKeyName" -}}
+{{- default (printf "%s-install-key" (include "elastipod.fullname" .)) .Values.authentication.existingSecret }}
+{{- end }}
+
 {{- define "elastipod.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "elastipod.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -51,6 +55,12 @@ app.kubernetes.io/component: operator
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, create, delete]
+{{- if .Values.authentication.enabled }}
+# One with the token of each job, for its pods; none is ever read.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -56,6 +56,12 @@ class StatusAnswer(BaseModel):
     failure: FailureAnswer | None = None
     worker: WorkerAnswer | None = None
     progress: dict[str, Any] | None = None
+    spare: str | None = None
+
+    @field_validator("spare", mode="before")
+    @classmethod
+    def _said(cls, value: Any) -> str | None:
+        return None if value is None else str(value)[:MAX_REASON]
 
     @model_validator(mode="before")
     @classmethod
@@ -104,6 +110,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         step_pace=_pace(before, step, now) if moved else before.step_pace,
         trying_since=before.trying_since,
         last_answer=now,
+        is_spare=ours and answer.spare == "True",
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
     )
     return Answer(fact, answer.version if ours else None, _progress(answer.progress))

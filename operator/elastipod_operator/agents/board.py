@@ -43,6 +43,13 @@ class Address:
     job: str
     ip: str
     port: int
+    token: str = field(default="", repr=False)
+    """What proves us to the agent; empty where it asks for nothing."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with every call."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def url(self, path: str) -> str:
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
@@ -69,6 +76,10 @@ def open_session() -> aiohttp.ClientSession:
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
     )
+
+
+class Denied(Exception):
+    """The agent does not accept our token, or that we have none."""
 
 
 class Board:
@@ -152,8 +163,14 @@ class Board:
             limit_s += LONG_POLL_S
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
         async with self._session.get(
-            watched.address.url("/status"), params=query, timeout=timeout, allow_redirects=False
+            watched.address.url("/status"),
+            params=query,
+            timeout=timeout,
+            allow_redirects=False,
+            headers=watched.address.headers,
         ) as response:
+            if response.status == 401:
+                raise Denied("the agent does not accept the operator's token (HTTP 401)")
             if response.status != 200:
                 raise BadAnswer(f"the agent answers /status with HTTP {response.status}")
             return read(_decoded(await _bounded(response)), watched.fact, _now())
@@ -174,6 +191,10 @@ class Board:
         watched.version = None
         if refused != watched.fact.refused:
             watched.fact = replace(watched.fact, refused=refused)
+        denied = isinstance(error, Denied)
+        if denied != watched.fact.denied:
+            watched.fact = replace(watched.fact, denied=denied)
+            self._wake(watched.address.job)
         since = watched.fact.last_answer or watched.fact.trying_since
         if since is None:
             return
@@ -208,7 +229,8 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _matters(fact: AgentFact) -> tuple[object, ...]:
-    return (fact.state, fact.generation, fact.drained, fact.terminating, fact.failure, fact.reason)
+    is_first_step = fact.step is not None
+    return (fact.state, fact.generation, fact.drained, fact.terminating, fact.failure, fact.reason, is_first_step)
 
 
 def _was_silent(before: AgentFact, after: AgentFact) -> bool:

@@ -52,7 +52,13 @@ class Commander:
         try:
             async with (
                 self._slots,
-                self._session.post(url, json=command.body, timeout=CALL_TIMEOUT, allow_redirects=False) as response,
+                self._session.post(
+                    url,
+                    json=command.body,
+                    timeout=CALL_TIMEOUT,
+                    allow_redirects=False,
+                    headers=command.address.headers,
+                ) as response,
             ):
                 text = (await response.content.read(2048)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -77,7 +77,7 @@ class LogRule(Model):
     """Name of the rule; it appears in the reason of a fault, for example LogHang_<name>."""
 
     log_pattern: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-    """Regular expression (Python syntax) searched in each line; at most one capture group, which holds the metric."""
+    """Regular expression (Python syntax) searched in each line; its first capture group holds the metric."""
 
     expected_start_cut_off_in_seconds: Seconds | None = None
     """The first match must come within this time after the start of the workers; otherwise they hang."""
@@ -104,11 +104,9 @@ class LogRule(Model):
     @classmethod
     def _is_a_regex(cls, pattern: str | None) -> str | None:
         try:
-            groups = re.compile(pattern or "").groups
+            re.compile(pattern or "")
         except re.error as error:
             raise about_value(f"it must be a regular expression ({error})") from error
-        if groups > 1:
-            raise about_value(f"it has {groups} capture groups and may have one; write the others as (?:...)")
         return pattern
 
 
@@ -255,7 +253,7 @@ class ElastipodOptions(Model):
     """How workers come back after a fault: new processes from a checkpoint, in memory, or whichever is possible."""
 
     authentication: Switch = Switch.AUTO
-    """Auto asks agents for a token where they support it; Off never does."""
+    """Auto gives new pods a token of the job, when the operator has an install key; Off never does."""
 
     agent_port: Port | None = None
     """Port of the agent in each pod. Absent: the container port named agent, else 8080."""

@@ -7,14 +7,19 @@ from datetime import datetime
 from typing import Any
 
 from .facts import Condition
+from .history import HistoryEntry
 from .names import PodId
-from .record import HistoryEntry, Record
+from .record import Record
 
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
+    """generation: the newest one of the job, for the pod's label. avoids: nodes that it must not be placed on."""
+
     pod: PodId
     nnodes: int
+    generation: int = 0
+    avoids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,14 @@ class DeletePod:
 class StartWorkers:
     pod: str
     group_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSpare:
+    """Tell an agent that it is a spare of the present generation: it stays ready."""
+
+    pod: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,17 @@ class DeleteJob:
     """The job's time to live after its end is over."""
 
 
-Action = CreatePod | DeletePod | StartWorkers | StopWorkers | ShutDownAgent | VerifyPods | SetFinalizer | DeleteJob
+Action = (
+    CreatePod
+    | DeletePod
+    | StartWorkers
+    | HoldSpare
+    | StopWorkers
+    | ShutDownAgent
+    | VerifyPods
+    | SetFinalizer
+    | DeleteJob
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +103,8 @@ class Plan:
     """A decision: the record to be written first, then actions in their order, then status and events.
 
     history holds entries to append; running_since tells that all agents of record.generation answered RUNNING.
-    wake_at: look again then at the latest, even if nothing happens.
+    wake_at: look again then at the latest, even if nothing happens. is_record_kept: the record is somebody else's and is not
+    written. takes_spec: pods are made from the spec as it is now from here on (decision 31).
     """
 
     record: Record
@@ -92,3 +116,5 @@ class Plan:
     running_since: datetime | None = None
     wake_at: datetime | None = None
     status: dict[str, Any] = field(default_factory=dict)
+    is_record_kept: bool = False
+    takes_spec: bool = False

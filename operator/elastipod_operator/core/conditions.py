@@ -7,11 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .actions import Note
+from .escalation import NO_PROGRESS_LIMIT, does_not_progress
 from .facts import AgentState, Condition, Observed, Policy
+from .growth import growth_due
 from .health import Health, Replica, View
 from .membership import wanted_slots
-from .names import master_port
+from .payback import growth_hold
 from .record import Kind, Record
+from .status import size_text, status_fields
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
 FAULT_SHOWN_AFTER = timedelta(seconds=30)
@@ -50,7 +53,7 @@ def describe(seen: Observed, record: Record, view: View) -> Report:
         and line.reason in WORTH_AN_EVENT
         and (line.type not in old or old[line.type].reason != line.reason)
     )
-    return Report(conditions, _size(seen, record, view), _status(seen, record), notes, wake)
+    return Report(conditions, size_text(seen, record, view), status_fields(seen, record), notes, wake)
 
 
 WORTH_AN_EVENT = frozenset(
@@ -62,7 +65,11 @@ WORTH_AN_EVENT = frozenset(
         "ContainerEnded",
         "InvalidSpec",
         "SpecWarning",
+        "EditsPending",
+        "NoProgress",
+        "RecordOfNewerOperator",
         "OperatorCutOff",
+        "TokenRefused",
     }
 )
 
@@ -78,12 +85,18 @@ def _lines(seen: Observed, record: Record, view: View) -> tuple[list[Line], date
     if record.outcome:
         ended = Line(record.outcome, True, record.outcome_reason, record.outcome_message)
         return [created, Line("Running", False, record.outcome, "the job has ended"), ended], None
+    if seen.job.hands_off:
+        return _left_alone(seen, created), None
     policy = seen.job.policy
     if policy is None:
         return _refused(created, record, seen.job.refusal), None
     auxiliary = [
         line
-        for line in (_pods_ready(seen, view, policy), _warning(policy, view), _scaling(seen, record, view, policy))
+        for line in (
+            _pods_ready(seen, view, policy),
+            _warning(seen, record, policy),
+            _scaling(seen, record, view, policy),
+        )
         if line
     ]
     state, wake = _state(seen, record, view, policy)
@@ -93,6 +106,15 @@ def _lines(seen: Observed, record: Record, view: View) -> tuple[list[Line], date
     if state.type != "Running" and any(c.type == "Running" for c in seen.job.conditions):
         before.append(Line("Running", False, state.reason, state.message))
     return [*before, *auxiliary, state], wake
+
+
+def _left_alone(seen: Observed, created: Line) -> list[Line]:
+    """Say why nothing is done, and leave the state as whoever understands the record told it."""
+    why = Line("Warning", False, "RecordOfNewerOperator", seen.job.hands_off)
+    last = seen.job.conditions[-1] if seen.job.conditions else None
+    if last is None or last.type in ("Created", "Warning"):
+        return [why, created]
+    return [created, why, Line(last.type, last.status, last.reason, last.message)]
 
 
 def _refused(created: Line, record: Record, refusal: str) -> list[Line]:
@@ -124,7 +146,7 @@ def _state(seen: Observed, record: Record, view: View, policy: Policy) -> tuple[
     if record.failures_in_row >= 2:
         text = f"{text} ({record.failures_in_row} failures in a row without progress)"
         if transition is not None and transition.not_before is not None and seen.now < transition.not_before:
-            text += f"; next try at {transition.not_before.astimezone(UTC):%H:%M:%S} UTC"
+            text += f"; next try at {_clock(transition.not_before)}"
         text += "; see the workers' logs with kubectl logs"
     return Line("Faulted", True, cause, text), None
 
@@ -149,6 +171,9 @@ def _waiting_for(record: Record, view: View, policy: Policy) -> str:
         return f"{len(stopping)} replicas are being stopped"
     ready = len(view.candidates())
     aim = max(policy.sizes.minimum, transition.goal)
+    gang = record.gang
+    if gang is not None and gang.rest_until is not None:
+        return f"there was room for too few replicas; one pod waits for room, the others follow from {_clock(gang.rest_until)} on"
     if ready < aim:
         return f"{ready} of {aim} replicas are ready{_why_not_ready(view)}"
     return f"{ready} replicas are ready"
@@ -161,6 +186,9 @@ def _why_not_ready(view: View) -> str:
 
 def _pods_ready(seen: Observed, view: View, policy: Policy) -> Line | None:
     """Name what keeps a pod from training, with what to do about it."""
+    denied = _token_refused(view)
+    if denied is not None:
+        return denied
     if view.all_silent:
         text = "no agent answers the operator; training goes on by itself, nothing is changed until one answers"
         return Line("PodsReady", False, "OperatorCutOff", text)
@@ -182,8 +210,33 @@ def _pods_ready(seen: Observed, view: View, policy: Policy) -> Line | None:
     return Line("PodsReady", False, "AgentsAnswer", f"{good} agents answer")
 
 
-def _warning(policy: Policy, view: View) -> Line | None:
-    return Line("Warning", False, "SpecWarning", "; ".join(policy.sizes.warnings)) if policy.sizes.warnings else None
+def _token_refused(view: View) -> Line | None:
+    pods = sorted((r.pod for r in view.newest.values() if r.agent.denied), key=lambda pod: pod.id)
+    if not pods:
+        return None
+    pod, others = pods[0], f" (and those of {len(pods) - 1} more pods)" if len(pods) > 1 else ""
+    text = f"the agent of pod {pod.name}{others} does not accept the operator's calls (HTTP 401): "
+    if pod.token_secret:
+        text += (
+            f"Secret {pod.token_secret} does not hold the token that the operator works out; it was changed, or the operator's "
+            "install key was; put the old key back, or delete that Secret and the pod: both are made anew"
+        )
+    else:
+        text += "it has a token that is none of the operator's; take ELASTIPOD_TOKEN out of the template"
+    return Line("PodsReady", False, "TokenRefused", text)
+
+
+def _warning(seen: Observed, record: Record, policy: Policy) -> Line | None:
+    """Say what deserves attention though nothing stands still; the most pressing gives the reason."""
+    found: list[tuple[str, str]] = []
+    if does_not_progress(record):
+        text = f"the last {record.stalled} recoveries brought no newer step; after {NO_PROGRESS_LIMIT} a script hardly heals by itself"
+        found.append(("NoProgress", text))
+    if seen.job.pending_edits:
+        text = f"edits of {', '.join(seen.job.pending_edits)} act when the job is suspended and resumed"
+        found.append(("EditsPending", text))
+    found += [("SpecWarning", text) for text in (*policy.sizes.warnings, *policy.warnings)]
+    return Line("Warning", False, found[0][0], "; ".join(text for _, text in found)) if found else None
 
 
 def _scaling(seen: Observed, record: Record, view: View, policy: Policy) -> Line | None:
@@ -194,58 +247,36 @@ def _scaling(seen: Observed, record: Record, view: View, policy: Policy) -> Line
     maximum = policy.sizes.maximum
     if size >= maximum:
         return Line("Scaling", False, "AtMaximum", f"{size} replicas train, the most that is allowed")
-    if record.window_since is not None:
-        due = record.window_since + policy.scaling_timeout
-        return Line(
-            "Scaling",
-            False,
-            "Growing",
-            f"more replicas are ready; the job grows at about {due.astimezone(UTC):%H:%M:%S} UTC",
-        )
+    due = growth_due(record, policy, seen.job.uid)
+    if due is not None:
+        text = f"more replicas are ready; the job grows at about {_clock(due)}"
+        if record.resize_failures:
+            text += f" ({record.resize_failures} growths in a row came to nothing)"
+        return Line("Scaling", False, "Growing", text)
+    if seen.refusal:
+        return Line("Scaling", False, "LimitReached", f"{maximum - size} more replicas are wanted: {seen.refusal}")
+    gang = record.gang
+    if gang is not None and gang.rest_until is not None:
+        text = f"room for less than a whole increment was given back; asked again from {_clock(gang.rest_until)} on"
+        return Line("Scaling", False, "WaitingForCapacity", text)
+    members = frozenset(record.members)
+    asked = [r for r in view.newest.values() if r.id not in members and r.health in (Health.PENDING, Health.GOOD)]
+    hold = growth_hold(record, policy)
+    if hold is not None and hold > seen.now and not asked:
+        text = f"growing now would cost more time than it brings; asked for from {_clock(hold)} on"
+        return Line("Scaling", False, "NotWorthwhile", text)
     waiting = [
         r for slot in wanted_slots(policy, record, view)
-        if (r := view.newest.get(slot)) is not None and r.id not in record.members and not r.ready
+        if (r := view.newest.get(slot)) is not None and r.id not in members and not r.ready
     ]  # fmt: skip
     text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{_scheduling(waiting)}"
     return Line("Scaling", False, "WaitingForCapacity", text)
 
 
+def _clock(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%H:%M:%S} UTC"
+
+
 def _scheduling(waiting: list[Replica]) -> str:
     troubles = [r.pod.trouble for r in waiting if r.pod.trouble]
     return f": {troubles[0]}" if troubles else ""
-
-
-def _size(seen: Observed, record: Record, view: View) -> str:
-    policy = seen.job.policy
-    maximum = policy.sizes.maximum if policy else 0
-    transition = record.transition
-    target = transition.goal if transition is not None else len(record.members)
-    if transition is None and policy is not None:
-        extras = [r for r in view.candidates() if r.id not in record.members]
-        target = max(target, policy.sizes.fit(min(len(record.members) + len(extras), maximum)))
-    running = len(record.members) if transition is None and record.settled_at else 0
-    return f"{0 if record.outcome else running}/{0 if record.outcome else target}/{maximum}"
-
-
-def _status(seen: Observed, record: Record) -> dict[str, Any]:
-    status: dict[str, Any] = {"startTime": _stamp(seen.job.created_at), "restartCount": record.restarts}
-    if record.ended_at is not None:
-        status["completionTime"] = _stamp(record.ended_at)
-    if record.generation:
-        status["masterAddr"] = record.master_addr
-        status["masterPort"] = str(master_port(record.generation))
-    targets: dict[str, int] = {}
-    for member in record.members:
-        targets[member.spec] = targets.get(member.spec, 0) + 1
-    scaling: dict[str, Any] = {"targetReplicas": targets}
-    if record.resized_at is not None:
-        scaling["lastScalingTime"] = _stamp(record.resized_at)
-    if record.recovered_at is not None:
-        scaling["lastRestartTime"] = _stamp(record.recovered_at)
-    if seen.job.policy is not None and seen.job.policy.sizes.minimum != seen.job.policy.sizes.maximum:
-        status["elasticScalingStatus"] = scaling
-    return status
-
-
-def _stamp(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

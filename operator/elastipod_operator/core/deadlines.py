@@ -1,4 +1,4 @@
-"""Deadlines of a job (decision 16): none of them runs while the job is suspended."""
+"""Deadlines of a job (decision 16): none of them runs while the job is suspended, nor counts the time that it was."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def deadlines(seen: Observed, record: Record) -> list[Deadline]:
     if policy is None or policy.suspend or is_suspended:
         return []
     found: list[Deadline] = []
-    if policy.active_deadline is not None and record.started_at is not None:
+    accepted_at = seen.job.created_at + record.idle
+    if policy.active_deadline is not None:
         text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_s(policy.active_deadline.total_seconds())})"
-        found.append(Deadline(record.started_at + policy.active_deadline, "DeadlineExceeded", text))
-    if policy.startup_deadline is not None and record.started_at is None and transition is not None:
+        found.append(Deadline(accepted_at + policy.active_deadline, "DeadlineExceeded", text))
+    if policy.startup_deadline is not None and record.started_at is None:
         text = f"training did not begin within spec.runPolicy.startupDeadlineSeconds ({_s(policy.startup_deadline.total_seconds())})"
-        found.append(Deadline(transition.began_at + policy.startup_deadline, "StartupDeadlineExceeded", text))
+        found.append(Deadline(accepted_at + policy.startup_deadline, "StartupDeadlineExceeded", text))
     recovering = transition is not None and transition.kind is Kind.RECOVERY
     if (
         policy.fault_deadline is not None

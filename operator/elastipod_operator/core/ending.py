@@ -20,7 +20,8 @@ Parts = tuple[Record, tuple[Action, ...], datetime | None]
 def plan_end(seen: Observed, record: Record, view: View) -> Parts:
     """Let every agent go, then treat the pods as cleanPodPolicy says, then the job itself as its time to live says."""
     policy = seen.job.policy
-    clean = policy.clean_pods if policy else CleanPodPolicy.ALL
+    # Where the spec cannot be read, nobody knows what the user wants done with the pods: they stay.
+    clean = policy.clean_pods if policy else CleanPodPolicy.NONE
     ended_at = record.ended_at or seen.now
     actions: list[Action] = []
     wake: datetime | None = None

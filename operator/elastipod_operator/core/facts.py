@@ -26,10 +26,11 @@ class AgentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpecShape:
-    """One replicaSpec: its name and how many pods it may hold at most."""
+    """One replicaSpec: its name, how many of its pods may train at most, and how many more are kept ready."""
 
     name: str
     limit: int
+    spares: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,11 @@ class Policy:
     backoff_base: timedelta = timedelta(seconds=10)
     backoff_max: timedelta = timedelta(seconds=300)
     max_retries: int | None = None
+    eval_period: timedelta = timedelta(hours=1)
+    restarts_before_full: int | None = None
+    max_full_restarts: int | None = None
+    max_offenders: int = 0
+    payback: bool = True
     clean_pods: CleanPodPolicy = CleanPodPolicy.ALL
     ttl: timedelta | None = None
     suspend: bool = False
@@ -54,6 +60,10 @@ class Policy:
     fault_deadline: timedelta | None = None
     agent_port: int = 8080
     container: str = ""
+    has_token: bool = True
+    """New pods get a token of the job, when the operator has an install key (decision 34)."""
+    warnings: tuple[str, ...] = ()
+    """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,12 @@ class JobFact:
     """None when the spec cannot be used; `refusal` then says why in one sentence."""
     refusal: str = ""
     record: Record | None = None
+    hands_off: str = ""
+    """Why this operator must leave the job alone: a newer one wrote its record. Empty when it need not."""
+    pending_edits: tuple[str, ...] = ()
+    """Fields of the spec that were edited and act only when the job is suspended and resumed (decision 31)."""
+    history_generation: int = 0
+    """The newest generation that the history tells of."""
     conditions: tuple[Condition, ...] = ()
     has_finalizer: bool = False
     deleting_since: datetime | None = None
@@ -105,6 +121,12 @@ class PodFact:
     trouble: str = ""
     """Why it does not start or how it ended, as one sentence; empty when nothing is wrong."""
     trouble_reason: str = ""
+    token_secret: str = ""
+    """The Secret from which its agent has the job's token; empty for none."""
+    generation: int = 0
+    """The job's generation when it was made, as its label says."""
+    avoids: tuple[str, ...] = ()
+    """Nodes that it was made to avoid."""
 
     @property
     def ended(self) -> bool:
@@ -158,6 +180,10 @@ class AgentFact:
     last_answer: datetime | None = None
     answering_since: datetime | None = None
     refused: bool = False
+    denied: bool = False
+    """It answers that it does not know us (401): its token is not the one that we sent."""
+    is_spare: bool = False
+    """It was told that it is a spare, and waits for its turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,5 +199,7 @@ class Observed:
     """By node name; a name that is missing is a node that was deleted."""
     refusal: str = ""
     """Why the API server refused to create the last pod (quota, admission), as one sentence."""
+    refused_until: datetime | None = None
+    """Until when no further pod is asked for after that."""
     listed_at: datetime | None = None
     """When the API server was last asked for the job's pods; None when the shell does not say."""

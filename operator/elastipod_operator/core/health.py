@@ -94,7 +94,8 @@ class View:
         return [r for r in self.newest.values() if r.ready]
 
     def highest_generation(self) -> int:
-        return max((r.agent.generation or 0 for r in self.by_id.values()), default=0)
+        """Give the newest generation that agents ran, or that labels of pods tell of."""
+        return max((max(r.agent.generation or 0, r.pod.generation) for r in self.by_id.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)

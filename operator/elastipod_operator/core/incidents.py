@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from .backoff import backoff
 from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId
-from .record import Kind, Record, Transition
+from .record import Culprit, Kind, Record, Transition, Window
 
 # Workers that do not report steps have made progress when they ran this long.
 PROOF_OF_LIFE = timedelta(seconds=60)
 # Old workers are ended at once; an agent that has not managed it by then is helped (stopping.HARD_STOP_AFTER and on).
 STOP_TIME = timedelta(seconds=30)
+# So many replicas of one incident are named.
+MAX_CULPRITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One fault, however many pods it hit. counted: it spends one of jobMaxRetryCount (worker and log-rule faults)."""
+    """One fault, however many pods it hit. counted: it spends restarts of the job's budgets (worker and log-rule faults).
+
+    culprits: the replicas that it began with, at most MAX_CULPRITS of them.
+    """
 
     cause: str
     message: str
     counted: bool
     lost: tuple[PodId, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
 
 
 def find_incident(record: Record, view: View) -> Incident | None:
@@ -46,7 +54,7 @@ def find_incident(record: Record, view: View) -> Incident | None:
         and r.runs(record.generation)
     ]
     if faulted:
-        return _worker_fault(faulted)
+        return _worker_fault(record, faulted)
     if draining:
         return None
     return _out_of_step(trained, record)
@@ -75,12 +83,22 @@ def _missing(record: Record, view: View) -> Incident | None:
     lost = [r for m in record.members if (r := view.get(m)) is not None and r.health is Health.LOST]
     if lost:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        return Incident(lost[0].why, lost[0].detail + more, False, tuple(r.id for r in lost))
+        hit = _culprits(record, *(r.id for r in lost), view=view)
+        return Incident(lost[0].why, lost[0].detail + more, False, tuple(r.id for r in lost), hit)
     if ended:
-        return Incident("PodFailed", ended[0].detail, counted=all(_ended_by_itself(r) for r in ended))
+        by_itself = all(_ended_by_itself(r) for r in ended)
+        return Incident(
+            "PodFailed", ended[0].detail, by_itself, (), _culprits(record, *(r.id for r in ended), view=view)
+        )
     if gone:
-        return Incident("PodLost", _is_gone(gone[0]), False)
+        return Incident("PodLost", _is_gone(gone[0]), False, (), _culprits(record, *gone, view=view))
     return None
+
+
+def _culprits(record: Record, *pods: PodId, view: View) -> tuple[Culprit, ...]:
+    ranks = {member: rank for rank, member in enumerate(record.members)}
+    found = ((pod, view.get(pod)) for pod in pods[:MAX_CULPRITS])
+    return tuple(Culprit(pod, ranks.get(pod, -1), r.pod.node if r is not None else "") for pod, r in found)
 
 
 def _ended_by_itself(replica: Replica) -> bool:
@@ -91,16 +109,31 @@ def _is_gone(member: PodId) -> str:
     return f"pod {member.spec}-{member.ordinal} (incarnation {member.incarnation}) is gone"
 
 
-def _worker_fault(faulted: list[tuple[int, Replica]]) -> Incident:
+def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Incident:
     group_rank, replica = next(
         ((rank, r) for rank, r in faulted if r.agent.failure is not None and r.agent.failure.signal != "SIGTERM"),
         faulted[0],
     )
     agent = replica.agent
-    text = failure_text(replica) or agent.message or agent.reason
-    return Incident(
-        agent.reason or "WorkerFault", f"group rank {group_rank} (pod {replica.pod.name}): {text}", counted=True
-    )
+    text = failure_text(replica) or agent.message
+    rule = _log_rule(agent.reason)
+    if rule and rule not in text:
+        text = f"log rule {rule}: {text}" if text else f"log rule {rule} found it"
+    text = text or agent.reason
+    culprit = Culprit(replica.id, group_rank, replica.pod.node)
+    message = f"group rank {group_rank} (pod {replica.pod.name}): {text}"
+    return Incident(_as_reason(agent.reason) or "WorkerFault", message, counted=True, culprits=(culprit,))
+
+
+def _log_rule(reason: str) -> str:
+    """Give the name of the log rule that found a fault (LogHang_<rule>, ...); empty for other reasons."""
+    kind, _, rule = reason.partition("_")
+    return rule if kind in ("LogHang", "LogSlow", "LogFault") else ""
+
+
+def _as_reason(text: str) -> str:
+    """Make a reason that conditions and Events may carry: the agent's one may hold the name that a user gave to a rule."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", text).strip("_")
 
 
 def failure_text(replica: Replica) -> str:
@@ -134,11 +167,13 @@ def _out_of_step(members: list[Replica], record: Record) -> Incident | None:
     return None
 
 
-def begin_recovery(record: Record, view: View, policy: Policy, now: datetime, incident: Incident) -> Record:
+def begin_recovery(
+    record: Record, view: View, policy: Policy, now: datetime, incident: Incident, key: str = ""
+) -> Record:
     """Book an incident once and begin the recovery: every worker that still runs is stopped at once.
 
     Failures in a row without progress are spaced by exponential back-off, so that a script that crashes at its start
-    neither burns the machine nor hides its message.
+    neither burns the machine nor hides its message. key: spreads the waits of different jobs.
     """
     old = record.transition
     steps = [r.agent.step for m in record.members if (r := view.get(m)) is not None and r.agent.step is not None]
@@ -146,7 +181,7 @@ def begin_recovery(record: Record, view: View, policy: Policy, now: datetime, in
     ran_long = not steps and record.settled_at is not None and now - record.settled_at > PROOF_OF_LIFE
     progressed = newest > record.best_step or ran_long
     failures = 1 if progressed else record.failures_in_row + 1
-    wait = timedelta(0) if failures < 2 else min(policy.backoff_max, policy.backoff_base * 2 ** min(failures - 2, 16))
+    wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
     # A fault in the middle of a drain keeps the size that the drain was for (decision 18).
     goal = old.goal if old is not None and old.goal else len(record.members)
     transition = Transition(
@@ -154,18 +189,31 @@ def begin_recovery(record: Record, view: View, policy: Policy, now: datetime, in
         began_at=now, detected_at=now, deadline=now + STOP_TIME, graceful=False, not_before=now + wait if wait else None,
         counted=incident.counted,
     )  # fmt: skip
+    known = frozenset(record.lost)
     return replace(
         record, transition=transition, window_since=None, incident_at=record.incident_at or now,
-        lost=(*record.lost, *(pod for pod in incident.lost if pod not in record.lost)),
-        restarts=record.restarts + 1, retries=record.retries + (1 if incident.counted else 0),
+        lost=(*record.lost, *(pod for pod in incident.lost if pod not in known)),
+        restarts=record.restarts + 1, retries=record.retries + incident.counted,
+        window=_counted(record.window, now) if incident.counted else record.window,
         failures_in_row=failures, best_step=max(record.best_step, newest),
+        stalled=0 if progressed else record.stalled + incident.counted,
+        culprits=incident.culprits, is_full_restart=False,
     )  # fmt: skip
+
+
+def _counted(window: Window, now: datetime) -> Window:
+    return replace(window, since=window.since or now, restarts=window.restarts + 1)
+
+
+def _given_back(window: Window) -> Window:
+    left = max(0, window.restarts - 1)
+    return replace(window, restarts=left, since=window.since if left or window.full else None)
 
 
 def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
     """Give a retry back when the workers' fault turns out to come from a lost node or a deleted pod (decision 17)."""
     transition = record.transition
-    if transition is None or transition.kind is not Kind.RECOVERY or not transition.counted:
+    if transition is None or transition.kind is not Kind.RECOVERY or not transition.counted or transition.weighed:
         return record
     if replica is None:
         cause, message = "PodLost", _is_gone(member)
@@ -176,4 +224,9 @@ def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Rec
     else:
         return record
     blamed = replace(transition, cause=cause, message=message, counted=False)
-    return replace(record, transition=blamed, retries=max(0, record.retries - 1))
+    rank = record.members.index(member) if member in record.members else -1
+    culprit = Culprit(member, rank, replica.pod.node if replica is not None else "")
+    return replace(
+        record, transition=blamed, retries=max(0, record.retries - 1), window=_given_back(record.window),
+        stalled=max(0, record.stalled - 1), culprits=(culprit,),
+    )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from .actions import Action, CreatePod, DeletePod, ShutDownAgent
@@ -23,8 +26,25 @@ def rank_order(candidates: list[Replica], record: Record, policy: Policy) -> lis
     return sorted(candidates, key=key)
 
 
+def usable(candidates: list[Replica], record: Record, policy: Policy) -> list[Replica]:
+    """Give those who may train, in the order of their group ranks: of each spec no more than its limit, the rest are spares."""
+    left = {spec.name: spec.limit for spec in policy.specs}
+    chosen: list[Replica] = []
+    for replica in rank_order(candidates, record, policy):
+        if left.get(replica.id.spec, 0) > 0:
+            left[replica.id.spec] -= 1
+            chosen.append(replica)
+    return chosen
+
+
+def room_for(pods: Iterable[PodId], policy: Policy) -> int:
+    """Count the pods that may train together: of each spec no more than its limit, and no more than the largest size."""
+    number = Counter(pod.spec for pod in pods)
+    return min(policy.sizes.maximum, sum(min(spec.limit, number[spec.name]) for spec in policy.specs))
+
+
 def wanted_slots(policy: Policy, record: Record, view: View) -> list[Slot]:
-    """Give the slots that should hold a pod: as many as the largest allowed size.
+    """Give the slots that should hold a pod: as many as the largest allowed size, and the spares of each spec in use.
 
     Within a spec, slots of members stay, then those of living pods, then the lowest ordinals; the base spec fills first.
     """
@@ -34,12 +54,12 @@ def wanted_slots(policy: Policy, record: Record, view: View) -> list[Slot]:
     for spec in policy.specs:
         room = min(left, spec.limit)
         known = {slot for slot in (*view.newest, *members) if slot.spec == spec.name}
-        slots = known | {Slot(spec.name, ordinal) for ordinal in range(room)}
+        slots = known | {Slot(spec.name, ordinal) for ordinal in range(room + spec.spares)}
 
         def key(slot: Slot) -> tuple[bool, int, int]:
             return slot not in members, _distance(view.newest.get(slot)), slot.ordinal
 
-        wanted += sorted(slots, key=key)[:room]
+        wanted += sorted(slots, key=key)[: room + spec.spares if room else 0]
         left -= room
     return wanted
 
@@ -51,40 +71,104 @@ def _distance(replica: Replica | None) -> int:
     return 1 if replica.health is Health.PENDING and not replica.pod.started else 0
 
 
-def next_incarnation(slot: Slot, record: Record, view: View) -> int:
-    """Give an incarnation that no pod of this slot ever had, as far as anything tells."""
-    seen = [pod.incarnation for pod in (*record.members, *record.lost, *view.by_id) if pod.slot == slot]
-    if slot in record.incarnations:
-        seen.append(record.incarnations[slot])
-    return max(seen, default=-1) + 1
+def remember(record: Record, pods: Iterable[PodId]) -> Record:
+    """Note the incarnations of pods that the record will not name any more: their names are not used again."""
+    newest = dict(record.incarnations)
+    for pod in (*record.members, *pods):
+        newest[pod.slot] = max(pod.incarnation, newest.get(pod.slot, 0))
+    return record if newest == record.incarnations else replace(record, incarnations=newest)
+
+
+def newest_incarnations(record: Record, view: View) -> dict[Slot, int]:
+    """Give the newest incarnation that a pod of each slot ever had, as far as anything tells."""
+    newest = dict(record.incarnations)
+    for pod in (*record.members, *record.lost, *view.by_id):
+        slot = pod.slot
+        newest[slot] = max(pod.incarnation, newest.get(slot, -1))
+    return newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What keeps pods from being asked for. avoids: nodes that new ones keep away from. refused_until: the API server
+    refused the last one. growth_until: pods beyond the present size are not worth asking for before.
+    """
+
+    avoids: tuple[str, ...] = ()
+    refused_until: datetime | None = None
+    growth_until: datetime | None = None
 
 
 def supply(
-    policy: Policy, record: Record, view: View, now: datetime
+    policy: Policy, record: Record, view: View, now: datetime, wanted: list[Slot], limits: Limits
 ) -> tuple[dict[Slot, int], list[Action], datetime | None]:
-    """Create the pods that are missing and remove those that are not wanted any more.
+    """Create the pods that are missing of the wanted slots and remove those that are not wanted any more.
 
     Gives the incarnations to be recorded, the actions, and when the next creation falls due (back-off after pods that
-    ended by themselves).
+    ended by themselves, or were refused).
     """
     incarnations: dict[Slot, int] = {}
     actions: list[Action] = []
-    wake: datetime | None = None
-    wanted = wanted_slots(policy, record, view)
+    wakes: list[datetime] = []
     nnodes = len(record.members) or policy.sizes.start
+    in_use = {member.slot for member in record.members} if record.transition is None else set(wanted)
+    misplaced = _misplaced(view, limits.avoids)
+    newest = newest_incarnations(record, view)
+    spares = _spare_slots(policy, wanted)
+    all_placed = all(_is_placed(view.newest.get(slot)) for slot in wanted if slot not in spares)
     for slot in wanted:
         replica = view.newest.get(slot)
-        if replica is not None and replica.health not in (Health.ENDED, Health.LOST, Health.DOOMED):
+        if _lives(replica) and slot not in misplaced:
             continue
-        due = _creation_due(replica, record, policy)
+        if slot in spares and not all_placed:
+            continue  # a spare must not take the place of one that is to train
+        due = soonest_allowed(
+            _creation_due(replica, record, policy) if slot not in misplaced else None,
+            limits.refused_until,
+            limits.growth_until if slot not in in_use else None,
+        )
         if due is not None and due > now:
-            wake = due if wake is None else min(wake, due)
+            wakes.append(due)
             continue
-        incarnation = next_incarnation(slot, record, view)
+        incarnation = newest.get(slot, -1) + 1
         if incarnation:
             incarnations[slot] = incarnation
-        actions.append(CreatePod(PodId(slot.spec, slot.ordinal, incarnation), nnodes))
-    return incarnations, actions + _removals(set(wanted), record, view), wake
+        pod = PodId(slot.spec, slot.ordinal, incarnation)
+        actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids))
+    return incarnations, actions + _removals(set(wanted), record, view), soonest(*wakes)
+
+
+def _lives(replica: Replica | None) -> bool:
+    return replica is not None and replica.health not in (Health.ENDED, Health.LOST, Health.DOOMED)
+
+
+def _is_placed(replica: Replica | None) -> bool:
+    return replica is not None and _lives(replica) and bool(replica.pod.node)
+
+
+def _spare_slots(policy: Policy, wanted: list[Slot]) -> set[Slot]:
+    """Give the slots beyond those that may train: of each spec the last ones, in the order in which slots are wanted."""
+    left = policy.sizes.maximum
+    spares: set[Slot] = set()
+    for spec in policy.specs:
+        room = min(left, spec.limit)
+        spares.update([slot for slot in wanted if slot.spec == spec.name][room:])
+        left -= room
+    return spares
+
+
+def _misplaced(view: View, avoids: tuple[str, ...]) -> set[Slot]:
+    """Give the slots whose pods wait for a place with an outdated idea of the nodes to avoid."""
+    return {
+        slot
+        for slot, r in view.newest.items()
+        if r.health is Health.PENDING and not r.pod.node and r.pod.kill_at is None and r.pod.avoids != avoids
+    }
+
+
+def soonest_allowed(*times: datetime | None) -> datetime | None:
+    """Give the time from which nothing stands in the way any more; None when nothing does."""
+    return max((t for t in times if t is not None), default=None)
 
 
 def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> datetime | None:

@@ -17,11 +17,14 @@ LABEL_UID = "elastipod.io/job-uid"
 LABEL_SPEC = "elastipod.io/spec"
 LABEL_ORDINAL = "elastipod.io/ordinal"
 LABEL_INCARNATION = "elastipod.io/incarnation"
+LABEL_GENERATION = "elastipod.io/generation"
 
 ANNOTATION_STATE = "elastipod.io/state"
 ANNOTATION_SIZE = "elastipod.io/size"
 ANNOTATION_HISTORY = "elastipod.io/history"
 ANNOTATION_DRAIN_ON_DELETE = "elastipod.io/drain-on-delete"
+ANNOTATION_APPLIED = "elastipod.io/applied"
+ANNOTATION_AVOIDS = "elastipod.io/avoids"
 
 DEFAULT_AGENT_PORT = 8080
 

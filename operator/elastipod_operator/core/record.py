@@ -1,28 +1,16 @@
 """The one record of a job (decision 1): everything that must outlive the operator, in annotation `elastipod.io/state`.
 
 Every write that allocates a generation or spends a budget carries the job's resourceVersion and comes before the first
-call to an agent. Members are stored as runs of ordinals, so that thousands of pods fit into 16 KiB.
+call to an agent. `codec` writes and reads it.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import pairwise
-from typing import Any
 
 from .names import PodId, Slot
-from .sizes import MAX_REPLICAS
-
-VERSION = 1
-MAX_BYTES = 16 * 1024
-MAX_HISTORY = 64
-
-
-class RecordError(ValueError):
-    """The annotation holds something that this version cannot read."""
 
 
 class Kind(StrEnum):
@@ -39,7 +27,8 @@ class Transition:
     """A change of generation under way: recorded before the first /stop, gone with the record of the next start.
 
     graceful: workers are asked to reach a checkpoint until `deadline`, else they are ended at once. goal: the size that
-    is waited for. counted: the incident was already booked to the retry budget.
+    is waited for. counted: the incident was booked to the budgets. weighed: everybody was accounted for and the budgets
+    were looked at, so what happens from then on changes neither. full: a full job restart, all pods are made anew.
     """
 
     kind: Kind
@@ -53,6 +42,73 @@ class Transition:
     graceful: bool = False
     not_before: datetime | None = None
     counted: bool = False
+    weighed: bool = False
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Counted restarts of the present evaluation window, which opens with the first of them.
+
+    number: windows that ended before. restarts: process-level ones since the last full job restart. full: full ones.
+    """
+
+    number: int = 0
+    since: datetime | None = None
+    restarts: int = 0
+    full: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A replica that the latest fault hit: its pod, its group rank then, and its node (empty when not known)."""
+
+    pod: PodId
+    rank: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offence:
+    """How often a node was behind a fault, and when last."""
+
+    node: str
+    times: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A gang or an increment that lacks some pods (decision 14).
+
+    since: when it last came closer to being whole. bound: its pods that hold a place. tries: how often they were given
+    back. rest_until: set while they are given back; one pod in wait is the demand then.
+    """
+
+    since: datetime
+    bound: int = 0
+    tries: int = 0
+    rest_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What this job was seen to gain and to lose by resizes (decision 13).
+
+    pause: how long workers stood still in the last planned resize. paces: time of a step at each size, the newest last.
+    """
+
+    pause: timedelta | None = None
+    paces: tuple[tuple[int, timedelta], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Where the job's time went: whole milliseconds booked to each phase, and the phase that runs since `since`."""
+
+    phase: str = ""
+    since: datetime | None = None
+    booked: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +117,11 @@ class Record:
 
     generation 0 and no members: never started. members are in order of their group ranks. lost: pods that were given
     up and must never be taken back, while the API server still lists them. incarnations: the newest one of each slot
-    that is not 0. window_since: when the present growth (or start) window opened. incident_at: when the fault that is
-    being recovered from was seen. best_step: the newest step known at the last incident.
+    whose first pod was replaced. window_since: when the present growth (or start) window opened. incident_at: when the fault that is
+    being recovered from was seen. best_step: the newest step known at the last incident. failures_in_row: recoveries
+    without a newer step; stalled: those of them that worker faults caused. grew_from: the size before the growth that has
+    not reached RUNNING yet, 0 when there is none. paused_at: when the planned resize that has not reached RUNNING yet
+    began. idle: time that the job was suspended.
     """
 
     generation: int = 0
@@ -80,7 +139,20 @@ class Record:
     restarts: int = 0
     retries: int = 0
     failures_in_row: int = 0
+    stalled: int = 0
     best_step: int = -1
+    window: Window = Window()
+    culprits: tuple[Culprit, ...] = ()
+    is_full_restart: bool = False
+    offences: tuple[Offence, ...] = ()
+    grew_from: int = 0
+    resize_failures: int = 0
+    resize_failed_at: datetime | None = None
+    gang: Gang | None = None
+    paused_at: datetime | None = None
+    measures: Measures = Measures()
+    idle: timedelta = timedelta(0)
+    ledger: Ledger = Ledger()
     outcome: str = ""
     outcome_reason: str = ""
     outcome_message: str = ""
@@ -90,174 +162,3 @@ class Record:
     def size(self) -> int:
         """Replicas that train together in the present generation; 0 while the workers are being exchanged."""
         return 0 if self.transition else len(self.members)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEntry:
-    """One start of the workers, for people and pictures (annotation `elastipod.io/history`)."""
-
-    generation: int
-    from_size: int
-    to_size: int
-    kind: Kind
-    cause: str
-    at: datetime
-    detected_at: datetime
-    running_at: datetime | None = None
-
-
-def encode(record: Record) -> str:
-    """Give the annotation's text, deterministic for equal records. Raises RecordError above MAX_BYTES."""
-    body: dict[str, Any] = {
-        "v": VERSION,
-        "generation": record.generation,
-        "members": _runs(record.members),
-        "master": record.master_addr,
-        "lost": _runs(record.lost),
-        "incarnations": _runs(sorted(PodId(s.spec, s.ordinal, i) for s, i in record.incarnations.items())),
-        "budget": [record.restarts, record.retries, record.failures_in_row, record.best_step],
-        "times": [
-            _stamp(t)
-            for t in (
-                record.window_since,
-                record.settled_at,
-                record.resized_at,
-                record.recovered_at,
-                record.incident_at,
-                record.started_at,
-                record.ended_at,
-            )
-        ],
-    }
-    if record.transition:
-        t = record.transition
-        body["transition"] = [
-            t.kind.value, t.cause, t.message, t.from_size, t.goal, _stamp(t.began_at), _stamp(t.detected_at),
-            _stamp(t.deadline), t.graceful, _stamp(t.not_before), t.counted,
-        ]  # fmt: skip
-    if record.outcome:
-        body["outcome"] = [record.outcome, record.outcome_reason, record.outcome_message]
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
-    if len(text.encode()) > MAX_BYTES:
-        raise RecordError(f"the state record takes {len(text.encode())} bytes, more than {MAX_BYTES}")
-    return text
-
-
-def decode(text: str) -> Record:
-    """Read an annotation written by encode(). Raises RecordError with what is wrong with it."""
-    try:
-        body = json.loads(text)
-        if body["v"] != VERSION:
-            raise RecordError(f"the state record has version {body['v']}; this operator reads version {VERSION}")
-        restarts, retries, failures, best = body["budget"]
-        window, settled, resized, recovered, incident, started, ended = (_time(t) for t in body["times"])
-        outcome = body.get("outcome", ["", "", ""])
-        return Record(
-            generation=int(body["generation"]),
-            members=_pods(body["members"]),
-            master_addr=str(body["master"]),
-            transition=_transition(body["transition"]) if "transition" in body else None,
-            lost=_pods(body["lost"]),
-            incarnations={pod.slot: pod.incarnation for pod in _pods(body["incarnations"])},
-            window_since=window, settled_at=settled, resized_at=resized, recovered_at=recovered, incident_at=incident,
-            started_at=started, ended_at=ended,
-            restarts=int(restarts), retries=int(retries), failures_in_row=int(failures), best_step=int(best),
-            outcome=str(outcome[0]), outcome_reason=str(outcome[1]), outcome_message=str(outcome[2]),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, RecordError):
-            raise
-        raise RecordError(f"the state record cannot be read: {type(error).__name__}: {error}") from error
-
-
-def encode_history(entries: tuple[HistoryEntry, ...]) -> str:
-    """Give the text of the history annotation, the newest MAX_HISTORY entries."""
-    return json.dumps(
-        [
-            {
-                "generation": e.generation, "from": e.from_size, "to": e.to_size, "kind": e.kind.value, "cause": e.cause,
-                "at": _stamp(e.at), "detected_at": _stamp(e.detected_at), "running_at": _stamp(e.running_at),
-            }
-            for e in entries[-MAX_HISTORY:]
-        ],
-        separators=(",", ":"),
-    )  # fmt: skip
-
-
-def decode_history(text: str) -> tuple[HistoryEntry, ...]:
-    """Read a history annotation; a damaged one counts as empty, for nothing is decided by it."""
-    try:
-        return tuple(
-            HistoryEntry(
-                generation=int(e["generation"]), from_size=int(e["from"]), to_size=int(e["to"]), kind=Kind(e["kind"]),
-                cause=str(e["cause"]), at=_sure(e["at"]), detected_at=_sure(e["detected_at"]),
-                running_at=_time(e["running_at"]),
-            )
-            for e in json.loads(text)
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
-        return ()
-
-
-def mark_running(entries: tuple[HistoryEntry, ...], generation: int, at: datetime) -> tuple[HistoryEntry, ...]:
-    """Note when all agents of a generation answered RUNNING."""
-    return tuple(
-        replace(e, running_at=at) if e.generation == generation and e.running_at is None else e for e in entries
-    )
-
-
-def _runs(pods: tuple[PodId, ...] | list[PodId]) -> list[list[str]]:
-    """Write pods in their order: for each stretch of one spec its name and runs such as `0-6,7.2,9-12` (7.2: incarnation 2)."""
-    stretches: list[tuple[str, list[list[int]]]] = []
-    for before, pod in pairwise((None, *pods)):
-        assert pod is not None
-        if before is None or before.spec != pod.spec:
-            stretches.append((pod.spec, []))
-        runs = stretches[-1][1]
-        if runs and (runs[-1][1] + 1, runs[-1][2]) == (pod.ordinal, pod.incarnation):
-            runs[-1][1] = pod.ordinal
-        else:
-            runs.append([pod.ordinal, pod.ordinal, pod.incarnation])
-    return [[spec, ",".join(_run(*run) for run in runs)] for spec, runs in stretches]
-
-
-def _run(first: int, last: int, incarnation: int) -> str:
-    ordinals = str(first) if first == last else f"{first}-{last}"
-    return f"{ordinals}.{incarnation}" if incarnation else ordinals
-
-
-def _pods(stretches: list[list[str]]) -> tuple[PodId, ...]:
-    pods: list[PodId] = []
-    for spec, runs in stretches:
-        for run in runs.split(","):
-            ordinals, _, incarnation = run.partition(".")
-            first, _, last = ordinals.partition("-")
-            if int(last or first) - int(first) >= MAX_REPLICAS:
-                raise RecordError(f"{run} is no run of pods")
-            numbers = range(int(first), int(last or first) + 1)
-            pods += (PodId(str(spec), ordinal, int(incarnation or 0)) for ordinal in numbers)
-    return tuple(pods)
-
-
-def _transition(values: list[Any]) -> Transition:
-    kind, cause, message, from_size, goal, began, detected, deadline, graceful, not_before, counted = values
-    return Transition(
-        kind=Kind(kind), cause=str(cause), message=str(message), from_size=int(from_size), goal=int(goal),
-        began_at=_sure(began), detected_at=_sure(detected), deadline=_sure(deadline), graceful=bool(graceful),
-        not_before=_time(not_before), counted=bool(counted),
-    )  # fmt: skip
-
-
-def _stamp(at: datetime | None) -> str | None:
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
-
-
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
-
-
-def _sure(text: str | None) -> datetime:
-    at = _time(text)
-    if at is None:
-        raise RecordError("a time is missing")
-    return at

@@ -10,6 +10,7 @@ from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .incidents import blame_outside
 from .membership import remove, soonest
+from .names import PodId
 from .record import Record
 
 # Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
@@ -29,10 +30,11 @@ def stop_members(
     """
     actions: list[Action] = []
     wakes: list[datetime] = []
+    members = frozenset(record.members)
     for member in record.members:
         record = blame_outside(record, member, view.get(member))
     for replica in view.by_id.values():
-        if replica.health is Health.ENDED or replica.parked or not (replica.id in record.members or replica.busy):
+        if replica.health is Health.ENDED or replica.parked or not (replica.id in members or replica.busy):
             continue
         due = _due(replica, record, policy)
         is_given_up = now >= due + GIVE_UP_AFTER and not view.all_silent
@@ -43,7 +45,7 @@ def stop_members(
             continue
         next_step = soonest(*(at for at in (due + HARD_STOP_AFTER, due + GIVE_UP_AFTER) if at > now))
         wakes.append(max(next_step or now, now + LOOK_AGAIN))
-        actions += _stops(replica, record, due, now)
+        actions += _stops(replica, record, members, due, now)
     return record, actions, soonest(*wakes)
 
 
@@ -53,9 +55,9 @@ def is_forced(record: Record, now: datetime) -> bool:
     return now >= record.transition.deadline - FORCED_END
 
 
-def takes_part(replica: Replica, record: Record) -> bool:
+def takes_part(replica: Replica, record: Record, members: frozenset[PodId]) -> bool:
     """Whether its workers belong to the present generation; a late /start may have begun an older one there."""
-    return replica.id in record.members and replica.runs(record.generation)
+    return replica.id in members and replica.runs(record.generation)
 
 
 def hard_stop(replica: Replica, record: Record) -> StopWorkers:
@@ -80,12 +82,12 @@ def _due(replica: Replica, record: Record, policy: Policy) -> datetime:
     return max(transition.deadline, since + grace)
 
 
-def _stops(replica: Replica, record: Record, due: datetime, now: datetime) -> list[Action]:
+def _stops(replica: Replica, record: Record, members: frozenset[PodId], due: datetime, now: datetime) -> list[Action]:
     transition = record.transition
     assert transition is not None
     if replica.health is Health.SILENT or not (replica.busy or replica.agent.state is AgentState.STOPPING):
         return []
-    may_save = transition.graceful and now < due + HARD_STOP_AFTER and takes_part(replica, record)
+    may_save = transition.graceful and now < due + HARD_STOP_AFTER and takes_part(replica, record, members)
     if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
         return [hard_stop(replica, record)]
     if replica.agent.state is AgentState.STOPPING:

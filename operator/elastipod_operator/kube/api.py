@@ -98,6 +98,12 @@ class Api:
         query = [("fieldManager", FIELD_MANAGER)]
         return await self._call("POST", f"/api/v1/namespaces/{namespace}/pods", dict(manifest), query=query)
 
+    async def create_secret(self, manifest: Mapping[str, Any]) -> None:
+        """Create a Secret; 409 means that it is there already."""
+        namespace = manifest["metadata"]["namespace"]
+        query = [("fieldManager", FIELD_MANAGER)]
+        await self._call("POST", f"/api/v1/namespaces/{namespace}/secrets", dict(manifest), query=query)
+
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
         """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once."""
         body: dict[str, Any] = {"preconditions": {"uid": uid}}
@@ -129,6 +135,11 @@ class Api:
             "count": 1,
         }
         await self._call("POST", f"/api/v1/namespaces/{job.namespace}/events", body)
+
+    async def label_pod(self, namespace: str, name: str, labels: Mapping[str, str | None]) -> None:
+        """Set labels of a pod; None takes one off."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        await self._call("PATCH", path, {"metadata": {"labels": dict(labels)}}, content_type=MERGE_PATCH)
 
     async def read_lease(self, namespace: str, name: str) -> dict[str, Any]:
         """Give the leader lease; 404 when there is none yet."""

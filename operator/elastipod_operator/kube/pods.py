@@ -8,8 +8,10 @@ from typing import Any
 
 from ..core.facts import JobFact, Policy
 from ..core.names import (
+    ANNOTATION_AVOIDS,
     API_VERSION,
     KIND,
+    LABEL_GENERATION,
     LABEL_INCARNATION,
     LABEL_JOB,
     LABEL_ORDINAL,
@@ -17,6 +19,8 @@ from ..core.names import (
     LABEL_UID,
     PodId,
 )
+from .tokens import ENV_NAME as TOKEN_ENV
+from .tokens import token_entry
 
 # Nodes are not taken from under a job by autoscalers that tidy up; the user's own value wins (decision 27).
 SAFEGUARDS = {
@@ -27,10 +31,22 @@ SAFEGUARDS = {
 GRACE_MARGIN_S = 30
 
 
-def pod_manifest(job: JobFact, spec: Mapping[str, Any], policy: Policy, pod: PodId, nnodes: int) -> dict[str, Any]:
+def pod_manifest(
+    job: JobFact,
+    spec: Mapping[str, Any],
+    policy: Policy,
+    pod: PodId,
+    nnodes: int,
+    token_secret: str = "",
+    *,
+    generation: int = 0,
+    avoids: tuple[str, ...] = (),
+) -> dict[str, Any]:
     """Give the pod to be created. `spec` is the job's spec as the API server holds it, whose templates are used as they are.
 
-    Name and namespace in the template's metadata are ignored; variables that the user set are left alone.
+    Name and namespace in the template's metadata are ignored; variables that the user set are left alone, but for the
+    token: with another one than the operator's, the agent would not listen to it. token_secret: "" for none.
+    generation: the newest one of the job. avoids: nodes that it is kept off.
     """
     replica_spec = next(s for s in spec["replicaSpecs"] if s["name"] == pod.spec)
     template = replica_spec.get("template") or {}
@@ -42,16 +58,21 @@ def pod_manifest(job: JobFact, spec: Mapping[str, Any], policy: Policy, pod: Pod
     container = _agent_container(body, policy)
     name = pod.name(job.name)
     _add_environment(container, _environment(job, spec, policy, name, nnodes))
+    if token_secret:
+        others = [entry for entry in container["env"] if entry.get("name") != TOKEN_ENV]
+        container["env"] = [*others, token_entry(token_secret)]
     if body.get("hostNetwork"):
         _add_port(container, policy.agent_port)
+    _keep_away(body, avoids)
+    ours = {ANNOTATION_AVOIDS: ",".join(avoids)} if avoids else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": name,
             "namespace": job.namespace,
-            "labels": {**(wished.get("labels") or {}), **_labels(job, pod)},
-            "annotations": {**SAFEGUARDS, **(wished.get("annotations") or {})},
+            "labels": {**(wished.get("labels") or {}), **_labels(job, pod, generation)},
+            "annotations": {**SAFEGUARDS, **(wished.get("annotations") or {}), **ours},
             "ownerReferences": [
                 {
                     "apiVersion": API_VERSION,
@@ -67,13 +88,30 @@ def pod_manifest(job: JobFact, spec: Mapping[str, Any], policy: Policy, pod: Pod
     }
 
 
-def _labels(job: JobFact, pod: PodId) -> dict[str, str]:
+def _keep_away(body: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Keep the scheduler off some nodes. Terms are alternatives, so each of the user's own gets the demand."""
+    if not nodes:
+        return
+    affinity = body["affinity"] = dict(body.get("affinity") or {})
+    node_affinity = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
+    required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+    # A field requirement takes exactly one value.
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*(term.get("matchFields") or ()), *away]} for term in terms
+    ]
+    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
+
+
+def _labels(job: JobFact, pod: PodId, generation: int) -> dict[str, str]:
     return {
         LABEL_JOB: job.name,
         LABEL_UID: job.uid,
         LABEL_SPEC: pod.spec,
         LABEL_ORDINAL: str(pod.ordinal),
         LABEL_INCARNATION: str(pod.incarnation),
+        LABEL_GENERATION: str(generation),
     }
 
 

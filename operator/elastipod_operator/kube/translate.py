@@ -11,16 +11,25 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..api import HyperPodPyTorchJob, JobSpec, explain
+from ..api.models import Switch
+from ..core.codec import NewerRecordError, RecordError, decode
 from ..core.facts import Condition, JobFact, NodeFact, PodFact, Policy, SpecShape
+from ..core.history import decode_history
 from ..core.names import (
+    ANNOTATION_AVOIDS,
     ANNOTATION_DRAIN_ON_DELETE,
+    ANNOTATION_HISTORY,
     ANNOTATION_STATE,
     DEFAULT_AGENT_PORT,
     FINALIZER,
+    LABEL_GENERATION,
     pod_id_of,
 )
-from ..core.record import Record, RecordError, decode
+from ..core.record import Record
 from ..core.sizes import SizeError, SizeRequest, resolve
+from .applied import changed_specs, effective_spec, pending_edits
+from .templates import check_worker_counts, template_warnings
+from .tokens import secret_of
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -50,6 +59,7 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
     meta = body["metadata"]
     annotations = meta.get("annotations") or {}
     policy, refusal = _policy_of(body)
+    record, hands_off = _record_of(annotations)
     return JobFact(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -57,7 +67,10 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
         created_at=_time(meta["creationTimestamp"]),
         policy=policy,
         refusal=refusal,
-        record=_record_of(annotations),
+        record=record,
+        hands_off=hands_off,
+        pending_edits=pending_edits(body),
+        history_generation=_newest_generation(annotations.get(ANNOTATION_HISTORY, "")),
         conditions=_conditions_of(body),
         has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
         deleting_since=_time(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
@@ -67,8 +80,10 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
 
 def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
     try:
-        job = HyperPodPyTorchJob.model_validate(body)
-        return policy_of(job.spec), ""
+        # What acts only at the next start is read as it was taken up then (decision 31).
+        job = HyperPodPyTorchJob.model_validate({**body, "spec": effective_spec(body)} if "spec" in body else body)
+        refusal = changed_specs(body)
+        return (None, refusal) if refusal else (policy_of(job.spec), "")
     except ValidationError as error:
         return None, explain(error)
     except SizeError as error:
@@ -92,14 +107,21 @@ def policy_of(spec: JobSpec) -> Policy:
     )
     ttl = run.ttl_seconds_after_finished or 0
     container = ours.container or _first_container(spec.replica_specs[0].template)
+    check_worker_counts(spec, container)
+    restarts = run.restart_policy
     policy = Policy(
         sizes=sizes,
         specs=_shapes(spec, sizes.maximum),
-        snooze=timedelta(seconds=run.restart_policy.scale_up_snooze_time_in_seconds),
+        snooze=timedelta(seconds=restarts.scale_up_snooze_time_in_seconds),
         min_stable=timedelta(seconds=ours.min_stable_seconds),
         backoff_base=timedelta(seconds=ours.backoff.base_seconds),
         backoff_max=timedelta(seconds=ours.backoff.max_seconds),
         max_retries=run.job_max_retry_count,
+        eval_period=timedelta(seconds=restarts.eval_period_seconds),
+        restarts_before_full=restarts.num_restart_before_full_job_restart,
+        max_full_restarts=restarts.max_full_job_restarts,
+        max_offenders=restarts.max_num_repeat_offenders_to_avoid,
+        payback=ours.payback is Switch.AUTO,
         clean_pods=run.clean_pod_policy,
         ttl=_seconds(ttl) if ttl > 0 else None,
         suspend=run.suspend,
@@ -108,6 +130,8 @@ def policy_of(spec: JobSpec) -> Policy:
         fault_deadline=_seconds(run.fault_deadline_seconds),
         agent_port=agent_port(spec),
         container=container,
+        warnings=template_warnings(spec),
+        has_token=ours.authentication is Switch.AUTO,
     )
     if elastic is None:
         return policy
@@ -125,7 +149,7 @@ def _shapes(spec: JobSpec, maximum: int) -> tuple[SpecShape, ...]:
     if all(s.max_replicas is None for s in spec.replica_specs):
         limits[-1] = max(limits[-1], maximum - sum(limits[:-1]))
     limits[0] = max(limits[0], 1)
-    return tuple(SpecShape(s.name, limit) for s, limit in zip(spec.replica_specs, limits, strict=True))
+    return tuple(SpecShape(s.name, limit, s.spares) for s, limit in zip(spec.replica_specs, limits, strict=True))
 
 
 def agent_port(spec: JobSpec) -> int:
@@ -143,16 +167,23 @@ def _first_container(template: Mapping[str, Any]) -> str:
 
 
 @lru_cache(maxsize=512)
-def _decoded(text: str) -> Record | None:
+def _decoded(text: str) -> tuple[Record | None, str]:
     try:
-        return decode(text)
-    except (RecordError, AttributeError, RecursionError):  # whoever may edit the job may write anything there
-        return None
+        return decode(text), ""
+    except NewerRecordError as error:
+        return None, str(error)
+    except RecordError:  # whoever may edit the job may write anything there
+        return None, ""
 
 
-def _record_of(annotations: Mapping[str, str]) -> Record | None:
+def _record_of(annotations: Mapping[str, str]) -> tuple[Record | None, str]:
     text = annotations.get(ANNOTATION_STATE)
-    return _decoded(text) if text else None
+    return _decoded(text) if text else (None, "")
+
+
+@lru_cache(maxsize=512)
+def _newest_generation(history: str) -> int:
+    return max((entry.generation for entry in decode_history(history)), default=0)
 
 
 def _conditions_of(body: Mapping[str, Any]) -> tuple[Condition, ...]:
@@ -200,7 +231,14 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         disrupted=str(disruption.get("reason") or "Disruption") if disruption else "",
         trouble=trouble,
         trouble_reason=reason,
+        token_secret=secret_of(body, container),
+        generation=_number((meta.get("labels") or {}).get(LABEL_GENERATION)),
+        avoids=tuple(filter(None, (meta.get("annotations") or {}).get(ANNOTATION_AVOIDS, "").split(","))),
     )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < 16 else 0
 
 
 def _trouble(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser
 
 from elastipod_agent import torchrun
-from elastipod_agent.arguments import OWN_OPTIONS, TORCHRUN_OPTIONS, Option, UnknownOption, parse
+from elastipod_agent.arguments import UnknownOption, build_parser, parse
 from elastipod_agent.main import parse_command_line
+from elastipod_agent.options import OWN_OPTIONS, TORCHRUN_OPTIONS, Option
+from elastipod_agent.settings import read_settings
 from elastipod_agent.torchrun import torchrun_arguments
 
 OURS = {option.dest for option in OWN_OPTIONS}
@@ -44,6 +48,77 @@ def test_dashes_underscores_and_abbreviations() -> None:
     assert parse(["--nproc=4", "t.py"], {}).values.nproc_per_node == "4"
 
 
+def torchs_reading(word: str) -> str | None:
+    """Tell which option the installed torch takes an abbreviation for, None when it takes it for none."""
+    parser = get_args_parser()
+    found = {id(match[0]): match[0].dest for match in parser._get_option_tuples(word)}
+    exact = parser._option_string_actions.get(word)
+    names = {exact.dest} if exact else set(found.values())
+    return names.pop() if len(names) == 1 else None
+
+
+ABBREVIATIONS = sorted(
+    {
+        name[:end]
+        for action in torchs_actions()
+        for name in action.option_strings
+        if name.startswith("--")
+        for end in range(3, len(name) + 1)
+    }
+)
+
+
+def test_every_abbreviation_that_torchrun_takes_means_the_same_here() -> None:
+    parser = build_parser({})
+    read = {word: dest for word in ABBREVIATIONS if (dest := torchs_reading(word)) is not None}
+    assert len(read) > 300
+    for word, dest in read.items():
+        exact = parser._option_string_actions.get(word)
+        found = [exact] if exact else [match[0] for match in parser._get_option_tuples(word)]
+        assert [action.dest for action in found] == [dest], word
+
+
+@pytest.mark.parametrize("word", ["--no-w", "--no_warm", "--inprocess-r", "--server-p", "--hang", "--metrics_p"])
+def test_our_own_options_may_be_shortened_too(word: str) -> None:
+    value = [] if word.startswith(("--no", "--inprocess")) else ["9"]
+    line = parse([word, *value, "t.py"], {})
+    assert [option in OWN_OPTIONS for option, _ in line.given] == [True]
+
+
+@pytest.mark.parametrize("option", TORCHRUN_OPTIONS, ids=lambda option: option.dest)
+def test_each_of_torchruns_options_is_obeyed_in_a_pod_or_warned_of(
+    option: Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    obeyed = {
+        *(
+            "nproc_per_node",
+            "module",
+            "no_python",
+            "run_path",
+            "log_dir",
+            "redirects",
+            "tee",
+            "log_line_prefix_template",
+        ),
+        *("local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "role", "rdzv_id"),
+        *("virtual_local_rank", "standalone", "print_completion", "nnodes"),
+    }
+    value = {"log_dir": str(tmp_path), "numa_binding": "node", "start_method": "fork", "print_completion": "bash"}
+    text = value.get(option.dest, "1")
+    line = parse([option.name, *([] if option.kind is None else [text]), "t.py"], {})
+    warnings = read_settings(line, {})[1]
+    makes_files = {
+        "redirects",
+        "tee",
+        "duplicate_stdout_filters",
+        "duplicate_stderr_filters",
+    }  # warned of where they go
+    assert bool(warnings) == (option.dest not in obeyed or option.dest in makes_files)
+    if option.unused:
+        assert warnings == [f"{option.name} changes nothing inside a pod: {option.unused}"]
+
+
 def test_what_follows_the_script_is_the_scripts() -> None:
     line = parse(["--tee", "3", "t.py", "--tee", "1", "--server-port=1", "-m", "--what"], {})
     assert line.script == "t.py"
@@ -67,14 +142,29 @@ def test_an_option_of_a_newer_torch_is_learned_from_it(monkeypatch: pytest.Monke
     assert torchrun_arguments(line, has_shutdown_timeout=True) == ["--brand-new=5", "t.py"]
 
 
+def test_a_learned_option_is_warned_of_in_a_pod() -> None:
+    newer = Option(("--brand-new",), unused="it is newer")
+    line = parse(["--brand-new=5", "t.py"], {}, learned=[newer])
+    assert read_settings(line, {})[1] == ["--brand-new changes nothing inside a pod: it is newer"]
+
+
+def test_without_torch_an_unknown_option_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert torchrun.installed_options() == []
+
+
 def test_an_option_that_nobody_knows_ends_with_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    last_words = tmp_path / "termination-log"
+    last_words.touch()
+    monkeypatch.setenv("ELASTIPOD_TERMINATION_LOG", str(last_words))
     monkeypatch.setattr(torchrun, "installed_options", list)
     with pytest.raises(SystemExit) as caught:
         parse_command_line(["--nonsense", "t.py"], {})
     assert caught.value.code == 2
     assert "--nonsense" in capsys.readouterr().err
+    assert last_words.read_text("utf-8") == "hyperpodrun: unrecognized arguments: --nonsense"
 
 
 def test_torchrun_gets_its_own_options_only() -> None:
@@ -112,3 +202,5 @@ def test_help_names_both_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert "hyperpodrun's own options" in text
     assert "torchrun's options" in text
     assert "--pre-train-script" in text
+    assert "--pre_train_script" not in text, "one spelling is enough"
+    assert max(map(len, text.splitlines())) <= 120

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastipod_agent.devices import BadWorkerCount, count_cpus, resolve_nproc
+from elastipod_agent.devices import BadWorkerCount, count_cpus, own_devices, resolve_nproc
 
 
 @pytest.fixture
@@ -32,6 +32,37 @@ def test_counts(dev: Path, wanted: str, visible: str | None, count: int) -> None
 
 def test_without_accelerators_auto_means_cpus(tmp_path: Path) -> None:
     assert resolve_nproc("auto", {}, dev=tmp_path) == resolve_nproc("cpu", {}, dev=tmp_path) == count_cpus()
+
+
+def test_another_kind_of_device_is_asked_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$3" = xpu ] && echo 4\n', "utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    assert resolve_nproc("xpu", {}, dev=tmp_path) == 4
+    with pytest.raises(BadWorkerCount, match="torch sees no such device"):
+        resolve_nproc("npu", {}, dev=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environ", "devices"),
+    [
+        pytest.param({}, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}], id="all are visible"),
+        pytest.param(
+            {"CUDA_VISIBLE_DEVICES": "GPU-a, 3,5"},
+            [{"CUDA_VISIBLE_DEVICES": "GPU-a"}, {"CUDA_VISIBLE_DEVICES": "3"}],
+            id="some are",
+        ),
+        pytest.param(
+            {"CUDA_VISIBLE_DEVICES": "8,9", "HIP_VISIBLE_DEVICES": "2,3"},
+            [{"CUDA_VISIBLE_DEVICES": device, "HIP_VISIBLE_DEVICES": device} for device in "23"],
+            id="ROCm's variable wins",
+        ),
+        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, [{"CUDA_VISIBLE_DEVICES": ""}] * 2, id="none is"),
+    ],
+)
+def test_devices_of_single_workers(environ: dict[str, str], devices: list[dict[str, str]]) -> None:
+    assert list(own_devices(2, environ)) == devices
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "0", "-1", "many", "", "99999"])

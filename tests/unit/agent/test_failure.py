@@ -11,8 +11,11 @@ from elastipod_agent.workers.failure import (
     MAX_MESSAGE_BYTES,
     Failure,
     describe,
+    describe_error,
+    last_error,
     last_lines,
     last_traceback,
+    printable,
     reported_error,
     shorten,
     write_termination_message,
@@ -30,7 +33,7 @@ def report(status: int, tmp_path: Path, tail: str = "") -> Failure:
 def test_an_exit_code_with_the_last_traceback(tmp_path: Path) -> None:
     failure = report(1, tmp_path, f"epoch 1\n{TRACEBACK.replace('bad', 'handled')}\nepoch 2\n{TRACEBACK}\n")
     assert (failure.global_rank, failure.local_rank, failure.exitcode, failure.signal) == (5, 1, 1, None)
-    assert failure.message == f"rank 5 (local rank 1) ended with exit code 1\n{TRACEBACK}"
+    assert failure.message == f"rank 5 (local rank 1) ended with exit code 1: ValueError: bad\n{TRACEBACK}"
 
 
 def test_a_signal_by_name_with_a_hint_for_the_commonest_cause(tmp_path: Path) -> None:
@@ -47,7 +50,7 @@ def test_torchs_remarks_are_never_the_reason(tmp_path: Path) -> None:
     killed = report(-9, tmp_path, f"loading\n{REMARK}[rank0]:{REMARK}").message
     assert killed.startswith("rank 5 was killed by SIGKILL")
     assert "\n" not in killed
-    assert report(3, tmp_path, f"no such file\n{REMARK}").message.endswith("exit code 3\nno such file")
+    assert report(3, tmp_path, f"no such file\n{REMARK}").message.endswith("exit code 3: no such file")
     assert report(1, tmp_path, f"{TRACEBACK}\n{REMARK}").message.endswith("\nValueError: bad")
 
 
@@ -65,9 +68,14 @@ def test_an_error_printed_before_a_signal_is_told(tmp_path: Path, said: str) -> 
 
 
 def test_the_report_of_torchs_record_comes_before_what_was_printed(tmp_path: Path) -> None:
-    error = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "the stack", "timestamp": "1"}}}
+    error = {
+        "message": {
+            "message": "ValueError: x",
+            "extraInfo": {"py_callstack": f"the stack\n{TRACEBACK}", "timestamp": "1"},
+        }
+    }
     (tmp_path / "error.json").write_text(json.dumps(error), "utf-8")
-    assert report(1, tmp_path, TRACEBACK).message.endswith("\nthe stack")
+    assert report(1, tmp_path, TRACEBACK).message.endswith(f": ValueError: bad\nthe stack\n{TRACEBACK}")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +109,40 @@ def test_without_a_traceback_the_last_lines_speak() -> None:
     found = last_lines(tail)
     assert found.endswith("SyntaxError: invalid syntax")
     assert len(found.splitlines()) == 20
+
+
+@pytest.mark.parametrize(
+    ("details", "why"),
+    [
+        pytest.param(TRACEBACK, "ValueError: bad", id="a traceback's error"),
+        pytest.param(
+            f"{TRACEBACK}\nhint: try again\n  indented", "ValueError: bad", id="without the rest of its message"
+        ),
+        pytest.param(
+            '  File "t.py", line 1\n    def x(:\n          ^\nSyntaxError: invalid', "SyntaxError: invalid", id="syntax"
+        ),
+        pytest.param("one\ntwo", "two", id="else the last line"),
+        pytest.param('File "t.py", line 1', "", id="a torn traceback says nothing"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_the_first_line_says_what_went_wrong(details: str, why: str) -> None:
+    assert last_error(details) == why
+
+
+def test_a_line_that_is_too_long_for_a_sentence_stands_below(tmp_path: Path) -> None:
+    assert report(1, tmp_path, "x" * 300).message == f"rank 5 (local rank 1) ended with exit code 1\n{'x' * 300}"
+
+
+def test_colours_progress_bars_and_garbage_become_plain_text(tmp_path: Path) -> None:
+    assert printable("\x1b[1;31mred\x1b[0m\r50 %\r\n\tend\x00\x1b") == "red\n50 %\n\tend\ufffd\ufffd"
+    message = report(7, tmp_path, bytes(range(256)).decode("utf-8", "replace")).message
+    assert all(one.isprintable() or one in "\n\t" for one in message)
+
+
+def test_what_the_system_refused_names_the_file() -> None:
+    assert describe_error(FileNotFoundError(2, "No such file or directory", "x")) == "x: No such file or directory"
+    assert describe_error(OSError("storage is gone")) == "storage is gone"
 
 
 def test_long_texts_keep_head_and_end() -> None:

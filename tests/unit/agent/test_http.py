@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.server.http import MAX_HEAD_BYTES, HttpServer, Refused, Request, Response, parse_head
+from elastipod_agent.server.http import (
+    MAX_HEAD_BYTES,
+    HttpServer,
+    Refused,
+    Request,
+    Response,
+    let_everybody_in,
+    parse_head,
+)
 
 LIMIT = 1000
+
+
+class Connect:
+    """Makes connections to a server, and keeps them open."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def opened(self) -> int:
+        """How many have been made."""
+        return len(self.writers)
+
+    async def __call__(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
 
 
 async def echo(request: Request) -> Response:
@@ -22,30 +50,29 @@ async def echo(request: Request) -> Response:
 
 @asynccontextmanager
 async def serving(
-    handle: Callable[[Request], Awaitable[Response]] = echo, *, idle_timeout_s: float = 5.0, max_connections: int = 8
-) -> AsyncIterator[Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]]:
+    handle: Callable[[Request], Awaitable[Response]] = echo,
+    *,
+    idle_timeout_s: float = 5.0,
+    max_connections: int = 8,
+    patience_s: float = 0.2,
+    admit: Callable[[Mapping[str, str]], None] = let_everybody_in,
+) -> AsyncIterator[Connect]:
     """Serve on a port of the system's choice; gives a function that connects."""
     server = HttpServer(
         handle,
         lambda path: LIMIT,
-        lambda why: None,
+        lambda status, why: None,
         max_connections=max_connections,
-        head_timeout_s=0.2,
-        body_timeout_s=0.2,
+        head_timeout_s=patience_s,
+        body_timeout_s=patience_s,
+        admit=admit,
         idle_timeout_s=idle_timeout_s,
     )
-    port = await server.listen("127.0.0.1", 0)
-    writers: list[asyncio.StreamWriter] = []
-
-    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writers.append(writer)
-        return reader, writer
-
+    connect = Connect(await server.listen("127.0.0.1", 0))
     try:
         yield connect
     finally:
-        for writer in writers:
+        for writer in connect.writers:
             writer.close()
         await server.close(1.0)
 
@@ -126,6 +153,8 @@ async def test_chunked_bodies_and_expectations() -> None:
         pytest.param(
             b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400, id="two lengths"
         ),
+        pytest.param(b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501, id="another coding"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 1\r\ncontent-length: 2\r\n\r\n", 400, id="a length twice"),
         pytest.param(b"GET / HTTP/1.1\r\nA: " + b"x" * MAX_HEAD_BYTES * 2, 431, id="large head"),
         pytest.param(b"GET /?" + b"&".join(b"a=1" for _ in range(40)) + b" HTTP/1.1\r\n\r\n", 400, id="many fields"),
     ],
@@ -155,15 +184,135 @@ async def test_an_idle_connection_is_closed() -> None:
         assert await asyncio.wait_for(reader.read(), 5) == b""
 
 
-async def test_too_many_connections_are_turned_away_and_the_others_served() -> None:
+async def test_who_asks_takes_the_place_of_who_is_quiet_longest() -> None:
     async with serving(max_connections=2) as connect:
-        held = [await connect(), await connect()]
-        for reader, writer in held:
+        quiet, held = await connect(), await connect()
+        for reader, writer in (quiet, held):
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
             assert (await answer(reader))[0] == 200
+        newest = await connect()
+        assert await asyncio.wait_for(quiet[0].read(), 5) == b""
+        for reader, writer in (newest, held):
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert (await answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="silent"),
+        pytest.param(b"GET / HT", id="slow in the head"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 900\r\n\r\nab", id="slow in the body"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n", id="refused and still there"),
+    ],
+)
+async def test_a_thousand_strangers_do_not_keep_the_operator_out(data: bytes) -> None:
+    release = asyncio.Event()
+
+    async def handle(request: Request) -> Response:
+        await release.wait()
+        return Response(200)
+
+    async with serving(handle, max_connections=8, patience_s=30) as connect:
+        polling, poll = await connect()
+        poll.write(b"GET /status HTTP/1.1\r\n\r\n")
+        before = len(os.listdir("/proc/self/fd"))
+        most = 0
+        for _ in range(20):
+            for _ in range(50):
+                _, writer = await connect()
+                writer.write(data)
+            await asyncio.sleep(0)
+            ours = len(os.listdir("/proc/self/fd")) - before
+            most = max(most, ours - connect.opened)
+        asking, ask_writer = await connect()
+        ask_writer.write(b"GET /status HTTP/1.1\r\n\r\n")
+        release.set()
+        assert (await answer(polling))[0] == (await answer(asking))[0] == 200
+        assert most <= 70
+
+
+async def test_where_all_places_are_in_use_the_newest_is_turned_away() -> None:
+    release = asyncio.Event()
+
+    async def handle(request: Request) -> Response:
+        await release.wait()
+        return Response(200)
+
+    async with serving(handle, max_connections=2) as connect:
+        held = [await connect(), await connect()]
+        for _, writer in held:
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await asyncio.sleep(0.05)
         assert (await answer((await connect())[0]))[0] == 503
-        held[0][1].write(b"GET / HTTP/1.1\r\n\r\n")
-        assert (await answer(held[0][0]))[0] == 200
+        release.set()
+        assert [(await answer(reader))[0] for reader, _ in held] == [200, 200]
+
+
+async def test_a_client_that_never_fetches_its_answers_is_dropped_and_holds_no_descriptor() -> None:
+    async def handle(request: Request) -> Response:
+        return Response(200, "x" * 1_000_000)
+
+    async with serving(handle) as connect:
+        before = len(os.listdir("/proc/self/fd"))
+        _, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 20)
+        end = asyncio.get_running_loop().time() + 5
+        while len(os.listdir("/proc/self/fd")) > before + 1:  # the client's own end
+            assert asyncio.get_running_loop().time() < end
+            await asyncio.sleep(0.01)
+
+
+async def test_requests_that_come_in_one_piece_do_not_keep_the_event_loop() -> None:
+    order: list[str] = []
+
+    async def handle(request: Request) -> Response:
+        order.append(request.path)
+        return Response(200)
+
+    async with serving(handle) as connect:
+        reader, writer = await connect()
+        _, other = await connect()
+        await asyncio.sleep(0.05)
+        writer.write(b"GET /flood HTTP/1.1\r\n\r\n" * 500)
+        other.write(b"GET /other HTTP/1.1\r\n\r\n")
+        for _ in range(500):
+            assert (await answer(reader))[0] == 200
+        assert order.index("/other") < 250
+
+
+async def test_who_may_not_come_in_is_told_so_before_the_body_is_read() -> None:
+    asked: list[str] = []
+
+    def admit(headers: Mapping[str, str]) -> None:
+        if headers.get("x-who") != "friend":
+            raise Refused(HTTPStatus.UNAUTHORIZED, "friends only", {"WWW-Authenticate": "Bearer"})
+
+    async def handle(request: Request) -> Response:
+        asked.append(request.path)
+        return Response(200)
+
+    async with serving(handle, admit=admit) as connect:
+        reader, writer = await connect()
+        writer.write(b"POST /stop HTTP/1.1\r\nContent-Length: 500\r\nX-Who: stranger\r\n\r\n")
+        status, headers, body = await answer(reader)
+        assert (status, headers["www-authenticate"], headers["connection"]) == (401, "bearer", "close")
+        assert json.loads(body) == {"detail": "friends only"}
+        reader, writer = await connect()
+        writer.write(b"POST /start HTTP/1.1\r\nX-Who: friend\r\n\r\n")
+        assert (await answer(reader))[0] == 200
+    assert asked == ["/start"]
+
+
+async def test_raw_bodies_go_out_as_they_are() -> None:
+    async def handle(request: Request) -> Response:
+        return Response(200, b"a 1\n", {"Content-Type": "text/plain"})
+
+    async with serving(handle) as connect:
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        status, headers, body = await answer(reader)
+        assert (status, headers["content-type"], body) == (200, "text/plain", b"a 1\n")
 
 
 async def test_a_slow_answer_holds_nobody_else_up_and_closing_lets_it_out() -> None:

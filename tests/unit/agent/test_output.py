@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastipod_agent.settings import parse_filters
+from elastipod_agent.workers.log_file import FilteredCopy, LogFile
 from elastipod_agent.workers.output import TAIL_BYTES, OutputPump, Stream
+from elastipod_agent.workers.outputs import WholeLines
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def test_a_progress_bar_that_never_ends_its_line_is_shown_in_pieces() -> None:
 def test_a_stream_goes_to_the_console_and_to_a_file(pump: OutputPump, tmp_path: Path) -> None:
     source, sink = os.pipe()
     shown_r, shown_w = os.pipe()
-    stream = Stream(source, b"[a0]:", shown_w, open(tmp_path / "log", "wb", buffering=0))  # noqa: SIM115 the stream closes it
+    stream = Stream(source, b"[a0]:", shown_w, LogFile(tmp_path / "log"))
     pump.add(stream)
     os.write(sink, b"one\ntwo\nthr")
     pump.catch_up([stream]).result(5)
@@ -98,3 +101,83 @@ def test_closing_carries_what_is_there_although_writers_live() -> None:
     assert stream.tail == b"last words"
     file.close()
     os.close(sink)
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_taps_get_whole_lines_whatever_the_chunks(chunks: list[bytes]) -> None:
+    given_lines: list[bytes] = []
+    lines = WholeLines(given_lines.append)
+    for chunk in [*chunks, b"\n"]:
+        lines.take(chunk)
+    assert b"".join(given_lines) == b"".join(chunks) + b"\n"
+    assert all(part.endswith((b"\n", b"\r")) for part in given_lines)
+
+
+def test_taps_get_a_line_without_end_in_pieces() -> None:
+    given_lines: list[bytes] = []
+    lines = WholeLines(given_lines.append)
+    for _ in range(100):
+        lines.take(b"x" * 1000)
+    assert sum(map(len, given_lines)) > 90_000
+
+
+def test_a_tap_hears_the_unfinished_last_line_too() -> None:
+    given_lines: list[bytes] = []
+    stream = Stream(-1, b"", None, tap=WholeLines(given_lines.append).take)
+    stream.take(b"one\ntwo")
+    stream.finish()
+    assert given_lines == [b"one\n", b"two\n"]
+
+
+def test_a_full_disk_is_told_once_and_costs_the_console_nothing() -> None:
+    stream = Stream(-1, b">", 1, LogFile(Path("/dev/full")))
+    assert stream.take(b"one\n") + stream.take(b"two\n") + stream.finish() == b">one\n>two\n"
+    assert stream.troubles == ["/dev/full lacks lines from now on: No space left on device"]
+
+
+def test_filtered_copies_of_several_streams_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "filtered_stdout.log"
+    copies = [FilteredCopy(LogFile(path, is_new=False), ["loss", "größe"]) for _ in range(2)]
+    first, second = (Stream(-1, b"[%d]:" % rank, 1, filtered=copies[rank]) for rank in range(2))
+    first.take(b"loss 1\nnoise\nlo")
+    second.take("größe 2\n".encode())
+    first.take(b"ss 3\nrest of loss")
+    first.finish()
+    second.finish()
+    assert path.read_text("utf-8") == "[0]:loss 1\n[1]:größe 2\n[0]:loss 3\n[0]:rest of loss\n"
+
+
+def test_a_line_of_the_agents_own_comes_after_what_was_printed_before_it(capfd: pytest.CaptureFixture[str]) -> None:
+    pump = OutputPump()
+    pump.start()
+    source, sink = os.pipe()
+    pump.add(Stream(source, b">", 2))
+    for number in range(50):
+        os.write(sink, b"worker %d\n" % number)
+        pump.say(f"agent {number}")
+    os.close(sink)
+    pump.close()
+    expected = [line for number in range(50) for line in (f">worker {number}", f"agent {number}")]
+    said = capfd.readouterr().err.splitlines()
+    assert sorted(said) == sorted(expected)
+    assert all(said.index(f">worker {n}") < said.index(f"agent {n}") for n in range(50))
+
+
+def test_every_byte_of_a_writer_at_full_speed_is_read(pump: OutputPump) -> None:
+    source, sink = os.pipe()
+    stream = Stream(source, b"", None)
+    pump.add(stream)
+    data = b"x" * 99 + b"\n"
+    for _ in range(300):
+        os.write(sink, data * 1000)
+    os.close(sink)
+    pump.catch_up([stream]).result(5)
+    assert pump.bytes_read == 30_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "filters"),
+    [("", ()), ("apple", ("apple",)), ("apple,orange", ("apple", "orange")), ("a,,b,c", ("a,b", "c")), (",x,", ("x",))],
+)
+def test_filters_are_written_as_torchrun_has_them(text: str, filters: tuple[str, ...]) -> None:
+    assert parse_filters(text) == filters

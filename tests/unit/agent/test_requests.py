@@ -55,9 +55,10 @@ def test_optional_fields_may_be_null_or_missing() -> None:
         pytest.param({"master_addr": ""}, "master_addr", "non-empty", id="empty master"),
         pytest.param({"master_port": 70000}, "master_port", "must be between 1 and 65535", id="port"),
         pytest.param({"master_port": []}, "master_port", "not a list", id="port as list"),
-        pytest.param({"rankIps": [1]}, "rankIps[0]", "must be an object", id="rank addresses"),
+        pytest.param({"rankIps": [1]}, "rankIps.0", "must be an object", id="rank addresses"),
         pytest.param({"progress": 5}, "progress", "must be an object", id="progress"),
-        pytest.param({"spare": "yes"}, "spare", "must be true or false", id="spare"),
+        pytest.param({"spare": "perhaps"}, "spare", "must be true or false, not a string", id="spare"),
+        pytest.param({"spare": 1.5}, "spare", "must be true or false, not a number", id="half a spare"),
         pytest.param({"generation": 0}, "generation", "must be between 1", id="generation 0"),
         pytest.param({"log_monitoring_configuration": {}}, "log_monitoring_configuration", "list of rules", id="rules"),
     ],
@@ -84,13 +85,42 @@ def test_stop() -> None:
     stop = parse_stop({"restart_mode": "ipr", "is_graceful": True, "timeout": 600, "generation": 3})
     assert (stop.is_graceful, stop.timeout_s, stop.generation) == (True, 600.0, 3)
     for body, field in (
-        ({"timeout": -1}, "timeout"),
+        ({"timeout": []}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"timeout": "nan"}, "timeout"),
         ({"timeout": "x"}, "timeout"),
         ({"is_graceful": "x"}, "is_graceful"),
+        ({"is_graceful": 2}, "is_graceful"),
     ):
         with pytest.raises(BadBody) as caught:
             parse_stop(body)
         assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("True", True), ("yes", True), ("1", True), (1, True), (1.0, True), ("no", False), ("off", False)],
+)
+def test_booleans_are_taken_in_the_spellings_of_other_clients(text: object, value: bool) -> None:
+    assert parse_stop({"is_graceful": text}).is_graceful is value
+    assert parse_start(BODY | {"spare": text}).is_spare is value
+
+
+def test_any_number_but_0_makes_a_spare() -> None:
+    assert [parse_start(BODY | {"spare": number}).is_spare for number in (-1, 0, 2)] == [True, False, True]
+
+
+@pytest.mark.parametrize(("text", "rank"), [("1", 1), (" 1 ", 1), ("+1", 1), (1.0, 1)])
+def test_numbers_are_taken_in_the_spellings_of_other_clients(text: object, rank: int) -> None:
+    assert parse_start(BODY | {"rank": text}).rank == rank
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"),
+    [(-1, 0.0), (0, 0.0), ("90", 90.0), (1.5, 1.5), (10**12, 604800.0), (10**400, 604800.0), ("1e400", 604800.0)],
+)
+def test_no_length_of_time_keeps_a_stop_from_being_one(timeout: object, seconds: float) -> None:
+    assert parse_stop({"is_graceful": True, "timeout": timeout}).timeout_s == seconds
 
 
 json_values = st.recursive(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastipod_agent.arguments import parse
+from elastipod_agent.core.numa import Topology
 from elastipod_agent.main import foreign_agent
 from elastipod_agent.settings import BadUsage, Script, Settings, missing_script, parse_streams, read_settings
 
@@ -67,7 +68,9 @@ def test_warnings_name_what_changes_nothing() -> None:
     line = parse(["--rdzv-backend=c10d", "--node-rank=1", "--master-port=5", "t.py"], {})
     _, warnings = read_settings(line, {})
     assert warnings[0].startswith("--rdzv-backend=c10d is not used")
-    assert warnings[1] == "--master-port, --node-rank change nothing inside a pod"
+    assert warnings[1] == (
+        "--node-rank, --master-port change nothing inside a pod: ranks, world size and master come from the operator"
+    )
     assert read_settings(parse(["--rdzv-backend=hyperpod", "t.py"], {}), {})[1] == []
 
 
@@ -103,7 +106,16 @@ def test_scripts_run_by_what_they_are(tmp_path: Path) -> None:
     assert Script(str(script), ("a",)).command() == ["/bin/sh", str(script), "a"]
     script.chmod(0o755)
     assert Script(str(script), ("a",)).command() == [str(script), "a"]
-    assert Script("x.py", ()).command() == [sys.executable, "x.py"]
+    python = tmp_path / "x.py"
+    python.touch()
+    assert Script(str(python), ()).command() == [sys.executable, str(python)]
+
+
+def test_a_script_that_is_none_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Script(str(tmp_path / "missing.sh"), ()).command()
+    with pytest.raises(IsADirectoryError):
+        Script(str(tmp_path), ()).command()
 
 
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
@@ -119,6 +131,25 @@ def test_the_original_agent_beside_us_is_found(tmp_path: Path) -> None:
     record = tmp_path / "hyperpod_elastic_agent-1.1.3.dist-info"
     record.mkdir()
     assert foreign_agent(["/nowhere", str(tmp_path)]) == str(record)
+
+
+def test_each_worker_may_see_one_device_alone() -> None:
+    devices = read("--virtual-local-rank", "--nproc=2", "t.py", CUDA_VISIBLE_DEVICES="4,5").layout.own_devices
+    assert devices == ({"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "5"})
+    assert read("t.py").layout.own_devices == ()
+    with pytest.raises(BadUsage, match="but CUDA_VISIBLE_DEVICES names 1"):
+        read("--virtual-local-rank", "--nproc=2", "t.py", CUDA_VISIBLE_DEVICES="4")
+
+
+def test_where_cpus_cannot_be_bound_a_warning_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_topology(environ: object) -> Topology:
+        return Topology(device_nodes=(0,), node_cpus={0: frozenset({0, 1})}, sockets={}, cores={}, caches={})
+
+    monkeypatch.setattr("elastipod_agent.settings.read_topology", read_topology)
+    assert read("--numa-binding=node", "t.py").cpus == (frozenset({0, 1}),)
+    settings, warnings = read_settings(parse(["--numa-binding=node", "--nproc=2", "t.py"], {}), {})
+    assert settings.cpus == ()
+    assert warnings == ["--numa-binding=node is not applied: there is no device 1 for local rank 1"]
 
 
 def test_files_without_a_log_directory_get_one_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod_agent.core.requests import Start
-from elastipod_agent.core.worker_env import Layout, worker_env
+from elastipod_agent.core.worker_env import VOLATILE, Layout, steady_env, worker_env
 
 START = Start(rank=1, nnodes=3, fault_count=6, master_addr="10.0.0.9", master_port=10070, generation=7)
 LAYOUT = Layout(nproc=2, run_id="ns/job", role="default", max_restarts=3)
@@ -77,3 +77,18 @@ def test_global_ranks_cover_the_world_once(nnodes: int, nproc: int) -> None:
         for local in range(nproc)
     ]
     assert ranks == list(range(nnodes * nproc))
+
+
+@given(
+    rank=st.integers(0, 7),
+    local_rank=st.integers(0, 1),
+    base=st.dictionaries(
+        st.sampled_from(["PATH", "OMP_NUM_THREADS", "RANK", "NNODES", "ELASTIPOD_PROGRESS"]), st.text()
+    ),
+)
+def test_all_workers_of_all_generations_share_the_steady_part(rank: int, local_rank: int, base: dict[str, str]) -> None:
+    start = Start(rank=rank, nnodes=8, fault_count=rank, master_addr="m", master_port=1, generation=rank + 1)
+    env = env_of(local_rank, start, **base)
+    steady = steady_env(base, LAYOUT)
+    assert steady.items() <= env.items()
+    assert set(env) - set(steady) <= VOLATILE

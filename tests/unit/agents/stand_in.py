@@ -23,6 +23,8 @@ class StandIn:
         self.status: dict[str, Any] = {"status": "ready", "protocol": 1, "version": 1, "generation": 0}
         self.polls: list[dict[str, str]] = []
         self.posts: list[tuple[str, Any]] = []
+        self.shown: list[str | None] = []
+        self.token = ""
         self.post_code = 200
         self.respond: Handler | None = None
         self.closing = False
@@ -35,8 +37,14 @@ class StandIn:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def _knows(self, request: web.Request) -> bool:
+        self.shown.append(request.headers.get("Authorization"))
+        return not self.token or self.shown[-1] == f"Bearer {self.token}"
+
     async def get(self, request: web.Request) -> web.StreamResponse:
         self.polls.append(dict(request.query))
+        if not self._knows(request):
+            return web.json_response({"detail": "who are you?"}, status=401)
         if self.respond is not None:
             return await self.respond(request)
         if request.query.get("after") == str(self.status.get("version")) and not self.closing:
@@ -46,6 +54,8 @@ class StandIn:
         return web.json_response(self.status)
 
     async def post(self, request: web.Request) -> web.StreamResponse:
+        if not self._knows(request):
+            return web.json_response({"detail": "who are you?"}, status=401)
         self.posts.append((request.path, await request.json() if request.can_read_body else None))
         return web.json_response(self.status, status=self.post_code)
 

@@ -138,3 +138,18 @@ def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) ->
         assert len(str(refusal)) < 400  # noqa: PT017  # either outcome is right
         return
     assert answer.fact.state in set(AgentState)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_spare"),
+    [
+        pytest.param({**OURS, "spare": "True"}, True, id="told so"),
+        pytest.param({**OURS, "spare": "False"}, False, id="told otherwise"),
+        pytest.param(OURS, False, id="not told"),
+        pytest.param(
+            {"status": "ready", "spare": "True"}, False, id="an agent of another make means workers that wait"
+        ),
+    ],
+)
+def test_a_spare_says_that_it_is_one(body: dict[str, Any], is_spare: bool) -> None:
+    assert read(body, AgentFact(), NOW).fact.is_spare is is_spare

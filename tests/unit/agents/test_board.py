@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -61,12 +62,15 @@ async def test_a_change_arrives_at_once_and_wakes_the_job(board: Board, agent: S
     assert agent.polls[1] == {"after": "1", "wait": f"{board_module.LONG_POLL_S:g}"}
 
 
-async def test_progress_alone_wakes_nobody(board: Board, agent: StandIn, wakes: Wakes) -> None:
+async def test_progress_after_the_first_step_wakes_nobody(board: Board, agent: StandIn, wakes: Wakes) -> None:
     board.watch(POD, agent.address)
     await until(lambda: len(agent.polls) == 2)
     agent.say(worker={"step": 12})
     await until(lambda: board.fact(POD).step == 12)
-    assert wakes == [JOB]
+    assert wakes == [JOB, JOB]
+    agent.say(worker={"step": 13})
+    await until(lambda: board.fact(POD).step == 13)
+    assert wakes == [JOB, JOB]
 
 
 async def test_an_agent_of_another_make_is_polled(
@@ -204,6 +208,35 @@ async def test_the_newest_checkpoint_of_all_agents_is_handed_on(board: Board, ag
         found = board.progress([POD, "other", "unknown"])
         board.forget("other")
     assert found == {"a": {"progressCount": 7, "data": "new"}, "b": {"progressCount": 1}, "c": "nonsense"}
+
+
+async def test_the_token_is_shown_with_every_call(board: Board, agent: StandIn) -> None:
+    agent.token = "abc"
+    board.watch(POD, replace(agent.address, token="abc"))
+    await until(lambda: state(board) is AgentState.READY and len(agent.polls) == 2)
+    assert set(agent.shown) == {"Bearer abc"}
+    assert "abc" not in repr(replace(agent.address, token="abc"))
+
+
+async def test_who_needs_no_token_is_shown_none(board: Board, agent: StandIn) -> None:
+    board.watch(POD, agent.address)
+    await until(lambda: state(board) is AgentState.READY)
+    assert agent.shown[0] is None
+
+
+async def test_an_agent_that_does_not_know_us_is_told_of_at_once_and_once(
+    board: Board, agent: StandIn, wakes: Wakes, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.token = "theirs"
+    board.watch(POD, replace(agent.address, token="ours"))
+    await until(lambda: len(agent.polls) >= 3)
+    assert board.fact(POD).denied
+    assert wakes == [JOB]
+    assert caplog.text.count("HTTP 401") == 1
+    assert "ours" not in caplog.text
+    agent.token = "ours"
+    await until(lambda: state(board) is AgentState.READY)
+    assert not board.fact(POD).denied
 
 
 async def test_after_close_nothing_is_left_running(agent: StandIn) -> None:

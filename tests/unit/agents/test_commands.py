@@ -38,6 +38,15 @@ async def test_a_command_arrives_with_its_body(commander: Commander, agent: Stan
     assert sorted(agent.posts) == [("/shutdown", None), ("/stop", {"generation": 3})]
 
 
+async def test_a_command_shows_the_token(commander: Commander, agent: StandIn) -> None:
+    agent.token = "abc"
+    (problem,) = await commander.send([stop(agent)])
+    assert "/stop was answered with HTTP 401" in problem
+    address = replace(agent.address, token="abc")
+    assert await commander.send([replace(stop(agent), address=address)]) == []
+    assert (agent.shown, len(agent.posts)) == ([None, "Bearer abc"], 1)
+
+
 async def test_a_command_that_was_taken_is_not_sent_again_while_it_works(commander: Commander, agent: StandIn) -> None:
     await commander.send([stop(agent)])
     await commander.send([stop(agent)])

@@ -131,11 +131,6 @@ def test_what_documents_print_is_read(spec: dict[str, Any]):
             {"runPolicy": {"cleanPodPolicy": "Some"}},
             "spec.runPolicy.cleanPodPolicy is \"Some\"; it must be 'All', 'Running', 'OnlyComplete' or 'None'",
         ),
-        (
-            {"runPolicy": with_rule(logPattern="(a)(b)")},
-            'spec.runPolicy.logMonitoringConfiguration[0].logPattern is "(a)(b)"; '
-            "it has 2 capture groups and may have one; write the others as (?:...)",
-        ),
         ({"elasticPolicy": []}, "spec.elasticPolicy is []; it must be a mapping"),
         (
             {"elasticPolicy": {"minReplicas": "two"}, "nprocPerNode": "tpu"},
@@ -145,6 +140,10 @@ def test_what_documents_print_is_read(spec: dict[str, Any]):
 )
 def test_explain_names_field_value_and_demand(spec: dict[str, Any], sentence: str):
     assert refusal(**spec) == sentence
+
+
+def test_the_documents_own_rule_with_two_groups_is_taken():
+    assert read(runPolicy=with_rule(logPattern=r"'training_loss_step': (\d+(\.\d+)?)"))
 
 
 def test_a_broken_regex_is_told_with_its_error():

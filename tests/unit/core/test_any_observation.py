@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests.unit.core.builders import NOW, job, observed, pid, pod, policy
 
 from elastipod_operator.core.actions import CreatePod, StartWorkers, StopWorkers
+from elastipod_operator.core.codec import decode, encode
 from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, Observed, PodFact
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record, Transition, decode, encode
+from elastipod_operator.core.record import Culprit, Gang, Kind, Offence, Record, Transition, Window
 from elastipod_operator.core.sizes import Sizes
 
 times = st.sampled_from([0, 1, 10, 20, 40, 100, 1000]).map(lambda s: NOW - timedelta(seconds=s))
@@ -35,17 +36,23 @@ nodes = st.builds(
 transitions = st.builds(
     Transition, kind=st.sampled_from([Kind.START, Kind.RESIZE, Kind.RECOVERY, Kind.SUSPEND]), cause=st.just("C"),
     message=st.just("m"), from_size=st.integers(0, 4), goal=st.integers(0, 4), began_at=times, detected_at=times,
-    deadline=times, graceful=st.booleans(), not_before=maybe_times, counted=st.booleans(),
+    deadline=times, graceful=st.booleans(), not_before=maybe_times, counted=st.booleans(), weighed=st.booleans(),
+    full=st.booleans(),
 )  # fmt: skip
 records = st.builds(
     Record, generation=st.integers(0, 4), members=st.lists(ids, unique=True, max_size=4).map(tuple),
     transition=st.none() | transitions, lost=st.lists(ids, unique=True, max_size=2).map(tuple), window_since=maybe_times,
     settled_at=maybe_times, started_at=maybe_times, incident_at=maybe_times, retries=st.integers(0, 2),
+    window=st.builds(Window, st.integers(0, 2), maybe_times, st.integers(0, 3), st.integers(0, 2)), stalled=st.integers(0, 4),
+    gang=st.none() | st.builds(Gang, times, st.integers(0, 3), st.integers(0, 3), maybe_times), grew_from=st.integers(0, 2),
+    culprits=st.lists(st.builds(Culprit, ids, st.integers(-1, 3), st.sampled_from(["", "a"])), max_size=2).map(tuple),
+    offences=st.lists(st.builds(Offence, st.sampled_from("abc"), st.integers(1, 3), times), max_size=2).map(tuple),
     outcome=st.sampled_from(["", "", "", "Completed"]),
 )  # fmt: skip
 wishes = st.builds(
     policy, sizes=st.sampled_from([Sizes((1,), 1), Sizes((2, 4), 2), Sizes((1, 2, 3), 2)]), suspend=st.booleans(),
-    max_retries=st.none() | st.integers(0, 1), fault_deadline=st.none() | st.just(timedelta(seconds=30)),
+    restarts_before_full=st.none() | st.integers(0, 1), max_full_restarts=st.none() | st.integers(0, 1),
+    max_offenders=st.integers(0, 1), max_retries=st.none() | st.integers(0, 1), fault_deadline=st.none() | st.just(timedelta(seconds=30)),
 )  # fmt: skip
 
 
@@ -91,6 +98,7 @@ def test_a_plan_comes_of_it_that_breaks_no_rule(seen: Observed) -> None:
             assert leaving or after.transition is not None, "asked for a checkpoint, but not on record"
         elif isinstance(action, CreatePod):
             assert action.pod not in {p.id for p in seen.pods}
+            assert len(action.avoids) <= wanted.max_offenders if wanted else not action.avoids
             assert not after.outcome
             assert seen.job.deleting_since is None
 
@@ -104,3 +112,5 @@ def test_an_incident_is_booked_once_however_often_it_is_looked_at(seen: Observed
         return
     again = plan(replace(seen, job=replace(seen.job, record=first.record)))
     assert (again.record.restarts, again.record.retries) == (first.record.restarts, first.record.retries)
+    if first.record.transition is not None and first.record.transition.weighed:
+        assert again.record.window == first.record.window

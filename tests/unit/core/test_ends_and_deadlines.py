@@ -35,10 +35,15 @@ RUN = [(pod(0), running()), (pod(1), running())]
 @pytest.mark.parametrize(
     ("record", "wishes", "reason"),
     [
-        pytest.param(trains(started_at=NOW - seconds(100)), policy(active_deadline=seconds(100)), "DeadlineExceeded", id="active"),
-        pytest.param(trains(started_at=NOW - seconds(99)), policy(active_deadline=seconds(100)), "", id="not yet"),
-        pytest.param(Record(transition=transition(Kind.START, began_s=60)), policy(startup_deadline=seconds(60)),
+        pytest.param(trains(), policy(active_deadline=seconds(100)), "DeadlineExceeded", id="active: since the job was accepted"),
+        pytest.param(trains(), policy(active_deadline=seconds(101)), "", id="not yet"),
+        pytest.param(trains(idle=seconds(1)), policy(active_deadline=seconds(100)), "", id="the time that it was suspended does not count"),
+        pytest.param(Record(transition=transition(Kind.START, began_s=60)), policy(startup_deadline=seconds(100)),
                      "StartupDeadlineExceeded", id="startup"),
+        pytest.param(Record(transition=transition(Kind.START, began_s=60)), policy(startup_deadline=seconds(101)),
+                     "", id="startup: not yet"),
+        pytest.param(trains(started_at=None, settled_at=None), policy(startup_deadline=seconds(100)),
+                     "StartupDeadlineExceeded", id="startup: until all run, however often the first start is tried"),
         pytest.param(trains(transition=transition(Kind.START, began_s=60), started_at=LONG_AGO), policy(startup_deadline=seconds(60)),
                      "", id="not when it ran before"),
         pytest.param(trains(transition=transition(Kind.RECOVERY), incident_at=NOW - seconds(50)), policy(fault_deadline=seconds(50)),
@@ -50,7 +55,7 @@ RUN = [(pod(0), running()), (pod(1), running())]
     ],
 )  # fmt: skip
 def test_deadlines(record: Record, wishes: Policy, reason: str) -> None:
-    todo = plan(observed(job(record, wishes), RUN))
+    todo = plan(observed(job(record, wishes, created_at=NOW - seconds(100)), RUN))
     assert todo.record.outcome_reason == reason
     assert (todo.record.outcome == "Failed") is bool(reason)
     if reason:
@@ -61,7 +66,7 @@ def test_deadlines(record: Record, wishes: Policy, reason: str) -> None:
 def test_the_next_deadline_wakes() -> None:
     todo = plan(
         observed(
-            job(trains(4, started_at=NOW), policy(active_deadline=seconds(9))), [(pod(n), running()) for n in range(4)]
+            job(trains(4), policy(active_deadline=seconds(9)), created_at=NOW), [(pod(n), running()) for n in range(4)]
         )
     )
     assert todo.wake_at == NOW + seconds(9)
@@ -98,7 +103,14 @@ def test_what_becomes_of_a_pod_at_the_end(
     assert bool(acts(todo, ShutDownAgent)) is shut
     assert bool(acts(todo, DeletePod)) is deleted
     assert not acts(todo, CreatePod)
-    assert todo.record == record
+    assert replace(todo.record, ledger=record.ledger) == record
+
+
+def test_pods_of_an_ended_job_whose_spec_cannot_be_read_any_more_are_left() -> None:
+    unreadable = replace(job(COMPLETED), policy=None, refusal="no")
+    todo = plan(observed(unreadable, [(pod(1), DONE), (ENDED, None)]))
+    assert not acts(todo, DeletePod)
+    assert len(acts(todo, ShutDownAgent)) == 1, "the accelerator is free all the same"
 
 
 @pytest.mark.parametrize(

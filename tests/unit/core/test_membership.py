@@ -23,9 +23,9 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
-from elastipod_operator.core.facts import AgentFact, Observed, PodFact, SpecShape
+from elastipod_operator.core.facts import AgentFact, Observed, PodFact, Policy, SpecShape
 from elastipod_operator.core.health import judge
-from elastipod_operator.core.membership import next_incarnation, rank_order, supply, wanted_slots
+from elastipod_operator.core.membership import Limits, newest_incarnations, rank_order, supply, wanted_slots
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.sizes import Sizes
@@ -109,13 +109,16 @@ def test_an_operator_that_just_began_wants_the_pods_that_run() -> None:
 )
 def test_an_incarnation_is_never_used_twice(record: Record, present: list[PodId], expected: int) -> None:
     view = judge(observed(job(), [(pod(identity), ready()) for identity in present]))
-    assert next_incarnation(Slot("workers", 0), record, view) == expected
+    assert newest_incarnations(record, view).get(Slot("workers", 0), -1) + 1 == expected
 
 
-def supplied(record: Record, *pods: tuple[PodFact, AgentFact | None]) -> list[Action]:
-    wishes = policy(2, 2)
+def supplied(
+    record: Record, *pods: tuple[PodFact, AgentFact | None], wishes: Policy | None = None, **limits: object
+) -> list[Action]:
+    wishes = wishes or policy(2, 2)
     seen = observed(job(record, wishes), pods)
-    return supply(wishes, record, judge(seen), NOW)[1]
+    view = judge(seen)
+    return supply(wishes, record, view, NOW, wanted_slots(wishes, record, view), Limits(**limits))[1]  # type: ignore[arg-type]
 
 
 def test_missing_pods_are_created_and_ask_for_the_size_of_the_job() -> None:
@@ -134,7 +137,7 @@ def test_nothing_is_done_when_all_are_there() -> None:
     ],
 )
 def test_who_cannot_train_any_more_gets_a_replacement(first: PodFact, mine: AgentFact | None) -> None:
-    assert CreatePod(pid(0, 1), 2) in supplied(trains(), (first, mine), (pod(1), running()))
+    assert CreatePod(pid(0, 1), 2, generation=1) in supplied(trains(), (first, mine), (pod(1), running()))
 
 
 def test_a_doomed_member_is_kept_until_all_are_parked() -> None:

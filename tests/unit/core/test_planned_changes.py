@@ -197,11 +197,13 @@ def test_a_resumed_job_wants_its_size_back_and_no_deadline_ran_meanwhile() -> No
         members=(), started_at=NOW - seconds(1000), incident_at=NOW - seconds(900),
         transition=transition(Kind.SUSPEND, began_s=600, from_size=3),
     )  # fmt: skip
-    todo = plan(observed(job(suspended, policy(active_deadline=seconds(500)))))
+    began = NOW - seconds(1000)
+    todo = plan(observed(job(suspended, policy(active_deadline=seconds(500)), created_at=began)))
     began = todo.record.transition
     assert began is not None
     assert (began.kind, began.goal, todo.record.outcome) == (Kind.START, 3, "")
-    assert todo.record.started_at == NOW - seconds(400)
+    assert todo.record.idle == seconds(600)
+    assert todo.takes_spec, "what was edited meanwhile acts from here on"
     assert todo.record.incident_at is None
     assert todo.wake_at == NOW
 

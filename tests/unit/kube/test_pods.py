@@ -13,14 +13,14 @@ from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.translate import job_fact
 
 
-def manifest(template: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+def manifest(template: dict[str, Any] | None = None, token_secret: str = "", **spec: Any) -> dict[str, Any]:
     """Give the manifest of replica 1, third incarnation."""
     wish = template if template is not None else {"spec": {"containers": [{"name": "train"}]}}
     body = job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "maxReplicas": 4, "template": wish}], **spec})
     fact = job_fact(body)
     assert fact.policy is not None, fact.refusal
     before = copy.deepcopy(body["spec"])
-    made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3)
+    made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3, token_secret)
     assert body["spec"] == before, "the job's own template is left alone"
     return made
 
@@ -36,7 +36,7 @@ def test_identity() -> None:
     assert (meta["name"], meta["namespace"]) == ("job-workers-1-2", "team")
     assert meta["labels"] == {
         "app": "x", "HPJob": "job", "elastipod.io/job-uid": "job-uid", "elastipod.io/spec": "workers",
-        "elastipod.io/ordinal": "1", "elastipod.io/incarnation": "2",
+        "elastipod.io/ordinal": "1", "elastipod.io/incarnation": "2", "elastipod.io/generation": "0",
     }  # fmt: skip
     assert [(o["kind"], o["uid"], o["controller"]) for o in meta["ownerReferences"]] == [
         ("HyperPodPyTorchJob", "job-uid", True)
@@ -69,6 +69,18 @@ def test_the_agent_may_be_in_another_container_than_the_first() -> None:
     side, train = manifest(template, elastipod={"container": "train"})["spec"]["containers"]
     assert "NNODES" in env_of(train)
     assert not env_of(side)
+
+
+def test_the_token_goes_into_the_agents_container_only_and_takes_the_place_of_the_users() -> None:
+    own = {"name": "ELASTIPOD_TOKEN", "value": "mine"}
+    template = {"spec": {"containers": [{"name": "train", "env": [own]}, {"name": "side"}]}}
+    train, side = manifest(template, "job-token")["spec"]["containers"]
+    reference = {"secretKeyRef": {"name": "job-token", "key": "token"}}
+    assert [e for e in train["env"] if e["name"] == "ELASTIPOD_TOKEN"] == [
+        {"name": "ELASTIPOD_TOKEN", "valueFrom": reference}
+    ]
+    assert "env" not in side
+    assert own in manifest(template)["spec"]["containers"][0]["env"], "without tokens it is none of our business"
 
 
 @pytest.mark.parametrize("wish", ["Always", "OnFailure", "Never", None])
@@ -122,3 +134,49 @@ def test_the_rest_of_the_template_is_taken_as_it_is() -> None:
     made = manifest(template)["spec"]
     assert made["nodeSelector"] == {"a": "b"}
     assert made["containers"][0]["resources"] == {"limits": {"cpu": 1}}
+
+
+def kept_off(affinity: dict[str, Any] | None, *nodes: str) -> dict[str, Any]:
+    """Give the pod of a template with that affinity, to be kept off some nodes."""
+    spec = {"containers": [{"name": "train"}], **({"affinity": affinity} if affinity else {})}
+    body = job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "template": {"spec": spec}}]})
+    fact = job_fact(body)
+    assert fact.policy is not None
+    before = copy.deepcopy(body["spec"])
+    made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3, generation=7, avoids=nodes)
+    assert body["spec"] == before
+    return made
+
+
+def away(*nodes: str) -> list[dict[str, Any]]:
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def test_nodes_are_avoided() -> None:
+    made = kept_off(None, "a", "b")
+    terms = made["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert terms == [{"matchFields": away("a", "b")}]
+    assert made["metadata"]["annotations"]["elastipod.io/avoids"] == "a,b"
+    assert made["metadata"]["labels"]["elastipod.io/generation"] == "7"
+
+
+def test_the_users_own_affinity_stays_and_every_alternative_avoids_them() -> None:
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]}
+    mine = {
+        "podAntiAffinity": {"x": "y"},
+        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [zone, {"matchFields": away("c")}]}, "preferred": []},
+    }
+    affinity = kept_off(mine, "a")["spec"]["affinity"]
+    assert affinity["podAntiAffinity"] == {"x": "y"}
+    assert affinity["nodeAffinity"]["preferred"] == []
+    terms = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert terms == [{**zone, "matchFields": away("a")}, {"matchFields": away("c", "a")}]
+
+
+def test_without_nodes_to_avoid_nothing_is_added() -> None:
+    made = kept_off(None)
+    assert "affinity" not in made["spec"]
+    assert "elastipod.io/avoids" not in made["metadata"]["annotations"]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import CREATED, container, job_body, node_body, pod_body
 
+from elastipod_operator.core.codec import encode
 from elastipod_operator.core.names import FINALIZER, PodId
-from elastipod_operator.core.record import Record, encode
+from elastipod_operator.core.record import Record
 from elastipod_operator.kube.translate import doom_of, job_fact, node_fact, pod_fact, tolerations_of
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
@@ -35,9 +36,26 @@ def test_a_job_is_read_with_all_that_the_core_needs() -> None:
     assert [(c.type, c.status, c.reason, c.message) for c in fact.conditions] == [("Running", True, "Training", "m")]
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"v":99}'])
+@pytest.mark.parametrize("text", ["", "{", '{"v":0}', "7", "z:nonsense"])
 def test_a_damaged_record_counts_as_lost(text: str) -> None:
-    assert job_fact(job_body(annotations={"elastipod.io/state": text})).record is None
+    fact = job_fact(job_body(annotations={"elastipod.io/state": text}))
+    assert (fact.record, fact.hands_off) == (None, "")
+
+
+def test_a_record_of_a_later_version_is_none_of_ours() -> None:
+    fact = job_fact(job_body(annotations={"elastipod.io/state": '{"v":99}'}))
+    assert fact.record is None
+    assert "version 99" in fact.hands_off
+
+
+def test_the_history_tells_of_the_newest_generation() -> None:
+    entry = (
+        '{"generation":%d,"from":0,"to":2,"kind":"start","cause":"C","at":"2026-03-01T12:00:00Z",'
+        '"detected_at":"2026-03-01T12:00:00Z","running_at":null}'
+    )
+    text = f"[{entry % 3},{entry % 12}]"
+    assert job_fact(job_body(annotations={"elastipod.io/history": text})).history_generation == 12
+    assert job_fact(job_body(annotations={"elastipod.io/history": "nonsense"})).history_generation == 0
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ class ApiServer:
         self.pods: dict[str, Body] = {}
         self.leases: dict[str, Body] = {}
         self.events: list[Body] = []
+        self.secrets: dict[str, Body] = {}
+        self.refuse_secrets: tuple[int, str] | None = None
         self.calls: list[tuple[str, str]] = []
         self.refuse_pods: tuple[int, str] | None = None
         self.before_status: Callable[[Body], None] = lambda job: None
@@ -92,6 +94,15 @@ class ApiServer:
             self.put(self.pods, {**body, "kind": "Pod", "status": {"phase": "Pending"}}), status=201
         )
 
+    async def create_secret(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name = body["metadata"]["name"]
+        if name in self.secrets:
+            return _status(409, f'secrets "{name}" already exists')
+        if self.refuse_secrets:
+            return _status(*self.refuse_secrets)
+        return web.json_response(self.put(self.secrets, body), status=201)
+
     async def delete_pod(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if self.pods.pop(name, None) is None:
@@ -130,6 +141,7 @@ async def serving(server: ApiServer) -> AsyncIterator[Api]:
             web.patch(JOBS + "/status", server.job),
             web.get(PODS, server.list_pods),
             web.post(PODS, server.create_pod),
+            web.post("/api/v1/namespaces/{namespace}/secrets", server.create_secret),
             web.delete(PODS + "/{name}", server.delete_pod),
             web.post("/api/v1/namespaces/{namespace}/events", server.event),
             web.post(LEASES, server.lease),

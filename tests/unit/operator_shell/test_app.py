@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -104,8 +105,52 @@ def test_an_operator_without_a_cluster_says_so(
     assert "neither a service account nor a kubeconfig" in caplog.text
 
 
+def test_an_install_key_that_cannot_be_used_ends_the_operator_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "key").write_text("short")
+    monkeypatch.setenv("ELASTIPOD_INSTALL_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setattr(app, "set_up_logging", lambda level: None)
+    assert app.main(["--metrics-port", "0"]) == 1
+    assert "the install key in" in caplog.text
+    assert "at least 32 bytes" in caplog.text
+
+
 def test_the_command_line_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCH_NAMESPACES", "team-a, team-b,")
     monkeypatch.setenv("POD_NAME", "operator-1")
     options = app.parse(["--metrics-port", "9"])
     assert (options.namespaces, options.metrics_port, options.pod_name) == (("team-a", "team-b"), 9, "operator-1")
+
+
+class FakePods:
+    """As much of the API as labels a pod."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.labels = error, {"hp-training-control-plane": "true"}
+
+    async def label_pod(self, namespace: str, name: str, labels: dict[str, str | None]) -> None:
+        if self.error:
+            raise self.error
+        assert (namespace, name) == ("team", "a")
+        merged = {**self.labels, **labels}
+        self.labels = {key: value for key, value in merged.items() if value is not None}
+
+
+async def test_only_the_leader_bears_the_label_by_which_people_find_it() -> None:
+    pods = FakePods()
+    mine = dataclasses.replace(OPTIONS, is_pod=True)
+    await app.mark_leader(cast(Api, pods), mine, leads=False)
+    assert pods.labels == {}
+    await app.mark_leader(cast(Api, pods), mine, leads=True)
+    assert pods.labels == {"hp-training-control-plane": "true"}
+
+
+async def test_outside_of_a_pod_nothing_is_labelled() -> None:
+    await app.mark_leader(cast(Api, FakePods(AssertionError())), OPTIONS, leads=True)
+
+
+async def test_a_label_that_cannot_be_set_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    refused = FakePods(ApiError(403, "pods is forbidden"))
+    await app.mark_leader(cast(Api, refused), dataclasses.replace(OPTIONS, is_pod=True), leads=True)
+    assert "pods is forbidden" in caplog.text

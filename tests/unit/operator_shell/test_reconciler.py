@@ -15,10 +15,13 @@ from tests.unit.operator_shell.api_server import ApiServer
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.codec import encode
 from elastipod_operator.core.facts import Observed
-from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER
+from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Record
 from elastipod_operator.kube.api import Api
+from elastipod_operator.kube.applied import pending_edits
 from elastipod_operator.kube.store import Store
 from elastipod_operator.reconciler import Reconciler
 
@@ -163,7 +166,6 @@ async def test_a_quota_is_told_and_asked_again_later(shell: Shell, monkeypatch: 
     monkeypatch.setattr(reconciler_module, "REFUSAL_FIRST_S", 0.05)
     shell.server.refuse_pods = (403, "exceeded quota: compute")
     shell.submit()
-    shell.reconciler._workers[JOB_UID].refusal_wait_s = 0.05
     await until(lambda: "exceeded quota: compute" in shell.condition("PodsReady").get("message", ""))
     shell.server.refuse_pods = None
     await settled(shell)
@@ -206,3 +208,28 @@ async def test_after_close_nothing_is_decided_any_more(shell: Shell, decisions: 
     shell.submit()
     await asyncio.sleep(0)
     assert decisions == []
+
+
+async def test_pods_are_made_from_the_templates_as_they_were_taken_up(shell: Shell, decisions: Decisions) -> None:
+    shell.submit()
+    await settled(shell)
+    assert set(pending_edits(shell.server.jobs["job"])) == set()
+    job = shell.server.jobs["job"]
+    job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]["image"] = "train:2"
+    job["metadata"]["annotations"][ANNOTATION_STATE] = encode(Record(generation=1, members=(PodId("workers", 0, 0),)))
+    shell.watch_shows(shell.server.put(shell.server.jobs, job))
+    await until(lambda: shell.condition("Warning").get("reason") == "EditsPending")
+    made = {pod["spec"]["containers"][0]["image"] for pod in shell.server.pods.values()}
+    assert made == {"train:1"}
+
+
+async def test_the_record_of_a_newer_operator_is_not_overwritten(shell: Shell) -> None:
+    newer = '{"v":99}'
+    shell.submit(annotations={ANNOTATION_STATE: newer}, finalizers=[FINALIZER])
+    shell.server.jobs["job"]["status"] = {"restartCount": 7}
+    shell.watch_shows(shell.server.put(shell.server.jobs, shell.server.jobs["job"]))
+    await until(lambda: shell.condition("Warning").get("reason") == "RecordOfNewerOperator")
+    job = shell.server.jobs["job"]
+    assert job["metadata"]["annotations"] == {ANNOTATION_STATE: newer}
+    assert job["status"]["restartCount"] == 7, "the status is the one that the newer operator wrote"
+    assert shell.server.pods == {}

@@ -1,0 +1,128 @@
+"""Calls from a worker to its agent: a few connections, made when they are needed and mended when they break."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from elastipod.ipc_wire import MAX_ANSWER_BYTES, MAX_CALL_BYTES, PROTOCOL, SOCKET_ENV, BadLine, decode, encode
+
+_PATIENCE_S = 10.0  # for an agent that cannot be reached
+_ANSWER_S = 30.0  # for an answer, beyond the wait that the call asks for
+_TRY_AGAIN_S = 0.05
+_CHUNK = 64 * 1024
+_KEPT = 4
+
+
+class HyperPodIPCException(RuntimeError):
+    """A call to the agent had no result: time is up, the agent is gone, or it refused. The text is one sentence."""
+
+
+class Connections:
+    """Connections to one agent. Each serves one call at a time, so threads that call at once get one each.
+
+    No lock is held anywhere (a list's pop and append are whole), so a fork at any moment leaves the child a usable object.
+    """
+
+    def __init__(self, path: str, local_rank: int) -> None:
+        self._path = path
+        self._local_rank = local_rank
+        self._idle: list[socket.socket] = []
+        self._pid = os.getpid()
+
+    @classmethod
+    def from_env(cls) -> Connections:
+        """Find the agent of this pod. Raises ValueError outside a pod that hyperpodrun started."""
+        path = os.environ.get(SOCKET_ENV)
+        if not path:
+            raise ValueError(f"{SOCKET_ENV} is not set: start the script with hyperpodrun in a pod")
+        local_rank = os.environ.get("ELASTIPOD_LOCAL_RANK") or os.environ.get("LOCAL_RANK") or "0"
+        return cls(path, int(local_rank))
+
+    def call(self, name: str, *, wait_s: float | None = None, **fields: Any) -> dict[str, Any]:
+        """Make a call and give its answer. Calls may be repeated, so a broken connection is mended and asked again.
+
+        wait_s: how long the agent may hold the answer back. Raises HyperPodIPCException.
+        """
+        message = {"v": PROTOCOL, "call": name, "local_rank": self._local_rank, **fields}
+        if wait_s is not None:
+            message["wait_s"] = wait_s
+        try:
+            line = encode(message)
+        except BadLine as error:
+            raise HyperPodIPCException(f"{name}: {error}") from error
+        if len(line) > MAX_CALL_BYTES:
+            raise HyperPodIPCException(
+                f"{name}: the message has {len(line)} bytes, and the agent takes at most {MAX_CALL_BYTES}"
+            )
+        answer = self._ask(line, _ANSWER_S + (wait_s or 0.0))
+        if "error" in answer:
+            raise HyperPodIPCException(f"{name}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """Close the connections that no call uses."""
+        idle, self._idle = self._idle, []
+        for one in idle:
+            one.close()
+
+    def _ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            connection: socket.socket | None = None
+            try:
+                connection = self._take()
+                connection.settimeout(timeout_s)
+                connection.sendall(line)
+                answer = _read_answer(connection)
+            except (OSError, BadLine) as error:
+                if connection is not None:
+                    connection.close()
+                if time.monotonic() >= deadline or isinstance(error, TimeoutError):
+                    raise HyperPodIPCException(f"the agent at {self._path} does not answer: {error}") from error
+                time.sleep(_TRY_AGAIN_S)
+            except BaseException:  # an exception raised into this thread: half a call must not be met by the next one
+                if connection is not None:
+                    connection.close()
+                raise
+            else:
+                self._give_back(connection)
+                return answer
+
+    def _take(self) -> socket.socket:
+        if self._pid != os.getpid():  # a forked child leaves its parent's connections alone
+            self._pid, self._idle = os.getpid(), []
+        with suppress(IndexError):
+            return self._idle.pop()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_PATIENCE_S)
+            connection.connect(self._path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _give_back(self, connection: socket.socket) -> None:
+        if len(self._idle) < _KEPT and self._pid == os.getpid():
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+def _read_answer(connection: socket.socket) -> dict[str, Any]:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        chunk = connection.recv(_CHUNK)
+        if not chunk:
+            raise ConnectionResetError("it closed the connection")
+        chunks.append(chunk)
+        size += len(chunk)
+        if chunk.endswith(b"\n"):  # one answer per call: nothing follows the end of its line
+            return decode(b"".join(chunks))
+        if size > MAX_ANSWER_BYTES:
+            raise BadLine(f"its answer has more than {MAX_ANSWER_BYTES} bytes")

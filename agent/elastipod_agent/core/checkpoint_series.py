@@ -1,0 +1,91 @@
+"""Which checkpoint is the newest complete one, of each series that the ranks of this pod report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_SERIES = 64
+_MAX_PENDING = 16  # incomplete steps per series; a rank that died leaves its step incomplete for ever
+
+
+@dataclass(slots=True)
+class _Pending:
+    ranks: dict[str, set[int]] = field(default_factory=dict)
+    path: str | None = None
+
+
+@dataclass(slots=True)
+class _Series:
+    expected: dict[str, int] = field(default_factory=dict)
+    pending: dict[int, _Pending] = field(default_factory=dict)
+    complete: tuple[int, str | None] | None = None
+
+
+class CheckpointSeries:
+    """Collects reports. A step is complete when every part (model, data) was reported by as many ranks as expected."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Series] = {}
+
+    def begin_run(self, progress: Mapping[str, Any]) -> None:
+        """Take what a start says the whole job resumes from; half-reported steps belong to the past."""
+        for series in self._series.values():
+            series.pending.clear()
+        for prefix, entry in progress.items():
+            known, named = _entry(entry), self._of(prefix)
+            if known is not None and named is not None:
+                named.complete = known
+
+    def expect(self, prefix: str, expected: Mapping[str, int]) -> None:
+        """Set how many ranks report each part of a series. Raises ValueError, in one sentence, for one too many."""
+        series = self._of(prefix)
+        if series is None:
+            raise ValueError(f"{prefix!r} is one series more than the {MAX_SERIES} that an agent follows")
+        series.expected = {kind: count for kind, count in expected.items() if count > 0}
+
+    def report(self, prefix: str, step: int, path: str | None, kind: str, local_rank: int) -> None:
+        """Note that a rank has written its part. Raises ValueError for a series too many."""
+        series = self._of(prefix)
+        if series is None:
+            raise ValueError(f"{prefix!r} is one series more than the {MAX_SERIES} that an agent follows")
+        if series.complete is not None and step <= series.complete[0]:
+            return
+        pending = series.pending.setdefault(step, _Pending())
+        pending.ranks.setdefault(kind, set()).add(local_rank)
+        pending.path = path or pending.path
+        if series.expected and all(
+            len(pending.ranks.get(kind, ())) >= count for kind, count in series.expected.items()
+        ):
+            series.complete = (step, pending.path)
+            series.pending = {later: one for later, one in series.pending.items() if later > step}
+        while len(series.pending) > _MAX_PENDING:
+            del series.pending[min(series.pending)]
+
+    def latest(self, prefix: str) -> str | None:
+        """Give the path of the newest complete checkpoint of a series, None when none is known."""
+        series = self._series.get(prefix)
+        return None if series is None or series.complete is None else series.complete[1]
+
+    def progress(self) -> dict[str, Any]:
+        """Give it as it stands in /status: {prefix: {progressData: path, progressCount: step}}."""
+        return {
+            prefix: {"progressData": series.complete[1], "progressCount": series.complete[0]}
+            for prefix, series in self._series.items()
+            if series.complete is not None
+        }
+
+    def _of(self, prefix: str) -> _Series | None:
+        if prefix not in self._series and len(self._series) >= MAX_SERIES:
+            return None
+        return self._series.setdefault(prefix, _Series())
+
+
+def _entry(entry: object) -> tuple[int, str | None] | None:
+    if not isinstance(entry, Mapping):
+        return None
+    step, path = entry.get("progressCount"), entry.get("progressData")
+    if isinstance(step, bool) or not isinstance(step, int) or not (path is None or isinstance(path, str)):
+        return None
+    return step, path

@@ -1,0 +1,136 @@
+"""Silent hangs: which workers that report steps have made none for too long. Decides from samples; reads no clock.
+
+A worker's silence is counted from look to look, and one look never counts for more than twice the time between two. So
+neither an agent that was itself frozen, nor a whole pod that was, nor a clock that was set takes anybody for hung.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+FLOOR_S = 600.0
+FACTOR = 10.0
+_SHARE = 0.5  # of the limit: who has been silent that long is named too
+_MIN_REPORTS = 5  # first steps compile, load and warm up; they say nothing about the usual time
+_WINDOW = 64
+_LONGEST_LOOK_S = 5.0
+_SHORTEST_LOOK_S = 0.05
+_LOOKS_PER_LIMIT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one living worker had reported at a look. num_reports: so far in this generation; time: Unix, its own clock."""
+
+    local_rank: int
+    num_reports: int
+    step: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A worker that hangs: the step it stands at, since when (Unix), and for how long as counted here."""
+
+    local_rank: int
+    step: int
+    since: float
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """The verdict. limit_s: what was passed; step_s: usual time of a step, None when unknown.
+
+    silent: who passed the limit, and who is well on the way: of workers that wait for each other one is the first.
+    """
+
+    silent: tuple[Silent, ...]
+    limit_s: float
+    step_s: float | None
+
+
+@dataclass(slots=True)
+class _Pace:
+    """What is known of one worker: its last report, how long it has been silent, and the pace of what came before."""
+
+    last: Sample
+    silent_s: float = 0.0
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+
+class HangDetector:
+    """Judges the workers of one pod and one generation. Feed it one look after the other.
+
+    timeout_s: the silence that is a hang; None: FACTOR times the usual time between a worker's reports of new steps, at
+    least FLOOR_S, and only for workers that have made a handful of reports.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._paces: dict[int, _Pace] = {}
+        self._looked_at: float | None = None
+
+    @property
+    def look_s(self) -> float:
+        """Seconds from one look to the next."""
+        limit_s = FLOOR_S if self._timeout_s is None else self._timeout_s
+        return min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, limit_s / _LOOKS_PER_LIMIT))
+
+    def look(self, now: float, samples: Iterable[Sample], *, is_ending: bool = False) -> Hang | None:
+        """Take in what the living workers say at this time (monotonic seconds); give the hang, if there is one.
+
+        Workers without a report are left out of ``samples``. is_ending: a drain or a stop is under way, so nobody is
+        expected to make steps.
+        """
+        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2 * self.look_s)
+        self._looked_at = now
+        present = {sample.local_rank: sample for sample in samples}
+        self._paces = {rank: pace for rank, pace in self._paces.items() if rank in present}
+        for sample in present.values():
+            self._note(sample, passed_s)
+        if is_ending:
+            return None
+        limits = {rank: limit_s for rank, pace in self._paces.items() if (limit_s := self._limit_s(pace)) is not None}
+        passed = [limit_s for rank, limit_s in limits.items() if self._paces[rank].silent_s >= limit_s]
+        return self._verdict(limits, min(passed)) if passed else None
+
+    def _note(self, sample: Sample, passed_s: float) -> None:
+        pace = self._paces.get(sample.local_rank)
+        if pace is None:
+            self._paces[sample.local_rank] = _Pace(sample)
+            return
+        before, pace.last = pace.last, sample
+        if sample.num_reports == before.num_reports:
+            pace.silent_s += passed_s
+            return
+        pace.silent_s = 0.0
+        steps, gap_s = sample.step - before.step, sample.time - before.time
+        if steps > 0 and gap_s > 0:
+            pace.steps_s.append(gap_s / steps)
+            pace.gaps_s.append(gap_s)
+
+    def _limit_s(self, pace: _Pace) -> float | None:
+        """Give the silence that is a hang for this worker, None while that cannot be said."""
+        if self._timeout_s is not None:
+            return self._timeout_s
+        if pace.last.num_reports < _MIN_REPORTS:
+            return None
+        return max(FLOOR_S, FACTOR * median(pace.gaps_s)) if pace.gaps_s else FLOOR_S
+
+    def _verdict(self, limits: Mapping[int, float], limit_s: float) -> Hang:
+        paces = [self._paces[rank] for rank in sorted(limits)]
+        steps_s = [step_s for pace in self._paces.values() for step_s in pace.steps_s]
+        return Hang(
+            silent=tuple(
+                Silent(pace.last.local_rank, pace.last.step, pace.last.time, pace.silent_s)
+                for pace in paces
+                if pace.silent_s >= _SHARE * limits[pace.last.local_rank]
+            ),
+            limit_s=limit_s,
+            step_s=median(steps_s) if steps_s else None,
+        )

@@ -1,0 +1,110 @@
+"""What a hang's fault says: who stands where since when, then what they are doing, the most telling part first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import takewhile
+
+from elastipod_agent.core.hang import Hang, Silent
+
+_MAX_FRAMES = 12
+_PATH_PARTS = 3
+_BORN_FROM = "/elastipod_agent/warm/"  # the outermost frames of a worker that was forked: no news to anybody
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\S+) in (?P<name>.*)$')
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What is known of one living worker. stacks: as the interpreter writes them, "" when there are none; facts: instead."""
+
+    global_rank: int
+    stacks: str = ""
+    facts: str = ""
+
+
+def hang_message(hang: Hang, global_ranks: Mapping[int, int], accounts: Sequence[Account]) -> str:
+    """Give the whole message; to be cut at its end where room is short. global_ranks: by local rank."""
+    steps = {global_ranks[one.local_rank]: one.step for one in hang.silent}
+    parts = [_headline(hang, global_ranks)]
+    alike: dict[str, list[int]] = {}
+    for account in accounts:
+        alike.setdefault(_doing(account), []).append(account.global_rank)
+
+    def how_telling(ranks: list[int]) -> tuple[bool, int, int, int]:
+        """Who reports comes first; then who is behind, then who differs from most."""
+        stands_at = [steps[rank] for rank in ranks if rank in steps]
+        return (not stands_at, min(stands_at, default=0), len(ranks), ranks[0])
+
+    for doing, ranks in sorted(alike.items(), key=lambda item: how_telling(item[1])):
+        parts.append(f"{say_ranks(ranks)} {doing}")
+    return "\n".join(parts)
+
+
+def cut(text: str, limit: int) -> str:
+    """Keep the beginning of a text, in at most this many bytes of UTF-8."""
+    data = text.encode("utf-8", "replace")
+    return text if len(data) <= limit else data[: limit - 4].decode("utf-8", "ignore") + "\n..."
+
+
+def say_ranks(ranks: Iterable[int]) -> str:
+    """Say "rank 3" or "ranks 0-6,9"."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank{'s' if not text.isdecimal() else ''} {text}"
+
+
+def main_thread(stacks: str, limit: int = _MAX_FRAMES) -> list[str]:
+    """Give the main thread's innermost frames, one short line each; it is the last that the interpreter writes."""
+    last = _THREAD.split(stacks)[-1].splitlines()[1:]
+    frames = [
+        _short_frame(line) for line in takewhile(lambda line: _BORN_FROM not in line, last) if line.startswith("  ")
+    ]
+    return frames if len(frames) <= limit else [*frames[:limit], f"  ... {len(frames) - limit} outer frames"]
+
+
+def _headline(hang: Hang, global_ranks: Mapping[int, int]) -> str:
+    longest_s = max(one.silent_s for one in hang.silent)
+    usual = "" if hang.step_s is None else f"; a step usually takes {_seconds(hang.step_s)}"
+    by_step: dict[int, list[Silent]] = {}
+    for one in hang.silent:
+        by_step.setdefault(one.step, []).append(one)
+    stands = [
+        f"{say_ranks(global_ranks[one.local_rank] for one in group)} stand{'s' if len(group) == 1 else ''} at step {step} "
+        f"since {_utc(min(one.since for one in group))}"
+        for step, group in sorted(by_step.items())
+    ]
+    return f"no step for {_seconds(longest_s)} (limit {_seconds(hang.limit_s)}{usual}): {'; '.join(stands)}"
+
+
+def _doing(account: Account) -> str:
+    if not account.stacks:
+        return account.facts
+    frames = main_thread(account.stacks)
+    others = max(0, len(_THREAD.findall(account.stacks)) - 1)
+    more = f" ({others} more thread{'s' if others > 1 else ''} in the log)" if others else ""
+    return "\n".join([f"in the main thread, innermost call first{more}:", *frames])
+
+
+def _short_frame(line: str) -> str:
+    found = _FRAME.match(line)
+    if found is None:
+        return line
+    path = "/".join(found["path"].split("/")[-_PATH_PARTS:])
+    return f"  {found['name']} ({path}:{found['line']})"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def _utc(time: float) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

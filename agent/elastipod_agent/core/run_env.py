@@ -1,0 +1,44 @@
+"""What a rank that lives over several runs is told about each of them, instead of by its process's environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from elastipod_agent.core.requests import Start, Update
+from elastipod_agent.core.worker_env import Layout
+
+UNSTARTED = Start(rank=-1, nnodes=1, fault_count=0, master_addr="", master_port=-1)
+"""What the environment of a process is made from that starts before its pod has a rank: no number in it can be used."""
+
+
+def run_env(update: Update, progress: Mapping[str, Any], layout: Layout, local_rank: int) -> dict[str, str]:
+    """Give the variables of one local rank for one run, for it to put over its environment."""
+    rank = update.rank * layout.nproc + local_rank
+    world_size = update.nnodes * layout.nproc
+    generation = update.fault_count + 1 if update.generation is None else update.generation
+    env = {
+        "RANK": str(rank),
+        "GROUP_RANK": str(update.rank),
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "GROUP_WORLD_SIZE": str(update.nnodes),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": update.master_addr,
+        "MASTER_PORT": str(update.master_port),
+        "JOB_RESTART_COUNT": str(update.fault_count),
+        "TORCHELASTIC_RESTART_COUNT": str(update.fault_count),
+        "SPARE": str(update.is_spare),
+        "NNODES": str(update.nnodes),
+        "ELASTIPOD_GENERATION": str(generation),
+    }
+    if progress:
+        env["ELASTIPOD_PROGRESS"] = json.dumps(progress, separators=(",", ":"))
+    return env
+
+
+def before_rank(last: Start | None, nnodes: int) -> Start:
+    """Give what the environment of a new process is made from while its next rank is not known."""
+    return replace(UNSTARTED, nnodes=max(1, nnodes)) if last is None else last

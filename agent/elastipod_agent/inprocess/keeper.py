@@ -1,0 +1,296 @@
+"""Keeps one process per local rank at the barrier between runs, whatever happens to processes meanwhile.
+
+One loop, fed by levels: it looks where every rank is, asks `core.inprocess.gather` what is missing, does it, and looks
+again at the next exit, call or deadline. During a run it only stands by; the run itself watches its workers then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from elastipod_agent.core.exits import describe_status
+from elastipod_agent.core.inprocess import Orders, Place, Rank, gather
+from elastipod_agent.core.requests import Start
+from elastipod_agent.core.run_env import before_rank
+from elastipod_agent.core.worker_env import pod_env
+from elastipod_agent.generation import Fault, failure_of, nobodys_failure
+from elastipod_agent.ipc.exchange import Exchange
+from elastipod_agent.log import EventLog
+from elastipod_agent.scripts import ScriptRunner, failed_script
+from elastipod_agent.settings import Settings, missing_script
+from elastipod_agent.workers.failure import describe_error, shorten
+from elastipod_agent.workers.group import Worker, WorkerGroup
+from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.reaper import Reaper
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is remembered of one local rank's processes. noted: the last one whose end has been looked at."""
+
+    num_failures: int = 0
+    gone_at: float = 0.0
+    noted: Worker | None = None
+    is_unwanted: bool = False
+
+
+class Keeper:
+    """The standing workers of one pod. Belongs to the event loop's thread.
+
+    on_change: called when ranks moved, ended, or were gathered. Workers are started with the last run's ranks in their
+    environment, or with none that can be used; what counts is what the barrier tells them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        root: Path,
+        environ: Mapping[str, str],
+        reaper: Reaper,
+        pump: OutputPump,
+        exchange: Exchange,
+        log: EventLog,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.tap: Callable[[bytes], None] | None = None
+        self.fault: Fault | None = None  # why gathering was given up
+        self.stuck: list[int] = []
+        self.has_kept = False  # every process has lived through the last run
+        self.is_closing = False
+        self._settings = settings
+        self._environ = environ
+        self._log = log
+        self._exchange = exchange
+        self._directory = root / "standing"
+        self._directory.mkdir(mode=0o700)
+        self._start = before_rank(None, _nnodes(environ))
+        self.group = WorkerGroup(settings, self._start, self._directory, reaper, pump, tap=self._hear)
+        self._called_off = asyncio.Event()
+        self._scripts = ScriptRunner(
+            reaper,
+            pump,
+            is_over=lambda: self.is_closing,
+            wake=self._called_off,
+            patience_s=settings.shutdown_timeout_s,
+        )
+        self._ranks = [_Record() for _ in range(settings.layout.nproc)]
+        self._is_gathering = True
+        self._is_gathered = False
+        self._last_fault: Fault | None = None
+        self._clears_data = True
+        self._deadline = 0.0
+        self._wake = asyncio.Event()
+        exchange.on_move = self._moved
+
+    @property
+    def is_gathered(self) -> bool:
+        """True when a run may be begun: every rank waits for it, or no more is tried (see `fault`)."""
+        return self._is_gathering and self._is_gathered
+
+    @property
+    def is_staffed(self) -> bool:
+        """True when every rank has a living process, at the barrier or on its way, or no more is tried."""
+        return self.fault is not None or len(self.group.living) == len(self._ranks)
+
+    def release(self, start: Start) -> None:
+        """Begin a run: from now on ranks that end are the run's affair."""
+        self._start = start
+        self._is_gathering = self._is_gathered = False
+        self.has_kept = True
+        self.group.begin_run(start)
+        self._exchange.begin_run(start, progress=start.progress, is_fresh=False)
+
+    def call_back(self, replace: frozenset[int], *, is_faulty: bool) -> None:
+        """End the run: bring all ranks back, those to be replaced with a new process. May be called again for more.
+
+        is_faulty: the ranks that are still in the run are told to leave it.
+        """
+        self._exchange.end_run(is_faulty=is_faulty)
+        self._clears_data = len(replace) == len(self._ranks)
+        for local_rank in replace:
+            self._ranks[local_rank].is_unwanted = True
+        for record in self._ranks:
+            record.num_failures = 0
+        for worker in self.group.workers:
+            if worker.child.status is not None:  # in the run, or by it
+                self._ranks[worker.local_rank].noted = worker
+                self.has_kept = False
+        self.fault = None
+        self._is_gathering, self._is_gathered = True, False
+        self._grant_time()
+        self._wake.set()
+
+    def note_exit(self) -> None:
+        """Look again; to be called at any worker's end."""
+        self._wake.set()
+        self.on_change()
+
+    async def run(self) -> None:
+        """Keep the workers until `close`, then end them all and remove what was theirs."""
+        self._grant_time()
+        try:
+            while not self.is_closing:
+                wake_at = await self._look() if self._is_gathering else None
+                await self._sleep_until(wake_at)
+            await self._end_all()
+        finally:
+            self.group.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let `run` end."""
+        self.is_closing = True
+        self.group.give_up_spawning()
+        self._called_off.set()
+        self._wake.set()
+        self.on_change()
+
+    # -- one look ------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> float | None:
+        """Do what gathering needs now; gives when to look again though nothing happens."""
+        now = self._now()
+        if self._is_gathered:  # who leaves the barrier now has all the time again
+            self._grant_time()
+        for worker in self.group.workers:
+            await self._note_end(worker, now)
+        orders = gather([self._rank(index) for index in range(len(self._ranks))], now=now, deadline=self._deadline)
+        if orders.kill:
+            await self._kill(orders)
+            return self._now()
+        if orders.spawn:
+            await self._spawn(orders.spawn)
+            return self._now()
+        if orders.is_over != self._is_gathered:
+            self._is_gathered = orders.is_over
+            self.fault = self._last_fault if orders.is_hopeless else None
+            if self.fault is not None:
+                self._log.error("workers fail before they come to the barrier", message=_first_line(self.fault))
+            self.on_change()
+        return None if self._is_gathered else orders.wake_at
+
+    def _rank(self, local_rank: int) -> Rank:
+        record = self._ranks[local_rank]
+        is_alive = any(worker.local_rank == local_rank for worker in self.group.living)
+        place = self._exchange.place(local_rank) if is_alive else Place.GONE
+        if place.is_waiting:
+            record.num_failures = 0
+        return Rank(
+            place=place,
+            num_failures=record.num_failures,
+            is_unwanted=record.is_unwanted and is_alive,
+            gone_at=record.gone_at,
+        )
+
+    async def _note_end(self, worker: Worker, now: float) -> None:
+        """Count a process that ended by itself before it came to the barrier."""
+        record = self._ranks[worker.local_rank]
+        if worker.child.status is None or record.noted is worker:
+            return
+        record.noted, record.gone_at = worker, now
+        self.has_kept = False
+        if worker.is_killed:
+            return
+        failure = replace(await failure_of(self.group, worker), global_rank=None)  # it has none between runs
+        who = f"local rank {worker.local_rank}"
+        if worker.child.status == 0:
+            said = f"{who} ended with exit code 0 before it came to hyperpod_barrier()"
+            failure = nobodys_failure(f"{said}; with --inprocess-restart the script must call it before it trains")
+        else:
+            _, newline, details = failure.message.partition("\n")
+            said = f"{who} ended with {describe_status(worker.child.status)} before it came to hyperpod_barrier()"
+            failure = replace(failure, message=shorten(said + newline + details))
+        record.num_failures += 1
+        self._last_fault = Fault("WorkerCrash", failure)
+        self._log.warning(
+            "a worker ended between runs", local_rank=worker.local_rank, message=_first_line(self._last_fault)
+        )
+
+    async def _kill(self, orders: Orders) -> None:
+        number, patience_s = self._settings.shutdown_signal, self._settings.shutdown_timeout_s
+        for local_rank in orders.late:
+            self._ranks[local_rank].num_failures += 1
+        if orders.late:
+            number, patience_s = signal.SIGKILL, 0.0
+            self._clears_data = True
+            late = ", ".join(map(str, sorted(orders.late)))
+            what = f"local rank {late} did not come to the barrier in {self._settings.inprocess_timeout_s:g} s"
+            self._last_fault = Fault("WorkerUnhealthy", nobodys_failure(what))
+            self._log.warning("all workers are started anew", why=what)
+        self.stuck = await self.group.end(number, 0 if number == signal.SIGKILL else patience_s, orders.kill)
+        self.is_closing = self.is_closing or bool(self.stuck)
+        for local_rank in orders.kill:
+            self._ranks[local_rank].is_unwanted = False
+        self._grant_time()
+
+    async def _spawn(self, local_ranks: frozenset[int]) -> None:
+        """Start processes. What their predecessors left running ends first; scripts run before a whole new set."""
+        is_whole_set = not self.group.living
+        self.has_kept = False
+        await self.group.end(signal.SIGKILL, 0, local_ranks)
+        try:
+            why_not = missing_script(self._settings)
+            reason = "StartFailed"
+            if why_not is None and is_whole_set:
+                why_not, reason = await self._pre_train(), "PreScriptFailed"
+            if why_not is None:
+                for local_rank in local_ranks:
+                    self._exchange.renew(local_rank, keeps_data=not self._clears_data)
+                await self.group.renew(self._environ, self._start, local_ranks, self.note_exit)
+                self._grant_time()
+                return
+        except OSError as error:
+            why_not, reason = f"the workers could not be started: {describe_error(error)}", "StartFailed"
+        self._last_fault = Fault(reason, nobodys_failure(why_not))
+        self._log.warning("workers could not be started", message=_first_line(self._last_fault))
+        for local_rank in local_ranks:
+            self._ranks[local_rank].num_failures += 1
+            self._ranks[local_rank].gone_at = self._now()
+
+    async def _pre_train(self) -> str | None:
+        script = self._settings.pre_script
+        if script is None:
+            return None
+        env = pod_env(self._environ, self._start, self._settings.layout)
+        status, tail = await self._scripts.run(script, "pre-train", env)
+        return None if status == 0 or self.is_closing else failed_script(script, status, tail)
+
+    async def _end_all(self) -> None:
+        number, patience_s = self._settings.shutdown_signal, self._settings.shutdown_timeout_s
+        self.stuck += await self.group.end(number, 0 if number == signal.SIGKILL else patience_s)
+
+    def _grant_time(self) -> None:
+        self._deadline = self._now() + self._settings.inprocess_timeout_s
+
+    def _hear(self, data: bytes) -> None:
+        if self.tap is not None:
+            self.tap(data)
+
+    def _moved(self) -> None:
+        self._wake.set()
+        self.on_change()
+
+    async def _sleep_until(self, at: float | None) -> None:
+        timeout_s = None if at is None else max(0.0, at - self._now())
+        wait = asyncio.ensure_future(self._wake.wait())
+        await asyncio.wait([wait], timeout=timeout_s)
+        wait.cancel()
+        self._wake.clear()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _nnodes(environ: Mapping[str, str]) -> int:
+    text = environ.get("NNODES", "")
+    return int(text) if text.isascii() and text.isdigit() else 1
+
+
+def _first_line(fault: Fault) -> str:
+    return fault.failure.message.partition("\n")[0]

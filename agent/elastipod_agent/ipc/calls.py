@@ -1,0 +1,156 @@
+"""The calls of the socket: checked field by field, then taken to the exchange (docs/design/contracts.md, 11)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from elastipod.ipc_wire import MAX_WAIT_S, PROTOCOL, CheckpointType, RestartMode
+from elastipod_agent.ipc.exchange import Exchange
+
+MAX_LABELS = 64
+_MAX_NAME = 256
+_MAX_PREFIX = 1024
+_MAX_PATH = 4096
+_MAX_TEXT = 4000
+_STALE = {"is_stale": True}
+
+Fields = Mapping[str, Any]
+
+
+class BadCall(ValueError):
+    """A worker's call that cannot be used; the text is one sentence."""
+
+
+class Calls:
+    """Answers the calls of workers."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._waiting: dict[str, Callable[[int, Fields], Awaitable[bytes]]] = {
+            "barrier": self._barrier,
+            "fault": self._fault,
+            "rank_info": self._rank_info,
+        }
+        self._noting: dict[str, Callable[[int, Fields], Fields | None]] = {
+            "hello": self._hello,
+            "began": self._began,
+            "past_barrier": self._past_barrier,
+            "data": self._data,
+            "send_fault": self._send_fault,
+            "labels": self._labels,
+            "series": self._series,
+            "checkpoint": self._checkpoint,
+            "latest": self._latest,
+        }
+
+    async def answer(self, call: Fields) -> bytes:
+        """Answer one call, a JSON object without the line's end; cancelled when the worker hangs up. Raises BadCall."""
+        if call.get("v") != PROTOCOL:
+            raise BadCall(f"protocol {call.get('v')!r} is not spoken here; this agent speaks {PROTOCOL}")
+        local_rank = _integer(call, "local_rank")
+        if not 0 <= local_rank < self._exchange.nproc:
+            raise BadCall(f"local rank {local_rank} is outside of this pod's 0..{self._exchange.nproc - 1}")
+        name = str(call.get("call"))
+        if name in self._waiting:
+            return await self._waiting[name](local_rank, call)
+        if name not in self._noting:
+            raise BadCall(f"there is no call {name!r}")
+        return json.dumps(self._noting[name](local_rank, call) or {}).encode()
+
+    async def _barrier(self, local_rank: int, call: Fields) -> bytes:
+        return await self._exchange.wait_start(local_rank, _integer(call, "after"), _wait_s(call))
+
+    async def _fault(self, local_rank: int, call: Fields) -> bytes:
+        return await self._exchange.wait_fault(_integer(call, "after"), _wait_s(call))
+
+    async def _rank_info(self, local_rank: int, call: Fields) -> bytes:
+        return await self._exchange.wait_rank_info(local_rank, _integer(call, "after"), _wait_s(call))
+
+    def _hello(self, local_rank: int, call: Fields) -> Fields:
+        return {"run": self._exchange.known_run(local_rank), "now": self._exchange.run}
+
+    def _began(self, local_rank: int, call: Fields) -> None:
+        self._exchange.note_run(local_rank, _integer(call, "run"))
+
+    def _past_barrier(self, local_rank: int, call: Fields) -> None:
+        self._exchange.note_run(local_rank, _integer(call, "run"), is_past=True)
+
+    def _data(self, local_rank: int, call: Fields) -> Fields | None:
+        if _integer(call, "run") != self._exchange.run:
+            return _STALE
+        self._exchange.take_data(local_rank, call.get("data"))
+        return None
+
+    def _send_fault(self, local_rank: int, call: Fields) -> Fields | None:
+        reason, message = (
+            _text(call, "reason", _MAX_NAME),
+            _text(call, "message", _MAX_TEXT),
+        )  # cut: it is a fault still
+        try:
+            mode = RestartMode(call.get("restart_mode"))
+        except ValueError as error:
+            raise BadCall(str(error)) from error
+        if _integer(call, "run") != self._exchange.run or not self._exchange.is_running:
+            return _STALE
+        self._exchange.take_fault(local_rank, mode, reason, message)
+        return None
+
+    def _labels(self, local_rank: int, call: Fields) -> None:
+        labels = call.get("labels")
+        if not isinstance(labels, dict) or len(labels) > MAX_LABELS:
+            raise BadCall(f"labels must be an object of at most {MAX_LABELS} names")
+        self._exchange.take_labels(local_rank, {name: str(value)[:_MAX_NAME] for name, value in labels.items()})
+
+    def _series(self, local_rank: int, call: Fields) -> None:
+        expected = call.get("expected")
+        if not isinstance(expected, dict) or not all(isinstance(count, int) for count in expected.values()):
+            raise BadCall("expected must give a number for each part of a checkpoint")
+        try:
+            counts = {CheckpointType(kind).value: count for kind, count in expected.items()}
+            self._exchange.checkpoints.expect(_prefix(call), counts)
+        except ValueError as error:
+            raise BadCall(str(error)) from error
+
+    def _checkpoint(self, local_rank: int, call: Fields) -> None:
+        self._series(local_rank, call)
+        step, path = _integer(call, "step"), _text(call, "path")
+        if path is not None and len(path) > _MAX_PATH:
+            raise BadCall(f"path has {len(path)} characters; at most {_MAX_PATH} are taken")
+        try:
+            kind = CheckpointType(call.get("type")).value
+            self._exchange.take_checkpoint(local_rank, _prefix(call), step, path, kind)
+        except ValueError as error:
+            raise BadCall(str(error)) from error
+
+    def _latest(self, local_rank: int, call: Fields) -> Fields:
+        return {"path": self._exchange.checkpoints.latest(_prefix(call))}
+
+
+def _integer(call: Fields, name: str) -> int:
+    value = call.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadCall(f"{name} must be an integer")
+    return value
+
+
+def _text(call: Fields, name: str, limit: int | None = None) -> str | None:
+    value = call.get(name)
+    if value is None or isinstance(value, str):
+        return None if value is None else value[:limit]
+    raise BadCall(f"{name} must be a string")
+
+
+def _wait_s(call: Fields) -> float:
+    value = call.get("wait_s")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_WAIT_S:
+        raise BadCall(f"wait_s is {value!r}; it must be a number of seconds up to {MAX_WAIT_S:g}")
+    return float(value)
+
+
+def _prefix(call: Fields) -> str:
+    prefix = call.get("prefix")
+    if not isinstance(prefix, str) or len(prefix) > _MAX_PREFIX:
+        raise BadCall(f"prefix must be a string of at most {_MAX_PREFIX} characters")
+    return prefix

@@ -1,0 +1,279 @@
+"""What agent and workers tell one another, as levels: the newest start, fault and rank, and what each worker reported.
+
+Each run has a number that only grows. A worker says which run it knows, so that a repeated or late call is recognised, and
+nothing is lost with a connection. All methods belong to the event loop's thread; nothing here waits for a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastipod.ipc_wire import RestartMode
+from elastipod_agent.core.checkpoint_series import CheckpointSeries
+from elastipod_agent.core.inprocess import Place
+from elastipod_agent.core.requests import Update
+from elastipod_agent.core.run_env import run_env
+from elastipod_agent.core.worker_env import Layout
+
+LATE = b'{"is_late":true}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentFault:
+    """A worker's own word that its run cannot go on."""
+
+    local_rank: int
+    global_rank: int
+    restart_mode: RestartMode
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One local rank. known_run: the last run that its present process knows; past_run: whose code it has entered."""
+
+    known_run: int = 0
+    past_run: int = 0
+    num_at_barrier: int = 0
+    num_awaiting: int = 0
+    has_failed: bool = False
+    data: Any = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an operator's call says about the ranks, as JSON texts: one per local rank, and one that all share."""
+
+    worker_envs: Sequence[bytes]
+    shared: bytes
+
+    def of(self, local_rank: int) -> bytes:
+        return b'{"worker_envs":' + self.worker_envs[local_rank] + b',"aggregate_worker_data":' + self.shared + b"}"
+
+
+class Exchange:
+    """The levels of one agent.
+
+    Answers that may be large (a start) are JSON texts, made once for all ranks.
+
+    on_fault: called at once when a worker of the present run sends a fault. on_move: a rank's place may have changed.
+    on_news: worker data, labels or checkpoints changed.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        on_fault: Callable[[SentFault], None],
+        on_news: Callable[[], None],
+        on_move: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.on_move = on_move
+        self.run = 0
+        self.nproc = layout.nproc
+        self.is_running = False
+        self.checkpoints = CheckpointSeries()
+        self._layout = layout
+        self._on_fault = on_fault
+        self._on_news = on_news
+        self._ranks = [_Rank() for _ in range(layout.nproc)]
+        self._group_rank = 0
+        self._restart_count = 0
+        self._start: _Facts | None = None
+        self._fault_run = 0
+        self._info: _Facts | None = None
+        self._info_number = 0
+        self._changed = asyncio.Event()
+
+    # -- the agent's side ----------------------------------------------------------------------------------------
+
+    def begin_run(self, start: Update, *, progress: Mapping[str, Any], is_fresh: bool) -> None:
+        """Release the barrier into a new run. is_fresh: its processes are yet to be started, for this run alone."""
+        self.run += 1
+        self.is_running = True
+        self._group_rank = start.rank
+        self._restart_count = start.fault_count
+        self._start = self._facts(start, progress)
+        self._info, self._info_number = self._start, self._info_number + 1
+        self.checkpoints.begin_run(progress)
+        for rank in self._ranks:
+            rank.data, rank.has_failed = None, False
+            if is_fresh:
+                rank.known_run = self.run - 1
+        self._wake()
+        self._on_news()
+
+    def end_run(self, *, is_faulty: bool) -> None:
+        """Close the barrier. is_faulty: ranks that are still in this run are told to leave it."""
+        if not self.is_running:
+            return
+        self.is_running = False
+        self._start = self._info = None  # ranks may be others next time
+        if is_faulty:
+            self._fault_run = self.run
+        self._wake()
+
+    def tell_ranks(self, update: Update) -> None:
+        """Let ranks know who they will be, before any start."""
+        self._info, self._info_number = self._facts(update, {}), self._info_number + 1
+        self._wake()
+
+    def renew(self, local_rank: int, *, keeps_data: bool) -> None:
+        """A rank gets a new process, which knows of no run so far."""
+        old = self._ranks[local_rank]
+        renewed = _Rank(known_run=self.run)
+        if keeps_data:
+            renewed.has_failed, renewed.data = old.has_failed, old.data
+        self._ranks[local_rank] = renewed
+        self._on_news()
+
+    def mark_failed(self, local_rank: int) -> None:
+        """Say of a rank's data that the rank itself is lost."""
+        self._ranks[local_rank].has_failed = True
+        self._on_news()
+
+    def place(self, local_rank: int) -> Place:
+        """Give where the living process of this rank is."""
+        rank = self._ranks[local_rank]
+        if rank.num_at_barrier:
+            return Place.AT_BARRIER
+        if rank.num_awaiting:
+            return Place.AWAITING_RANK
+        if self.run and rank.past_run == self.run:
+            return Place.PAST_BARRIER
+        return Place.RELEASED if self.is_running and self.has_come(local_rank) else Place.STARTING
+
+    def has_come(self, local_rank: int) -> bool:
+        """Tell whether this rank has taken the start of the present run."""
+        return self._ranks[local_rank].known_run == self.run
+
+    def worker_data(self) -> list[dict[str, Any]]:
+        """Give what ranks left for the others, as /status shows it and the operator hands it to all."""
+        return [
+            {
+                "rank": self._global_rank(index),
+                "group_rank": self._group_rank,
+                "local_rank": index,
+                "failed": rank.has_failed,
+                "data": rank.data,
+            }
+            for index, rank in enumerate(self._ranks)
+            if rank.data is not None or rank.has_failed
+        ]
+
+    def labels(self) -> dict[str, str]:
+        """Give the labels of all local ranks in one; where they differ, the lowest rank's."""
+        return {name: value for rank in reversed(self._ranks) for name, value in rank.labels.items()}
+
+    # -- the workers' side, see `calls` --------------------------------------------------------------------------
+
+    async def wait_start(self, local_rank: int, after: int, wait_s: float) -> bytes:
+        """Let a rank wait at the barrier for a start beyond a run that it knows."""
+        rank, after = self._ranks[local_rank], self.note_run(local_rank, after)
+        rank.num_at_barrier += 1
+        self.on_move()
+        try:
+            if not await self._until(lambda: self._start is not None and self.run > after, wait_s):
+                return LATE
+            assert self._start is not None
+            return b'{"run":%d,"start":%b}' % (self.run, self._start.of(local_rank))
+        finally:
+            rank.num_at_barrier -= 1
+            self.on_move()
+
+    async def wait_rank_info(self, local_rank: int, after: int, wait_s: float) -> bytes:
+        """Let a rank wait for news about itself beyond those that it knows."""
+        rank = self._ranks[local_rank]
+        rank.num_awaiting += 1
+        self.on_move()
+        try:
+            if not await self._until(lambda: self._info is not None and self._info_number > after, wait_s):
+                return LATE
+            assert self._info is not None
+            return b'{"number":%d,"info":%b}' % (self._info_number, self._info.of(local_rank))
+        finally:
+            rank.num_awaiting -= 1
+            self.on_move()
+
+    async def wait_fault(self, after: int, wait_s: float) -> bytes:
+        """Let a rank wait until a run beyond ``after`` is to be left."""
+        if not await self._until(lambda: self._fault_run > after, wait_s):
+            return LATE
+        return json.dumps({"run": self._fault_run, "restart_count": self._restart_count}).encode()
+
+    def known_run(self, local_rank: int) -> int:
+        """Give the last run that the rank's present process knows."""
+        return self._ranks[local_rank].known_run
+
+    def note_run(self, local_rank: int, run: int, *, is_past: bool = False) -> int:
+        """Note that a process knows a run, and that it is in that run's code; gives the run, never one to come."""
+        rank, run = self._ranks[local_rank], min(self.run, max(run, 0))
+        rank.known_run = max(rank.known_run, run)
+        if is_past:
+            rank.past_run = max(rank.past_run, run)
+        self.on_move()
+        return run
+
+    def take_data(self, local_rank: int, data: Any) -> None:
+        """Take what a rank leaves for all others."""
+        if data != self._ranks[local_rank].data:
+            self._ranks[local_rank].data = data
+            self._on_news()
+
+    def take_labels(self, local_rank: int, labels: Mapping[str, str]) -> None:
+        """Take what a rank does in the model's parallelism."""
+        self._ranks[local_rank].labels = labels
+        self._on_news()
+
+    def take_fault(self, local_rank: int, mode: RestartMode, reason: str | None, message: str | None) -> None:
+        """Take a rank's word that its run, the present one, cannot go on."""
+        rank = self._global_rank(local_rank)
+        self.mark_failed(local_rank)
+        self._on_fault(
+            SentFault(
+                local_rank=local_rank,
+                global_rank=rank,
+                restart_mode=mode,
+                reason=reason or "WorkerFault",
+                message=message or f"rank {rank} sent a fault",
+            )
+        )
+
+    def take_checkpoint(self, local_rank: int, prefix: str, step: int, path: str | None, kind: str) -> None:
+        """Take a rank's word that its part of a checkpoint is written. Raises ValueError for a series too many."""
+        self.checkpoints.report(prefix, step, path, kind, local_rank)
+        self._on_news()
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    async def _until(self, is_met: Callable[[], bool], wait_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while not is_met():
+            left = deadline - loop.time()
+            if left <= 0:
+                return False
+            changed = asyncio.ensure_future(self._changed.wait())
+            try:
+                await asyncio.wait([changed], timeout=left)
+            finally:
+                changed.cancel()
+        return True
+
+    def _facts(self, update: Update, progress: Mapping[str, Any]) -> _Facts:
+        envs = [run_env(update, progress, self._layout, index) for index in range(self._layout.nproc)]
+        shared = {"rank_ips": list(update.rank_ips), "aggregate_worker_data": update.worker_data}
+        return _Facts([json.dumps(env).encode() for env in envs], json.dumps(shared, separators=(",", ":")).encode())
+
+    def _global_rank(self, local_rank: int) -> int:
+        return self._group_rank * self._layout.nproc + local_rank
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,131 @@
+"""Listens on the pod's socket and carries calls to the exchange; bounds what a worker can send, hold, or keep waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from elastipod.ipc_wire import MAX_CALL_BYTES, BadLine, decode
+from elastipod_agent.ipc.calls import BadCall, Calls
+from elastipod_agent.ipc.exchange import Exchange
+
+MAX_PER_PROCESS = 32
+_MAX_PATH_BYTES = 107  # of a Unix socket's address
+_SEND_TIMEOUT_S = 30.0
+
+
+class IpcServer:
+    """One task per connection, so that none waits for another; the socket is for the agent's own user only."""
+
+    def __init__(self, exchange: Exchange, path: Path) -> None:
+        self.path = path
+        self._calls = Calls(exchange)
+        self._max_connections = 64 + 16 * exchange.nproc
+        self._server: asyncio.AbstractServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_process: Counter[int] = Counter()
+
+    async def listen(self) -> None:
+        """Begin to serve. Raises OSError."""
+        if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
+            raise OSError(f"{self.path} is too long for a socket; choose a shorter TMPDIR")
+        self._server = await asyncio.start_unix_server(self._serve, self.path, limit=MAX_CALL_BYTES)
+        os.chmod(self.path, 0o600)
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._server is not None:
+            self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        process = _peer(writer)
+        self._tasks.add(task)
+        self._by_process[process] += 1
+        try:
+            if self._by_process[process] > MAX_PER_PROCESS or len(self._tasks) > self._max_connections:
+                await _send(writer, _error("too many connections"))
+                return
+            await self._converse(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # the worker is gone or takes no answer, or the agent leaves
+        finally:
+            self._tasks.discard(task)
+            self._by_process[process] -= 1
+            if not self._by_process[process]:
+                del self._by_process[process]
+            writer.transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer calls until the worker hangs up. What comes in while a call is pending ends it: only an end may."""
+        line = await _line(reader)
+        while line is not None:
+            try:
+                call = decode(line)
+            except BadLine as error:
+                await _send(writer, _error(str(error)))
+                return
+            following = asyncio.ensure_future(_line(reader))
+            answering = asyncio.ensure_future(self._answer(call))
+            try:
+                await asyncio.wait([following, answering], return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    return
+                await _send(writer, answering.result())
+                line = await following
+            finally:
+                for task in (following, answering):
+                    task.cancel()
+                    with suppress(asyncio.CancelledError, OSError, BadLine):
+                        await task
+
+    async def _answer(self, call: dict[str, object]) -> bytes:
+        try:
+            return await self._calls.answer(call)
+        except BadCall as error:
+            return _error(str(error))
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes | None:
+    """Read the next call, None at the end."""
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError:
+        return None
+    except asyncio.LimitOverrunError:
+        return b"too long"
+
+
+async def _send(writer: asyncio.StreamWriter, answer: bytes) -> None:
+    writer.write(answer + b"\n")
+    draining = asyncio.ensure_future(writer.drain())
+    try:  # wait_for would swallow a cancellation now and then, before Python 3.12
+        await asyncio.wait([draining], timeout=_SEND_TIMEOUT_S)
+        if not draining.done():
+            raise ConnectionAbortedError("the worker takes no answer")
+        draining.result()
+    finally:
+        draining.cancel()
+
+
+def _error(sentence: str) -> bytes:
+    return json.dumps({"error": sentence}).encode()
+
+
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """Give the pid of the process at the other end."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    pid: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid

@@ -1,0 +1,298 @@
+"""`elastipod agent status`: what the agent of this pod does, for a person: kubectl exec POD -- elastipod agent status."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from elastipod_agent.presence import Presence, find_agents
+from elastipod_agent.settings import DEFAULT_PORT
+from elastipod_agent.token import ENV_NAME, bearer
+
+PROG = "elastipod agent"
+USAGE_ERROR = 2
+TIMEOUT_S = 5.0
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+_CLEAR = "\x1b[2J\x1b[H"
+Json = Mapping[str, Any]
+
+
+class NotReached(Exception):
+    """The agent does not answer as it should; the sentence says what to check."""
+
+
+class Ambiguous(Exception):
+    """Several agents run here and none was named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the agent is, and what to show it."""
+
+    host: str
+    port: int
+    token: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Exit status: 0 the agent answered, 1 it did not, 2 wrong use."""
+    args = _parser().parse_args(argv)
+    try:
+        target = find_target(args.port, find_agents(), os.environ)
+        while True:
+            status = ask(target)
+            text = json.dumps(status) if args.json else "\n".join(describe(status, target, time.time()))
+            if args.watch is not None and sys.stdout.isatty() and not args.json:
+                text = _CLEAR + text
+            print(text, flush=True)
+            if args.watch is None:
+                return 0
+            time.sleep(args.watch)
+            if not args.json and not sys.stdout.isatty():
+                print()
+    except Ambiguous as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except NotReached as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains once more
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROG, description="Ask the agent (hyperpodrun) of this pod.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    status = commands.add_parser(
+        "status",
+        help="say what the agent and its workers do",
+        description="Say what the agent of this pod and its workers do. Inside the pod, port and token are found without help.",
+    )
+    status.add_argument("--port", type=_port, help="port of the agent (default: found by itself)")
+    status.add_argument("--json", action="store_true", help="print what the agent answers, one JSON object a line")
+    status.add_argument(
+        "--watch", type=_seconds, nargs="?", const=2.0, metavar="SECONDS", help="repeat every SECONDS (2)"
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
+    return value
+
+
+def find_target(port: int | None, agents: Sequence[Presence], environ: Mapping[str, str]) -> Target:
+    """Find the agent: the port that is given, else the only agent here, else what the environment says.
+
+    Raises Ambiguous where several agents run here and the environment names none of them.
+    """
+    token = environ.get(ENV_NAME, "").strip()
+    told = environ.get("ELASTIPOD_AGENT_PORT", "")
+    wanted = port or (int(told) if told.isascii() and told.isdigit() else None)
+    same = [agent for agent in agents if agent.port == wanted]
+    if port is None and not same and len(agents) > 1:
+        listed = ", ".join(sorted(f"{one.port} ({one.job or 'no job'})" for one in agents))
+        raise Ambiguous(f"several agents run here; choose one with --port: {listed}")
+    if same or (port is None and agents):
+        chosen = (same or list(agents))[0]
+        return Target(chosen.address, chosen.port, token)
+    return Target("127.0.0.1", wanted or DEFAULT_PORT, token)
+
+
+def ask(target: Target) -> dict[str, Any]:
+    """Fetch the status. Raises NotReached."""
+    where = f"port {target.port}" if target.host == "127.0.0.1" else f"{target.host}, port {target.port}"
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/status?details=1", headers=bearer(target.token))
+        answer = connection.getresponse()
+        code, body = answer.status, answer.read(MAX_ANSWER_BYTES)
+    except ConnectionRefusedError:
+        raise NotReached(
+            f"nothing listens on {where}: does hyperpodrun run in this container, or on another port (--port)?"
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        raise NotReached(f"the agent on {where} does not answer ({why}): is it stopped, or busy?") from error
+    finally:
+        connection.close()
+    if code == 401:
+        hint = f"${ENV_NAME} holds another one" if target.token else f"${ENV_NAME} is not set here"
+        raise NotReached(
+            f"the agent on {where} wants the token of its job, and {hint}: run this in the agent's container"
+        )
+    try:
+        status = json.loads(body)
+    except ValueError:
+        status = None
+    if code != 200 or not isinstance(status, dict) or "status" not in status:
+        raise NotReached(f"what answers on {where} is no agent (HTTP {code}): name the agent's port with --port")
+    return status
+
+
+def describe(status: Json, target: Target, now: float) -> Iterator[str]:
+    """Give the lines for a person; what the agent does not tell is left out. now: Unix seconds."""
+    details = _mapping(status.get("details"))
+    for name, text in _parts(status, details, target, now):
+        first, *others = [_plain(line) for line in text.splitlines()] or [""]
+        yield f"{name:<11} {first}"
+        yield from (f"{'':<11} {line}" for line in others)
+
+
+def _parts(status: Json, details: Json, target: Target, now: float) -> Iterator[tuple[str, str]]:
+    who = [details.get("job"), details.get("pod") and f"pod {details['pod']}", f"port {target.port}"]
+    who.append(f"version {status.get('agent_version', 'unknown')}")
+    yield "agent", ", ".join(str(part) for part in who if part)
+    yield "state", _state(status, now)
+    yield "generation", _generation(status, details)
+    yield "workers", _workers(status, details)
+    yield "training", _training(_mapping(status.get("worker")), now)
+    yield "drain", _drain(status)
+    yield "last fault", _fault(status, now)
+    yield "checkpoint", _checkpoint(_mapping(status.get("progress")))
+
+
+def _state(status: Json, now: float) -> str:
+    state = str(status["status"])
+    entered = _mapping(status.get("transitions")).get(state.upper())
+    text = state
+    if isinstance(entered, str) and (since := _unix(entered)) is not None:
+        text += f" for {_span(now - since)} (since {_clock(since)})"
+    if status.get("reason") and state != "faulted":
+        text += f", {status['reason']}"
+    if status.get("terminating"):
+        text += "; the pod has been told to end (SIGTERM)"
+    return text
+
+
+def _generation(status: Json, details: Json) -> str:
+    generation = status.get("generation")
+    if not generation:
+        return "none yet: the operator has not started workers here"
+    parts = [str(generation)]
+    if status.get("assigned_rank") is not None:
+        parts.append(f"group rank {status['assigned_rank']} of {details.get('nnodes') or 'unknown'}")
+    if str(status.get("spare")).lower() == "true":
+        parts.append("held as a spare")
+    if details.get("restarts"):
+        parts.append(f"{_counted(details['restarts'], 'restart')} on this pod")
+    return ", ".join(parts)
+
+
+def _workers(status: Json, details: Json) -> str:
+    parts = []
+    if details.get("nproc"):
+        parts.append(f"{details['nproc']} on this pod")
+    if details.get("nproc") and details.get("nnodes"):
+        parts.append(f"world size {details['nproc'] * details['nnodes']}")
+    starts = [
+        f"{_counted(details[f'{kind}_starts'], f'{kind} start')}"
+        for kind in ("warm", "cold")
+        if details.get(f"{kind}_starts")
+    ]
+    parts += starts
+    if not details.get("is_warm", True):
+        parts.append("warm workers are off")
+    return ", ".join(parts) or "unknown"
+
+
+def _training(worker: Json, now: float) -> str:
+    if worker.get("step") is None:
+        return "no step reported yet"
+    parts = [f"step {worker['step']}"]
+    if worker.get("samples") is not None:
+        parts.append(f"{worker['samples']} samples")
+    if worker.get("samples_per_s") is not None:
+        parts.append(f"{worker['samples_per_s']:.4g} samples/s")
+    if worker.get("loss") is not None:
+        parts.append(f"loss {worker['loss']:.6g}")
+    if worker.get("time"):
+        parts.append(f"reported {_span(now - worker['time'])} ago")
+    return ", ".join(parts)
+
+
+def _drain(status: Json) -> str:
+    if status.get("drained"):
+        return "done: the workers saved and ended"
+    if status.get("reason") == "DrainTimedOut":
+        return "failed: the workers did not end in time"
+    return "stopping now" if status["status"] == "stopping" else "none"
+
+
+def _fault(status: Json, now: float) -> str:
+    failure = _mapping(status.get("failure"))
+    if not failure:
+        message = status.get("message")
+        return (
+            f"{status.get('reason') or 'unknown'}: {message or 'no message'}"
+            if status["status"] == "faulted"
+            else "none"
+        )
+    when = _unix(str(failure.get("time")))
+    ago = f", {_span(now - when)} ago ({_clock(when)})" if when is not None else ""
+    return f"{status.get('reason') or 'fault'}{ago}\n{failure.get('message') or 'no message'}"
+
+
+def _checkpoint(progress: Json) -> str:
+    lines = [
+        f"{prefix}: step {entry.get('progressCount', 'unknown')}, {entry.get('progressData', '')}"
+        for prefix, entry in sorted(progress.items())
+        if isinstance(entry, Mapping)
+    ]
+    return "\n".join(lines) or "none reported"
+
+
+def _mapping(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _counted(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
+
+
+def _unix(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
+
+
+def _clock(unix: float) -> str:
+    return f"{datetime.fromtimestamp(unix, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _span(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{days} d {hours % 24} h"
+
+
+def _plain(text: str) -> str:
+    """Keep what a worker printed from steering the terminal."""
+    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)

@@ -1,0 +1,50 @@
+"""A process that the warm server has forked, seen from the agent; and sending without blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastipod_agent.core.warm import read_program
+from elastipod_agent.warm.channel import BadMessage, pack
+from elastipod_agent.workers.reaper import Child
+
+_SEND_LIMIT_S = 5.0
+
+
+@dataclass(slots=True)
+class Newborn:
+    """A forked process that waits for its order; it ends by itself when `end`, of its channel, is closed.
+
+    environ: the server's, to which an order adds.
+    """
+
+    child: Child
+    end: socket.socket
+    environ: Mapping[str, str]
+
+    async def order(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
+        """Make it a worker with this command, of the server's kind, and whole environment. Raises OSError when it is dead."""
+        program = read_program(command)
+        assert program is not None
+        own = {name: value for name, value in environ.items() if self.environ.get(name) != value}
+        try:
+            await send(self.end, {**asdict(program), "environ": own}, [stdout, stderr])
+        except (asyncio.TimeoutError, BadMessage) as error:
+            self.child.send(signal.SIGKILL)
+            raise OSError(f"it does not take its order: {error}") from error
+        finally:
+            self.end.close()
+
+
+async def send(end: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send a message, its descriptors with the first part of it. Raises OSError when it cannot be taken."""
+    data = pack(dict(message))
+    sent = socket.send_fds(end, [data], descriptors)
+    if sent < len(data):
+        rest = asyncio.get_running_loop().sock_sendall(end, data[sent:])
+        await asyncio.wait_for(rest, _SEND_LIMIT_S)

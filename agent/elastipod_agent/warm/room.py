@@ -1,0 +1,66 @@
+"""Room in the server's command line and first environment, where its workers show what they are.
+
+`ps`, nvidia-smi and the agent's own search for a worker's processes read these places of a process's memory, which a
+fork would show unchanged. The agent starts the server with one argument and one variable that are nothing but room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastipod_agent.workers.linux import overwrite_memory, process_memory, read_memory
+
+VARIABLE = "ELASTIPOD_ROOM"
+PADDING = "-" * 12_000  # more than two paths of the longest kind
+_LONGEST_ENVIRONMENT = 4 * 1024 * 1024
+
+
+class NoRoom(Exception):
+    """The kernel does not show where the room is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Addresses: the whole command line, and the one variable."""
+
+    command: tuple[int, int]
+    variable: tuple[int, int]
+
+    @classmethod
+    def find(cls) -> Room:
+        """Look the places up in this process. Raises NoRoom."""
+        try:
+            command = process_memory("arg")
+            begin, end = process_memory("env")
+        except (OSError, IndexError, ValueError) as error:
+            raise NoRoom(f"/proc/self/stat cannot be used: {error}") from error
+        entry = f"{VARIABLE}={PADDING}\0".encode()
+        at = read_memory(begin, end).find(entry) if 0 < begin < end < begin + _LONGEST_ENVIRONMENT else -1
+        if at < 0 or command[1] - command[0] <= len(PADDING):
+            raise NoRoom("the kernel does not tell where this process's environment stands")
+        return cls(command, (begin + at, begin + at + len(entry)))
+
+    def fill(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Show this command line, cut where the room ends, and of this environment what has room, the shortest first.
+
+        The first argument stays: libc keeps a pointer to it.
+        """
+        begin, end = self.command
+        others = b"".join(_encoded(part) for part in command[1:])
+        begin += len(read_memory(begin, end).partition(b"\0")[0]) + 1
+        _write(begin, end, others)
+        room, entries = self.variable[1] - self.variable[0] - 1, b""
+        for entry in sorted((_encoded(f"{name}={value}") for name, value in environ.items()), key=len):
+            if len(entries) + len(entry) <= room:
+                entries += entry
+        _write(*self.variable, entries)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape") + b"\0"
+
+
+def _write(begin: int, end: int, data: bytes) -> None:
+    room = end - begin
+    overwrite_memory(begin, data[: room - 1].ljust(room, b"\0"))

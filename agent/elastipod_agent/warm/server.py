@@ -1,0 +1,136 @@
+"""The warm server: imports once, then forks workers as the agent asks. Started by `boot`, under the workers' interpreter.
+
+It never runs a tensor operation, never asks for an accelerator, and has one thread whenever it forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from elastipod_agent.warm import birth, leave, preload, program
+from elastipod_agent.warm.channel import BadMessage, close_all, receive, send
+from elastipod_agent.warm.freshness import Imported
+from elastipod_agent.warm.room import VARIABLE, NoRoom, Room
+
+OURS = "elastipod_agent"
+
+
+class Server:
+    """The process until it is a worker. agent: its pid."""
+
+    def __init__(self, channel: socket.socket, agent: int) -> None:
+        self._channel = channel
+        self._agent = agent
+        os.environ.pop(VARIABLE, None)
+        self._environ = dict(os.environ)
+
+    def serve(self) -> dict[str, Any]:
+        """Do as the agent says until it is gone; returns in the workers only, with the order of each."""
+        try:
+            room = Room.find()
+            self._load()
+        except (preload.Unsound, NoRoom) as error:
+            self._say(event="unusable", why=str(error))
+            os._exit(1)
+        added = {name: value for name, value in os.environ.items() if self._environ.get(name) != value}
+        heritage = birth.Heritage(self._agent, self._environ, added, room)
+        while (received := self._receive()) is not None:
+            _, descriptors = received
+            ends = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+            own = self._answer(ends)
+            if own is not None:
+                self._channel.close()
+            for end in ends:
+                if end is not own:
+                    end.close()
+            if own is not None:
+                return birth.grow_up(own, heritage)
+        os._exit(0)
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        try:
+            return receive(self._channel)
+        except (OSError, BadMessage):  # an agent that is itself does not do that
+            return None
+
+    def _load(self) -> None:
+        """Import what the agent names, and make this process ready to be forked. Raises Unsound."""
+        received = self._receive()
+        if received is None:
+            os._exit(0)
+        order, descriptors = received
+        close_all(descriptors)
+        began = time.monotonic()
+        paths, first = list(sys.path), program.first_path(order["kind"], order["target"])
+        if first is not None:
+            sys.path.insert(0, first)
+        notes = preload.load(order["modules"], lambda name: self._say(event="loading", module=name))
+        if first is not None and sys.path[:1] == [first]:
+            del sys.path[0]
+        preload.let_devices_go()
+        let_threads_go()
+        leave.build_fence()
+        searched = [*paths, *([] if first is None else [first])]
+        self._imported = Imported.now(searched, {"elastipod", *(name.partition(".")[0] for name in order["modules"])})
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        preload.check(self._own_descriptors())
+        self._say(event="ready", seconds=round(time.monotonic() - began, 3), notes=notes)
+
+    def _answer(self, ends: Sequence[socket.socket]) -> socket.socket | None:
+        """Fork as many processes as there are ends; without any, only tell whether that could be done now."""
+        try:
+            changed = self._imported.changed()
+            if changed is not None:
+                self._say(event="refused", why=changed, is_stale=True)
+                return None
+            preload.check({*self._own_descriptors(), *(end.fileno() for end in ends)})
+            born = birth.bear(ends) if ends else []
+        except (preload.Unsound, birth.BirthFailed, OSError) as error:
+            self._say(event="refused", why=str(error), is_stale=False)
+            return None
+        if isinstance(born, socket.socket):
+            return born
+        self._say(event="born", pids=born)
+        return None
+
+    def _own_descriptors(self) -> set[int]:
+        return {0, 1, 2, self._channel.fileno()}
+
+    def _say(self, **message: Any) -> None:
+        try:
+            send(self._channel, message)
+        except OSError:  # nobody is there to be served
+            os._exit(0)
+
+
+def let_threads_go() -> None:
+    """Fork once for nothing: numpy's OpenBLAS starts threads when it is imported, and ends them before any fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of those very threads
+        child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def forget_ourselves() -> None:
+    """Take the agent's package out of a worker's modules."""
+    for name in [name for name in sys.modules if name == OURS or name.startswith(OURS + ".")]:
+        del sys.modules[name]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve, and in a worker run its program; does not return. arguments: the channel's descriptor, the agent's pid."""
+    order = Server(socket.socket(fileno=int(arguments[0])), int(arguments[1])).serve()
+    forget_ourselves()
+    leave.watch_exit()
+    leave.leave(program.run(order["kind"], order["target"], order["args"], order["command"]))

@@ -1,0 +1,90 @@
+"""The watch for silent hangs: workers that report steps and make none for too long. Their stacks are dumped, then it is a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from elastipod.worker_file import Progress
+from elastipod_agent.core.hang import Hang, HangDetector, Sample
+from elastipod_agent.core.hang_message import Account, cut, hang_message
+from elastipod_agent.settings import Settings
+from elastipod_agent.workers.failure import MAX_MESSAGE_BYTES
+from elastipod_agent.workers.group import Worker, WorkerGroup
+from elastipod_agent.workers.stacks import ask_for_stacks
+from elastipod_agent.workers.watches import Finding
+
+_MAX_LOG_LINES = 4000
+
+
+class HangWatch:
+    """Watches the workers of one generation.
+
+    say: prints one line in the agent's log. is_ending: tells whether a stop is under way. before: reports that processes
+    which live longer than a generation had made before this one, by local rank.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: WorkerGroup,
+        say: Callable[[str], None],
+        is_ending: Callable[[], bool],
+        before: Mapping[int, int] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._group = group
+        self._say = say
+        self._is_ending = is_ending
+        self._before = before or {}
+        self._last: dict[int, Progress] = {}
+
+    async def run(self) -> Finding:
+        """Return once workers hang: WorkerUnhealthy, with who stands where since when, and what they are doing."""
+        detector = HangDetector(self._settings.hang_timeout_s)
+        loop = asyncio.get_running_loop()
+        while True:
+            hang = detector.look(loop.time(), self._samples(), is_ending=self._is_over())
+            if hang is not None:
+                return Finding("WorkerUnhealthy", await self._dump(hang))
+            await asyncio.sleep(detector.look_s)
+
+    def _is_over(self) -> bool:
+        """True when no more steps are expected; a drain may also have come through another pod's event."""
+        acknowledged = any(self._group.file.acknowledged(worker.local_rank) for worker in self._group.workers)
+        return acknowledged or self._is_ending()
+
+    def _samples(self) -> list[Sample]:
+        samples: list[Sample] = []
+        for worker in self._group.living:
+            rank = worker.local_rank
+            num_reports = self._group.file.num_reports(rank) - self._before.get(rank, 0)
+            progress = self._group.file.progress(rank) or self._last.get(rank)  # none while one is half-written
+            if num_reports > 0 and progress is not None:
+                self._last[rank] = progress
+                samples.append(Sample(rank, num_reports, progress.step, progress.time))
+        return samples
+
+    async def _dump(self, hang: Hang) -> str:
+        """Ask all living workers for their stacks, print them whole, and give the message with the most telling part."""
+        living = self._group.living
+        answers = await ask_for_stacks(self._group.file, {worker.local_rank: worker.child.pid for worker in living})
+        lines: list[str] = []
+        accounts: list[Account] = []
+        for worker in living:
+            answer = answers[worker.local_rank]
+            accounts.append(Account(self._group.global_rank(worker), answer.stacks, answer.facts))
+            lines += [self._prefix(worker) + line for line in (answer.stacks or answer.facts).splitlines()]
+        for line in lines[:_MAX_LOG_LINES]:
+            self._say(line)
+        if len(lines) > _MAX_LOG_LINES:
+            self._say(f"hyperpodrun: {len(lines) - _MAX_LOG_LINES} more lines of stacks are left out")
+        ranks = {worker.local_rank: self._group.global_rank(worker) for worker in self._group.workers}
+        return cut(hang_message(hang, ranks, accounts), MAX_MESSAGE_BYTES)
+
+    def _prefix(self, worker: Worker) -> str:
+        return self._settings.logs.prefix.safe_substitute(
+            role_name=self._settings.layout.role,
+            rank=self._group.global_rank(worker),
+            local_rank=worker.local_rank,
+        )

@@ -1,0 +1,139 @@
+"""The agent's side of the matcher process: started, asked, watched, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elastipod_agent.core.log_lines import MAX_LINE_BYTES
+from elastipod_agent.core.log_literals import begins_anywhere
+from elastipod_agent.core.log_rules import LogRule
+from elastipod_agent.core.log_watch import MAX_LINE_SHOWN, Matches
+from elastipod_agent.workers import matcher_process
+from elastipod_agent.workers.reaper import Child, Reaper
+
+LIMIT_S = 0.5  # of CPU time for one rule's lines, kept by the matcher itself
+_KILL_AFTER_S = 4.0  # of CPU time without an answer: it did not keep the limit
+_GIVE_UP_AFTER_S = 60.0  # without an answer, whatever it is doing
+_LOOK_S = 1.0
+_END_S = 5.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class MatcherGone(Exception):
+    """The matcher ended by itself, or was killed by somebody."""
+
+
+class MatcherStuck(Exception):
+    """The matcher gave no answer in the time it has, and was killed."""
+
+
+class Matcher:
+    """One matcher process. `start` first, `close` in any case; one request at a time."""
+
+    def __init__(self, reaper: Reaper, environ: Mapping[str, str], rules: Sequence[LogRule]) -> None:
+        self._reaper = reaper
+        self._environ = environ
+        self._rules = rules
+        self._child: Child | None = None
+        self._socket: socket.socket | None = None
+
+    async def start(self) -> None:
+        """Start the process and wait until it has compiled the patterns. Raises OSError, MatcherGone, MatcherStuck."""
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        command = [sys.executable, "-I", "-S", str(Path(matcher_process.__file__))]
+        spawning = asyncio.ensure_future(self._reaper.spawn(command, self._environ, stdout=theirs.fileno(), stderr=2))
+        # Whoever calls this off does not wait for an exec that hangs. The process then finds its socket closed and ends.
+        spawning.add_done_callback(lambda _: theirs.close())
+        self._child = await asyncio.shield(spawning)
+        setup = {"limit_s": LIMIT_S, "rules": [_described(rule) for rule in self._rules]}
+        await self._exchange(json.dumps(setup).encode())
+
+    async def ask(self, requests: Sequence[tuple[int, bytes]]) -> list[Matches | str]:
+        """Match lines against the rules of these indexes; of one whose pattern was too slow it gives a sentence.
+
+        Raises MatcherGone or MatcherStuck; the process is of no use then.
+        """
+        head = matcher_process.REQUEST
+        body = b"".join(part for index, lines in requests for part in (head.pack(index, len(lines)), lines))
+        return [_told(answer) for answer in await self._exchange(body)]
+
+    async def close(self) -> None:
+        """End the process, if there is one, and wait until it is gone."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._child is not None:
+            self._child.send(signal.SIGKILL)
+            ended = asyncio.ensure_future(self._child.ended.wait())
+            await asyncio.wait([ended], timeout=_END_S)
+            ended.cancel()
+
+    async def _exchange(self, body: bytes) -> Any:
+        assert self._child is not None
+        task = asyncio.ensure_future(self._send_and_receive(body))
+        pid, used_s, waited_s = self._child.pid, 0.0, 0.0
+        try:
+            while True:
+                await asyncio.wait([task], timeout=_LOOK_S)
+                if task.done():
+                    return task.result()
+                waited_s += _LOOK_S
+                used_s = used_s or _cpu_s(pid)
+                if _cpu_s(pid) - used_s > _KILL_AFTER_S or waited_s >= _GIVE_UP_AFTER_S:
+                    raise MatcherStuck("its pattern took too long on a line and could not be interrupted")
+        except (OSError, EOFError) as error:
+            raise MatcherGone("the matcher ended each time while it looked for its pattern") from error
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError, OSError, EOFError):
+                await task
+
+    async def _send_and_receive(self, body: bytes) -> Any:
+        assert self._socket is not None
+        header = matcher_process.HEADER
+        await asyncio.get_running_loop().sock_sendall(self._socket, header.pack(len(body)) + body)
+        (size,) = header.unpack(await self._receive(header.size))
+        return json.loads(await self._receive(size))
+
+    async def _receive(self, size: int) -> bytes:
+        assert self._socket is not None
+        parts: list[bytes] = []
+        while size:
+            data = await asyncio.get_running_loop().sock_recv(self._socket, size)
+            if not data:
+                raise EOFError
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
+
+def _told(answer: dict[str, Any]) -> Matches | str:
+    if "refused" in answer:
+        return str(answer["refused"])
+    is_over = answer.get("is_over", False)
+    return Matches(count=answer["count"], line=answer["line"], values=tuple(answer["values"]), is_over=is_over)
+
+
+def _described(rule: LogRule) -> list[Any]:
+    has_value = rule.metric_threshold is not None and rule.operator is not None
+    sizes = [MAX_LINE_BYTES, MAX_LINE_SHOWN]
+    is_match = begins_anywhere(rule.log_pattern)
+    return [rule.log_pattern, rule.stop_pattern, is_match, has_value, rule.fault_on_match, sizes]
+
+
+def _cpu_s(pid: int) -> float:
+    """Give the CPU time that a process has used; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

@@ -1,0 +1,140 @@
+"""Matches lines against patterns in a process of its own: Python's re holds the interpreter while it searches.
+
+Run as a script, isolated and without anything of ours on its path. Descriptor 1 is a socket to the agent. The agent sends
+one frame of JSON, a list of rules; then requests, each answered by one frame of JSON. A frame begins with its length. A
+request is, for some of the rules, the rule's index, the length of its lines, and the lines; its answer is a list.
+
+A search can take for ever. After so much CPU time on one rule's lines the timer's signal ends it: the engine looks for
+signals as it goes. The agent kills the process should that fail.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import resource
+import signal
+import struct
+from typing import Any
+
+SOCKET = 1
+HEADER = struct.Struct(">I")
+REQUEST = struct.Struct(">HI")
+MAX_MEMORY = 1 << 30
+
+
+class TooSlow(Exception):
+    """The time for a request is over."""
+
+
+class Rule:
+    """One rule, compiled. pattern, stop: regular expressions; is_match: tried at the first character only.
+
+    has_value: the first group is a number to be compared. is_once: only the first match matters. sizes: how many
+    characters of a line are matched, and how many are told.
+    """
+
+    def __init__(
+        self, pattern: str, stop: str | None, is_match: bool, has_value: bool, is_once: bool, sizes: list[int]
+    ) -> None:
+        compiled = re.compile(pattern)
+        self.find = compiled.match if is_match else compiled.search
+        self.stop = re.compile(stop).search if stop else None
+        self.has_value = has_value and compiled.groups > 0
+        self.is_once = is_once
+        self.max_line, self.max_shown = sizes
+
+    def look(self, block: bytes) -> dict[str, Any]:
+        """Match the lines of a block in order; see `core.log_watch.Matches` for the answer."""
+        find, stop, max_line = self.find, self.stop, self.max_line
+        count, last = 0, ""
+        values: list[float] = []
+        for line in block.decode("utf-8", "replace").replace("\r", "\n").split("\n"):
+            line = line[:max_line]
+            if not line:
+                continue
+            if stop is not None and stop(line):
+                return {"count": count, "line": last[: self.max_shown], "values": values, "is_over": True}
+            found = find(line)
+            if found is None:
+                continue
+            count += 1
+            last = line
+            if self.has_value:
+                values += number(found.group(1))
+            if self.is_once:
+                break
+        return {"count": count, "line": last[: self.max_shown], "values": values}
+
+
+def number(text: str | None) -> list[float]:
+    """Give the number that a group captured as a list of one; what is no number, or NaN, is none."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return []
+    return [] if math.isnan(value) else [value]
+
+
+def read(size: int) -> bytes:
+    """Read so many bytes; ends the process when the agent is gone."""
+    parts = []
+    while size:
+        data = os.read(SOCKET, min(size, 1 << 20))
+        if not data:
+            os._exit(0)
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+def answer(what: object) -> None:
+    """Send one frame."""
+    body = json.dumps(what).encode()
+    data = HEADER.pack(len(body)) + body
+    while data:
+        data = data[os.write(SOCKET, data) :]
+
+
+def too_slow(*_: object) -> None:
+    """Handle the timer's signal."""
+    raise TooSlow
+
+
+def bounded(rule: Rule, block: bytes, limit_s: float) -> dict[str, Any]:
+    """Match the lines of a block, for so much CPU time at most."""
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+        result = rule.look(block)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        return result
+    except TooSlow:
+        return {"refused": f"its pattern took more than {limit_s:g} s on a few lines"}
+    except (MemoryError, RecursionError) as error:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        return {"refused": repr(error)}
+
+
+def main() -> None:
+    """Answer until the agent is gone."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    setup = json.loads(read(HEADER.unpack(read(HEADER.size))[0]))
+    rules = [Rule(*rule) for rule in setup["rules"]]
+    signal.signal(signal.SIGVTALRM, too_slow)
+    answer("ready")
+    while True:
+        body = read(HEADER.unpack(read(HEADER.size))[0])
+        answers = []
+        at = 0
+        while at < len(body):
+            index, size = REQUEST.unpack_from(body, at)
+            at += REQUEST.size
+            answers.append(bounded(rules[index], body[at : at + size], setup["limit_s"]))
+            at += size
+        answer(answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Asks workers what they are doing: their stacks where they offer them (see `elastipod.stacks`), else the kernel's facts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastipod.worker_file import WorkerFile
+from elastipod_agent.workers.process_table import PROC, descendants, snapshot
+
+PATIENCE_S = 2.0
+MAX_STACKS_BYTES = 64 * 1024
+_LOOK_S = 0.02
+_QUIET_LOOKS = 8  # a file that has not grown for so many looks is whole
+_MAX_KERNEL_FRAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one worker, or the kernel in its place, says. stacks is "" when there are none, and facts is a sentence then."""
+
+    stacks: str = ""
+    facts: str = ""
+
+
+@dataclass(slots=True)
+class _Asked:
+    path: str
+    begin: int  # bytes that stood in the file before
+    size: int
+    num_quiet: int = 0
+
+    def is_answered(self) -> bool:
+        """Look once more; True when the worker has written, and nothing more since a while."""
+        size = _size(self.path)
+        self.num_quiet = self.num_quiet + 1 if size == self.size > self.begin else 0
+        self.size = size
+        return self.num_quiet >= _QUIET_LOOKS
+
+
+async def ask_for_stacks(
+    page: WorkerFile, pids: Mapping[int, int], patience_s: float = PATIENCE_S
+) -> dict[int, Answer]:
+    """Ask all workers at once; gives each one's answer by local rank. pids: of the living workers, by local rank."""
+    ours = {process.pid for process in descendants(snapshot(), os.getpid())}
+    asked = {rank: found for rank in pids if (found := _ask(page, rank, ours)) is not None}
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    waiting = dict(asked)
+    while waiting and loop.time() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        waiting = {rank: one for rank, one in waiting.items() if not one.is_answered()}
+    answers: dict[int, Answer] = {}
+    for rank, pid in pids.items():
+        stacks = _read(asked[rank].path, asked[rank].begin) if rank in asked else ""
+        if stacks:
+            answers[rank] = Answer(stacks=stacks)
+        else:
+            why = f"did not write its stacks within {patience_s:g} s" if rank in asked else "offers no stacks"
+            answers[rank] = Answer(facts=f"{why}; {kernel_facts(pid)}")
+    return answers
+
+
+def kernel_facts(pid: int, proc: Path = PROC) -> str:
+    """Say what the kernel knows of a process: its state, and where in the kernel it waits."""
+    status = dict(line.split(":", 1) for line in _text(proc / f"{pid}/status").splitlines() if ":" in line)
+    if not status:
+        return f"process {pid} is gone"
+    said = f"process {pid} is in state {status.get('State', '?').strip()} with {status.get('Threads', '?').strip()} threads"
+    place = _text(proc / f"{pid}/wchan").strip()
+    if place not in ("", "0"):
+        said += f", waiting in {place}"
+    frames = [line.split()[-1].partition("+")[0] for line in _text(proc / f"{pid}/stack").splitlines() if line.split()]
+    if frames:
+        said += f" (kernel stack: {', '.join(frames[:_MAX_KERNEL_FRAMES])})"
+    return said
+
+
+def _ask(page: WorkerFile, local_rank: int, ours: Collection[int]) -> _Asked | None:
+    """Send the signal, but only to a process of ours that handles it: to any other it would be deadly."""
+    number = page.stacks_signal(local_rank)
+    path = page.stacks_path(local_rank)
+    first_line = _read(path, 0).partition("\n")[0].split()
+    if not number or len(first_line) != 2 or not first_line[1].isdecimal():
+        return None
+    pid = int(first_line[1])
+    if pid not in ours or not _handles(pid, number):
+        return None
+    size = _size(path)
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+        return _Asked(path, size, size)
+    return None
+
+
+def _handles(pid: int, number: int) -> bool:
+    for line in _text(PROC / f"{pid}/status").splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError:
+        return 0
+
+
+def _read(path: str, begin: int) -> str:
+    """Read a bounded part of a worker's file, "" where it is no plain file (the workers own the place, not we)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        file.seek(begin)
+        return file.read(MAX_STACKS_BYTES).decode("utf-8", "replace").strip()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,40 @@
+"""One worker as its group knows it: the process, and where what it prints and reports can be found."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastipod_agent.workers.output import Stream
+from elastipod_agent.workers.reaper import Child
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process and where its output goes."""
+
+    local_rank: int
+    child: Child
+    error_file: Path
+    streams: list[Stream]
+    stderr: Stream | None
+    stderr_file: Path | None  # where standard error goes straight into a file
+    is_killed: bool = False
+
+    def stderr_tail(self) -> str:
+        """Give the last part of what the worker wrote to standard error."""
+        if self.stderr is not None:
+            return self.stderr.tail.decode("utf-8", "replace")
+        if self.stderr_file is not None:
+            return _end_of(self.stderr_file)
+        return ""
+
+
+def _end_of(path: Path, size: int = 32 * 1024) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,126 @@
+"""Restarts, crashes and idle cost of our agent, side by side with torchrun and the original agent.
+
+python -m bench.agent [--repeat 5] [--sides warm,cold,...] [--parts restarts,idle]. Writes .run/bench/agent.json, and every single
+measurement with the reasons of failed runs into .run/bench/agent-runs.json. A choice of sides or
+parts, or an interrupted run, goes to agent-part.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from statistics import median
+
+from bench.common.machine import busy_share, describe, wait_for_quiet
+from bench.common.processes import Failed, Processes
+from bench.common.report import report, rounded, table, write_json
+from bench.common.samples import Samples
+from bench.launchers.idle import IdleSession
+from bench.launchers.nodes import Launcher, launchers
+from bench.launchers.output import OutputSession
+from bench.launchers.rows import COLD, ORIGINAL, TORCHRUN, TUNED, WARM, rows
+from bench.launchers.session import Session
+from tests.peers import peer_python
+
+RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
+PARTS: dict[str, tuple[type[Session], tuple[str, ...]]] = {
+    "restarts": (Session, (WARM, COLD, ORIGINAL, TUNED)),
+    "idle": (IdleSession, (WARM, COLD, ORIGINAL, TORCHRUN)),
+    "output": (OutputSession, (WARM,)),
+}
+SIDES = tuple(dict.fromkeys(side for _, sides in PARTS.values() for side in sides))
+NOISY = 0.05  # share of the machine used by others from which on the figures are to be doubted
+VERSIONS = """
+import importlib.metadata as m, json, platform
+names = {d.metadata["Name"] for d in m.distributions()} & {"torch", "numpy", "hyperpod-elastic-agent"}
+print(json.dumps({"python": platform.python_version(), **{n: m.version(n) for n in sorted(names)}}))
+"""
+
+
+def main() -> int:
+    """Give 0 when every row was measured, 1 otherwise; whether what is to be reached was reached is for the reader."""
+    options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    load_1m = os.getloadavg()[0]
+    plain, original = peer_python("torch211"), peer_python("original")
+    known = launchers(plain, original)
+    samples, noise = Samples(), [busy_share(2.0)]
+    shutil.rmtree(RUN / "agent", ignore_errors=True)
+    try:
+        for part in options.parts:
+            kind, sides = PARTS[part]
+            for repetition in range(1, options.repeat + 1):
+                for side in [side for side in sides if side in options.sides]:
+                    print(f"{part} {repetition}/{options.repeat}: {side}", flush=True)
+                    noise.append(wait_for_quiet(NOISY, options.wait_for_quiet))
+                    _run(kind, known[side], RUN / "agent" / f"{part}-{repetition}-{side}", samples)
+    except KeyboardInterrupt:
+        print("interrupted; all processes are ended", file=sys.stderr)
+        _write("agent-part", samples, load_1m, noise, _versions(plain, original))
+        return 130
+    is_whole = options.parts == list(PARTS) and options.sides == list(SIDES)
+    return _write("agent" if is_whole else "agent-part", samples, load_1m, noise, _versions(plain, original))
+
+
+def _run(kind: type[Session], launcher: Launcher, folder: Path, samples: Samples) -> None:
+    """Run one session; whatever it starts is gone afterwards."""
+    folder.mkdir(parents=True)
+    with Processes() as processes:
+        session = kind(launcher, folder, samples)
+        try:
+            (session.run_torchrun if launcher.name in (TUNED, TORCHRUN) else session.run_agents)(processes)
+        except Failed as error:
+            print(f"    FAILED: {error}", flush=True)
+
+
+def _write(name: str, samples: Samples, load_1m: float, noise: list[float], versions: dict[str, str]) -> int:
+    drawn = [row for row in rows(samples) if name == "agent" or (row.ours and (row.theirs or not row.peer))]
+    machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
+    write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=rounded(load_1m), versions=versions))
+    write_json(RUN / f"{name}-runs.json", samples.as_json())
+    print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
+    if max(noise) > NOISY:
+        print("WARNING: the machine was not quiet; measure again before these figures are quoted")
+    missed = [row.metric + (f" ({row.peer})" if row.peer else "") for row in drawn if not row.met]
+    print(f"{len(drawn) - len(missed)} of {len(drawn)} rows met" + (f"; not: {', '.join(missed)}" if missed else ""))
+    return 0 if all(row.ours and (row.theirs or not row.peer) for row in drawn) else 1
+
+
+def _versions(plain: Path, original: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for prefix, python in (("", plain), ("original: ", original)):
+        done = subprocess.run([str(python), "-c", VERSIONS], capture_output=True, text=True, timeout=60, check=True)
+        found |= {prefix + name: version for name, version in json.loads(done.stdout).items()}
+    return found
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.agent", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=5, help="runs of every side (default: 5)")
+    parser.add_argument("--sides", type=_some_of(SIDES), default=list(SIDES), help=f"some of {','.join(SIDES)}")
+    parser.add_argument("--parts", type=_some_of(PARTS), default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--wait-for-quiet", type=float, default=30.0, help="seconds before each run at most, while others keep it busy"
+    )
+    return parser.parse_args()
+
+
+def _some_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        if unknown := set(chosen) - set(known):
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(known)}")
+        return [one for one in known if one in chosen]
+
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

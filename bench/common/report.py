@@ -1,0 +1,181 @@
+"""Figures of a benchmark: the spread of repeated measurements, rows with a ratio and a verdict, and the report file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Smallest, middle and largest of some measurements."""
+
+    min: float
+    median: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Raises ValueError when there is none."""
+        if not values:
+            raise ValueError("a spread needs at least one measurement")
+        return cls(min(values), statistics.median(values), max(values))
+
+    def as_json(self) -> dict[str, float]:
+        return {"min": rounded(self.min), "median": rounded(self.median), "max": rounded(self.max)}
+
+
+class Better(Enum):
+    """Which direction of a metric is the good one."""
+
+    SMALLER = "smaller"
+    LARGER = "larger"
+
+
+class Judged(Enum):
+    """By what a row is held against the number that it is to reach."""
+
+    RATIO = "ratio of the medians"
+    MEDIAN = "our median"
+    WORST = "our worst run"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What is to be reached, and by what: see Judged."""
+
+    number: float
+    by: Judged
+
+    @classmethod
+    def ratio(cls, number: float) -> Reach:
+        return cls(number, Judged.RATIO)
+
+    @classmethod
+    def median(cls, number: float) -> Reach:
+        return cls(number, Judged.MEDIAN)
+
+    @classmethod
+    def worst(cls, number: float) -> Reach:
+        return cls(number, Judged.WORST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a report.
+
+    theirs: of the peer, None where there is no peer or it did not manage. reach: None where the row only informs.
+    how: the conditions of the measurement, in a sentence.
+    """
+
+    metric: str
+    unit: str
+    ours: Spread | None
+    peer: str | None = None
+    theirs: Spread | None = None
+    better: Better = Better.SMALLER
+    reach: Reach | None = None
+    how: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times better our median is than theirs; None when one is missing or the divisor is 0."""
+        if self.ours is None or self.theirs is None:
+            return None
+        ours, theirs = self.ours.median, self.theirs.median
+        above, below = (theirs, ours) if self.better is Better.SMALLER else (ours, theirs)
+        return above / below if below else None
+
+    @property
+    def met(self) -> bool:
+        """Tell whether what is to be reached was reached; a row that only informs is met once it was measured."""
+        if self.ours is None:
+            return False
+        if self.reach is None:
+            return True
+        if self.reach.by is Judged.RATIO:
+            return self.ratio is not None and self.ratio >= self.reach.number
+        is_small = self.better is Better.SMALLER
+        worst = self.ours.max if is_small else self.ours.min
+        judged = self.ours.median if self.reach.by is Judged.MEDIAN else worst
+        return judged <= self.reach.number if is_small else judged >= self.reach.number
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the row as it stands in the report file."""
+        return {
+            "metric": self.metric,
+            "unit": self.unit,
+            "ours": self.ours.as_json() if self.ours else None,
+            "peer": self.peer,
+            "theirs": self.theirs.as_json() if self.theirs else None,
+            "ratio": None if self.ratio is None else rounded(self.ratio),
+            "reach": self.reach.number if self.reach else None,
+            "met": self.met,
+            "how": self.how,
+        }
+
+
+def report(
+    name: str, rows: Sequence[Row], *, machine: str, load_1m: float, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    """Give the content of a report file."""
+    return {
+        "name": name,
+        "machine": machine,
+        "load_1m": load_1m,
+        "versions": dict(versions),
+        "rows": [row.as_json() for row in rows],
+    }
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(content, indent=1) + "\n")
+    new.replace(path)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Lay the rows out for a person, a line each."""
+    lines = [("metric", "ours min/med/max", "peer", "theirs min/med/max", "ratio", "reach", "")]
+    for row in rows:
+        lines.append(
+            (
+                f"{row.metric} [{row.unit}]",
+                _shown(row.ours),
+                row.peer or "",
+                _shown(row.theirs) if row.peer else "",
+                "" if row.ratio is None else f"{row.ratio:.3g}x",
+                _reach_shown(row),
+                "" if row.reach is None else ("met" if row.met else "MISSED"),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def rounded(number: float) -> float:
+    """Keep four digits: more is noise in a file that people read."""
+    return float(f"{number:.4g}")
+
+
+def _shown(spread: Spread | None) -> str:
+    if spread is None:
+        return "none"
+    return " / ".join(f"{rounded(number):g}" for number in (spread.min, spread.median, spread.max))
+
+
+def _reach_shown(row: Row) -> str:
+    if row.reach is None:
+        return ""
+    if row.reach.by is Judged.RATIO:
+        return f">= {row.reach.number:g}x"
+    return f"{'<=' if row.better is Better.SMALLER else '>='} {row.reach.number:g} {row.unit}"

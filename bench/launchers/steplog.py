@@ -1,0 +1,100 @@
+"""What the training processes wrote down (see train.py), and the times that a benchmark draws from it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One completed step: when, in seconds of the machine's monotonic clock, and its number in the job."""
+
+    at: float
+    number: int
+
+
+@dataclass(slots=True)
+class Worker:
+    """One training process. is_warm: torch was loaded before the script began. Times are monotonic; 0 = not yet."""
+
+    pid: int
+    began: float = 0.0
+    imported: float = 0.0
+    grouped: float = 0.0
+    is_warm: bool = False
+    rank: int = -1
+    world_size: int = 0
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """From one world to the next.
+
+    last_old and first_new: last completed step of the old world on any rank, first one of the new world on its slowest
+    rank. repeated: steps of the old world that the new one made again.
+    """
+
+    last_old: float
+    first_new: float
+    repeated: int
+
+    @property
+    def gap_s(self) -> float:
+        return self.first_new - self.last_old
+
+
+def read(folder: Path, but: Collection[int] = ()) -> list[Worker]:
+    """Read all logs of a folder, but those of some pids; a line that is still being written is left for the next time."""
+    pids = sorted(int(path.stem) for path in folder.glob("*.log") if path.stem.isdigit())
+    return [read_one(folder, pid) for pid in pids if pid not in but]
+
+
+def read_one(folder: Path, pid: int) -> Worker:
+    """Read the log of one process. Raises OSError when it has none."""
+    return _parse(pid, (folder / f"{pid}.log").read_text())
+
+
+def complete_world(workers: Iterable[Worker], size: int, since: float) -> list[Worker] | None:
+    """Give the workers of the first world of this size, by rank, that began after a moment and whose every rank has made a step.
+
+    since: monotonic. A rank's latest process counts, should an earlier one have failed in its start.
+    """
+    newest: dict[int, Worker] = {}
+    for worker in sorted(workers, key=lambda one: one.began):
+        if worker.world_size == size and worker.began > since and worker.steps:
+            newest[worker.rank] = worker
+    return [newest[rank] for rank in range(size)] if len(newest) == size else None
+
+
+def restart(old: Sequence[Worker], new: Sequence[Worker]) -> Restart:
+    """Measure the change from one world to another; all of them must have made a step."""
+    last = max((worker.steps[-1] for worker in old), key=lambda step: step.at)
+    made = max(worker.steps[-1].number for worker in old)
+    return Restart(last.at, first_step_everywhere(new), max(0, made + 1 - min(w.steps[0].number for w in new)))
+
+
+def first_step_everywhere(workers: Sequence[Worker]) -> float:
+    """Give the moment at which the slowest rank had completed its first step."""
+    return max(worker.steps[0].at for worker in workers)
+
+
+def _parse(pid: int, text: str) -> Worker:
+    worker = Worker(pid)
+    for line in text.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        word, at, *rest = line.split()
+        if word == "begin":
+            worker.began, worker.is_warm = float(at), rest == ["1"]
+        elif word == "imported":
+            worker.imported = float(at)
+        elif word == "grouped":
+            worker.grouped, worker.rank, worker.world_size = float(at), int(rest[0]), int(rest[1])
+        elif word == "step":
+            worker.steps.append(Step(float(at), int(rest[0])))
+        else:
+            raise ValueError(f"a step log has a line that nobody knows: {line!r}")
+    return worker

@@ -1,0 +1,19 @@
+"""Waiting after what did not work: doubled each time, spread by jitter that depends on nothing but its arguments."""
+
+from __future__ import annotations
+
+import zlib
+from datetime import timedelta
+
+SPREAD = 0.25
+
+
+def jitter(key: str, number: int) -> float:
+    """Give a share between 0 and 1: the same for the same arguments, different from job to job and from try to try."""
+    return zlib.crc32(f"{key}/{number}".encode()) / 2**32
+
+
+def backoff(base: timedelta, limit: timedelta, tries: int, key: str) -> timedelta:
+    """Give the wait after `tries` failures (1 or more): base * 2^(tries-1), at most `limit`, and up to a quarter more."""
+    wait = min(limit, base * int(2 ** min(max(tries, 1) - 1, 16)))
+    return wait * (1 + SPREAD * jitter(key, tries))

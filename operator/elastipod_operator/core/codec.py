@@ -1,0 +1,280 @@
+"""The record as text and back. Pods are written as runs of ordinals, long texts packed: thousands of pods fit into 16 KiB."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from .names import PodId
+from .record import Culprit, Gang, Kind, Ledger, Measures, Offence, Record, Transition, Window
+from .sizes import MAX_REPLICAS
+
+VERSION = 1
+MAX_BYTES = 16 * 1024
+"""What a record should take at most (decision 1)."""
+PACK_BEYOND = 4 * 1024
+PACKED = "z:"
+# Whoever may edit the job may write anything there; nothing of ours unpacks to more.
+MAX_UNPACKED = 8 << 20
+MAX_TEXT = 1000
+MAX_READABLE_RUNS = 64
+NONE = -1
+
+
+class RecordError(ValueError):
+    """The annotation holds something that this version cannot read."""
+
+
+class NewerRecordError(RecordError):
+    """A later version of the operator wrote it: whoever cannot read it must leave the job alone."""
+
+
+def encode(record: Record) -> str:
+    """Give the annotation's text, deterministic for equal records."""
+    body: dict[str, Any] = {
+        "v": VERSION,
+        "generation": record.generation,
+        "members": _runs(record.members),
+        "master": record.master_addr,
+        "lost": _runs(record.lost),
+        "incarnations": _runs(_unsaid_incarnations(record)),
+        "budget": [record.restarts, record.retries, record.failures_in_row, record.best_step, record.stalled],
+        "times": [
+            stamp(t)
+            for t in (
+                record.window_since,
+                record.settled_at,
+                record.resized_at,
+                record.recovered_at,
+                record.incident_at,
+                record.started_at,
+                record.ended_at,
+            )
+        ],
+        **_optional_parts(record),
+    }
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    if len(text) <= PACK_BEYOND:
+        return text
+    return PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def _optional_parts(record: Record) -> dict[str, Any]:
+    """Give what most records lack."""
+    parts: dict[str, Any] = {}
+    if record.transition:
+        t = record.transition
+        parts["transition"] = [
+            t.kind.value, t.cause, t.message[:MAX_TEXT], t.from_size, t.goal, stamp(t.began_at), stamp(t.detected_at),
+            stamp(t.deadline), t.graceful, stamp(t.not_before), t.counted, t.weighed, t.full,
+        ]  # fmt: skip
+    if record.window != Window():
+        w = record.window
+        parts["window"] = [w.number, stamp(w.since), w.restarts, w.full]
+    if record.culprits:
+        rows = [[c.pod.spec, c.pod.ordinal, c.pod.incarnation, c.rank, c.node] for c in record.culprits]
+        parts["culprits"] = [record.is_full_restart, rows]
+    if record.offences:
+        parts["offences"] = [[o.node, o.times, stamp(o.at)] for o in record.offences]
+    if record.grew_from or record.resize_failures or record.resize_failed_at:
+        parts["growth"] = [record.grew_from, record.resize_failures, stamp(record.resize_failed_at)]
+    if record.gang:
+        g = record.gang
+        parts["gang"] = [stamp(g.since), g.bound, g.tries, stamp(g.rest_until)]
+    if record.paused_at or record.measures != Measures():
+        m = record.measures
+        paces = [[size, _ms(pace)] for size, pace in m.paces]
+        parts["measures"] = [stamp(record.paused_at), None if m.pause is None else _ms(m.pause), paces]
+    if record.idle:
+        parts["idle"] = _ms(record.idle)
+    if record.ledger != Ledger():
+        parts["ledger"] = [record.ledger.phase, stamp(record.ledger.since), [list(row) for row in record.ledger.booked]]
+    if record.outcome:
+        parts["outcome"] = [record.outcome, record.outcome_reason, record.outcome_message[: 2 * MAX_TEXT]]
+    return parts
+
+
+def _unsaid_incarnations(record: Record) -> list[PodId]:
+    """Give the incarnations that the members do not tell already; NONE for members whose one is not on record."""
+    told = {member.slot: member.incarnation for member in record.members if member.incarnation}
+    unsaid = [PodId(s.spec, s.ordinal, i) for s, i in record.incarnations.items() if told.get(s) != i]
+    return sorted([*unsaid, *(PodId(s.spec, s.ordinal, NONE) for s in told if s not in record.incarnations)])
+
+
+def decode(text: str) -> Record:
+    """Read an annotation written by encode(). Raises RecordError with what is wrong with it."""
+    try:
+        body = json.loads(_unpacked(text) if text.startswith(PACKED) else text)
+        if isinstance(body["v"], int) and body["v"] > VERSION:
+            raise NewerRecordError(
+                f"the state record has version {body['v']}; this operator reads version {VERSION} and leaves the job alone"
+            )
+        if body["v"] != VERSION:
+            raise RecordError(f"the state record has version {body['v']}; this operator reads version {VERSION}")
+        return _record(body)
+    except RecordError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        raise RecordError(f"the state record cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _record(body: dict[str, Any]) -> Record:
+    restarts, retries, failures, best, *stalled = body["budget"]
+    window, settled, resized, recovered, incident, started, ended = (read_time(t) for t in body["times"])
+    members = _pods(body["members"])
+    outcome = body.get("outcome", ["", "", ""])
+    is_full, culprits = body.get("culprits", [False, []])
+    grew_from, resize_failures, resize_failed_at = body.get("growth", [0, 0, None])
+    paused_at, pause, paces = body.get("measures", [None, None, []])
+    phase, since, booked = body.get("ledger", ["", None, []])
+    said = {m.slot: m.incarnation for m in members if m.incarnation}
+    unsaid = {pod.slot: pod.incarnation for pod in _pods(body["incarnations"])}
+    return Record(
+        generation=int(body["generation"]),
+        members=members,
+        master_addr=str(body["master"]),
+        transition=_transition(body["transition"]) if "transition" in body else None,
+        lost=_pods(body["lost"]),
+        incarnations={slot: number for slot, number in {**said, **unsaid}.items() if number != NONE},
+        window_since=window, settled_at=settled, resized_at=resized, recovered_at=recovered, incident_at=incident,
+        started_at=started, ended_at=ended,
+        restarts=int(restarts), retries=int(retries), failures_in_row=int(failures), best_step=int(best),
+        stalled=int(stalled[0]) if stalled else 0,
+        window=_window(body["window"]) if "window" in body else Window(),
+        culprits=tuple(Culprit(PodId(str(s), int(o), int(i)), int(rank), str(node)) for s, o, i, rank, node in culprits),
+        is_full_restart=bool(is_full),
+        offences=tuple(Offence(str(node), int(times), needed_time(at)) for node, times, at in body.get("offences", [])),
+        grew_from=int(grew_from), resize_failures=int(resize_failures), resize_failed_at=read_time(resize_failed_at),
+        gang=_gang(body["gang"]) if "gang" in body else None,
+        paused_at=read_time(paused_at),
+        measures=Measures(
+            None if pause is None else _from_ms(pause), tuple((int(size), _from_ms(pace)) for size, pace in paces)
+        ),
+        idle=_from_ms(body.get("idle", 0)),
+        ledger=Ledger(str(phase), read_time(since), tuple((str(name), int(ms)) for name, ms in booked)),
+        outcome=str(outcome[0]), outcome_reason=str(outcome[1]), outcome_message=str(outcome[2]),
+    )  # fmt: skip
+
+
+def _unpacked(text: str) -> str:
+    try:
+        unpacker = zlib.decompressobj()
+        raw = unpacker.decompress(base64.b85decode(text[len(PACKED) :]), MAX_UNPACKED)
+    except (zlib.error, binascii.Error) as error:
+        raise RecordError(f"the state record cannot be unpacked: {error}") from error
+    if not unpacker.eof:
+        raise RecordError(f"the state record is cut off, or unpacks to more than {MAX_UNPACKED} bytes")
+    return raw.decode()
+
+
+def _runs(pods: tuple[PodId, ...] | list[PodId]) -> list[list[str]]:
+    """Write pods in their order: for each stretch of one spec its name and runs such as `0-6,7.2,9-12` (7.2: incarnation 2).
+
+    Many runs are written as three columns of numbers, which pack well: steps from the end of the run before, lengths,
+    incarnations.
+    """
+    stretches: list[tuple[str, list[list[int]]]] = []
+    for before, pod in pairwise((None, *pods)):
+        assert pod is not None
+        if before is None or before.spec != pod.spec:
+            stretches.append((pod.spec, []))
+        runs = stretches[-1][1]
+        if runs and (runs[-1][1] + 1, runs[-1][2]) == (pod.ordinal, pod.incarnation):
+            runs[-1][1] = pod.ordinal
+        else:
+            runs.append([pod.ordinal, pod.ordinal, pod.incarnation])
+    return [_stretch(spec, runs) for spec, runs in stretches]
+
+
+def _stretch(spec: str, runs: list[list[int]]) -> list[str]:
+    if len(runs) <= MAX_READABLE_RUNS:
+        return [spec, ",".join(_run(*run) for run in runs)]
+    ends = [0, *(last + 1 for _, last, _ in runs)]
+    steps = (first - end for (first, _, _), end in zip(runs, ends, strict=False))
+    columns = steps, (last - first for first, last, _ in runs), (incarnation for _, _, incarnation in runs)
+    return [spec, *(",".join(map(str, column)) for column in columns)]
+
+
+def _run(first: int, last: int, incarnation: int) -> str:
+    ordinals = str(first) if first == last else f"{first}-{last}"
+    return f"{ordinals}.{incarnation}" if incarnation else ordinals
+
+
+def _pods(stretches: list[list[str]]) -> tuple[PodId, ...]:
+    pods: list[PodId] = []
+    for spec, *columns in stretches:
+        for first, last, incarnation in _read_columns(*columns) if len(columns) == 3 else _read_runs(*columns):
+            if first < 0 or not 0 <= last - first < MAX_REPLICAS - len(pods):
+                raise RecordError(f"{first}-{last} is no run of pods")
+            pods += (PodId(str(spec), ordinal, incarnation) for ordinal in range(first, last + 1))
+    return tuple(pods)
+
+
+def _read_runs(runs: str) -> Iterator[tuple[int, int, int]]:
+    for run in runs.split(","):
+        ordinals, _, incarnation = run.partition(".")
+        first, _, last = ordinals.partition("-")
+        yield int(first), int(last or first), int(incarnation or 0)
+
+
+def _read_columns(steps: str, lengths: str, incarnations: str) -> Iterator[tuple[int, int, int]]:
+    end = 0
+    columns = (map(int, column.split(",")) for column in (steps, lengths, incarnations))
+    for step, length, incarnation in zip(*columns, strict=True):
+        first = end + step
+        end = first + length + 1
+        yield first, end - 1, incarnation
+
+
+def _transition(values: list[Any]) -> Transition:
+    kind, cause, message, from_size, goal, began, detected, deadline, graceful, not_before, counted, *later = values
+    weighed, full = later or (False, False)
+    return Transition(
+        kind=Kind(kind), cause=str(cause), message=str(message), from_size=int(from_size), goal=int(goal),
+        began_at=needed_time(began), detected_at=needed_time(detected), deadline=needed_time(deadline),
+        graceful=bool(graceful), not_before=read_time(not_before), counted=bool(counted), weighed=bool(weighed),
+        full=bool(full),
+    )  # fmt: skip
+
+
+def _window(values: list[Any]) -> Window:
+    number, since, restarts, full = values
+    return Window(int(number), read_time(since), int(restarts), int(full))
+
+
+def _gang(values: list[Any]) -> Gang:
+    since, bound, tries, rest_until = values
+    return Gang(needed_time(since), int(bound), int(tries), read_time(rest_until))
+
+
+def stamp(at: datetime | None) -> str | None:
+    """Write a time, to the millisecond."""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
+
+
+def read_time(text: str | None) -> datetime | None:
+    """Read a time; one without a zone is UTC."""
+    at = datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
+    return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
+
+
+def needed_time(text: str | None) -> datetime:
+    """Read a time that must be there. Raises RecordError."""
+    at = read_time(text)
+    if at is None:
+        raise RecordError("a time is missing")
+    return at
+
+
+def _ms(span: timedelta) -> int:
+    return span // timedelta(milliseconds=1)
+
+
+def _from_ms(number: Any) -> timedelta:
+    return timedelta(milliseconds=int(number))

@@ -1,0 +1,113 @@
+"""How often a job may be restarted, and how far the next restart reaches (spec.runPolicy, decision 17)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from .actions import Action, Note
+from .facts import Policy
+from .health import Health, View
+from .membership import remember, remove, soonest
+from .offenders import book_offence
+from .record import Kind, Record, Window
+
+# So many recoveries in a row that brought no newer step are a job that does not progress (decision 17).
+NO_PROGRESS_LIMIT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A recovery whose budgets were looked at. reason and message: why the job ends; empty when it goes on."""
+
+    record: Record
+    reason: str = ""
+    message: str = ""
+    actions: tuple[Action, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+def close_window(record: Record, policy: Policy, now: datetime) -> Record:
+    """Begin a new evaluation window when the present one is over; never between a fault and what follows from it."""
+    end = window_end(record, policy)
+    if end is None or now < end or record.transition is not None:
+        return record
+    return replace(record, window=Window(record.window.number + 1))
+
+
+def window_end(record: Record, policy: Policy) -> datetime | None:
+    """Give the end of the present evaluation window; None when nothing was counted in it."""
+    return record.window.since + policy.eval_period if record.window.since is not None else None
+
+
+def weigh(record: Record, view: View, policy: Policy, now: datetime) -> Weighed:
+    """Decide once for each recovery what it costs and how far it reaches.
+
+    Asked when every member is accounted for: by then it is known whether a lost node, which never counts, was behind the
+    failures of the workers. The answer is in the record before anything follows from it.
+    """
+    transition = record.transition
+    assert transition is not None
+    if transition.kind is not Kind.RECOVERY or transition.weighed:
+        return Weighed(record)
+    record = replace(record, transition=replace(transition, weighed=True))
+    record, notes = book_offence(record, policy, now)
+    if not transition.counted:
+        return Weighed(record, notes=notes)
+    ending = _why_it_ends(record, policy)
+    if ending is not None:
+        return Weighed(record, ending[0], f"{transition.message}; {ending[1]}", notes=notes)
+    if not _is_full_restart_due(record, policy):
+        return Weighed(record, notes=notes)
+    return _restart_everything(record, view, policy, notes)
+
+
+def does_not_progress(record: Record) -> bool:
+    """Whether recoveries follow each other without a newer step."""
+    return record.stalled >= NO_PROGRESS_LIMIT
+
+
+def _is_full_restart_due(record: Record, policy: Policy) -> bool:
+    return policy.restarts_before_full is not None and record.window.restarts > policy.restarts_before_full
+
+
+def _why_it_ends(record: Record, policy: Policy) -> tuple[str, str] | None:
+    transition, window = record.transition, record.window
+    assert transition is not None
+    if policy.max_retries is not None and record.retries > policy.max_retries:
+        return transition.cause, f"spec.runPolicy.jobMaxRetryCount {policy.max_retries} is used up"
+    if policy.max_retries is None and record.best_step >= 0 and does_not_progress(record):
+        text = f"{record.stalled} recoveries brought no step newer than {record.best_step}"
+        return "NoProgress", f"{text}; set spec.runPolicy.jobMaxRetryCount to have it tried that often"
+    limit = policy.max_full_restarts
+    if _is_full_restart_due(record, policy) and limit is not None and window.full >= limit:
+        return transition.cause, f"spec.runPolicy.restartPolicy.maxFullJobRestarts {limit} is used up"
+    return None
+
+
+def _restart_everything(record: Record, view: View, policy: Policy, notes: tuple[Note, ...]) -> Weighed:
+    """A full job restart: every pod that has a place is given up, and none of them is ever taken back."""
+    transition, window = record.transition, record.window
+    assert transition is not None
+    actions: list[Action] = []
+    given_up = [r for r in view.by_id.values() if r.pod.node and r.health is not Health.ENDED]
+    for replica in given_up:
+        actions += remove(replica, "full job restart")
+    text = (
+        f"{window.restarts} restarts within {policy.eval_period.total_seconds():g} s, more than "
+        f"numRestartBeforeFullJobRestart {policy.restarts_before_full}: all pods are made anew"
+    )
+    known = frozenset(record.lost)
+    begun = replace(
+        remember(record, (r.id for r in given_up)), transition=replace(transition, full=True), members=(), is_full_restart=True,
+        window=replace(window, restarts=0, full=window.full + 1),
+        lost=(*record.lost, *(r.id for r in given_up if r.id not in known)),
+    )  # fmt: skip
+    note = Note("FullJobRestart", text, warning=True)
+    return Weighed(begun, actions=tuple(actions), notes=(*notes, note))
+
+
+def next_window_end(record: Record, policy: Policy, now: datetime) -> datetime | None:
+    """Give when the evaluation window must be closed, for its counts are in the status."""
+    end = window_end(record, policy)
+    return soonest(end) if record.transition is None and end is not None and end > now else None

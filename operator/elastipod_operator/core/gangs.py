@@ -1,0 +1,123 @@
+"""Half gangs (decision 14): places that cannot make a whole gang or increment are given back, so that two jobs that wait
+for each other's places do not wait for ever. One pod in wait stays as the demand that autoscalers see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from .actions import Note
+from .backoff import backoff, jitter
+from .facts import Policy
+from .health import Health, Replica, View
+from .membership import remember, room_for, soonest
+from .names import Slot
+from .record import Gang, Record
+
+PATIENCE = timedelta(seconds=120)
+# The patience of different jobs differs by up to half, so that one of two that block each other is first.
+PATIENCE_SPREAD = 0.5
+# The demand comes back so long after the places were given back: others in wait are placed first.
+DEMAND_PAUSE = timedelta(seconds=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Pods that hold a place: `whole` of them make a gang or increments that can train, `partial` more do not."""
+
+    whole: int
+    partial: int
+    is_short: bool
+    """Some pod waits for a place, or was refused."""
+
+
+def places(record: Record, view: View, policy: Policy, *, refused: bool) -> Places:
+    """Count the places that the job holds."""
+    living = [r for r in view.newest.values() if _lives(r)]
+    bound = [r.id for r in living if r.pod.node]
+    is_short = refused or any(not r.pod.node for r in living)
+    if record.transition is not None:
+        held = room_for(bound, policy)
+        whole = policy.sizes.fit(held)
+        return Places(whole, 0 if whole else held, is_short)
+    held = room_for({*record.members, *bound}, policy)
+    whole = max(len(record.members), policy.sizes.fit(held))
+    return Places(whole, max(0, held - whole), is_short)
+
+
+def _lives(replica: Replica) -> bool:
+    return replica.health not in (Health.ENDED, Health.LOST, Health.DOOMED)
+
+
+def watch_gang(
+    record: Record, view: View, policy: Policy, now: datetime, key: str, *, refused: bool
+) -> tuple[Record, tuple[Note, ...]]:
+    """Follow an incomplete gang or increment: wait, give its places back, rest, ask again."""
+    have, gang = places(record, view, policy, refused=refused), record.gang
+    if gang is not None and gang.rest_until is not None:
+        if now < gang.rest_until or not have.partial:
+            return record, ()
+        return replace(record, gang=Gang(now, have.partial, gang.tries)), ()
+    if not have.partial or not have.is_short:
+        return _unwatched(record, now), ()
+    if gang is None or have.partial > gang.bound:
+        return replace(record, gang=Gang(now, have.partial, gang.tries if gang else 0)), ()
+    if now < _patience(gang, key):
+        return record, ()
+    return _give_back(record, view, policy, now, key, have.partial)
+
+
+def _unwatched(record: Record, now: datetime) -> Record:
+    gang = record.gang
+    if gang is None or not gang.tries:
+        return replace(record, gang=None)
+    return record if not gang.bound else replace(record, gang=Gang(now, 0, gang.tries))
+
+
+def _patience(gang: Gang, key: str) -> datetime:
+    return gang.since + PATIENCE * (1 + PATIENCE_SPREAD * jitter(key, gang.tries))
+
+
+def _give_back(
+    record: Record, view: View, policy: Policy, now: datetime, key: str, number: int
+) -> tuple[Record, tuple[Note, ...]]:
+    assert record.gang is not None
+    tries = record.gang.tries + 1
+    rest = DEMAND_PAUSE + backoff(policy.backoff_base, policy.backoff_max, tries, key)
+    waited_s = (now - record.gang.since).total_seconds()
+    what = "the smallest size" if record.transition is not None else "a whole increment"
+    text = (
+        f"{number} pods had places for {waited_s:.0f} s, too few for {what}; their places are given back for others, "
+        "and one pod waits for room"
+    )
+    # Who is given back is not at fault for anything that follows.
+    members = () if record.transition is not None else record.members
+    resting = replace(remember(record, view.by_id), members=members, gang=Gang(now, 0, tries, now + rest))
+    return resting, (Note("PlacesGivenBack", text),)
+
+
+def next_look(record: Record, key: str, now: datetime) -> datetime | None:
+    """Give when an incomplete gang must be looked at again; while its demand waits for a place, the watch tells."""
+    gang = record.gang
+    if gang is None:
+        return None
+    if gang.rest_until is None:
+        return _patience(gang, key) if gang.bound else None
+    return soonest(*(at for at in (gang.since + DEMAND_PAUSE, gang.rest_until) if at > now))
+
+
+def restrict(wanted: list[Slot], record: Record, view: View, policy: Policy, now: datetime) -> list[Slot]:
+    """Give the slots that are wanted while places are given back: those in use, and one that shows the demand."""
+    gang = record.gang
+    if gang is None or gang.rest_until is None:
+        return wanted
+    members = {member.slot for member in record.members} if record.transition is None else set()
+    whole = places(record, view, policy, refused=False).whole if record.transition is None else 0
+    others = sorted((s for s in wanted if s not in members), key=lambda s: not _is_bound(view.newest.get(s)))
+    demand = 1 if now >= gang.since + DEMAND_PAUSE else 0
+    return [*(s for s in wanted if s in members), *others[: whole - len(members) + demand if members else demand]]
+
+
+def _is_bound(replica: Replica | None) -> bool:
+    return replica is not None and _lives(replica) and bool(replica.pod.node)

@@ -1,0 +1,64 @@
+"""Growing: when enough further replicas are ready, and whether it is time (decision 12)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from .backoff import backoff
+from .facts import Policy
+from .health import Health, Replica, View
+from .membership import room_for
+from .record import Kind, Record
+from .scene import Scene, begin
+
+CAUSE = "CapacityAvailable"
+
+
+def possible_size(record: Record, view: View, policy: Policy) -> int:
+    """Give the largest allowed size with the members and all who are ready."""
+    ready = {r.id for r in view.candidates()}
+    return policy.sizes.fit(room_for({*record.members, *ready}, policy))
+
+
+def growth_window(record: Record, scene: Scene, members: list[Replica]) -> tuple[Record, datetime | None]:
+    """Open, keep or close the window in which ready increments are collected."""
+    size = len(record.members)
+    possible = possible_size(record, scene.view, scene.policy)
+    # A voluntary resize does not begin while a member is out of sight: its drain would end in a recovery.
+    in_sight = len(members) == size and all(r.health is Health.GOOD for r in members)
+    if possible <= size or record.settled_at is None or not in_sight:
+        return replace(record, window_since=None), None
+    opened = record.window_since or scene.now
+    due = growth_due(replace(record, window_since=opened), scene.policy, scene.key)
+    if due is not None and scene.now < due:
+        return replace(record, window_since=opened), due
+    message = f"{possible - size} more replicas are ready"
+    return begin(record, scene, Kind.RESIZE, CAUSE, message, goal=possible), None
+
+
+def growth_due(record: Record, policy: Policy, key: str) -> datetime | None:
+    """Give when the open window closes: after scalingTimeout, the snooze, the stable period and the back-off."""
+    if record.window_since is None:
+        return None
+    due = record.window_since + policy.scaling_timeout
+    if record.recovered_at is not None:
+        due = max(due, record.recovered_at + policy.snooze)
+    if record.resized_at is not None:
+        due = max(due, record.resized_at + policy.min_stable)
+    if record.resize_failures and record.resize_failed_at is not None:
+        wait = backoff(policy.backoff_base, policy.backoff_max, record.resize_failures, key)
+        due = max(due, record.resize_failed_at + wait)
+    return due
+
+
+def growth_failed(record: Record, now: datetime) -> Record:
+    """Note that a growth came to nothing: the next one waits (consecutiveScalingFailures)."""
+    return replace(record, grew_from=0, resize_failures=record.resize_failures + 1, resize_failed_at=now)
+
+
+def note_broken_growth(record: Record, now: datetime) -> Record:
+    """A fault comes: was it in the middle of a growth, or before the larger generation was RUNNING?"""
+    transition = record.transition
+    is_growing = transition is not None and transition.kind is Kind.RESIZE and transition.cause == CAUSE
+    return growth_failed(record, now) if is_growing or record.grew_from else record

@@ -1,0 +1,62 @@
+"""The starts of a job's workers, for people and pictures (annotation `elastipod.io/history`, contracts 8)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from .codec import RecordError, needed_time, read_time, stamp
+from .record import Kind
+
+MAX_HISTORY = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """One start of the workers."""
+
+    generation: int
+    from_size: int
+    to_size: int
+    kind: Kind
+    cause: str
+    at: datetime
+    detected_at: datetime
+    running_at: datetime | None = None
+
+
+def encode_history(entries: tuple[HistoryEntry, ...]) -> str:
+    """Give the text of the history annotation, the newest MAX_HISTORY entries."""
+    return json.dumps(
+        [
+            {
+                "generation": e.generation, "from": e.from_size, "to": e.to_size, "kind": e.kind.value, "cause": e.cause,
+                "at": stamp(e.at), "detected_at": stamp(e.detected_at), "running_at": stamp(e.running_at),
+            }
+            for e in entries[-MAX_HISTORY:]
+        ],
+        separators=(",", ":"),
+    )  # fmt: skip
+
+
+def decode_history(text: str) -> tuple[HistoryEntry, ...]:
+    """Read a history annotation; a damaged one counts as empty."""
+    try:
+        return tuple(
+            HistoryEntry(
+                generation=int(e["generation"]), from_size=int(e["from"]), to_size=int(e["to"]), kind=Kind(e["kind"]),
+                cause=str(e["cause"]), at=needed_time(e["at"]), detected_at=needed_time(e["detected_at"]),
+                running_at=read_time(e["running_at"]),
+            )
+            for e in json.loads(text)
+        )  # fmt: skip
+    except (RecordError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
+        return ()
+
+
+def mark_running(entries: tuple[HistoryEntry, ...], generation: int, at: datetime) -> tuple[HistoryEntry, ...]:
+    """Note when all agents of a generation answered RUNNING."""
+    return tuple(
+        replace(e, running_at=at) if e.generation == generation and e.running_at is None else e for e in entries
+    )

@@ -1,0 +1,135 @@
+"""Where a job's time goes: every second is booked to one phase, and the phases sum to its life so far.
+
+Kept in the record, so that it survives the operator. A phase may be found out a little later than it began: fault
+detection is booked back to the last step that was seen. Queues will book `queued`; `saving` needs the workers' word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from .facts import Observed
+from .health import Health, Replica, View
+from .record import Kind, Ledger, Record
+
+MILLISECOND = timedelta(milliseconds=1)
+
+
+class Phase(StrEnum):
+    """What a job does, or waits for."""
+
+    QUEUED = "queued"
+    SCHEDULING = "scheduling"  # too few pods have a place
+    STARTING = "starting"  # enough have one, their agents are awaited
+    RENDEZVOUS = "rendezvous"  # the workers are started, until all agents answer RUNNING
+    LOADING = "loading"  # until the first step, of jobs that report steps
+    TRAINING = "training"
+    RECOMPUTING = "recomputing"  # steps that had been made before the last fault
+    DRAINING = "draining"  # until all workers stand at the checkpoint
+    SAVING = "saving"
+    DETECTING = "detecting"  # from the last step before a fault until all workers are stopped
+    WAITING = "waiting for replacement"
+    SUSPENDED = "suspended"
+
+
+IN_TRAINING = (Phase.TRAINING, Phase.RECOMPUTING)
+
+
+def keep_ledger(record: Record, seen: Observed, view: View) -> Record:
+    """Book the time until now, when the phase changed. The clock stops with the job's end."""
+    ledger = record.ledger
+    if ledger.since is None:
+        if ledger.phase or ledger.booked:
+            return record  # it has stopped
+        ledger = Ledger(Phase.SCHEDULING, _cut(seen.job.created_at))
+    phase = "" if record.outcome else phase_of(record, view)
+    if phase == ledger.phase:
+        return replace(record, ledger=ledger)
+    at = _changed_at(phase, ledger, seen, view)
+    booked = _book(ledger, at)
+    closed = record.outcome != ""
+    return replace(record, ledger=Ledger(phase or "ended", None if closed else at, booked))
+
+
+def total(ledger: Ledger, now: datetime) -> dict[str, timedelta]:
+    """Give the time of each phase so far, the present one included."""
+    booked = _book(ledger, _cut(now)) if ledger.since is not None else ledger.booked
+    return {phase: ms * MILLISECOND for phase, ms in booked}
+
+
+def _book(ledger: Ledger, until: datetime) -> tuple[tuple[str, int], ...]:
+    assert ledger.since is not None
+    sums = dict(ledger.booked)
+    sums[ledger.phase] = sums.get(ledger.phase, 0) + max(0, (until - ledger.since) // MILLISECOND)
+    return tuple(sorted((phase, ms) for phase, ms in sums.items() if ms))
+
+
+def _changed_at(phase: str, ledger: Ledger, seen: Observed, view: View) -> datetime:
+    """Give when a phase began: now, or for a fault when the last step was seen. Never before the one that it follows."""
+    assert ledger.since is not None
+    at = seen.now
+    if phase == Phase.DETECTING and ledger.phase in IN_TRAINING:
+        steps = [r.agent.step_at for r in view.by_id.values() if r.agent.step_at is not None]
+        at = min(at, max(steps, default=at))
+    return max(_cut(at), ledger.since)
+
+
+def _cut(at: datetime) -> datetime:
+    """Times are written to the millisecond; cut before they are summed, nothing gets lost."""
+    return at.replace(microsecond=at.microsecond // 1000 * 1000)
+
+
+def phase_of(record: Record, view: View) -> Phase:
+    """Say what the job does now."""
+    transition = record.transition
+    if transition is None:
+        return _running_phase(record, view)
+    at_work = [r for m in record.members if (r := view.get(m)) is not None and not r.parked and _may_work(r)]
+    if transition.kind is Kind.SUSPEND:
+        return Phase.DRAINING if at_work else Phase.SUSPENDED
+    if transition.kind is Kind.RECOVERY:
+        if not transition.weighed:
+            return Phase.DETECTING
+        return Phase.WAITING
+    if transition.kind is Kind.RESIZE and at_work:
+        return Phase.DRAINING
+    bound = [r for r in view.newest.values() if _may_work(r) and r.pod.node]
+    return Phase.SCHEDULING if len(bound) < transition.goal else Phase.STARTING
+
+
+def _may_work(replica: Replica) -> bool:
+    return replica.health not in (Health.LOST, Health.ENDED)
+
+
+def _running_phase(record: Record, view: View) -> Phase:
+    if record.settled_at is None:
+        return Phase.RENDEZVOUS
+    steps = [step for m in record.members if (step := _step(view.get(m), record)) is not None]
+    if not steps:
+        # Who never reported a step is believed to train; workers out of sight are, too.
+        is_awaited = record.best_step >= 0 and record.ledger.phase in (Phase.RENDEZVOUS, Phase.LOADING)
+        return Phase.LOADING if is_awaited else Phase.TRAINING
+    if record.ledger.phase == Phase.TRAINING:
+        return Phase.TRAINING
+    return Phase.RECOMPUTING if max(steps) <= record.best_step else Phase.TRAINING
+
+
+def _step(replica: Replica | None, record: Record) -> int | None:
+    if replica is None or not replica.runs(record.generation):
+        return None
+    return replica.agent.step
+
+
+def next_change(record: Record, view: View, now: datetime) -> datetime | None:
+    """Give when repeated steps should be over: nothing else tells of the first new one."""
+    if record.ledger.phase != Phase.RECOMPUTING:
+        return None
+    members = [r.agent for m in record.members if (r := view.get(m)) is not None and r.agent.step is not None]
+    if not members:
+        return None
+    newest = max(members, key=lambda agent: agent.step or 0)
+    pace = newest.step_pace or timedelta(seconds=5)
+    left = max(1, record.best_step + 1 - (newest.step or 0))
+    return now + max(timedelta(seconds=1), left * pace)

@@ -1,0 +1,63 @@
+"""Nodes that fault again and again: new pods keep away from them for a while (maxNumRepeatOffendersToAvoid)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from .actions import Note
+from .facts import Policy
+from .record import Offence, Record
+
+# From so many faults on a node is a repeat offender.
+REPEATED = 2
+# Nodes on which account is kept; more of them would not fit into the record.
+MAX_KEPT = 32
+
+
+def book_offence(record: Record, policy: Policy, now: datetime) -> tuple[Record, tuple[Note, ...]]:
+    """Count a fault against the nodes that it began on: worker faults and lost nodes, not what a user or a queue did."""
+    transition = record.transition
+    assert transition is not None
+    if not policy.max_offenders or not (transition.counted or transition.cause == "NodeLost"):
+        return record, ()
+    before = avoided(record, policy, now)
+    known = {o.node: o for o in _current(record, policy, now)}
+    for node in {c.node for c in record.culprits if c.node}:
+        times = known[node].times + 1 if node in known else 1
+        known[node] = Offence(node, times, now)
+    newest = sorted(known.values(), key=lambda o: (o.at, o.node))[-MAX_KEPT:]
+    booked = replace(record, offences=tuple(newest))
+    fresh = [node for node in avoided(booked, policy, now) if node not in before]
+    return booked, tuple(_note(node, booked, policy) for node in fresh)
+
+
+def _note(node: str, record: Record, policy: Policy) -> Note:
+    times = next(o.times for o in record.offences if o.node == node)
+    text = f"node {node} was behind {times} faults; new pods avoid it for {policy.eval_period.total_seconds():g} s"
+    return Note("NodeAvoided", text, warning=True)
+
+
+def avoided(record: Record, policy: Policy, now: datetime) -> tuple[str, ...]:
+    """Give the nodes that new pods must not be placed on: the latest offenders, as many as the user allows."""
+    if not policy.max_offenders:
+        return ()
+    repeated = [o for o in _current(record, policy, now) if o.times >= REPEATED]
+    latest = sorted(repeated, key=lambda o: (o.at, o.node))[-min(policy.max_offenders, MAX_KEPT) :]
+    return tuple(sorted(o.node for o in latest))
+
+
+def forget_old(record: Record, policy: Policy, now: datetime) -> Record:
+    """Drop offences that are older than the evaluation period."""
+    current = _current(record, policy, now) if policy.max_offenders else ()
+    return record if len(current) == len(record.offences) else replace(record, offences=tuple(current))
+
+
+def next_pardon(record: Record, policy: Policy, now: datetime) -> datetime | None:
+    """Give when the next offence is forgotten."""
+    ends = (o.at + policy.eval_period for o in record.offences)
+    return min((at for at in ends if at > now), default=None)
+
+
+def _current(record: Record, policy: Policy, now: datetime) -> list[Offence]:
+    return [o for o in record.offences if now < o.at + policy.eval_period]

@@ -1,0 +1,146 @@
+"""The workers of a generation run: what ends it, what changes it, and who is to be started yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from .actions import Action, HoldSpare, Note, StartWorkers
+from .escalation import close_window, next_window_end
+from .facts import AgentState
+from .gangs import next_look, watch_gang
+from .growth import growth_window
+from .health import Health, Replica
+from .incidents import find_incident
+from .membership import room_for, soonest
+from .offenders import forget_old, next_pardon
+from .payback import with_pause
+from .record import Kind, Record
+from .scene import Scene, Step, awaits_start, begin, finish
+from .stopping import hard_stop, takes_part
+from .transit import in_transition, recover
+
+# A pod that is to be killed needs this long after its workers are gone to end in order.
+KILL_MARGIN = timedelta(seconds=5)
+
+
+def running(record: Record, scene: Scene) -> Step:
+    """Decide for a job whose workers run, or were told to."""
+    record = close_window(record, scene.policy, scene.now)
+    incident = find_incident(record, scene.view)
+    if incident is not None:
+        return recover(record, scene, incident)
+    members = [replica for member in record.members if (replica := scene.view.get(member)) is not None]
+    if _all_completed(members, record):
+        message = f"all {len(members)} replicas finished"
+        return finish(record, scene, "Completed", "Completed", message)
+    planned = _planned_change(record, scene, members)
+    if planned is not None:
+        return in_transition(planned, scene)
+    record, wake = growth_window(record, scene, members)
+    if record.transition is not None:
+        return in_transition(record, scene)
+    return _keep_running(record, scene, members, wake)
+
+
+def _all_completed(members: list[Replica], record: Record) -> bool:
+    return len(members) == len(record.members) and all(
+        r.agent.state is AgentState.COMPLETED and r.runs(record.generation) for r in members
+    )
+
+
+def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Record | None:
+    """Begin a drain when the user, a node or the API server asks for one; None when nobody does."""
+    policy = scene.policy
+    size = len(record.members)
+    if policy.suspend:
+        return begin(record, scene, Kind.SUSPEND, "Suspended", "the user suspended the job", goal=0)
+    doomed = [r for r in members if r.health is Health.DOOMED]
+    if doomed:
+        healthy = {r.id for r in members if r.health is not Health.DOOMED}
+        ready = {r.id for r in scene.view.candidates()}
+        goal = policy.sizes.fit(room_for(healthy | ready, policy)) or policy.sizes.minimum
+        kill_at = soonest(*(r.pod.kill_at for r in doomed))
+        limit = kill_at - KILL_MARGIN if kill_at is not None else None
+        return begin(record, scene, Kind.RESIZE, doomed[0].why, _several(doomed), goal=goal, limit=limit)
+    if 0 < policy.sizes.fit(size) < size:
+        message = f"{size} replicas are not an allowed size any more; the next one is {policy.sizes.fit(size)}"
+        return begin(record, scene, Kind.RESIZE, "ScaledByUser", message, goal=policy.sizes.fit(size))
+    drained = [
+        r for r in members if r.agent.state is AgentState.READY and r.agent.drained and r.runs(record.generation)
+    ]
+    if drained:
+        message = f"the workers of pod {drained[0].pod.name} were asked to stop by somebody else and did"
+        return begin(record, scene, Kind.RESIZE, "DrainedFromOutside", message, goal=size)
+    return None
+
+
+def _several(doomed: list[Replica]) -> str:
+    more = f" (and {len(doomed) - 1} more)" if len(doomed) > 1 else ""
+    return doomed[0].detail + more
+
+
+def _keep_running(record: Record, scene: Scene, members: list[Replica], wake: datetime | None) -> Step:
+    """Start what has not started yet; note the moment at which everybody runs; follow what runs out by itself."""
+    actions: list[Action] = []
+    for rank, member in enumerate(record.members):
+        replica = scene.view.get(member)
+        if replica is not None and awaits_start(replica, record):
+            actions.append(StartWorkers(replica.pod.name, rank))
+    ids = frozenset(record.members)
+    for replica in scene.view.by_id.values():
+        if replica.busy and not takes_part(replica, record, ids):
+            actions.append(hard_stop(replica, record))
+    actions += _spares(record, scene)
+    policy, now = scene.policy, scene.now
+    record = forget_old(record, policy, now)
+    record, notes = watch_gang(record, scene.view, policy, now, scene.key, refused=scene.is_refused)
+    due = soonest(
+        wake,
+        next_window_end(record, policy, now),
+        next_pardon(record, policy, now),
+        next_look(record, scene.key, now),
+    )
+    step = Step(record, tuple(actions), notes, wake_at=due)
+    if record.settled_at is None and _all_run(members, record):
+        return replace(_settle(step, scene), wake_at=now)  # what is ready already may open the growth window
+    return step
+
+
+def _spares(record: Record, scene: Scene) -> list[Action]:
+    """Tell the spares of each spec what they are, so that they may prepare; they stay ready."""
+    found: list[Action] = []
+    if record.settled_at is None or not any(spec.spares for spec in scene.policy.specs):
+        return found
+    members = frozenset(record.members)
+    for spec in scene.policy.specs:
+        idle = [r for r in scene.view.candidates() if r.id.spec == spec.name and r.id not in members]
+        for number, replica in enumerate(sorted(idle, key=lambda r: r.id)[: spec.spares]):
+            agent = replica.agent
+            is_told = agent.is_spare and agent.generation == record.generation
+            if agent.generation is not None and not is_told:  # agents of another make would start their workers
+                found.append(HoldSpare(replica.pod.name, len(record.members) + number))
+    return found
+
+
+def _all_run(members: list[Replica], record: Record) -> bool:
+    return len(members) == len(record.members) and all(
+        r.agent.state in (AgentState.RUNNING, AgentState.COMPLETED) and r.runs(record.generation) for r in members
+    )
+
+
+def _settle(step: Step, scene: Scene) -> Step:
+    record = step.record
+    recovered = record.incident_at is not None
+    settled = replace(
+        with_pause(record, scene.now),
+        settled_at=scene.now,
+        started_at=record.started_at or scene.now,
+        recovered_at=scene.now if recovered else record.recovered_at,
+        resized_at=scene.now if record.generation > 1 and not recovered else record.resized_at,
+        incident_at=None,
+    )
+    if record.grew_from:
+        settled = replace(settled, grew_from=0, resize_failures=0, resize_failed_at=None)
+    note = Note("Running", f"{len(record.members)} replicas train in generation {record.generation}")
+    return replace(step, record=settled, running_since=scene.now, notes=(*step.notes, note))

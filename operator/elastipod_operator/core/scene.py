@@ -1,0 +1,93 @@
+"""What all parts of a decision share: what they look at, and the beginning of a change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from .actions import Action, Note
+from .ending import plan_end
+from .facts import AgentState, Observed, Policy
+from .health import Replica, View
+from .history import HistoryEntry
+from .incidents import STOP_TIME
+from .payback import with_pace
+from .record import Kind, Record, Transition
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a plan on its way to being whole."""
+
+    record: Record
+    actions: tuple[Action, ...] = ()
+    notes: tuple[Note, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
+    running_since: datetime | None = None
+    wake_at: datetime | None = None
+    takes_spec: bool = False
+
+    def also(self, *actions: Action) -> Step:
+        return replace(self, actions=(*self.actions, *actions))
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What every part of the decision looks at. key: tells this job's waits from those of others."""
+
+    seen: Observed
+    policy: Policy
+    view: View
+    now: datetime = field(init=False)
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "now", self.seen.now)
+        object.__setattr__(self, "key", self.seen.job.uid)
+
+    @property
+    def is_refused(self) -> bool:
+        return bool(self.seen.refusal)
+
+
+def begin(
+    record: Record, scene: Scene, kind: Kind, cause: str, message: str, *, goal: int, limit: datetime | None = None
+) -> Record:
+    """Begin a planned change: the workers are asked for a checkpoint where they have something to save."""
+    graceful = _has_work_to_save(record, scene)
+    deadline = scene.now + (scene.policy.graceful_timeout if graceful else STOP_TIME)
+    if limit is not None:
+        deadline = max(scene.now, min(deadline, limit))
+    transition = Transition(
+        kind=kind, cause=cause, message=message, from_size=len(record.members), goal=goal, began_at=scene.now,
+        detected_at=scene.now, deadline=deadline, graceful=graceful,
+    )  # fmt: skip
+    return replace(with_pace(record, scene.view), transition=transition, window_since=None, gang=None)
+
+
+def _has_work_to_save(record: Record, scene: Scene) -> bool:
+    """Whether a checkpoint can be asked for: not between two generations, nor before every member was started.
+
+    Members that have not answered yet, to an operator that just began, are believed to be at work.
+    """
+    if record.transition is not None:
+        return False
+    members = [r for m in record.members if (r := scene.view.get(m)) is not None]
+    return not all(r.parked for r in members) and not any(awaits_start(r, record) for r in members)
+
+
+def awaits_start(replica: Replica, record: Record) -> bool:
+    """Whether a member has not taken the /start of the present generation yet."""
+    if replica.agent.state not in (AgentState.READY, AgentState.INIT):
+        return False
+    return replica.agent.generation is None or replica.agent.generation < record.generation
+
+
+def finish(record: Record, scene: Scene, outcome: str, reason: str, message: str) -> Step:
+    """End the job."""
+    ended = replace(
+        record, outcome=outcome, outcome_reason=reason, outcome_message=message, ended_at=scene.now, transition=None,
+        window_since=None, incident_at=None, gang=None,
+    )  # fmt: skip
+    record, actions, wake = plan_end(scene.seen, ended, scene.view)
+    return Step(record, actions, (Note(outcome, message, warning=outcome == "Failed"),), wake_at=wake)

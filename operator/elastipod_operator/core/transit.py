@@ -1,0 +1,151 @@
+"""Between two generations: the workers are stopped, enough replicas are gathered, the next generation begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from .actions import Action, Note, StartWorkers
+from .escalation import weigh
+from .facts import Policy
+from .gangs import next_look, watch_gang
+from .growth import CAUSE, growth_failed, note_broken_growth
+from .health import Replica
+from .history import HistoryEntry
+from .incidents import STOP_TIME, Incident, begin_recovery, find_incident
+from .membership import remember, remove, usable
+from .payback import with_pace
+from .record import Kind, Record, Transition
+from .scene import Scene, Step, begin, finish
+from .stopping import is_forced, stop_members
+
+
+def recover(record: Record, scene: Scene, incident: Incident) -> Step:
+    """Book an incident and begin its recovery."""
+    record = replace(note_broken_growth(with_pace(record, scene.view), scene.now), gang=None, paused_at=None)
+    begun = begin_recovery(record, scene.view, scene.policy, scene.now, incident, scene.key)
+    note = Note(incident.cause, incident.message, warning=True)
+    step = in_transition(begun, scene)
+    return replace(step, notes=(note, *step.notes))
+
+
+def in_transition(record: Record, scene: Scene) -> Step:
+    """Decide for a job whose workers are being stopped or gathered."""
+    transition = record.transition
+    assert transition is not None
+    if transition.graceful and not is_forced(record, scene.now):
+        incident = find_incident(record, scene.view)
+        if incident is not None:  # decision 18
+            return recover(record, scene, incident)
+    record, stops, wake = stop_members(record, scene.view, scene.policy, scene.now)
+    if wake is not None:
+        announce = _announcement(transition) if scene.now == transition.began_at else ()
+        return Step(record, tuple(stops), wake_at=wake, notes=announce)
+    assert record.transition is not None
+    record = replace(record, transition=replace(record.transition, graceful=False))  # nothing can break the drain now
+    if transition.kind is Kind.SUSPEND:
+        return _suspended(record, scene)
+    weighed = weigh(record, scene.view, scene.policy, scene.now)
+    if weighed.reason:
+        step = finish(weighed.record, scene, "Failed", weighed.reason, weighed.message)
+        return replace(step, notes=(*weighed.notes, *step.notes))
+    if weighed.actions:  # who is given up must be on record before the pods go
+        return Step(weighed.record, weighed.actions, weighed.notes, wake_at=scene.now)
+    step = _gather(weighed.record, scene)
+    return replace(step, notes=(*weighed.notes, *step.notes))
+
+
+def _announcement(transition: Transition) -> tuple[Note, ...]:
+    if transition.kind is Kind.RECOVERY:
+        return ()
+    aim = f"{transition.from_size} -> {transition.goal}" if transition.goal else "all workers stop"
+    return (Note("Draining", f"{aim}: {transition.message}"),)
+
+
+def _suspended(record: Record, scene: Scene) -> Step:
+    if scene.policy.suspend:
+        removals: list[Action] = []
+        for replica in scene.view.by_id.values():
+            removals += remove(replica, "the job is suspended")
+        return Step(replace(remember(record, scene.view.by_id), members=()), tuple(removals))
+    transition = record.transition
+    assert transition is not None
+    goal = scene.policy.sizes.fit(transition.from_size) or scene.policy.sizes.start
+    resumed = replace(
+        transition, kind=Kind.START, cause="Resumed", message="the user resumed the job", goal=goal, from_size=0,
+        began_at=scene.now, detected_at=scene.now, deadline=scene.now + STOP_TIME, graceful=False,
+    )  # fmt: skip
+    record = replace(
+        remember(record, scene.view.by_id), transition=resumed, members=(), window_since=None, incident_at=None,
+        idle=record.idle + (scene.now - transition.began_at),  # no deadline runs meanwhile (decision 16)
+    )  # fmt: skip
+    step = Step(record, notes=(Note("Resumed", resumed.message),), wake_at=scene.now, takes_spec=True)
+    # Who resumes the job before its pods were gone finds them made from the old template.
+    return give_up_all(step, scene, "made from a template that was edited") if scene.seen.job.pending_edits else step
+
+
+def give_up_all(step: Step, scene: Scene, why: str) -> Step:
+    """Have every pod made anew."""
+    known = frozenset(step.record.lost)
+    pods = [r for r in scene.view.by_id.values() if r.id not in known]
+    removals: list[Action] = []
+    for replica in pods:
+        removals += remove(replica, why)
+    lost = (*step.record.lost, *(r.id for r in pods))
+    return replace(step.also(*removals), record=replace(remember(step.record, lost), lost=lost))
+
+
+def _gather(record: Record, scene: Scene) -> Step:
+    """All old workers are stopped: wait for enough ready replicas, then allocate the next generation."""
+    transition, sizes, now = record.transition, scene.policy.sizes, scene.now
+    assert transition is not None
+    if scene.policy.suspend:
+        return _suspended(begin(record, scene, Kind.SUSPEND, "Suspended", "the user suspended the job", goal=0), scene)
+    ready = usable(scene.view.candidates(), record, scene.policy)
+    size = sizes.fit(min(len(ready), sizes.maximum))
+    if not size:
+        record, notes = watch_gang(
+            replace(record, window_since=None), scene.view, scene.policy, now, scene.key, refused=scene.is_refused
+        )
+        return Step(record, notes=notes, wake_at=next_look(record, scene.key, now))
+    if transition.not_before is not None and now < transition.not_before:
+        return Step(record, wake_at=transition.not_before)
+    record = replace(record, window_since=record.window_since or now)
+    patience = _patience(record, transition, scene.policy)
+    if size < sizes.fit(min(transition.goal, sizes.maximum)) and now < patience:
+        return Step(record, wake_at=patience)
+    return _start(record, scene, ready[:size])
+
+
+def _patience(record: Record, transition: Transition, policy: Policy) -> datetime:
+    """Until when fewer replicas than wanted are not good enough (decision 12; faultyScaleDownTimeoutInSeconds)."""
+    if transition.kind is Kind.START or transition.full:
+        assert record.window_since is not None
+        return record.window_since + policy.scaling_timeout
+    if transition.kind is Kind.RECOVERY:
+        return transition.detected_at + policy.faulty_timeout
+    return transition.began_at
+
+
+def _start(record: Record, scene: Scene, chosen: list[Replica]) -> Step:
+    transition = record.transition
+    assert transition is not None
+    generation = 1 + max(record.generation, scene.view.highest_generation())
+    started = replace(
+        record, generation=generation, members=tuple(r.id for r in chosen), master_addr=chosen[0].pod.ip,
+        transition=None, window_since=None, settled_at=None, gang=None, grew_from=0,
+        paused_at=transition.began_at if transition.kind is Kind.RESIZE else None,
+    )  # fmt: skip
+    if transition.kind is Kind.RESIZE and transition.cause == CAUSE:
+        grew = len(chosen) > transition.from_size
+        started = replace(started, grew_from=transition.from_size) if grew else growth_failed(started, scene.now)
+    entry = HistoryEntry(
+        generation=generation, from_size=transition.from_size, to_size=len(chosen), kind=transition.kind,
+        cause=transition.cause, at=scene.now, detected_at=transition.detected_at,
+    )  # fmt: skip
+    starts = tuple(StartWorkers(replica.pod.name, rank) for rank, replica in enumerate(chosen))
+    reason = {Kind.START: "Started", Kind.RESIZE: "Resized", Kind.RECOVERY: "Recovered"}[transition.kind]
+    note = Note(
+        reason, f"{transition.from_size} -> {len(chosen)} replicas, generation {generation}: {transition.message}"
+    )
+    return Step(started, starts, notes=(note,), history=(entry,))

@@ -1,0 +1,82 @@
+"""The part of the spec that acts only when a job is suspended and resumed (decision 31), kept in an annotation.
+
+Pods that are made while a job runs are like those that run with them, whatever the template says by now. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from ..core.names import ANNOTATION_APPLIED
+
+Spec = dict[str, Any]
+# Whoever may edit the job may write anything there.
+MAX_UNPACKED = 4 << 20
+
+
+def encode_applied(spec: Mapping[str, Any]) -> str:
+    """Give the annotation's text for the templates and worker counts of a spec as it is now."""
+    kept = {
+        "nprocPerNode": spec.get("nprocPerNode"),
+        "templates": {s["name"]: s.get("template") for s in spec.get("replicaSpecs") or ()},
+    }
+    text = json.dumps(kept, separators=(",", ":"), sort_keys=True)
+    return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+
+
+@lru_cache(maxsize=512)
+def _decoded(text: str) -> Spec | None:
+    try:
+        unpacker = zlib.decompressobj()
+        kept = json.loads(unpacker.decompress(base64.b85decode(text), MAX_UNPACKED))
+        return kept if unpacker.eof and isinstance(kept["templates"], dict) and "nprocPerNode" in kept else None
+    except (zlib.error, binascii.Error, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def applied_of(body: Mapping[str, Any]) -> Spec | None:
+    """Read the annotation of a job; None when there is none that can be read."""
+    text = (body["metadata"].get("annotations") or {}).get(ANNOTATION_APPLIED)
+    return _decoded(text) if text else None
+
+
+def effective_spec(body: Mapping[str, Any]) -> Spec:
+    """Give the spec from which pods are made: the user's, with templates and worker count as they were taken up."""
+    spec, kept = dict(body["spec"]), applied_of(body)
+    if kept is None:
+        return spec
+    templates = kept["templates"]
+    spec["replicaSpecs"] = [
+        {**s, "template": templates[s["name"]]} if s.get("name") in templates else s for s in spec["replicaSpecs"]
+    ]
+    spec["nprocPerNode"] = kept["nprocPerNode"]
+    return spec
+
+
+def pending_edits(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name the fields that were edited since; empty when there are none."""
+    kept = applied_of(body)
+    if kept is None:
+        return ()
+    spec = body.get("spec") or {}
+    found = [] if spec.get("nprocPerNode") == kept["nprocPerNode"] else ["spec.nprocPerNode"]
+    for s in spec.get("replicaSpecs") or ():
+        if s.get("name") in kept["templates"] and s.get("template") != kept["templates"][s["name"]]:
+            found.append(f"spec.replicaSpecs[{s['name']}].template")
+    return tuple(found)
+
+
+def changed_specs(body: Mapping[str, Any]) -> str:
+    """Say that the replicaSpecs are others than those that the job began with; empty when they are the same."""
+    kept = applied_of(body)
+    names = [s.get("name") for s in (body.get("spec") or {}).get("replicaSpecs") or ()]
+    if kept is None or sorted(map(str, names)) == sorted(kept["templates"]):
+        return ""
+    before = ", ".join(sorted(kept["templates"]))
+    return f"spec.replicaSpecs were {before} when the job began and cannot be others; delete the job and create it anew"

@@ -1,0 +1,58 @@
+"""What pod templates say about the workers in them, beyond what their schema can check. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..api import JobSpec
+from ..core.sizes import SizeError
+
+# Resources that torch counts as devices when nprocPerNode is auto or gpu.
+DEVICE = re.compile(r"/(gpu|neuron|neuroncore|neurondevice|gaudi)$")
+FLAG = re.compile(r"--nproc[-_]per[-_]node(?:[= ]+)(\S+)")
+
+
+def check_worker_counts(spec: JobSpec, container: str) -> None:
+    """Refuse two templates that start different numbers of workers (decision 31). Raises SizeError in one sentence."""
+    counts = {s.name: _workers(spec.nproc_per_node, _container(s.template, container)) for s in spec.replica_specs}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise SizeError(
+            f"the templates of spec.replicaSpecs start different numbers of workers ({said}); give all pods the same number of devices"
+        )
+
+
+def _workers(nproc: str, container: Mapping[str, Any]) -> str:
+    """Say how many workers a container starts, as far as the template tells: `nproc`, what overrides it, or its devices."""
+    wish = _overridden(container) or nproc
+    if wish not in ("auto", "gpu"):
+        return wish
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    devices = {key: str(value) for key, value in asked.items() if DEVICE.search(key) and str(value) != "0"}
+    return " ".join(f"{value} x {key}" for key, value in sorted(devices.items())) or wish
+
+
+def _overridden(container: Mapping[str, Any]) -> str:
+    for entry in container.get("env") or ():
+        if entry.get("name") == "NPROC_PER_NODE" and entry.get("value"):
+            return str(entry["value"])
+    words: Iterable[Any] = [*(container.get("command") or ()), *(container.get("args") or ())]
+    found = FLAG.search(" ".join(map(str, words)))
+    return found.group(1) if found and not found.group(1).startswith("$") else ""
+
+
+def _container(template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    containers: list[Mapping[str, Any]] = (template.get("spec") or {}).get("containers") or [{}]
+    return next((c for c in containers if c.get("name") == name), containers[0])
+
+
+def template_warnings(spec: JobSpec) -> tuple[str, ...]:
+    """Say what templates ask for and do not get."""
+    return tuple(
+        f"spec.replicaSpecs[{s.name}].template asks for restartPolicy {wish}; pods run with Never, and the operator replaces them"
+        for s in spec.replica_specs
+        if (wish := (s.template.get("spec") or {}).get("restartPolicy")) not in (None, "", "Never")
+    )

@@ -1,0 +1,510 @@
+"""The requests that both agents get, as data, and what is kept of an answer so that two agents can be compared.
+
+A lane drives an agent into one state again and again and makes one call there each time; a step is one call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.agent_process import until
+from tests.e2e.original_agents import MASTER_PORT, PATIENCE_S, ControlledAgent, Reply
+
+Observation = dict[str, Any]  # field -> value; fields are flat, so that a difference names one of them
+
+START: dict[str, Any] = {
+    "rank": 0,
+    "nnodes": 1,
+    "faultCount": 0,
+    "master_addr": "127.0.0.1",
+    "master_port": MASTER_PORT,
+    "log_monitoring_configuration": None,
+    "ipVersion": None,
+    "rankIps": None,
+    "worker_data": None,
+    "spare": False,
+    "progress": {},
+}
+UPDATE = {name: value for name, value in START.items() if name != "progress"}
+RULE = {"name": "loss", "logPattern": "loss=([0-9.]+)", "expectedStartCutOffInSeconds": 600}
+SHUTDOWN_S = 8.0
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+CHECKPOINT = {"a": {"progressData": "/data/a", "progressCount": 7}}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call.
+
+    lanes: names of the only lanes that make it, all when empty. times: so many at the same moment. mode: of workers, if not the lane's.
+    """
+
+    name: str
+    method: str
+    path: str
+    body: object = None
+    raw: bytes | None = None
+    headers: Mapping[str, str] | None = None
+    lanes: frozenset[str] = frozenset()
+    times: int = 1
+    mode: str | None = None
+
+    def send(self, agent: ControlledAgent) -> Reply:
+        """Make the call, once."""
+        return agent.call(self.method, self.path, self.body, raw=self.raw, headers=self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One state and the way to it from READY. mode: of the workers."""
+
+    name: str
+    state: str
+    enter: Callable[[ControlledAgent], None]
+    mode: str = "sleeps"
+    may_be_fresh: bool = False
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+
+
+def stay(agent: ControlledAgent) -> None:
+    """Nothing leads there: the agent is as it came up, or was left."""
+
+
+def _start(agent: ControlledAgent) -> None:
+    """Start workers and wait until they wrote that they run, so that handlers of theirs are in place."""
+    begun = len(agent.runs())
+    code = agent.call("POST", "/start", START).code
+    assert code == 200, f"{agent} answers a plain /start with {code}: {agent.printed()}"
+    until(lambda: len(agent.runs()) > begun, f"workers of the {agent}", PATIENCE_S)
+    agent.status()  # answered after what the agent still had to do for this start
+
+
+def _complete(agent: ControlledAgent) -> None:
+    _start(agent)
+    agent.until_state("completed")
+
+
+def _fault(agent: ControlledAgent) -> None:
+    _start(agent)
+    agent.until_state("faulted")
+
+
+def _stop_and_be_ready(agent: ControlledAgent) -> None:
+    _start(agent)
+    agent.call("POST", "/stop")
+    agent.until_state("ready")
+
+
+def _drain(agent: ControlledAgent) -> None:
+    _start(agent)
+    agent.call("POST", "/stop", {"is_graceful": True, "timeout": 30})
+
+
+def _drain_and_be_ready(agent: ControlledAgent) -> None:
+    _drain(agent)
+    agent.until_state("ready")
+
+
+def _stop_long(agent: ControlledAgent) -> None:
+    """A drain whose workers go on: STOPPING for as long as the test needs."""
+    _drain(agent)
+    until(lambda: "event" in agent.runs()[-1], "SIGUSR1 to arrive", PATIENCE_S)
+
+
+LANES = (
+    Lane("fresh", "ready", stay, may_be_fresh=True),
+    Lane("running", "running", _start, mode="drains"),
+    Lane("completed", "completed", _complete, mode="completes"),
+    Lane("faulted", "faulted", _fault, mode="crashes"),
+    Lane("stopping", "stopping", _stop_long, mode="ignores"),
+    Lane("ready again", "ready", _stop_and_be_ready),
+    Lane("drained", "ready", _drain_and_be_ready, mode="drains"),
+)
+ANYWHERE: frozenset[str] = frozenset()
+# Where every spelling of a call's body is tried: there it means something. Elsewhere the plain ones are.
+SPELT_OUT = {"/start": frozenset({"ready again"}), "/update": frozenset({"running"}), "/stop": frozenset({"running"})}
+
+
+# -- calls -----------------------------------------------------------------------------------------------------------
+
+
+def _calls_without_meaning() -> list[Step]:
+    """Paths, methods and queries that nobody should need."""
+    steps = [
+        Step(f"{method} {path}", method, path)
+        for method, path in (
+            ("GET", "/status"),
+            ("GET", "/status?after=1000000&wait=0"),
+            ("GET", "/status?unknown=1"),
+            ("HEAD", "/status"),
+            ("POST", "/status"),
+            ("GET", "/start"),
+            ("PUT", "/start"),
+            ("GET", "/stop"),
+            ("DELETE", "/stop"),
+            ("GET", "/update"),
+            ("PATCH", "/update"),
+            ("GET", "/shutdown"),
+            ("GET", "/"),
+            ("GET", "/nothing"),
+            ("POST", "/nothing"),
+            ("GET", "/STATUS"),
+            ("GET", "/status/"),
+            ("OPTIONS", "/status"),
+        )
+    ]
+    return [*steps, Step("GET /status with a body", "GET", "/status", {"a": 1})]
+
+
+def _bad_bodies(path: str) -> list[Step]:
+    """Bodies that are no JSON, no object, or in another shape than they say."""
+    plain = json.dumps(START).encode()
+    raws: dict[str, bytes] = {
+        "not JSON": b"rank=0",
+        "half an object": b'{"rank": 0,',
+        "an array": b"[]",
+        "a number": b"7",
+        "a string": b'"stop"',
+        "no UTF-8": b'{"rank": "\xff"}',
+        "NaN": b'{"rank": NaN, "timeout": NaN}',
+        "deeply nested": b"[" * 50_000 + b"]" * 50_000,
+    }
+    steps = [Step(f"{path}: {name}", "POST", path, raw=raw) for name, raw in raws.items()]
+    if path != "/stop":
+        steps += [
+            Step(f"{path}: no body", "POST", path),
+            Step(f"{path}: null", "POST", path, raw=b"null"),
+            Step(f"{path}: an empty object", "POST", path, {}),
+            Step(f"{path}: white space", "POST", path, raw=b"  \n"),
+        ]
+    if path == "/update":
+        steps += [
+            Step(f"{path}: {name}", "POST", path, raw=raw, headers=headers, lanes=SPELT_OUT[path])
+            for name, raw, headers in (
+                ("JSON as a form", plain, FORM),
+                ("JSON without a content type", plain, {}),
+                ("JSON as text", plain, {"Content-Type": "text/plain"}),
+                ("JSON with a charset", plain, {"Content-Type": "application/json; charset=utf-8"}),
+                ("JSON of some kind", plain, {"Content-Type": "application/merge-patch+json"}),
+                ("UTF-16", json.dumps(START).encode("utf-16"), None),
+                ("a byte order mark", b"\xef\xbb\xbf" + plain, None),
+                ("a field twice", plain[:-1] + b', "rank": "x"}', None),
+            )
+        ]
+    return steps
+
+
+# Field -> values that a sloppy client could send.
+SPELLINGS: dict[str, tuple[object, ...]] = {
+    "rank": ("0", " 0 ", 0.0, 0.5, True, None, "x", [], -1, 1, 2**70, "", "0.0", "1_0", "+0"),
+    "nnodes": ("1", 1.0, 0, -1, None, "x", True, 2, 100_000),
+    "faultCount": ("3", 3, 3.0, -1, None, "x", 2**40, True),
+    "master_addr": ("", None, 5, "host-1.example", "::1", " ", True, "a" * 300),
+    "master_port": (str(MASTER_PORT), float(MASTER_PORT), 0, -1, 70_000, "x", "", None, True, 1.5),
+    "log_monitoring_configuration": ([], [RULE], [{}], [{"name": "x"}], ["x"], {}, "x", [{**RULE, "logPattern": "("}]),
+    "ipVersion": ("1", "", 1, [], True),
+    "rankIps": (
+        [],
+        [{"ip": "10.0.0.1", "rank": 0}],
+        [{"ip": None}],
+        [{"ip": 1.5}],
+        [{"ip": True}],
+        ["x"],
+        {},
+        "x",
+        [[]],
+    ),
+    "worker_data": ({}, {"a": [1]}, [], "x", 1, False, 0, ""),
+    "spare": (True, 1, 0, 2, "true", "True", "no", "x", None, 1.0, 1.5, [], -1),
+    "progress": (CHECKPOINT, None, [], "x", {"a": 1}),
+    "unknown": ("anything",),
+}
+# What a start makes of them; each costs a run, and the rest a start reads as an update does.
+START_SPELLINGS: dict[str, tuple[object, ...]] = {
+    "rank": ("0", 1, -1, True),
+    "nnodes": ("1", 2, 0),
+    "faultCount": ("3", 3, -1),
+    "master_addr": ("host-1.example", ""),
+    "master_port": (str(MASTER_PORT), 70_000, "x"),
+    "log_monitoring_configuration": ([], [RULE], [{}], [{**RULE, "logPattern": "("}]),
+    "rankIps": ([{"ip": "10.0.0.1", "rank": 0}],),
+    "worker_data": ({"a": [1]},),
+    "spare": (1, "true", None),
+    "progress": (CHECKPOINT, None, [], {"a": 1}),
+    "generation": (1_000_000,),  # ours; an operator sends it only to agents whose /status shows it
+    "unknown": ("anything",),
+}
+STOP_BODIES: dict[str, object] = {
+    "an empty object": {},
+    "in_process_restart": {"restart_mode": "in_process_restart"},
+    "another mode": {"restart_mode": "xyz"},
+    "mode 5": {"restart_mode": 5},
+    "mode null": {"restart_mode": None},
+    "graceful": {"is_graceful": True, "timeout": 1},
+    "graceful without a time": {"is_graceful": True},
+    "graceful null": {"is_graceful": None, "timeout": None},
+    "graceful 'yes'": {"is_graceful": "yes", "timeout": "1"},
+    "graceful 'x'": {"is_graceful": "x"},
+    "graceful 1": {"is_graceful": 1, "timeout": 1.0},
+    "graceful 2": {"is_graceful": 2},
+    "graceful []": {"is_graceful": []},
+    "time 'x'": {"timeout": "x"},
+    "time 1.5": {"timeout": 1.5},
+    "time -1": {"timeout": -1},
+    "time true": {"timeout": True},
+    "time for ever": {"timeout": 10**12},
+    "unknown field": {"unknown": 1},
+}
+STOP_PLAIN = frozenset({"an empty object", "graceful", "another mode"})
+
+
+def _spellings(path: str, base: Mapping[str, Any]) -> list[Step]:
+    steps = [Step(f"{path}: plain", "POST", path, dict(base))]
+    for name in base if path == "/update" else ():
+        body = {key: value for key, value in base.items() if key != name}
+        steps.append(Step(f"{path}: without {name}", "POST", path, body, lanes=SPELT_OUT[path]))
+    for name, values in (START_SPELLINGS if path == "/start" else SPELLINGS).items():
+        for value in values:
+            body = {**base, name: value}
+            shown = repr(value) if len(repr(value)) < 150 else f"{str(value)[:20]}..."
+            steps.append(Step(f"{path}: {name} {shown}", "POST", path, body, lanes=SPELT_OUT[path]))
+    return steps
+
+
+def _stops() -> list[Step]:
+    steps = [Step("/stop: no body", "POST", "/stop"), Step("/stop: null", "POST", "/stop", raw=b"null")]
+    for name, body in STOP_BODIES.items():
+        lanes = ANYWHERE if name in STOP_PLAIN else SPELT_OUT["/stop"]
+        steps.append(Step(f"/stop: {name}", "POST", "/stop", body, lanes=lanes))
+    deaf = Step("/stop: graceful, and SIGUSR1 is not handled", "POST", "/stop", {"is_graceful": True, "timeout": 1})
+    return [*steps, replace(deaf, lanes=frozenset({"running"}), mode="sleeps")]
+
+
+def _at_once() -> list[Step]:
+    return [
+        Step("/start: 8 at once", "POST", "/start", START, times=8),
+        Step("/stop: 8 at once", "POST", "/stop", times=8),
+        Step("/status: 16 at once", "GET", "/status", times=16),
+    ]
+
+
+def _all_steps() -> tuple[Step, ...]:
+    bad = [step for path in ("/start", "/stop", "/update") for step in _bad_bodies(path)]
+    started = [
+        Step("/start: as a spare", "POST", "/start", {**START, "spare": True}),
+        Step("/start: another fault count", "POST", "/start", {**START, "faultCount": 5, "rank": 1, "nnodes": 3}),
+        Step("/update: another rank", "POST", "/update", {**UPDATE, "rank": 1, "nnodes": 3, "ipVersion": "2"}),
+        Step("/shutdown", "POST", "/shutdown"),  # the last: nothing comes after it
+    ]
+    return (
+        *_calls_without_meaning(),
+        *bad,
+        *_spellings("/update", UPDATE),
+        *_stops(),
+        *_spellings("/start", START),
+        *_at_once(),
+        *started,
+    )
+
+
+STEPS = _all_steps()
+assert len({step.name for step in STEPS}) == len(STEPS), "names of steps are keys"
+
+
+# -- driving ---------------------------------------------------------------------------------------------------------
+
+
+def be_ready(agent: ControlledAgent) -> None:
+    """Bring the agent back to READY from wherever it is; workers that outlive a stop are killed."""
+    state = agent.state()
+    if state == "ready":
+        return
+    if state == "gone":
+        raise AssertionError(f"{agent} is gone (exit code {agent.process.poll()}): {agent.printed()}")
+    agent.call("POST", "/stop")
+    if state == "stopping":
+        kill_workers(agent)
+    agent.until_state("ready")
+
+
+def kill_workers(agent: ControlledAgent) -> None:
+    """Kill the workers that run."""
+    for pid in agent.living_pids():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def enter(lane: Lane, agent: ControlledAgent, mode: str) -> None:
+    """Bring the agent into the lane's state."""
+    be_ready(agent)
+    agent.set_mode(mode)
+    lane.enter(agent)
+    assert agent.state() == lane.state, f"{agent} is {agent.status()} in lane {lane.name}"
+
+
+def drive(lane: Lane, agent: ControlledAgent, steps: tuple[Step, ...] = STEPS) -> dict[str, Observation]:
+    """Make every step of a lane; gives what was seen at each."""
+    agent.wait_until_up()
+    agent.set_mode(lane.mode)
+    seen: dict[str, Observation] = {}
+    is_fit = lane.may_be_fresh
+    for step in steps:
+        if step.lanes and lane.name not in step.lanes:
+            continue
+        if not is_fit or step.mode is not None:
+            enter(lane, agent, step.mode or lane.mode)
+        seen[step.name], is_fit = observe(lane, agent, step)
+    return seen
+
+
+def observe(lane: Lane, agent: ControlledAgent, step: Step) -> tuple[Observation, bool]:
+    """Make one step; gives what was seen and whether the lane's state is still untouched."""
+    noted, before = len(agent.runs()), reduce_status(agent.status())
+    replies = _send(step, agent)
+    seen: Observation = {"code": [reply.code for reply in replies] if step.times > 1 else replies[0].code}
+    if step.times == 1:
+        seen |= reduce_body(replies[0].body)
+    if step.path == "/shutdown" and step.method == "POST":
+        code = agent.exit_code(SHUTDOWN_S)
+        return {**seen, "exit": code, "left": 0 if code is None else len(agent.living_pids())}, False
+    was_refused = all(reply.code >= 400 for reply in replies)
+    if step.method == "POST" and not was_refused and step.path != "/update":
+        agent.settled(
+            needs_worker=step.path == "/start",
+            may_be_ready_at_once=step.path == "/stop" and step.times == 1,
+        )
+    after = {
+        name: value
+        for name, value in reduce_status(agent.status()).items()
+        if name == "status" or value != before.get(name)
+    }
+    runs = agent.runs()[noted:]
+    seen |= {f"after.{name}": value for name, value in after.items()}
+    starts = [run["env"] for run in runs if "env" in run]
+    seen |= {"starts": len(starts), "signals": sum("event" in run for run in runs)}
+    if starts:
+        seen |= {f"env.{name}": value for name, value in starts[-1].items()}
+    is_untouched = agent.state() == lane.state and not runs
+    is_update = step.path == "/update" and not was_refused
+    if is_untouched and is_update:
+        agent.call("POST", "/update", UPDATE)
+    is_read = step.method != "POST" or was_refused or step.path == "/status" or is_update
+    return seen, is_untouched and (is_read or lane.may_be_fresh)
+
+
+def _send(step: Step, agent: ControlledAgent) -> list[Reply]:
+    if step.times == 1:
+        return [step.send(agent)]
+    barrier = threading.Barrier(step.times)
+
+    def one(_: int) -> Reply:
+        barrier.wait()
+        return step.send(agent)
+
+    with ThreadPoolExecutor(step.times) as pool:
+        return sorted(pool.map(one, range(step.times)), key=lambda reply: reply.code)
+
+
+# -- what is compared ------------------------------------------------------------------------------------------------
+
+
+def reduce_status(body: Mapping[str, Any]) -> Observation:
+    """Give what two agents can agree on in a /status: no times, no texts, no versions; their kinds instead."""
+    kept: Observation = {}
+    for name, value in body.items():
+        if name == "transitions":
+            kept[name] = sorted(value)
+            kept["transitions' times"] = sorted({_kind_of_time(time) for time in value.values()})
+        elif name in ("message", "agent_version"):
+            kept[name] = type(value).__name__
+        elif name not in OURS_ONLY:
+            kept[name] = value
+    return kept
+
+
+# Fields of ours in /status (docs/design/contracts.md, 3); a client of the original leaves unknown ones alone.
+OURS_ONLY = ("protocol", "version", "generation", "drained", "terminating", "boot_id", "failure", "worker")
+
+
+def _kind_of_time(text: object) -> str:
+    try:
+        zone = datetime.fromisoformat(str(text)).tzinfo
+    except ValueError:
+        return "no ISO time"
+    return f"ISO time with offset {zone}"
+
+
+def reduce_body(body: object) -> Observation:
+    """Give an answer's shape: a status field by field, a 422 by the places it complains about, else the value."""
+    if isinstance(body, dict) and "status" in body:
+        return {"body": "status", **{f"body.{name}": value for name, value in reduce_status(body).items()}}
+    if isinstance(body, dict) and isinstance(body.get("detail"), list):
+        entries = [entry if isinstance(entry, dict) else {} for entry in body["detail"]]
+        places = sorted({".".join(map(str, entry.get("loc", ()))) for entry in entries})
+        shape = sorted(
+            {f"{name}: {type(entry.get(name)).__name__}" for entry in entries for name in ("loc", "msg", "type")}
+        )
+        return {"body": "problems", "body.places": places, "body.entries": shape}
+    if isinstance(body, dict):
+        return {"body": {name: type(value).__name__ for name, value in body.items()}}
+    return {"body": body}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field of one step in which the agents differ; ABSENT where an agent has no such field."""
+
+    step: str  # "<lane> <step>"
+    field: str
+    ours: Any
+    original: Any
+    codes: tuple[object, object]  # HTTP status of ours and of the original in this step
+
+    def __str__(self) -> str:
+        return f"{self.step} | {self.field} | ours {self.ours!r} | original {self.original!r}"
+
+
+ABSENT = "(absent)"
+
+
+# Where the codes differ already, the rest of what differs follows from it, but for what became of the workers.
+DECISIVE = ("code", "after.status", "starts", "signals", "exit")
+
+
+def compare(lane: str, ours: Mapping[str, Observation], original: Mapping[str, Observation]) -> list[Difference]:
+    """Give every field in which two agents differ, over all steps of a lane; what follows from another is left out."""
+    assert ours.keys() == original.keys()
+    found = []
+    for step, seen in ours.items():
+        other = original[step]
+        names = dict.fromkeys([*seen, *other])
+        if seen["code"] != other["code"]:
+            names = dict.fromkeys(DECISIVE)
+        if seen.get("starts") != other.get("starts"):
+            names = {name: None for name in names if not name.startswith("env.")}
+        for name in names:
+            mine, theirs = seen.get(name, ABSENT), other.get(name, ABSENT)
+            if mine != theirs:
+                found.append(Difference(f"{lane} {step}", name, mine, theirs, (seen["code"], other["code"])))
+    return found
+
+
+def run_lane(lane: Lane, folder: Path, make: str, steps: tuple[Step, ...] = STEPS) -> dict[str, Observation]:
+    """Run a lane against a fresh agent of one make; the agent is ended whatever comes."""
+    agent = ControlledAgent(make, folder / f"{lane.name.replace(' ', '-')}-{make}", "--shutdown-timeout=3")
+    try:
+        return drive(lane, agent, steps)
+    finally:
+        agent.end()

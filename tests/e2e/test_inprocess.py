@@ -1,0 +1,468 @@
+"""In-process restart with real agents and real worker processes, the tests playing the operator."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.e2e.agent_process import AgentProcess, free_port, until
+from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
+from tests.long_runs import LongRun
+
+from elastipod.ipc_wire import SOCKET_ENV, RestartMode
+
+pytestmark = pytest.mark.timeout(60)
+
+# The loop of a script that a restart runs again. Each rank does what the file order-<rank> in its home says, once.
+LOOP = """
+import os, sys, time
+from pathlib import Path
+from hyperpod_elastic_agent.elastic_event_handler import elastic_event_detected
+from hyperpod_elastic_agent.ipc import HyperPodIPCException, RestartMode, TrainingManager
+
+def order(rank):
+    file = Path(os.environ["HOME"]) / f"order-{rank}"
+    text = file.read_text() if file.exists() else ""
+    if text:
+        file.unlink()
+    return text
+
+def train(rank):
+    while True:
+        try:
+            agent.hyperpod_wait_fault(timeout=0.05)
+            return "called back"
+        except HyperPodIPCException:
+            pass
+        todo = order(rank)
+        if "deaf" not in sys.argv and elastic_event_detected():
+            if "exit" in sys.argv:
+                sys.exit(0)
+            return "drained"
+        if todo == "crash":
+            os.kill(os.getpid(), 9)
+        if todo == "stuck":
+            time.sleep(600)
+        if todo == "end":
+            sys.exit(0)
+        if todo:
+            agent.hyperpod_send_fault(rank, RestartMode(todo), "LostItsMind", f"rank {rank} says so")
+
+agent = TrainingManager().InProcessRestart
+print("up", os.environ["LOCAL_RANK"], os.getpid(), flush=True)
+while True:
+    kind, start = agent.hyperpod_barrier()
+    os.environ.update(start["worker_envs"])
+    e = os.environ
+    rank = int(e["RANK"])
+    agent.hyperpod_past_rcb_barrier()
+    agent.hyperpod_send_data(rank, f"data of {rank}")
+    print("run", e["ELASTIPOD_GENERATION"], "restarts", e["JOB_RESTART_COUNT"], "rank", rank, "of", e["WORLD_SIZE"],
+          "group", e["GROUP_RANK"], "of", e["GROUP_WORLD_SIZE"], "pid", os.getpid(),
+          "others", len(start["aggregate_worker_data"]["aggregate_worker_data"] or ()), flush=True)
+    print(train(rank), rank, flush=True)
+"""
+
+EXIT = "import sys; sys.exit(int(sys.argv[1]))"
+
+
+class Pods:
+    """Agents of one job, and what their ranks printed about runs."""
+
+    def __init__(self, folder: Path, agents: list[AgentProcess], nproc: int) -> None:
+        self.folder = folder
+        self.agents = agents
+        self.nproc = nproc
+
+    def start(self, generation: int, **fields: Any) -> None:
+        """Start all pods, and wait until all ranks are in the run."""
+        port = free_port()
+        for rank, agent in enumerate(self.agents):
+            assert agent.start(generation, rank=rank, nnodes=len(self.agents), master_port=port, **fields) == (
+                200,
+                None,
+            )
+        until(lambda: len(self.pids(generation)) == self.nproc * len(self.agents), f"all ranks in run {generation}")
+
+    def stop(self, generation: int, **fields: Any) -> None:
+        """Stop all pods and wait until they are ready."""
+        for agent in self.agents:
+            assert agent.stop(generation, **fields) == (200, None)
+        for agent in self.agents:
+            agent.until("ready")
+
+    def pids(self, generation: int) -> dict[int, int]:
+        """Give which process was which rank in a run."""
+        lines = re.findall(rf"run {generation} restarts .* rank (\d+) .* pid (\d+)", self.printed())
+        return {int(rank): int(pid) for rank, pid in lines}
+
+    def printed(self) -> str:
+        return "".join(agent.printed() for agent in self.agents)
+
+    def order(self, rank: int, todo: str) -> None:
+        (self.folder / f"order-{rank}.new").write_text(todo)
+        (self.folder / f"order-{rank}.new").rename(self.folder / f"order-{rank}")
+
+
+@pytest.fixture
+def pods(run_agent: RunAgent, tmp_path: Path) -> Any:  # noqa: F811
+    """Make pods whose workers run LOOP."""
+
+    def make(num: int, nproc: int, *options: str, script_args: tuple[str, ...] = (), timeout_s: int = 20) -> Pods:
+        arguments = [f"--nproc-per-node={nproc}", "--inprocess-restart", f"--inprocess-timeout={timeout_s}", *options]
+        agents = [run_agent(LOOP, *arguments, script_args=script_args) for _ in range(num)]
+        return Pods(tmp_path, agents, nproc)
+
+    return make
+
+
+def test_a_fault_of_one_rank_restarts_all_ranks_in_their_processes(pods: Any) -> None:
+    job = pods(2, 2)
+    for agent in job.agents:
+        agent.until_printed("]:up ", 2)  # before any start
+    job.start(1)
+    first = job.pids(1)
+    assert set(first) == {0, 1, 2, 3}
+    for line in ("rank 0 of 4 group 0 of 2", "rank 1 of 4 group 0 of 2", "rank 2 of 4 group 1 of 2", "rank 3 of 4"):
+        assert f"run 1 restarts 0 {line}" in job.printed()
+
+    job.order(3, "in_process_restart")
+    seen = job.agents[1].until("faulted")
+    assert (seen["reason"], seen["message"]) == ("LostItsMind", "rank 3 says so")
+    assert (seen["restartMode"], seen["failure"]["global_rank"]) == ("in_process_restart", 3)
+    assert [(one["rank"], one["failed"], one["data"]) for one in seen["worker_data"]] == [
+        (2, False, "data of 2"),
+        (3, True, "data of 3"),
+    ]
+    assert job.agents[0].status()["status"] == "running", "its ranks learn of it from the operator's stop"
+    assert job.agents[1].start(2)[0] == 409
+    job.stop(1, restart_mode="ipr")
+    assert job.printed().count("called back") == 4
+    assert [agent.status().get("priority") for agent in job.agents] == ["True", "True"]
+
+    data = [one for agent in job.agents for one in agent.status()["worker_data"]]
+    job.start(2, worker_data=data)
+    assert job.pids(2) == first, "no process was started anew"
+    assert "run 2 restarts 1 rank 3 of 4 group 1 of 2" in job.printed()
+    assert len(re.findall("run 2 .* others 4", job.printed())) == 4
+    assert "priority" not in job.agents[0].status()
+
+    job.order(0, "crash")
+    seen = job.agents[0].until("faulted")
+    assert (seen["reason"], seen["failure"]["signal"]) == ("WorkerCrash", "SIGKILL")
+    assert psutil.pid_exists(first[1]), "a fault ends nobody"
+    job.stop(2, restart_mode="ipr")
+    assert [agent.status().get("priority") for agent in job.agents] == [None, "True"]
+    assert [one["failed"] for one in job.agents[0].status()["worker_data"]] == [True, False]
+    job.start(3)
+    third = job.pids(3)
+    assert third[0] != first[0]
+    assert {rank: third[rank] for rank in (1, 2, 3)} == {rank: first[rank] for rank in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("how", "mode", "new"),
+    [
+        pytest.param("process_level_restart", "process_level_restart", {0, 1}, id="process level: all are new"),
+        pytest.param("job_level_restart", "job_level_restart", {0, 1}, id="job level: all, until the pods go"),
+        pytest.param("local_process_level_restart", "ipr", {1}, id="local process level: who asked for it"),
+        pytest.param("in_process_restart", "in_process_restart", set(), id="in process: nobody"),
+    ],
+)
+def test_the_stop_says_which_processes_are_started_anew(pods: Any, how: str, mode: str, new: set[int]) -> None:
+    job = pods(1, 2)
+    job.start(1)
+    job.order(1, how)
+    assert job.agents[0].until("faulted")["restartMode"] == how
+    job.stop(1, restart_mode=mode)
+    assert ("worker_data" in job.agents[0].status()) == (new != {0, 1}), "new processes know of no data"
+    job.start(2)
+    before, after = job.pids(1), job.pids(2)
+    assert {rank for rank in after if after[rank] != before[rank]} == new
+
+
+@pytest.mark.parametrize("how", ["stuck", "stopped"])
+def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(pods: Any, how: str) -> None:
+    job = pods(1, 2, timeout_s=2)
+    job.start(1)
+    before = job.pids(1)
+    if how == "stuck":
+        job.order(1, "stuck")
+        until(lambda: not (job.folder / "order-1").exists(), "the order to be taken")
+    else:
+        os.kill(before[1], signal.SIGSTOP)
+    agent = job.agents[0]
+    agent.stop(1, restart_mode="ipr")
+    assert agent.status()["status"] == "stopping"
+    agent.until("ready")
+    assert "local rank 1 did not come to the barrier in 2 s" in agent.printed()
+    job.start(2)
+    assert not set(before.values()) & set(job.pids(2).values())
+    assert not [pid for pid in before.values() if psutil.pid_exists(pid)]
+
+
+def test_a_drain_leaves_processes_that_return_and_replaces_those_that_exit(pods: Any) -> None:
+    for script_args, is_kept in (((), True), (("exit",), False)):
+        job = pods(1, 2, script_args=script_args)
+        agent = job.agents[0]
+        for generation in (1, 2):
+            job.start(generation)
+            assert agent.drain(generation) == (200, None)
+            seen = agent.until("ready")
+            assert (seen["drained"], seen["reason"], seen["generation"]) == (True, "Drained", generation)
+        assert (job.pids(1) == job.pids(2)) is is_kept, "the event is asked for anew in each run"
+        job.start(3)
+        agent.stop(3, restart_mode="ipr")
+        assert agent.until("ready")["drained"] is False
+
+
+def test_a_crash_during_a_drain_is_told_and_calls_the_others_back(pods: Any) -> None:
+    job = pods(1, 2, script_args=("deaf",))
+    agent = job.agents[0]
+    job.start(1)
+    agent.drain(1, timeout=600)
+    job.order(1, "crash")
+    seen = agent.until("ready")
+    assert (seen["drained"], seen["reason"], seen["failure"]["signal"]) == (False, "WorkerCrash", "SIGKILL")
+    job.start(2)
+    assert [job.pids(1)[rank] == job.pids(2)[rank] for rank in (0, 1)] == [True, False]
+
+
+def test_a_drain_that_takes_too_long_ends_in_new_processes(pods: Any) -> None:
+    job = pods(1, 2, script_args=("deaf",))
+    job.start(1)
+    job.agents[0].drain(1, timeout=0.2)
+    seen = job.agents[0].until("ready")
+    assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
+    job.start(2)
+    assert not set(job.pids(1).values()) & set(job.pids(2).values())
+
+
+def test_a_training_that_ends_is_completed_and_can_be_run_again(pods: Any) -> None:
+    job = pods(1, 2)
+    job.start(1)
+    job.order(0, "end")
+    job.order(1, "end")
+    agent = job.agents[0]
+    agent.until("completed")
+    assert agent.printed().count("]:up ") == 2, "nobody is started anew unless asked"
+    assert agent.start(1) == (200, None)
+    job.stop(1)
+    job.start(2)
+    assert not set(job.pids(1).values()) & set(job.pids(2).values())
+
+
+def test_a_worker_that_dies_at_the_barrier_is_replaced_and_released_with_the_others(pods: Any) -> None:
+    job = pods(1, 2)
+    agent = job.agents[0]
+    agent.until_printed("]:up ", 2)
+    pids = [int(pid) for pid in re.findall(r"]:up \d (\d+)", agent.printed())]
+    os.kill(pids[0], signal.SIGKILL)
+    agent.until_printed("]:up ", 3)
+    job.start(1)
+    assert len(set(pids) & set(job.pids(1).values())) == 1
+    assert agent.status()["status"] == "running"
+
+
+def test_a_spare_waits_and_knows_it(run_agent: RunAgent) -> None:  # noqa: F811
+    script = (
+        "from hyperpod_elastic_agent.ipc import InProcessRestartSocketClient\n"
+        "agent = InProcessRestartSocketClient()\n"
+        "for _ in range(2):\n"
+        "    info = agent.hyperpod_wait_rank_info()\n"
+        "    print('SPARE', info[1]['worker_envs']['SPARE'], info[1]['worker_envs']['RANK'], flush=True)\n"
+        "print('released', agent.hyperpod_barrier()[1]['worker_envs']['SPARE'], flush=True)\n"
+    )
+    agent = run_agent(script, "--inprocess-restart")
+    assert agent.start(1, rank=2, nnodes=2, spare=True) == (200, None)
+    agent.until_printed("SPARE True 2")
+    seen = agent.status()
+    assert (seen["status"], seen["spare"]) == ("ready", "True")
+    assert agent.start(2, rank=1, nnodes=2, spare=False) == (200, None)
+    agent.until_printed("SPARE False 1")
+    agent.until_printed("released False")
+    agent.until("completed")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "local rank 0 ended with exit code 3 before it came to hyperpod_barrier()"),
+        (0, "local rank 0 ended with exit code 0 before it came to hyperpod_barrier()"),
+    ],
+)
+def test_a_script_that_never_comes_to_the_barrier_is_a_fault_of_the_next_start(
+    run_agent: RunAgent,  # noqa: F811
+    code: int,
+    words: str,
+) -> None:
+    agent = run_agent(EXIT, "--inprocess-restart", script_args=(str(code),))
+    seen = agent.status()
+    assert (seen["reason"], seen["message"].partition(";")[0]) == ("WorkerCrash", words)
+    agent.start(1)
+    seen = agent.until("faulted")
+    assert seen["failure"]["message"].startswith(words)
+    assert agent.printed().count("a worker ended between runs") == 3, "it was tried three times"
+
+
+def test_a_killed_agent_leaves_no_worker(pods: Any) -> None:
+    job = pods(1, 2)
+    job.start(1)
+    pids = job.pids(1).values()
+    socket_path = Path(psutil.Process(job.pids(1)[0]).environ()[SOCKET_ENV])
+    job.agents[0].process.kill()
+    job.agents[0].process.wait()
+    until(lambda: not [pid for pid in pids if psutil.pid_exists(pid)], "the workers' end")
+    shutil.rmtree(socket_path.parent)  # in a pod it goes with the container's memory
+
+
+def test_the_plain_mode_takes_reports_checkpoints_and_faults(run_agent: RunAgent) -> None:  # noqa: F811
+    script = (
+        "import os, time\n"
+        "from hyperpod_elastic_agent.checkpoint_discovery import CheckpointType\n"
+        "from hyperpod_elastic_agent.ipc import TrainingManager\n"
+        "rank, manager = int(os.environ['RANK']), TrainingManager()\n"
+        "series = manager.get_checkpoint_discovery_client('run', 2, 0)\n"
+        "print('latest', series.get_latest_checkpoint_path(), flush=True)\n"
+        "series.update(7, '/x/7', CheckpointType.MODEL_CHECKPOINT)\n"
+        "manager.InProcessRestart.hyperpod_notify_labels({'PP': str(rank)})\n"
+        "manager.InProcessRestart.hyperpod_send_data(rank, 'd')\n"
+        "while rank == 0 or os.environ['JOB_RESTART_COUNT'] == '1':\n"
+        "    time.sleep(0.05)\n"
+        "while series.get_latest_checkpoint_path() != '/x/7':\n"
+        "    time.sleep(0.01)\n"
+        "manager.InProcessRestart.hyperpod_send_fault(rank, message='no more')\n"
+        "time.sleep(600)\n"
+    )
+    agent = run_agent(script, "--nproc-per-node=2")
+    agent.start(1, progress={"run": {"progressData": "/x/5", "progressCount": 5}})
+    seen = agent.until("faulted")
+    assert (seen["reason"], seen["message"], seen["failure"]["global_rank"]) == ("WorkerFault", "no more", 1)
+    assert seen["progress"] == {"run": {"progressData": "/x/7", "progressCount": 7}}
+    agent.until_printed("latest /x/5", 2)
+    until(lambda: not psutil.Process(agent.process.pid).children(), "the workers' end")
+    agent.stop(1)
+    agent.until("ready")
+    agent.start(2, progress=seen["progress"])
+    agent.until_printed("latest /x/7", 2)
+    until(lambda: len(agent.status().get("worker_data", ())) == 2, "both ranks' data")
+    seen = agent.status()
+    assert (seen["status"], seen["rank_labels"], seen["restartMode"]) == (
+        "running",
+        {"PP": "0"},
+        "process_level_restart",
+    )
+
+
+TORCH = """
+import os
+import torch, torch.distributed as dist
+from hyperpod_elastic_agent.elastic_event_handler import elastic_event_detected
+from hyperpod_elastic_agent.ipc import HyperPodIPCException, InProcessRestartSocketClient
+agent = InProcessRestartSocketClient()
+while True:
+    os.environ.update(agent.hyperpod_barrier()[1]["worker_envs"])
+    dist.init_process_group("gloo")
+    rank, run = dist.get_rank(), os.environ["ELASTIPOD_GENERATION"]
+    total = torch.tensor([float(rank + 1)])
+    dist.all_reduce(total)
+    print("run", run, "sum", total.item(), "pid", os.getpid(), flush=True)
+    if run == "1":
+        elastic_event_detected()
+        if rank == 1:
+            agent.hyperpod_send_fault(rank)
+        agent.hyperpod_wait_fault(timeout=30)
+    else:
+        step = 0
+        while not elastic_event_detected():
+            step += 1
+        print("drained after", step, flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(180)
+def test_torch_ranks_form_a_new_group_in_the_same_processes_and_agree_on_an_event(
+    run_agent: RunAgent,  # noqa: F811
+) -> None:
+    agents = [run_agent(TORCH, "--inprocess-restart", "--inprocess-timeout=40") for _ in range(2)]
+    for generation in (1, 2):
+        port = free_port()
+        for rank, agent in enumerate(agents):
+            assert agent.start(generation, rank=rank, nnodes=2, master_port=port) == (200, None)
+        for agent in agents:
+            until(partial(_has_printed, agent, f"run {generation} sum 3.0"), f"run {generation}", 60)
+        if generation == 1:
+            agents[1].until("faulted")
+            for agent in agents:
+                agent.stop(1, restart_mode="ipr")
+                agent.until("ready")
+    for agent in agents:
+        agent.drain(2)
+    assert [agent.until("ready")["drained"] for agent in agents] == [True, True]
+    steps = [re.findall(r"drained after (\d+)", agent.printed()) for agent in agents]
+    assert steps[0] == steps[1]
+    assert len(steps[0]) == 1
+    for agent in agents:
+        assert len(set(re.findall(r"run \d sum 3.0 pid (\d+)", agent.printed()))) == 1
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long("inprocess")
+def test_whatever_happens_to_workers_the_pods_become_ready_again(pods: Any, long_run: LongRun) -> None:
+    """Random signals, faults and stops, at random moments: every stop ends in READY, every start in a run or a fault."""
+    rng = random.Random(long_run.seed)
+    job = pods(2, 2, timeout_s=3)
+    for generation in range(1, 151):
+        for rank, agent in enumerate(job.agents):
+            assert agent.start(generation, rank=rank, nnodes=2) == (200, None)
+        todo = rng.choice(["", "kill at once", "kill", "stop", "terminate", *RestartMode])
+        if todo != "kill at once":
+            until(lambda: _is_settled(job, generation), f"run {generation}")  # noqa: B023 called here
+        _disturb(job, generation, todo, rng)
+        time.sleep(rng.choice([0, 0, 0.05, 0.3]))
+        mode = rng.choice(["drain", *RestartMode])
+        for agent in job.agents:
+            answer = agent.drain(generation, 1) if mode == "drain" else agent.stop(generation, restart_mode=mode)
+            assert answer == (200, None)
+        for agent in job.agents:
+            agent.until("ready", 30)
+        for file in job.folder.glob("order-*"):
+            file.unlink()
+        long_run.count(runs=generation)
+    for agent in job.agents:
+        assert psutil.Process(agent.process.pid).num_fds() < 40, "descriptors are given back"
+
+
+def _has_printed(agent: AgentProcess, text: str) -> bool:
+    return text in agent.printed()
+
+
+def _is_settled(job: Pods, generation: int) -> bool:
+    is_faulted = any(agent.status()["status"] == "faulted" for agent in job.agents)
+    return is_faulted or len(job.pids(generation)) == job.nproc * len(job.agents)
+
+
+def _disturb(job: Pods, generation: int, todo: str, rng: random.Random) -> None:
+    numbers = {
+        "kill at once": signal.SIGKILL,
+        "kill": signal.SIGKILL,
+        "stop": signal.SIGSTOP,
+        "terminate": signal.SIGTERM,
+    }
+    if todo in numbers:
+        workers = [one for agent in job.agents for one in psutil.Process(agent.process.pid).children(recursive=True)]
+        with suppress(ProcessLookupError):
+            os.kill(rng.choice([one.pid for one in workers]), numbers[todo])
+    elif todo:
+        job.order(rng.randrange(4), RestartMode(todo).value)

@@ -1,0 +1,84 @@
+"""Which lines are worth a regular expression: nothing that matches may be left out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_agent.core.log_lines import MAX_LINE_BYTES, Needle, candidates
+from elastipod_agent.core.log_literals import begins_anywhere, required_literals
+from elastipod_agent.workers.linux import finder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        pytest.param(r".*loss: (\d+\.\d+).*", [b"loss: "], id="the longest piece"),
+        pytest.param(r"^\[Epoch 0 Batch \d+.*loss", [b"[Epoch 0 Batch "], id="behind an anchor"),
+        pytest.param(r".*(CUDA error|NCCL error|Xid).*", [b"CUDA error", b"NCCL error", b"Xid"], id="one of several"),
+        pytest.param(r"(?:step)+ done", [b" done"], id="a part that must come"),
+        pytest.param(r"abcd?e", [b"abc"], id="a part that may come ends the piece"),
+        pytest.param("größe", ["größe".encode()], id="as UTF-8"),
+        pytest.param(r"(?i)error", None, id="case does not matter"),
+        pytest.param(r"(?i:error) now", [b" now"], id="case does not matter in a part"),
+        pytest.param(r"error|\d+", None, id="an alternative without a text"),
+        pytest.param(r"(error)?", None, id="nothing is needed"),
+        pytest.param(r"\d+ .*", None, id="too short"),
+        pytest.param(r"(?!bad)\w+", None, id="what must not come"),
+    ],
+)
+def test_required_literals(pattern: str, texts: list[bytes] | None) -> None:
+    found = required_literals(pattern)
+    assert (None if found is None else sorted(found)) == texts
+
+
+def test_the_literals_of_several_patterns_are_those_of_any() -> None:
+    assert required_literals("loss:", None, "training done") == (b"loss:", b"training done")
+    assert required_literals("loss:", r"\d") is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [(".*a", True), ("(?i).*a", True), ("a.*", False), (".*a|b", False), (".+a", False)]
+)
+def test_begins_anywhere(pattern: str, expected: bool) -> None:
+    assert begins_anywhere(pattern) is expected
+
+
+PATTERNS = [".*ab(a|b)c?", "abc|cab", "(abc)+", "a+bca", "(?:aab|bba)c*", "[ab]cab", "abc$", "^bca"]
+
+
+@given(st.sampled_from(PATTERNS), st.lists(st.text("abc", max_size=12), min_size=1, max_size=12), st.booleans())
+def test_no_line_that_matches_is_left_out(pattern: str, lines: list[str], is_fast: bool) -> None:
+    block = "".join(f"{line}\n" for line in lines).encode()
+    texts = required_literals(pattern)
+    needles = None if texts is None else [Needle(text) for text in texts]
+    kept = candidates(block, needles, finder(block) if is_fast else block.find)
+    matching = [line for line in lines if re.search(pattern, line)]
+    assert [line for line in kept.decode().splitlines() if re.search(pattern, line)] == matching
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20), st.binary(min_size=1, max_size=3))
+def test_exactly_the_lines_with_the_text(lines: list[bytes], text: bytes) -> None:
+    lines = [line.replace(b"\n", b" ") for line in lines]
+    text = text.replace(b"\n", b" ")
+    block = b"".join(line + b"\n" for line in lines)
+    needle = Needle(text)
+    for _ in range(2):  # the second time with what was learned from the first
+        kept = candidates(block, [needle], finder(block))
+        assert kept == b"".join(line + b"\n" for line in lines if text in line)
+
+
+def test_long_lines_are_cut() -> None:
+    block = b"loss: " + b"x" * 9000 + b"\n" + b"y" * 9000 + b" loss: 1\n" + b"loss: end"
+    kept = candidates(block, [Needle(b"loss: ")], block.find)
+    assert kept == (b"loss: " + b"x" * 9000)[:MAX_LINE_BYTES] + b"\nloss: end\n"
+
+
+def test_lines_that_nearly_all_hold_the_text_are_not_picked_out() -> None:
+    block = b"".join(b"loss: %d\n" % n for n in range(100)) + b"no\n"
+    assert candidates(block, [Needle(b"loss: ")], block.find) == block
+    sparse = block[:200] + b"x" * 10_000 + b"\n" + block[200:]
+    assert b"no" not in candidates(sparse, [Needle(b"loss: ")], sparse.find)

@@ -1,0 +1,224 @@
+"""`elastipod agent status`: finds the agent, speaks to a person, and says what to check when nobody answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from elastipod_agent import presence, show
+from elastipod_agent.presence import Presence, announce, find_agents
+from elastipod_agent.show import Ambiguous, Target, describe, find_target
+
+HERE = Presence(os.getpid(), "0.0.0.0", 7000, "team/a")
+OTHER = Presence(os.getpid(), "::", 7001, "")
+TARGET = Target("127.0.0.1", 7000, "")
+NOW = 1_800_000_000.0
+RUNNING: dict[str, Any] = {
+    "status": "running", "transitions": {"RUNNING": "2027-01-15T07:58:20Z"}, "agent_version": "0.1.0", "generation": 3,
+    "assigned_rank": "1", "spare": "False", "drained": False, "failure": None, "progress": None,
+    "worker": {"step": 12, "samples": 960, "loss": 0.25, "samples_per_s": 81.25, "world_size": 4, "time": NOW - 2},
+    "details": {"job": "team/a", "pod": "a-0", "nproc": 2, "nnodes": 2, "is_warm": True, "warm_starts": 4, "cold_starts": 1,
+                "restarts": 2},
+}  # fmt: skip
+
+
+def told(status: dict[str, Any]) -> dict[str, str]:
+    """Give the text by the name in front of it."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in describe(status, TARGET, NOW):
+        name = line[:12].strip() or name
+        found[name] = f"{found[name]}\n{line[12:]}" if name in found else line[12:]
+    return found
+
+
+def test_a_run_is_described_in_plain_words() -> None:
+    assert told(RUNNING) == {
+        "agent": "team/a, pod a-0, port 7000, version 0.1.0",
+        "state": "running for 100 s (since 2027-01-15 07:58:20 UTC)",
+        "generation": "3, group rank 1 of 2, 2 restarts on this pod",
+        "workers": "2 on this pod, world size 4, 4 warm starts, 1 cold start",
+        "training": "step 12, 960 samples, 81.25 samples/s, loss 0.25, reported 2 s ago",
+        "drain": "none",
+        "last fault": "none",
+        "checkpoint": "none reported",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "text"),
+    [
+        ({"generation": 0}, "generation", "none yet: the operator has not started workers here"),
+        ({"spare": "True"}, "generation", "3, group rank 1 of 2, held as a spare, 2 restarts on this pod"),
+        ({"worker": {"step": None}}, "training", "no step reported yet"),
+        ({"status": "stopping"}, "drain", "stopping now"),
+        ({"status": "ready", "drained": True}, "drain", "done: the workers saved and ended"),
+        ({"status": "ready", "reason": "DrainTimedOut"}, "drain", "failed: the workers did not end in time"),
+        (
+            {"status": "faulted", "reason": "WorkerCrash", "failure": {"message": "one\n\x1b[2Jtwo", "time": "2027-01-15T07:59:50Z"}},
+            "last fault",
+            "WorkerCrash, 10 s ago (2027-01-15 07:59:50 UTC)\none\n?[2Jtwo",
+        ),
+        ({"progress": {"main": {"progressCount": 9, "progressData": "/d"}}}, "checkpoint", "main: step 9, /d"),
+        ({"terminating": True, "transitions": {}}, "state", "running; the pod has been told to end (SIGTERM)"),
+    ],
+)  # fmt: skip
+def test_what_else_there_is_to_tell(changes: dict[str, Any], name: str, text: str) -> None:
+    assert told({**RUNNING, **changes})[name] == text
+
+
+def test_an_agent_of_another_make_tells_what_it_can() -> None:
+    found = told({"status": "faulted", "reason": "WorkerCrash", "message": "boom"})
+    assert (found["state"], found["last fault"], found["workers"]) == ("faulted", "WorkerCrash: boom", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h 0 min"), (200_000, "2 d 7 h")],
+)
+def test_spans_of_time(seconds: float, text: str) -> None:
+    assert show._span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("port", "agents", "environ", "expected"),
+    [
+        pytest.param(None, [HERE], {}, Target("127.0.0.1", 7000, ""), id="the only one, wherever it listens"),
+        pytest.param(
+            None, [HERE], {"ELASTIPOD_AGENT_PORT": "8080"}, Target("127.0.0.1", 7000, ""), id="not where it was told to"
+        ),
+        pytest.param(
+            None, [HERE, OTHER], {"ELASTIPOD_AGENT_PORT": "7001"}, Target("::1", 7001, ""), id="the one of this pod"
+        ),
+        pytest.param(7001, [HERE, OTHER], {}, Target("::1", 7001, ""), id="the one that is named"),
+        pytest.param(9, [HERE], {"ELASTIPOD_TOKEN": "abc"}, Target("127.0.0.1", 9, "abc"), id="a port by itself"),
+        pytest.param(None, [], {"ELASTIPOD_AGENT_PORT": "81"}, Target("127.0.0.1", 81, ""), id="the environment's"),
+        pytest.param(None, [], {}, Target("127.0.0.1", 8080, ""), id="the default"),
+    ],
+)
+def test_where_the_agent_is(
+    port: int | None, agents: list[Presence], environ: dict[str, str], expected: Target
+) -> None:
+    assert find_target(port, agents, environ) == expected
+
+
+def test_several_agents_are_listed() -> None:
+    with pytest.raises(Ambiguous, match=r"choose one with --port: 7000 \(team/a\), 7001 \(no job\)"):
+        find_target(None, [HERE, OTHER], {})
+
+
+def test_agents_that_were_killed_are_passed_over_and_cleared_away(tmp_path: Path) -> None:
+    folders = {name: tmp_path / f"elastipod-{name}" for name in "abcd"}
+    for folder in folders.values():
+        folder.mkdir()
+    with announce(folders["a"], HERE):
+        announce(folders["b"], OTHER).close()  # the kernel lets the lock of a killed agent go
+        (folders["c"] / "agent.json").write_text("[1]")
+        assert find_agents([tmp_path, tmp_path / "none"]) == [HERE]
+        presence.clear_away(tmp_path)
+        assert sorted(tmp_path.iterdir()) == [folders["a"], folders["d"]], "one that has no file yet is being made"
+
+
+@contextmanager
+def answering(code: int, body: bytes) -> Iterator[tuple[int, list[str | None]]]:
+    """Answer every request alike; gives the port and the tokens that were shown."""
+    shown: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(self.headers.get("Authorization"))
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port, shown
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    """Run the command where no agent has announced itself."""
+    monkeypatch.setattr(presence, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("ELASTIPOD_TOKEN", "ELASTIPOD_AGENT_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda *arguments: show.main(["status", *arguments])
+
+
+def test_the_answer_is_printed(
+    alone: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ELASTIPOD_TOKEN", "abc")
+    with answering(200, json.dumps(RUNNING).encode()) as (port, shown):
+        assert alone(f"--port={port}") == 0
+        assert "state       running for" in capsys.readouterr().out
+        assert alone(f"--port={port}", "--json") == 0
+        assert json.loads(capsys.readouterr().out) == RUNNING
+    assert shown == ["Bearer abc"] * 2
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "words"),
+    [
+        pytest.param(401, b"{}", "$ELASTIPOD_TOKEN is not set here", id="a token is wanted"),
+        pytest.param(404, b"<html>", "is no agent (HTTP 404)", id="a web server"),
+        pytest.param(200, b"[]", "is no agent (HTTP 200)", id="something else"),
+    ],
+)
+def test_who_answers_otherwise_is_named(
+    alone: Callable[..., int], capsys: pytest.CaptureFixture[str], code: int, body: bytes, words: str
+) -> None:
+    with answering(code, body) as (port, _):
+        assert alone(f"--port={port}") == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_nobody_there(alone: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200, b"") as (port, _):
+        pass
+    assert alone(f"--port={port}") == 1
+    assert f"nothing listens on port {port}: does hyperpodrun run" in capsys.readouterr().err
+
+
+def test_it_is_repeated_until_the_person_has_enough(
+    alone: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", nap)
+    with answering(200, json.dumps(RUNNING).encode()) as (port, _):
+        assert alone(f"--port={port}", "--watch") == 0
+    assert naps == [2.0] * 3
+    assert capsys.readouterr().out.count("state ") == 3
+
+
+@pytest.mark.parametrize("arguments", [["--port=0"], ["--port=http"], ["--watch=0"], ["--watch=x"], ["more"]])
+def test_wrong_use(alone: Callable[..., int], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        alone(*arguments)
+    assert ended.value.code == 2

@@ -1,0 +1,70 @@
+"""When workers may be forked, what they run, and how long a server is waited for or replaced."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_agent.core.warm import (
+    CODE,
+    FILE,
+    LOAD_LIMIT_S,
+    MODULE,
+    QUIET_LIMIT_S,
+    patience,
+    pause_before_retry,
+    read_program,
+    why_fresh,
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "target", "args"),
+    [
+        pytest.param(["python", "-u", "train.py", "--lr", "1"], FILE, "train.py", ("--lr", "1"), id="a script"),
+        pytest.param(["python", "-u", "-m", "pkg.train", "-u"], MODULE, "pkg.train", ("-u",), id="a module"),
+        pytest.param(["python", "-u", "-c", "import x", "a"], CODE, "import x", ("a",), id="code"),
+        pytest.param(["python", "-u", "program"], FILE, "program", (), id="a folder"),
+    ],
+)
+def test_a_command_is_taken_apart_as_python_does(
+    command: list[str], kind: str, target: str, args: tuple[str, ...]
+) -> None:
+    program = read_program(command)
+    assert program is not None
+    assert (program.kind, program.target, program.args, program.command) == (kind, target, args, tuple(command))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["/bin/echo"], id="no Python at all"),
+        pytest.param(["python", "train.py", "a"], id="another shape"),
+        pytest.param(["python", "-u", "train.pyc"], id="compiled"),
+        pytest.param(["python", "-u", "-X", "dev", "train.py"], id="options"),
+        pytest.param(["python", "-u", "-m"], id="nothing to run"),
+    ],
+)
+def test_other_commands_are_left_to_an_exec(command: list[str]) -> None:
+    assert read_program(command) is None
+
+
+def test_runs_that_look_at_the_interpreter_itself_want_fresh_ones() -> None:
+    assert why_fresh({"PATH": "/bin", "PYTHONTRACEMALLOC": ""}) is None
+    assert why_fresh({"PYTHONTRACEMALLOC": "1"}) == "PYTHONTRACEMALLOC is set"
+
+
+def test_pauses_grow_and_trying_ends() -> None:
+    pauses = [pause_before_retry(losses) for losses in range(1, 5)]
+    assert pauses == [1.0, 4.0, None, None]
+
+
+@given(asked=st.floats(0, 1e6), late=st.floats(0, 1e3), heard=st.floats(0, 1e6))
+def test_patience_is_bounded_and_outlasts_what_gets_on(asked: float, late: float, heard: float) -> None:
+    left = patience(asked + late, asked, heard)
+    assert left <= LOAD_LIMIT_S - late + 1e-6
+    if late < LOAD_LIMIT_S and asked + late - heard < QUIET_LIMIT_S:
+        assert left > 0
+    if late > QUIET_LIMIT_S and heard <= asked:
+        assert left <= 0

@@ -1,0 +1,105 @@
+"""Statistics, ratios, verdicts and the file format of benchmark reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bench.common.report import Better, Reach, Row, Spread, report, table, write_json
+
+TWO, FOUR, EIGHT = Spread(1, 2, 3), Spread(4, 4, 4), Spread(6, 8, 20)
+
+
+def row(ours: Spread | None, theirs: Spread | None, reach: Reach | None = None, better: Better = Better.SMALLER) -> Row:
+    peer = None if theirs is None else "torchrun-tuned"
+    return Row(metric="gap", unit="s", ours=ours, peer=peer, theirs=theirs, better=better, reach=reach, how="by hand")
+
+
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        pytest.param([3.0], Spread(3, 3, 3), id="one run is all three"),
+        pytest.param([5.0, 1.0, 3.0], Spread(1, 3, 5), id="order does not matter"),
+        pytest.param([4.0, 1.0, 2.0, 100.0], Spread(1, 3, 100), id="the median of an even number lies between"),
+    ],
+)
+def test_spread(values: list[float], spread: Spread) -> None:
+    assert Spread.of(values) == spread
+
+
+def test_a_spread_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Spread.of([])
+
+
+@pytest.mark.parametrize(
+    ("drawn", "ratio"),
+    [
+        pytest.param(row(TWO, EIGHT), 4.0, id="shorter is better"),
+        pytest.param(row(EIGHT, TWO), 0.25, id="longer is worse"),
+        pytest.param(row(EIGHT, TWO, better=Better.LARGER), 4.0, id="more is better where more is better"),
+        pytest.param(row(Spread(0, 0, 0), TWO), None, id="nothing is divided by 0"),
+        pytest.param(row(TWO, None), None, id="no peer"),
+        pytest.param(row(None, TWO), None, id="ours was never measured"),
+    ],
+)
+def test_ratio_is_of_the_medians_and_larger_is_better(drawn: Row, ratio: float | None) -> None:
+    assert drawn.ratio == ratio
+
+
+@pytest.mark.parametrize(
+    ("drawn", "met"),
+    [
+        pytest.param(row(TWO, EIGHT, Reach.ratio(4)), True, id="ratio reached"),
+        pytest.param(row(TWO, EIGHT, Reach.ratio(4.1)), False, id="ratio missed"),
+        pytest.param(row(TWO, None, Reach.ratio(4)), False, id="a ratio needs a peer that was measured"),
+        pytest.param(row(TWO, None, Reach.median(2)), True, id="median within the limit though the worst is not"),
+        pytest.param(
+            row(TWO, EIGHT, Reach.median(1.9)), False, id="median beyond the limit though better than the peer"
+        ),
+        pytest.param(row(TWO, None, Reach.worst(2.9)), False, id="worst run beyond the limit"),
+        pytest.param(row(TWO, None, Reach.worst(3)), True, id="worst run within the limit"),
+        pytest.param(
+            row(TWO, None, Reach.worst(1), Better.LARGER), True, id="the worst is the smallest where more is better"
+        ),
+        pytest.param(row(TWO, None, Reach.median(2.1), Better.LARGER), False, id="too little where more is better"),
+        pytest.param(row(TWO, EIGHT), True, id="a row that only informs is met once measured"),
+        pytest.param(row(None, EIGHT), False, id="not measured is never met"),
+        pytest.param(row(None, EIGHT, Reach.median(5)), False, id="not measured meets no limit"),
+    ],
+)
+def test_met(drawn: Row, met: bool) -> None:
+    assert drawn.met is met
+
+
+def test_the_file_has_the_agreed_format(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "agent.json"
+    rows = [row(Spread(0.12344, 2 / 3, 3), EIGHT, Reach.ratio(20)), row(FOUR, None)]
+    write_json(path, report("agent", rows, machine="2 cores", load_1m=0.25, versions={"torch": "2.11.0"}))
+    written = json.loads(path.read_text())
+    assert [*written] == ["name", "machine", "load_1m", "versions", "rows"]
+    assert written["rows"][0] == {
+        "metric": "gap",
+        "unit": "s",
+        "ours": {"min": 0.1234, "median": 0.6667, "max": 3},
+        "peer": "torchrun-tuned",
+        "theirs": {"min": 6, "median": 8, "max": 20},
+        "ratio": 12,
+        "reach": 20,
+        "met": False,
+        "how": "by hand",
+    }
+    assert written["rows"][1] | {"ours": 0} == {
+        **{"metric": "gap", "unit": "s", "ours": 0, "peer": None, "theirs": None},
+        **{"ratio": None, "reach": None, "met": True, "how": "by hand"},
+    }
+    assert [entry.name for entry in path.parent.iterdir()] == ["agent.json"]
+
+
+def test_the_table_has_a_line_for_every_row_and_says_what_was_missed() -> None:
+    lines = table([row(TWO, EIGHT, Reach.ratio(20)), row(TWO, None, Reach.median(10)), row(None, EIGHT)]).splitlines()
+    assert len(lines) == 4
+    assert " ".join(lines[1].split()) == "gap [s] 1 / 2 / 3 torchrun-tuned 6 / 8 / 20 4x >= 20x MISSED"
+    assert " ".join(lines[2].split()) == "gap [s] 1 / 2 / 3 <= 10 s met"
+    assert " ".join(lines[3].split()) == "gap [s] none torchrun-tuned 6 / 8 / 20"

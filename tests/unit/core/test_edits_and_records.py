@@ -1,0 +1,140 @@
+"""Edits of a running job (decision 31), lost records, and records of newer operators (decision 1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.core.builders import (
+    NOW,
+    acts,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, SetFinalizer
+from elastipod_operator.core.facts import Condition
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Kind, Record
+
+BOTH = [(pod(0), running()), (pod(1), running())]
+EDITED = ("spec.replicaSpecs[workers].template",)
+STARTS = Record(transition=transition(Kind.START, goal=2))
+
+
+def warning(todo: Plan) -> Condition:
+    return next(c for c in todo.conditions if c.type == "Warning")
+
+
+def test_an_edit_that_acts_later_is_told() -> None:
+    todo = plan(observed(job(trains(), policy(2, 2), pending_edits=EDITED), BOTH))
+    assert todo.record.transition is None
+    assert not todo.takes_spec
+    assert (warning(todo).status, warning(todo).reason) == (False, "EditsPending")
+    assert "spec.replicaSpecs[workers].template" in warning(todo).message
+    assert "suspended and resumed" in warning(todo).message
+    assert "EditsPending" in [n.reason for n in todo.notes]
+
+
+def test_it_acts_when_the_job_is_resumed() -> None:
+    suspended = trains(members=(), transition=transition(Kind.SUSPEND, from_size=2))
+    todo = plan(observed(job(suspended, policy(2, 2), pending_edits=EDITED)))
+    assert todo.takes_spec
+    still = plan(observed(job(suspended, policy(2, 2, suspend=True), pending_edits=EDITED)))
+    assert not still.takes_spec
+
+
+def test_pods_that_a_quick_resumption_finds_are_made_anew() -> None:
+    """The user resumed the job while it was still being drained."""
+    suspends = trains(transition=transition(Kind.SUSPEND, from_size=2))
+    parked = [(pod(n), ready(1, drained=True)) for n in range(2)]
+    todo = plan(observed(job(suspends, policy(2, 2), pending_edits=EDITED), parked))
+    assert todo.takes_spec
+    assert len(acts(todo, DeletePod)) == 2
+    then = plan(observed(job(todo.record, policy(2, 2)), parked))
+    assert {a.pod for a in acts(then, CreatePod)} == {pid(0, 1), pid(1, 1)}
+    same = plan(observed(job(suspends, policy(2, 2)), parked))
+    assert not acts(same, DeletePod), "without an edit they are as good as ever"
+
+
+def test_before_the_training_began_a_mended_template_acts_at_once() -> None:
+    """An image that cannot be pulled is put right by an edit, as with other workloads."""
+    stuck = [(pod(0), None), (pod(1), None)]
+    todo = plan(observed(job(STARTS, policy(2, 2), pending_edits=EDITED), stuck))
+    assert todo.takes_spec
+    assert {a.name for a in acts(todo, DeletePod)} == {pod(0).name, pod(1).name}
+    assert [n.reason for n in todo.notes] == ["EditsTaken"]
+    then = plan(observed(job(todo.record, policy(2, 2)), stuck))
+    assert {a.pod for a in acts(then, CreatePod)} == {pid(0, 1), pid(1, 1)}
+
+
+def test_a_suspended_job_that_never_trained_waits_for_its_resumption() -> None:
+    todo = plan(observed(job(STARTS, policy(2, 2, suspend=True), pending_edits=EDITED)))
+    assert not todo.takes_spec
+
+
+def test_what_the_spec_asks_for_in_vain_is_told_in_one_condition() -> None:
+    wishes = policy(2, 2, warnings=("restartPolicy is Never",))
+    todo = plan(observed(job(trains(), wishes, pending_edits=EDITED), BOTH))
+    assert "restartPolicy is Never" in warning(todo).message
+    assert warning(todo).reason == "EditsPending"
+
+
+@pytest.mark.parametrize(
+    ("labels", "history", "generation", "cause"),
+    [
+        pytest.param(0, 0, 0, "JobCreated", id="a new job"),
+        pytest.param(4, 0, 4, "RecordLost", id="labels of pods tell, though no agent lives"),
+        pytest.param(0, 7, 7, "RecordLost", id="the history tells, though no pod is left"),
+        pytest.param(9, 7, 9, "RecordLost", id="whichever tells of more"),
+    ],
+)
+def test_a_lost_record_is_made_anew_above_everything_that_is_known(
+    labels: int, history: int, generation: int, cause: str
+) -> None:
+    pods = [(pod(0, generation=labels), None)] if labels else []
+    todo = plan(observed(job(None, history_generation=history), pods))
+    assert todo.record.transition is not None
+    assert (todo.record.generation, todo.record.transition.cause) == (generation, cause)
+    then = plan(observed(job(todo.record, policy(2, 2)), [(pod(n), ready(0)) for n in range(2)]))
+    assert then.record.generation == generation + 1
+
+
+def test_pods_carry_the_generation_in_which_they_were_made() -> None:
+    todo = plan(observed(job(trains(generation=5)), [(pod(0), running(5)), (pod(1), running(5))]))
+    assert {a.generation for a in acts(todo, CreatePod)} == {5}
+
+
+NEWER = "the state record has version 2; this operator reads version 1 and leaves the job alone"
+RUNS = Condition("Running", True, "Training", "2 replicas train in generation 1", NOW - seconds(60))
+
+
+def test_the_record_of_a_newer_operator_is_left_alone() -> None:
+    todo = plan(observed(job(None, hands_off=NEWER, conditions=(RUNS,)), BOTH))
+    assert (todo.actions, todo.is_record_kept) == ((), True)
+    assert warning(todo).message == NEWER
+    assert todo.conditions[-1] == RUNS, "the state is as the one who knows told it"
+    assert [n.reason for n in todo.notes] == ["RecordOfNewerOperator"]
+    again = plan(observed(job(None, hands_off=NEWER, conditions=todo.conditions), BOTH))
+    assert (again.conditions, again.notes) == (todo.conditions, ())
+
+
+def test_such_a_job_can_be_deleted_all_the_same() -> None:
+    leaving = job(None, hands_off=NEWER, deleting_since=NOW)
+    todo = plan(observed(leaving, BOTH))
+    assert len(acts(todo, DeletePod)) == 2
+    assert todo.is_record_kept
+    assert plan(observed(leaving)).actions == (SetFinalizer(False),)
+
+
+def test_a_spec_that_cannot_be_used_touches_nothing_of_a_job_that_trains() -> None:
+    todo = plan(observed(replace(job(trains()), policy=None, refusal="no"), BOTH))
+    assert (todo.actions, todo.record.members) == ((), (pid(0), pid(1)))

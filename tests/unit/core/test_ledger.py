@@ -1,0 +1,157 @@
+"""The ledger: every second of a job is booked to one phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.core.builders import (
+    LONG_AGO,
+    NOW,
+    agent,
+    faulted,
+    job,
+    observed,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact
+from elastipod_operator.core.ledger import Phase, total
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Kind, Ledger, Record
+
+WAITS = (pod(1, phase="Pending", node="", ip="", started=False), None)
+STARTS = Record(transition=transition(Kind.START))
+BOTH = [(pod(0), running()), (pod(1), running())]
+STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("record", "pods", "phase"),
+    [
+        pytest.param(STARTS, [(pod(0), ready(0)), WAITS], Phase.SCHEDULING, id="too few have a place"),
+        pytest.param(STARTS, [(pod(0), ready(0)), (pod(1), None)], Phase.STARTING, id="agents are awaited"),
+        pytest.param(
+            trains(settled_at=None), [(pod(0), running()), (pod(1), ready(0))], Phase.RENDEZVOUS, id="not all run"
+        ),
+        pytest.param(
+            trains(best_step=3, ledger=Ledger(Phase.RENDEZVOUS, NOW)),
+            BOTH,
+            Phase.LOADING,
+            id="the first step is awaited",
+        ),
+        pytest.param(trains(), BOTH, Phase.TRAINING, id="who reports no steps is believed to train"),
+        pytest.param(trains(), STEPS, Phase.TRAINING, id="steps"),
+        pytest.param(trains(best_step=60), STEPS, Phase.RECOMPUTING, id="steps that had been made before"),
+        pytest.param(
+            trains(best_step=60, ledger=Ledger(Phase.TRAINING, NOW)),
+            STEPS,
+            Phase.TRAINING,
+            id="training does not become repetition",
+        ),
+        pytest.param(trains(3), [*BOTH, (pod(2, disrupted="x"), running())], Phase.DRAINING, id="a drain"),
+        pytest.param(
+            trains(),
+            [(pod(0), faulted()), (pod(1), running())],
+            Phase.DETECTING,
+            id="workers are being stopped after a fault",
+        ),
+        pytest.param(
+            trains(1, transition=transition(Kind.RECOVERY, goal=2)),
+            [(pod(0), ready(1)), WAITS],
+            Phase.WAITING,
+            id="a replacement is awaited",
+        ),
+    ],
+)
+def test_phases(record: Record, pods: list[tuple[PodFact, AgentFact | None]], phase: Phase) -> None:
+    assert plan(observed(job(record), pods)).record.ledger.phase == phase
+
+
+def test_a_suspended_job() -> None:
+    wishes = policy(suspend=True)
+    first = plan(observed(job(trains(), wishes), BOTH))
+    assert first.record.ledger.phase == Phase.DRAINING
+    parked = ready(1, drained=True)
+    then = plan(observed(job(first.record, wishes), [(pod(0), parked), (pod(1), parked)]))
+    assert then.record.ledger.phase == Phase.SUSPENDED
+
+
+def test_the_time_before_the_first_look_is_booked_too() -> None:
+    todo = plan(observed(job(None, created_at=NOW - seconds(2.5))))
+    assert todo.record.ledger == Ledger(Phase.SCHEDULING, NOW - seconds(2.5))
+
+
+def test_a_fault_is_booked_back_to_the_last_step() -> None:
+    record = trains(ledger=Ledger(Phase.TRAINING, NOW - seconds(100)))
+    last = NOW - seconds(12)
+    todo = plan(
+        observed(job(record), [(pod(0), faulted(step=9, step_at=last)), (pod(1), running(step=9, step_at=last))])
+    )
+    assert todo.record.ledger == Ledger(Phase.DETECTING, last, (("training", 88_000),))
+
+
+def test_the_end_stops_the_clock() -> None:
+    record = trains(ledger=Ledger(Phase.TRAINING, NOW - seconds(100)))
+    done = agent(AgentState.COMPLETED)
+    todo = plan(observed(job(record), [(pod(0), done), (pod(1), done)]))
+    assert todo.record.outcome == "Completed"
+    assert todo.record.ledger == Ledger("ended", None, (("training", 100_000),))
+    later = plan(observed(job(todo.record), [], now=NOW + seconds(999)))
+    assert later.record.ledger == todo.record.ledger
+
+
+def test_nothing_is_written_while_a_phase_lasts() -> None:
+    record = plan(observed(job(trains()), STEPS)).record
+    assert plan(observed(job(record), STEPS, now=NOW + seconds(3))).record == record
+
+
+def test_the_end_of_repetition_is_waited_for() -> None:
+    todo = plan(observed(job(trains(best_step=60), policy(2, 2)), STEPS))
+    assert todo.wake_at == NOW + seconds(22), "eleven steps of two seconds"
+
+
+def test_a_clock_that_goes_back_books_nothing_twice() -> None:
+    record = trains(ledger=Ledger(Phase.RENDEZVOUS, NOW + seconds(5), (("starting", 7),)))
+    ledger = plan(observed(job(record), STEPS)).record.ledger
+    assert ledger == Ledger(Phase.TRAINING, NOW + seconds(5), (("starting", 7),))
+
+
+SITUATIONS: list[Observed] = [
+    observed(job(None), pods)  # type: ignore[arg-type]
+    for pods in (
+        [],
+        [(pod(0), ready(0)), WAITS],
+        BOTH,
+        STEPS,
+        [(pod(0), faulted()), (pod(1), running())],
+        [(pod(0), ready(1)), (pod(1), ready(1))],
+        [(pod(0), agent(AgentState.STOPPING)), (pod(1), ready(1, drained=True))],
+    )
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 10**8)), max_size=25))
+def test_the_phases_sum_to_the_life_of_the_job(story: list[tuple[int, int]]) -> None:
+    """Whatever happens, and however the operator is restarted in between: only the record goes on."""
+    now, record = LONG_AGO, None
+    for which, later_us in story:
+        now += timedelta(microseconds=later_us)
+        seen = SITUATIONS[which]
+        record = plan(replace(seen, now=now, job=replace(seen.job, record=record))).record
+        spent = sum(total(record.ledger, now).values(), timedelta(0))
+        alive = (_ended(record) or now) - LONG_AGO
+        assert abs(spent - alive) < timedelta(milliseconds=2)
+
+
+def _ended(record: Record) -> datetime | None:
+    return record.ended_at

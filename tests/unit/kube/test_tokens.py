@@ -1,0 +1,136 @@
+"""Tokens of jobs: worked out, never read; known again by the name of their Secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.kube.bodies import job_body, pod_body
+
+from elastipod_operator.core.facts import JobFact
+from elastipod_operator.kube.tokens import (
+    KeyProblem,
+    Tokens,
+    read_install_keys,
+    secret_manifest,
+    secret_of,
+    token_entry,
+)
+from elastipod_operator.kube.translate import job_fact, pod_fact
+
+KEY, NEW_KEY = b"k" * 32, b"n" * 32
+TOKENS = Tokens((KEY,))
+
+
+def job(spec: dict[str, Any] | None = None, **meta: Any) -> JobFact:
+    return job_fact(job_body(spec, **meta))
+
+
+def test_the_token_is_an_hmac_of_the_jobs_uid() -> None:
+    token = TOKENS.of(job())
+    assert token is not None
+    assert token.token == hmac.new(KEY, b"job-uid", hashlib.sha256).hexdigest()
+    assert token.secret.startswith("job-elastipod-token-")
+    assert token.token not in repr(token) + repr(TOKENS)
+    assert KEY.decode() not in repr(TOKENS)
+
+
+def test_every_job_has_its_own_also_under_the_same_name() -> None:
+    one, other = TOKENS.of(job()), TOKENS.of(job(uid="made anew"))
+    assert one is not None
+    assert other is not None
+    assert one.token != other.token
+    assert one.secret != other.secret, "the former job's Secret may not be gone yet"
+
+
+def test_the_longest_job_name_fits() -> None:
+    token = TOKENS.of(job(name="j" * 63))
+    assert token is not None
+    assert len(token.secret) <= 253
+
+
+@pytest.mark.parametrize(
+    ("tokens", "spec"),
+    [
+        pytest.param(Tokens(), {}, id="no install key"),
+        pytest.param(TOKENS, {"elastipod": {"authentication": "Off"}}, id="turned off"),
+        pytest.param(TOKENS, {"nprocPerNode": "many"}, id="a job that cannot be used"),
+    ],
+)
+def test_who_gets_none(tokens: Tokens, spec: dict[str, Any]) -> None:
+    assert tokens.of(job(spec)) is None
+
+
+def test_a_pod_keeps_its_token_when_the_job_gets_none_any_more_or_the_key_is_changed() -> None:
+    before = TOKENS.of(job())
+    assert before is not None
+    off = job({"elastipod": {"authentication": "Off"}})
+    assert TOKENS.held_by(off, before.secret) == before.token
+    rotated = Tokens((NEW_KEY, KEY))
+    after = rotated.of(job())
+    assert after is not None
+    assert after.secret != before.secret
+    assert (rotated.held_by(job(), before.secret), rotated.held_by(job(), after.secret)) == (before.token, after.token)
+    assert Tokens((NEW_KEY,)).held_by(job(), before.secret) == ""
+
+
+@pytest.mark.parametrize("secret", ["", "foreign"])
+def test_what_is_not_ours_is_shown_no_token(secret: str) -> None:
+    assert TOKENS.held_by(job(), secret) == ""
+
+
+def test_the_secret_goes_with_the_job_and_is_never_changed() -> None:
+    token = TOKENS.of(job())
+    assert token is not None
+    made = secret_manifest(job(), token)
+    meta = made["metadata"]
+    assert (meta["name"], meta["namespace"], made["immutable"]) == (token.secret, "team", True)
+    assert [(owner["kind"], owner["uid"], owner["controller"]) for owner in meta["ownerReferences"]] == [
+        ("HyperPodPyTorchJob", "job-uid", True)
+    ]
+    assert made["stringData"] == {"token": token.token}
+
+
+@pytest.mark.parametrize(
+    ("containers", "secret"),
+    [
+        pytest.param([{"name": "train", "env": [token_entry("s")]}], "s", id="the agent's container"),
+        pytest.param([{"name": "side", "env": [token_entry("s")]}, {"name": "train"}], "", id="another one's"),
+        pytest.param([{"name": "train", "env": [{"name": "ELASTIPOD_TOKEN", "value": "x"}]}], "", id="the user's own"),
+        pytest.param([{"name": "train", "env": None}], "", id="a pod without"),
+        pytest.param([], "", id="no containers"),
+    ],
+)
+def test_which_token_a_pod_holds_is_read_from_its_environment(containers: list[dict[str, Any]], secret: str) -> None:
+    body = pod_body()
+    body["spec"]["containers"] = containers
+    assert secret_of(body, "train") == secret
+    fact = pod_fact(body, "train")
+    assert fact is not None
+    assert fact.token_secret == secret
+
+
+def test_keys_are_read_from_a_file_the_newest_first(tmp_path: Path) -> None:
+    path = tmp_path / "install-key"
+    path.write_bytes(b"\n" + NEW_KEY + b"\r\n\n  " + KEY + b"  \n")
+    assert read_install_keys(str(path)) == (NEW_KEY, KEY)
+    assert read_install_keys("") == ()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", KEY + b"\nshort"], ids=["empty", "short", "an earlier one is short"]
+)
+def test_a_key_that_could_be_guessed_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "install-key"
+    path.write_bytes(content)
+    with pytest.raises(KeyProblem, match="at least 32 bytes") as refused:
+        read_install_keys(str(path))
+    assert "short" not in str(refused.value)
+
+
+def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(KeyProblem, match=r"cannot be read: .*none: No such file"):
+        read_install_keys(str(tmp_path / "none"))
