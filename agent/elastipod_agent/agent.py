@@ -168,7 +168,8 @@ class Agent:
             loop.add_signal_handler(number, self._interrupted, number)
         if self._settings.is_warm:
             self._reaper.nursery = self._warm
-            self._warm.begin()
+            is_warming = self._warm.begin(lambda: self.board.set(warming=False))
+            self.board.set(warming=is_warming)
         await self._link.listen()
         if self._settings.is_inprocess:
             parts = (self._root, self._environ, self._reaper, self._pump)

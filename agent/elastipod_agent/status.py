@@ -37,6 +37,7 @@ class Status:
     has_priority: bool = False  # its processes have lived through the last run
     generation: int = 0
     drained: bool = False
+    warming: bool = False
     terminating: bool = False
     failure: Failure | None = None
 
@@ -101,6 +102,7 @@ class Board:
             "version": seen.version,
             "generation": seen.generation,
             "drained": seen.drained,
+            "warming": seen.warming,
             "terminating": seen.terminating,
             "boot_id": self.boot_id,
             "failure": None if seen.failure is None else seen.failure.as_json(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from elastipod_agent.core.warm import Program, patience, pause_before_retry, read_program, why_fresh
@@ -45,13 +45,16 @@ class WarmWorkers:
         self._forking_ahead: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = False
+        self._on_settled: Callable[[], None] = lambda: None
 
-    def begin(self) -> None:
-        """Start the server, if it can serve these workers."""
+    def begin(self, on_settled: Callable[[], None]) -> bool:
+        """Start the server, if it can serve these workers: True, and a call once it has imported all or has failed."""
+        self._on_settled = on_settled
         if self._why_never:
             self._log.info("workers start cold", why=self._why_never)
-        else:
-            self._start_server()
+            return False
+        self._start_server()
+        return True
 
     async def bear(self, count: int, called_off: asyncio.Event) -> list[Newborn] | None:
         """Give so many processes that wait for their orders, or None when the workers are to be started cold."""
@@ -171,6 +174,7 @@ class WarmWorkers:
             for note in server.notes:
                 self._log.warning(note)
             self._log.info("warm server is ready", seconds=server.seconds)
+            self._on_settled()
             if not self._ahead:
                 self._fork_ahead_later(0.0)
         await server.lost.wait()
@@ -179,6 +183,7 @@ class WarmWorkers:
 
     def _lost(self, why: str, *, is_hopeless: bool) -> None:
         self._server = None
+        self._on_settled()
         self._drop_ahead()
         self._losses += 1
         pause_s = None if is_hopeless else pause_before_retry(self._losses)

@@ -55,6 +55,7 @@ class WorkerGroup:
         self._pump = pump
         self._tap = tap
         self._given_up = asyncio.Event()
+        self._wake_signal: int | None = None  # of the event that is raised
         self._num_renewals = 0
         self._file = WorkerFile.create(directory / "workers", settings.layout.nproc)
 
@@ -75,6 +76,7 @@ class WorkerGroup:
     def begin_run(self, start: Start) -> None:
         """Give workers that live over generations their next: other ranks, and no event."""
         self._start = start
+        self._wake_signal = None
         self._file.begin_run()
 
     def give_up_spawning(self) -> None:
@@ -106,8 +108,9 @@ class WorkerGroup:
         return next((worker for worker in self.workers if worker.local_rank in failed), None)
 
     def raise_event(self, deadline: float, wake_signal: int) -> None:
-        """Ask for a drain: the level is stored first, then each worker's own process is woken."""
+        """Ask for a drain: the level is stored first, then each worker's own process is woken, also those still to come."""
         self._file.set_event(EventLevel.DRAIN, deadline)
+        self._wake_signal = wake_signal
         for worker in self.living:
             worker.child.send(wake_signal)
 
@@ -179,6 +182,8 @@ class WorkerGroup:
                 worker = await self._spawn_one(base, local_rank, waiting.pop(0) if waiting else None)
                 others = [one for one in self.workers if one.local_rank != local_rank]
                 self.workers = sorted([*others, worker], key=lambda one: one.local_rank)
+                if self._wake_signal is not None:
+                    worker.child.send(self._wake_signal)
                 task = asyncio.ensure_future(worker.child.ended.wait())
                 task.add_done_callback(lambda _: on_exit())
         finally:

@@ -53,6 +53,7 @@ class StatusAnswer(BaseModel):
     generation: Number | None = None
     drained: bool = False
     terminating: bool = False
+    warming: bool = False
     failure: FailureAnswer | None = None
     worker: WorkerAnswer | None = None
     progress: dict[str, Any] | None = None
@@ -104,6 +105,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         message=(answer.message or "")[:MAX_MESSAGE],
         drained=answer.drained,
         terminating=answer.terminating,
+        warming=answer.warming,
         failure=_failure(answer.failure),
         step=step,
         step_at=now if moved else before.step_at if step is not None else None,  # no step of this generation yet

@@ -253,6 +253,10 @@ def _scaling(seen: Observed, record: Record, view: View, policy: Policy) -> Line
         if record.resize_failures:
             text += f" ({record.resize_failures} growths in a row came to nothing)"
         return Line("Scaling", False, "Growing", text)
+    loading = [r for r in view.candidates() if r.id not in record.members and r.agent.warming]
+    if loading:
+        text = f"{len(loading)} more replicas load what their workers will need; training goes on meanwhile"
+        return Line("Scaling", False, "WarmingUp", text)
     if seen.refusal:
         return Line("Scaling", False, "LimitReached", f"{maximum - size} more replicas are wanted: {seen.refusal}")
     gang = record.gang

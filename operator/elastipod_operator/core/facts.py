@@ -182,6 +182,8 @@ class AgentFact:
     refused: bool = False
     denied: bool = False
     """It answers that it does not know us (401): its token is not the one that we sent."""
+    warming: bool = False
+    """Its workers would start slowly now: it is still loading what they will need."""
     is_spare: bool = False
     """It was told that it is a spare, and waits for its turn."""
 

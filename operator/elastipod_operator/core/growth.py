@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from .backoff import backoff
 from .facts import Policy
 from .health import Health, Replica, View
-from .membership import room_for
+from .membership import room_for, soonest
 from .record import Kind, Record
 from .scene import Scene, begin
 
 CAUSE = "CapacityAvailable"
+# An agent gives its warm server two minutes; one that says for longer that it is warming is not waited for.
+WARMING_LIMIT = timedelta(seconds=150)
 
 
 def possible_size(record: Record, view: View, policy: Policy) -> int:
     """Give the largest allowed size with the members and all who are ready."""
-    ready = {r.id for r in view.candidates()}
+    return _size_with(view.candidates(), record, policy)
+
+
+def warming_until(replica: Replica) -> datetime | None:
+    """Give when a newcomer that is still loading what its workers need is taken all the same; None: it is warm.
+
+    Training goes on meanwhile, so that the others do not stand still for the newcomer's imports.
+    """
+    since = replica.agent.answering_since
+    return since + WARMING_LIMIT if replica.agent.warming and since is not None else None
+
+
+def warm(candidates: list[Replica], now: datetime) -> list[Replica]:
+    """Give those with whom a growth would be quick."""
+    return [r for r in candidates if (until := warming_until(r)) is None or until <= now]
+
+
+def _size_with(candidates: list[Replica], record: Record, policy: Policy) -> int:
+    ready = {r.id for r in candidates}
     return policy.sizes.fit(room_for({*record.members, *ready}, policy))
 
 
 def growth_window(record: Record, scene: Scene, members: list[Replica]) -> tuple[Record, datetime | None]:
     """Open, keep or close the window in which ready increments are collected."""
     size = len(record.members)
-    possible = possible_size(record, scene.view, scene.policy)
+    candidates = scene.view.candidates()
+    quick = warm(candidates, scene.now)
+    possible = _size_with(quick, record, scene.policy)
+    look = min((until for r in candidates if r not in quick and (until := warming_until(r))), default=None)
     # A voluntary resize does not begin while a member is out of sight: its drain would end in a recovery.
     in_sight = len(members) == size and all(r.health is Health.GOOD for r in members)
     if possible <= size or record.settled_at is None or not in_sight:
-        return replace(record, window_since=None), None
+        return replace(record, window_since=None), look
     opened = record.window_since or scene.now
     due = growth_due(replace(record, window_since=opened), scene.policy, scene.key)
     if due is not None and scene.now < due:
-        return replace(record, window_since=opened), due
+        return replace(record, window_since=opened), soonest(due, look)
     message = f"{possible - size} more replicas are ready"
     return begin(record, scene, Kind.RESIZE, CAUSE, message, goal=possible), None
 

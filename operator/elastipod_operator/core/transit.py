@@ -9,7 +9,7 @@ from .actions import Action, Note, StartWorkers
 from .escalation import weigh
 from .facts import Policy
 from .gangs import next_look, watch_gang
-from .growth import CAUSE, growth_failed, note_broken_growth
+from .growth import CAUSE, growth_failed, note_broken_growth, warm
 from .health import Replica
 from .history import HistoryEntry
 from .incidents import STOP_TIME, Incident, begin_recovery, find_incident
@@ -101,7 +101,10 @@ def _gather(record: Record, scene: Scene) -> Step:
     assert transition is not None
     if scene.policy.suspend:
         return _suspended(begin(record, scene, Kind.SUSPEND, "Suspended", "the user suspended the job", goal=0), scene)
-    ready = usable(scene.view.candidates(), record, scene.policy)
+    candidates = scene.view.candidates()
+    if transition.kind is Kind.RESIZE and transition.cause == CAUSE:
+        candidates = warm(candidates, now)
+    ready = usable(candidates, record, scene.policy)
     size = sizes.fit(min(len(ready), sizes.maximum))
     if not size:
         record, notes = watch_gang(

@@ -286,3 +286,37 @@ def test_a_doomed_member_hands_over_to_a_spare() -> None:
     todo = plan(observed(job(trains(), SPARED), pods))
     assert todo.record.transition is not None
     assert todo.record.transition.goal == 2
+
+
+# ---- newcomers that still load what their workers need
+
+WARMING = ready(warming=True, answering_since=NOW - seconds(20))
+DUE = trains(window_since=LONG_AGO)
+
+
+def test_training_is_not_interrupted_for_a_newcomer_that_is_still_warming_up() -> None:
+    todo = plan(observed(job(DUE), [*MORE[:2], (pod(2), WARMING)]))
+    assert todo.record.transition is None
+    assert todo.wake_at is not None
+    assert todo.wake_at <= NOW + seconds(130), "150 s after its first answer it is taken all the same"
+    assert [(c.reason, c.message) for c in todo.conditions if c.type == "Scaling"] == [
+        ("WarmingUp", "1 more replicas load what their workers will need; training goes on meanwhile")
+    ]
+
+
+def test_one_that_warms_up_for_too_long_is_taken_all_the_same() -> None:
+    slow = replace(WARMING, answering_since=NOW - seconds(150))
+    todo = plan(observed(job(DUE), [*MORE[:2], (pod(2), slow)]))
+    assert todo.record.transition is not None
+
+
+def test_who_is_warm_is_taken_and_who_is_not_follows_later() -> None:
+    members = [(pod(0), DRAINED), (pod(1), DRAINED), (pod(2), ready()), (pod(3), WARMING)]
+    todo = plan(observed(job(trains(transition=replace(GROWS, goal=4))), members))
+    assert [one.ordinal for one in todo.record.members] == [0, 1, 2]
+
+
+def test_a_recovery_takes_whom_it_can_get() -> None:
+    rescue = transition(Kind.RECOVERY, cause="WorkerCrash", goal=2, graceful=False)
+    todo = plan(observed(job(trains(transition=rescue)), [(pod(0), ready(1)), (pod(2), WARMING)]))
+    assert [one.ordinal for one in todo.record.members] == [0, 2]
