@@ -1,4 +1,4 @@
-"""One elastic job under another interpreter, agent and workers both; and environments of other Pythons and torches."""
+"""One elastic job under another interpreter, agent and workers both; and environments of other Pythons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.e2e.agent_process import AgentProcess, free_port, until
 
 from elastipod.audit import audit
 from elastipod.audit_logs import read_logs
+from elastipod_local.registryenv import settings
 
 SCRIPT = Path(__file__).with_name("versions_worker.py")
 PODS = 2
@@ -79,14 +79,6 @@ def _printed(agents: list[AgentProcess]) -> str:
     return "\n".join(agent.printed() for agent in agents)
 
 
-@dataclass(frozen=True)
-class Combination:
-    """A Python, the torch that goes with it, and what else is wanted beside it (numpy of that time)."""
-
-    python: str
-    packages: tuple[str, ...]
-
-
 def find_python(version: str) -> Path | None:
     """Give an interpreter of this version (3.12) of this machine, on the path or pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -102,15 +94,27 @@ def find_python(version: str) -> Path | None:
     return None
 
 
+def uv(*arguments: str) -> str:
+    """Run uv with this machine's registry settings; gives what it said. Raises RuntimeError with its words."""
+    environ = {"UV_HTTP_TIMEOUT": "180", **os.environ, **settings(os.environ, Path.home())}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("uv"), "--no-progress", *arguments],
+        env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=peers.INSTALL_DEADLINE_S,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise RuntimeError(f"`uv {' '.join(arguments)}` failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout + done.stderr
+
+
 def make_environment(base: Path, folder: Path) -> Path:
     """Make an environment without packages; gives its interpreter."""
-    peers._uv("venv", "--python", str(base), str(folder))
+    uv("venv", "--python", str(base), str(folder))
     return folder / "bin" / "python"
 
 
 def install(python: Path, *packages: str) -> None:
     """Install packages as their users do, unpinned but for what is given."""
-    peers._uv("pip", "install", "--compile-bytecode", "--python", str(python), *packages)
+    uv("pip", "install", "--compile-bytecode", "--python", str(python), *packages)
 
 
 def versions_of(python: Path) -> dict[str, str]:
@@ -119,8 +123,8 @@ def versions_of(python: Path) -> dict[str, str]:
         "from importlib.metadata import distributions\n"
         "for one in distributions(): print(one.metadata['Name'], one.version)"
     )
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    said = subprocess.run([python, "-c", code], env=environ, capture_output=True, text=True, check=True, timeout=60)
+    # Isolated: the checkout, which may be the working directory, is no distribution of that environment.
+    said = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60)
     return dict(line.split() for line in said.stdout.splitlines())
 
 
@@ -133,7 +137,7 @@ def build_wheel(folder: Path) -> Path:
         shutil.copytree(peers.ROOT / name, source / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(peers.ROOT / name, source / name)
-    peers._uv(
+    uv(
         *("build", "--wheel", "--no-build-isolation", "--python", sys.executable),
         *("--out-dir", str(folder), str(source)),
     )

@@ -228,9 +228,18 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(raw)
 
 
-def _matters(fact: AgentFact) -> tuple[object, ...]:
-    is_first_step = fact.step is not None
-    return (fact.state, fact.generation, fact.drained, fact.terminating, fact.failure, fact.reason, is_first_step)
+def _matters(fact: AgentFact) -> AgentFact:
+    """Give a fact without what changes all the time; of the steps only whether there is one."""
+    return replace(
+        fact,
+        message="",
+        step=None if fact.step is None else 0,
+        step_at=None,
+        step_pace=None,
+        trying_since=None,
+        last_answer=None,
+        answering_since=None,
+    )
 
 
 def _was_silent(before: AgentFact, after: AgentFact) -> bool:

@@ -62,6 +62,16 @@ async def test_a_change_arrives_at_once_and_wakes_the_job(board: Board, agent: S
     assert agent.polls[1] == {"after": "1", "wait": f"{board_module.LONG_POLL_S:g}"}
 
 
+async def test_a_newcomer_that_has_become_warm_wakes_the_job(board: Board, agent: StandIn, wakes: Wakes) -> None:
+    agent.say(warming=True)
+    board.watch(POD, agent.address)
+    await until(lambda: board.fact(POD).warming)
+    await until(lambda: len(agent.polls) == 2)
+    agent.say(warming=False)
+    await until(lambda: not board.fact(POD).warming)
+    assert wakes == [JOB, JOB]
+
+
 async def test_progress_after_the_first_step_wakes_nobody(board: Board, agent: StandIn, wakes: Wakes) -> None:
     board.watch(POD, agent.address)
     await until(lambda: len(agent.polls) == 2)

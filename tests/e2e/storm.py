@@ -1,0 +1,584 @@
+"""A storm over the agents of one job: signals to whatever runs below them, clients that misbehave, calls in any order.
+
+The driver plays the operator between the gusts: it stops every agent, waits until it is ready, and looks at what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.e2e.agent_process import AgentProcess, free_port, until
+
+from elastipod.ipc_wire import SOCKET_ENV, RestartMode
+from elastipod_agent.core.states import NEXT, AgentState
+
+# What all workers do besides training: a child near and one far, a thread that waits for the agent, lines and reports.
+_LIFE = """
+import os, subprocess, sys, threading, time
+from pathlib import Path
+from elastipod.worker_file import WorkerFile
+from hyperpod_elastic_agent.ipc import HyperPodIPCException, InProcessRestartSocketClient, RestartMode
+
+local_rank = int(os.environ["LOCAL_RANK"])
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
+page = WorkerFile.open(os.environ["ELASTIPOD_WORKER_FILE"])
+agent = InProcessRestartSocketClient()
+
+def is_over(generation):
+    return (Path(os.environ["HOME"]) / f"over-{generation}").exists()
+
+def step(number):
+    page.report(local_rank, step=number, samples=number, loss=0.5, world_size=int(os.environ["WORLD_SIZE"]))
+    if number % 20 == 1:
+        print("loss:", 1 / number, flush=True)
+
+def leave():
+    for child in children:
+        child.kill()
+        child.wait()
+    sys.exit(0)
+"""
+
+PLAIN = (
+    _LIFE
+    + """
+def wait():
+    while True:
+        try:
+            agent.hyperpod_wait_fault(timeout=1)
+        except HyperPodIPCException:
+            pass
+
+generation = os.environ["ELASTIPOD_GENERATION"]
+rank = int(os.environ["RANK"])
+threading.Thread(target=wait, daemon=True).start()
+agent.hyperpod_send_data(rank, "data")
+print("run", generation, "rank", rank, flush=True)
+number = 0
+while page.event().level == 0 and not is_over(generation):
+    number += 1
+    step(number)
+    time.sleep(0.01)
+if page.event().level:
+    page.acknowledge(local_rank)
+leave()
+"""
+)
+
+STANDING = (
+    _LIFE
+    + """
+def train(generation):
+    number = 0
+    while True:
+        try:
+            agent.hyperpod_wait_fault(timeout=0.02)
+            return
+        except HyperPodIPCException:
+            pass
+        if page.event().level:
+            page.acknowledge(local_rank)
+            return
+        if is_over(generation):
+            leave()
+        number += 1
+        step(number)
+
+while True:
+    kind, start = agent.hyperpod_barrier()
+    os.environ.update(start["worker_envs"])
+    agent.hyperpod_past_rcb_barrier()
+    rank = int(os.environ["RANK"])
+    agent.hyperpod_send_data(rank, "data")
+    print("run", os.environ["ELASTIPOD_GENERATION"], "rank", rank, flush=True)
+    train(os.environ["ELASTIPOD_GENERATION"])
+"""
+)
+
+TORCH = (
+    """
+import torch, torch.distributed as dist
+from hyperpod_elastic_agent.elastic_event_handler import elastic_event_detected
+"""
+    + _LIFE
+    + """
+from datetime import timedelta
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+generation, number = os.environ["ELASTIPOD_GENERATION"], 0
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+print("run", generation, "rank", dist.get_rank(), flush=True)
+while not elastic_event_detected():
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    number += 1
+    step(number)
+    over = torch.tensor([float(is_over(generation))])
+    dist.all_reduce(over)
+    if over.item():
+        break
+dist.destroy_process_group()
+leave()
+"""
+)
+
+RULES = [
+    {
+        "name": "Loss",
+        "logPattern": r".*loss: ([\d.]+)",
+        "expectedStartCutOffInSeconds": 60,
+        "metricThreshold": 9,
+        "operator": "gt",
+        "metricEvaluationDataPoints": 3,
+    },
+    {"name": "Bad", "logPattern": ".*never printed.*", "faultOnMatch": True},
+]
+SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "suspend": signal.SIGSTOP, "pause": signal.SIGSTOP}
+KINDS = ("worker", "child", "server", "ahead", "matcher")
+CALLS = ("again", "older", "early start", "plain start", "update", "old update", "old stop", "stop", "drain", "status")
+CLIENTS = ("silent", "half", "reset", "ipc half", "ipc silent", "ipc garbage", "ipc wait")
+MAX_CLIENTS = 30
+
+
+@dataclass
+class Tally:
+    """What a storm did. states: how often the agents stood where when the driver came to stop them."""
+
+    acts: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    generations: int = 0
+    slowest_ready_s: float = 0.0
+    calls: int = 0
+    slowest_call_s: float = 0.0
+
+
+class Caller(threading.Thread):
+    """Asks one agent for its status without a pause; checks that every change is one that its table of states names."""
+
+    def __init__(self, agent: AgentProcess, pause_s: float) -> None:
+        super().__init__(name="caller", daemon=True)
+        self.problem = ""
+        self.calls = 0
+        self.slowest_s = 0.0
+        self._agent = agent
+        self._pause_s = pause_s
+        self._is_over = threading.Event()
+        self._last: tuple[int, AgentState] | None = None
+
+    def run(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self._agent.port, timeout=30)
+        try:
+            while not self._is_over.wait(self._pause_s):
+                began = time.monotonic()
+                connection.request("GET", "/status")
+                seen = json.loads(connection.getresponse().read())
+                self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+                self.calls += 1
+                self._check(int(seen["version"]), AgentState(seen["status"]))
+        except Exception as error:  # told in the main thread
+            self.problem = self.problem or f"asking for the status failed: {error!r}"
+        finally:
+            connection.close()
+
+    def end(self) -> None:
+        """Ask no more."""
+        self._is_over.set()
+        self.join(40)
+
+    def _check(self, version: int, state: AgentState) -> None:
+        if self._last is not None:
+            before, old = self._last
+            if version < before:
+                self.problem = f"version {version} came after {before}"
+            elif state not in reachable(old, version - before):
+                self.problem = f"{old} (version {before}) was followed by {state} (version {version})"
+        self._last = (version, state)
+
+
+def reachable(state: AgentState, moves: int) -> set[AgentState]:
+    """Give the states that so many moves of the table can lead to; one change of the version may be two moves."""
+    found = {state}
+    for _ in range(min(2 * moves, len(NEXT))):
+        found |= {after for one in found for after in NEXT[one]}
+    return found
+
+
+class Pod:
+    """One agent, seen from outside."""
+
+    def __init__(self, agent: AgentProcess) -> None:
+        self.agent = agent
+        self.process = psutil.Process(agent.process.pid)
+        self.server_hits = 0
+        self.warm_starts = 0
+
+    def below(self) -> dict[str, list[psutil.Process]]:
+        """Give all living processes below the agent by kind; what is none of KINDS is "unknown"."""
+        found: dict[str, list[psutil.Process]] = {kind: [] for kind in (*KINDS, "unknown")}
+        waiting: list[psutil.Process] = []
+        for process in self.process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                line, parent = " ".join(process.cmdline()), process.ppid()
+                if "warm/boot.py" in line:
+                    waiting.append(process)
+                elif "matcher_process" in line:
+                    found["matcher"].append(process)
+                elif "storm_train.py" in line:
+                    found["worker"].append(process)
+                elif "time.sleep(600)" in line:
+                    found["child"].append(process)
+                elif "elastipod_agent" in line and parent == self.process.pid:
+                    pass  # between fork and exec
+                elif line:
+                    found["unknown"].append(process)
+        waiting.sort(key=_created)
+        found["server"], found["ahead"] = waiting[:1], waiting[1:]
+        return found
+
+    def dead(self) -> list[psutil.Process]:
+        """Give the zombies below the agent."""
+        return [one for one in self.process.children(recursive=True) if _is_zombie(one)]
+
+    def socket_path(self) -> str | None:
+        """Give the agent's Unix socket, as its children know it."""
+        for kind in ("worker", "matcher", "server"):
+            for process in self.below()[kind]:
+                with suppress(psutil.Error):
+                    return process.environ().get(SOCKET_ENV)
+        return None
+
+    def uss(self) -> int:
+        """Give the agent's own memory in bytes."""
+        return int(self.process.memory_full_info().uss)
+
+    def descriptors(self) -> list[str]:
+        """Give what the agent has open, but for connections of clients."""
+        found: list[str] = []
+        for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.append(re.sub(r"\d+", "", str(entry.readlink())))
+        return sorted(found)
+
+
+class Storm:
+    """One storm over pods whose agents are ready. Raises AssertionError with the acts of the round at fault."""
+
+    def __init__(
+        self, pods: list[Pod], folder: Path, rng: random.Random, *, is_warm: bool, is_standing: bool, deadline_s: float
+    ) -> None:
+        self.pods = pods
+        self.tally = Tally()
+        self._folder = folder
+        self._rng = rng
+        self._is_warm = is_warm
+        self._is_standing = is_standing
+        self._deadline_s = deadline_s
+        self._generation = 0
+        self._clients: list[socket.socket] = []
+        self._timers: list[threading.Timer] = []
+        self._round: list[str] = []
+        self._modes = [mode.value for mode in RestartMode] if is_standing else [""]
+
+    def round(self, num_acts: int) -> None:
+        """Run one generation with so many acts, and bring all pods back."""
+        self._begin_generation()
+        for _ in range(num_acts):
+            self._act(self._rng.choice(self.pods))
+            time.sleep(self._rng.choice([0, 0, 0.01, 0.05, 0.2]))
+        self._bring_back()
+
+    def quiet_round(self, patience_s: float = 30.0) -> None:
+        """Run one generation undisturbed, to its completion."""
+        self.let_clients_go()
+        self._begin_generation(is_quiet=True)
+        for pod in self.pods:
+            self._until(pod, "running", patience_s)
+        world = len(self.pods)
+        until(lambda: self._num_running() >= world, f"all ranks of generation {self._generation}: {self._said()}", patience_s)
+        (self._folder / f"over-{self._generation}").touch()
+        for pod in self.pods:
+            self._until(pod, "completed", patience_s)
+        self._bring_back(is_quiet=True)
+
+    def let_clients_go(self) -> None:
+        """Hang up, and let what was only paused go on."""
+        for timer in self._timers:
+            timer.join()
+        self._timers.clear()
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+    def check_nothing_left(self) -> None:
+        """Below a ready agent is only what belongs there, and no zombie."""
+        for pod in self.pods:
+            until(lambda: not self._too_much(pod) and not pod.dead(), f"the end of {self._too_much(pod)}, {self._said()}")  # noqa: B023
+
+    def _too_much(self, pod: Pod) -> list[psutil.Process]:
+        found = pod.below()
+        wrong = found["unknown"] + found["matcher"] + found["ahead"][self._nproc(pod) :]
+        if not self._is_standing:
+            wrong += found["worker"] + found["child"]
+        else:
+            wrong += found["worker"][self._nproc(pod) :]
+            own = {one.pid for one in found["worker"]}
+            wrong += [one for one in found["child"] if _parent(one) not in own]
+        if not self._is_warm:
+            wrong += found["server"]
+        return wrong
+
+    @staticmethod
+    def _nproc(pod: Pod) -> int:
+        return 2 if "--nproc-per-node=2" in pod.process.cmdline() else 1
+
+    # -- generations ---------------------------------------------------------------------------------------------
+
+    def _begin_generation(self, *, is_quiet: bool = False) -> None:
+        self._generation += 1
+        self.tally.generations += 1
+        self._round = [f"generation {self._generation}"]
+        if self._is_warm and (is_quiet or self._rng.random() < 0.7):
+            self._await_servers()
+        port = free_port()
+        for rank, pod in enumerate(self.pods):
+            if not is_quiet and self._rng.random() < 0.05:
+                self._note("stop before start")
+                assert pod.agent.stop(self._generation)[0] == 200
+            code, seen = self._start(pod, self._generation, rank, port)
+            assert code == 200, f"{seen}, {self._said()}"
+
+    def _await_servers(self) -> None:
+        for pod in self.pods:
+            until(lambda: len(pod.below()["server"]) == 1, f"the warm server, {self._said()}", 60)  # noqa: B023
+
+    def _start(self, pod: Pod, generation: int | None, rank: int, port: int, **fields: Any) -> tuple[int, Any]:
+        nnodes = len(self.pods)
+        rules = {"log_monitoring_configuration": RULES} if self._rng.random() < 0.7 else {}
+        return pod.agent.start(generation, rank=rank, nnodes=nnodes, master_port=port, **rules, **fields)
+
+    def _bring_back(self, *, is_quiet: bool = False) -> None:
+        generation = self._generation
+        for pod in self.pods:
+            self.tally.states[self._status(pod)["status"]] += 1
+            if not is_quiet and self._rng.random() < 0.3:
+                self._note("driver drains")
+                code, seen = pod.agent.drain(generation, timeout=self._rng.choice([0, 0.05, 0.5]))
+            else:
+                code, seen = pod.agent.stop(generation, **self._mode())
+            assert code == 200, f"{seen}, {self._said()}"
+        began = time.monotonic()
+        for pod in self.pods:
+            self._until(pod, "ready", self._deadline_s)
+            self.tally.slowest_ready_s = max(self.tally.slowest_ready_s, time.monotonic() - began)
+        if not self._is_standing:
+            self.check_nothing_left()
+
+    def _mode(self) -> dict[str, str]:
+        mode = self._rng.choice(self._modes)
+        return {"restart_mode": mode} if mode else {}
+
+    def _num_running(self) -> int:
+        text = "".join(pod.agent.printed() for pod in self.pods)
+        return len(set(re.findall(rf"run {self._generation} rank (\d+)", text)))
+
+    def _status(self, pod: Pod) -> dict[str, Any]:
+        assert pod.agent.process.poll() is None, f"the agent is gone, {self._said()}\n{pod.agent.printed()[-4000:]}"
+        return pod.agent.status()
+
+    def _until(self, pod: Pod, state: str, patience_s: float) -> None:
+        self._status(pod)
+        try:
+            pod.agent.until(state, patience_s)
+        except AssertionError as error:
+            raise AssertionError(f"{self._said()}: {str(error)[:600]}\n{pod.agent.printed()[-3000:]}") from error
+
+    def _note(self, act: str) -> None:
+        self.tally.acts[act] += 1
+        self._round.append(act)
+
+    def _said(self) -> str:
+        return "after " + ", ".join(self._round)
+
+    # -- acts ----------------------------------------------------------------------------------------------------
+
+    def _act(self, pod: Pod) -> None:
+        dice = self._rng.random()
+        if dice < 0.6:
+            self._signal(pod)
+        elif dice < 0.8:
+            self._call(pod, self._rng.choice(CALLS))
+        else:
+            self._client(pod, self._rng.choice(CLIENTS))
+
+    def _signal(self, pod: Pod) -> None:
+        name = self._rng.choice(list(SIGNALS))
+        if self._rng.random() < 0.08:
+            name, kind, target = "pause", "agent", pod.process
+        else:
+            found = pod.below()
+            kinds = [kind for kind in KINDS if found[kind] and (kind != "server" or self._may_hit_server(pod))]
+            if not kinds:
+                return
+            kind = self._rng.choice(kinds)
+            target = self._rng.choice(found[kind])
+        if kind == "server":
+            pod.server_hits += 1
+        with suppress(psutil.NoSuchProcess):
+            target.send_signal(SIGNALS[name])
+            self._note(f"{name} {kind}")
+            if name == "pause":
+                timer = threading.Timer(self._rng.choice([0.02, 0.1, 0.4]), _go_on, (target,))
+                timer.start()
+                self._timers.append(timer)
+
+    def _may_hit_server(self, pod: Pod) -> bool:
+        """Three losses without a start in between, and the agent would go on without one for good."""
+        starts = pod.agent.call("GET", "/status?details=1")[1]["details"]["warm_starts"]
+        if starts != pod.warm_starts:
+            pod.warm_starts, pod.server_hits = starts, 0
+        return pod.server_hits == 0
+
+    def _call(self, pod: Pod, call: str) -> None:
+        generation, rank = self._generation, self.pods.index(pod)
+        agent, facts = pod.agent, {"rank": rank, "nnodes": len(self.pods), "faultCount": 0}
+        self._note(call)
+        if call == "again":
+            answer = self._start(pod, generation, rank, free_port())
+            assert answer == (200, None), self._said()
+        elif call == "older":
+            assert self._start(pod, generation - 1, rank, free_port())[0] in (200, 409)
+        elif call == "early start":
+            if self._status(pod)["status"] == "running":
+                assert self._start(pod, generation + 1, rank, free_port())[0] in (200, 409)
+                self._generation = max(generation, int(self._status(pod)["generation"]))
+        elif call == "plain start":
+            self._start(pod, None, rank, free_port(), faultCount=generation - 1)
+        elif call == "update":
+            agent.call("POST", "/update", {**facts, "generation": generation})
+        elif call == "old update":
+            agent.call("POST", "/update", {**facts, "generation": generation - 1})
+        elif call == "old stop":
+            assert agent.stop(generation - 1)[0] in (200, 409)
+        elif call == "stop":
+            assert agent.stop(generation, **self._mode())[0] == 200
+        elif call == "drain":
+            assert agent.drain(generation, timeout=self._rng.choice([0, 0.05, 0.5, 30]))[0] == 200
+        else:
+            for _ in range(20):
+                self._status(pod)
+
+    def _client(self, pod: Pod, kind: str) -> None:
+        while len(self._clients) > MAX_CLIENTS:
+            self._clients.pop(self._rng.randrange(len(self._clients))).close()
+        self._note(f"client {kind}")
+        client = self._ipc_client(pod, kind) if kind.startswith("ipc") else self._http_client(pod, kind)
+        if client is not None:
+            self._clients.append(client)
+
+    def _http_client(self, pod: Pod, kind: str) -> socket.socket:
+        client = socket.create_connection(("127.0.0.1", pod.agent.port))
+        if kind == "half":
+            lines = (b"GET /sta", b"POST /start HTTP/1.1\r\nContent-Length: 100000\r\n\r\n{", b"POST /stop HTTP/1.1\r\n")
+            client.sendall(self._rng.choice(lines))
+        elif kind == "reset":
+            client.sendall(b"GET /status?after=%d&wait=30 HTTP/1.1\r\nHost: x\r\n\r\n" % self._status(pod)["version"])
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        return client
+
+    def _ipc_client(self, pod: Pod, kind: str) -> socket.socket | None:
+        path = pod.socket_path()
+        if path is None:
+            return None
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.settimeout(5)
+        with suppress(OSError):
+            client.connect(path)
+            if kind == "ipc half":
+                client.sendall(b'{"v":1,"call":"hel')
+            elif kind == "ipc garbage":
+                client.sendall(self._rng.choice([b"\0" * 1000 + b"\n", b"[]\n", b"x" * 300_000, b'{"v":1}\n']))
+            elif kind == "ipc wait":
+                client.sendall(b'{"v":1,"call":"fault","local_rank":0,"after":1000000,"wait_s":60}\n')
+        return client
+
+
+class Callers:
+    """One caller per pod, while the context lasts; then their problems are raised and their counts tallied."""
+
+    def __init__(self, storm: Storm, pause_s: float = 0.02) -> None:
+        self._storm = storm
+        self._callers = [Caller(pod.agent, pause_s) for pod in storm.pods]
+
+    def __enter__(self) -> None:
+        for caller in self._callers:
+            caller.start()
+
+    def __exit__(self, *_: object) -> None:
+        tally = self._storm.tally
+        for caller in self._callers:
+            caller.end()
+            tally.calls += caller.calls
+            tally.slowest_call_s = max(tally.slowest_call_s, caller.slowest_s)
+        problems = [caller.problem for caller in self._callers if caller.problem]
+        assert not problems, problems
+
+
+def bad_lines(pod: Pod) -> list[str]:
+    """Give the lines of the agent's own that no storm excuses; workers' lines have their prefix."""
+    words = ("Traceback", "the agent itself failed", "was never retrieved", "Task exception", "never awaited")
+    lines = pod.agent.printed().splitlines()
+    return [line for line in lines if not line.startswith("[") and any(word in line for word in words)]
+
+
+def shared_memory() -> set[str]:
+    """Give the agents' folders in shared memory, with what is in them."""
+    return {str(path) for top in Path("/dev/shm").glob("elastipod-*") for path in [top, *top.rglob("*")]}
+
+
+def _go_on(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.resume()
+
+
+def _created(process: psutil.Process) -> float:
+    try:
+        return process.create_time()
+    except psutil.NoSuchProcess:
+        return float("inf")
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+Settled = Callable[[], bool]
+os_environ = os.environ
