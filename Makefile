@@ -61,6 +61,7 @@ requirements: env ## resolve and pin the requirements anew (UPGRADE=--upgrade ta
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra dev -o requirements/dev.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra operator -o requirements/operator.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra examples -o requirements/train.txt
+	@$(COMPILE) $(UPGRADE) requirements/peer-hyp.in -o requirements/peer-hyp.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-original.in -o requirements/peer-original.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-torch211.in -o requirements/peer-torch211.txt
 

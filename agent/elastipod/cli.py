@@ -14,11 +14,12 @@ from importlib import import_module
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: where its `main(argv)` lives, what it does, and which extra installs it."""
+    """One subcommand: where its `main(argv)` lives, what it does, which extra installs it and which Python it needs."""
 
     module: str
     summary: str
     extra: str | None = None
+    python: tuple[int, int] = (3, 10)
 
 
 COMMANDS = {
@@ -27,9 +28,11 @@ COMMANDS = {
         "elastipod.audit", "check from the sample logs of a run that every sample was trained exactly once"
     ),
     "local": Command(
-        "elastipod_local.cli", "a real Kubernetes cluster on this machine: up, down, status, node", "local"
+        "elastipod_local.cli", "a real Kubernetes cluster on this machine: up, down, status, node", "local", (3, 11)
     ),
-    "operator": Command("elastipod_operator.app", "run the operator (what the chart's Deployment does)", "operator"),
+    "operator": Command(
+        "elastipod_operator.app", "run the operator (what the chart's Deployment does)", "operator", (3, 11)
+    ),
 }
 
 USAGE_ERROR = 2
@@ -71,6 +74,10 @@ def help_text() -> str:
 
 
 def _run(name: str, command: Command, argv: list[str]) -> int:
+    if sys.version_info < command.python:
+        needed, found = (".".join(map(str, version[:2])) for version in (command.python, sys.version_info))
+        print(f"elastipod {name}: needs Python {needed} or newer; this is Python {found}", file=sys.stderr)
+        return USAGE_ERROR
     try:
         part: Callable[[list[str]], int | None] = import_module(command.module).main
     except ModuleNotFoundError as missing:

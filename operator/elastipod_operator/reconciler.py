@@ -15,17 +15,14 @@ import aiohttp
 
 from . import metrics
 from .agents.board import Address, Board
-from .agents.commands import Command, Commander
+from .agents.commands import Commander
+from .agents.orders import Orders
 from .core.actions import (
     CreatePod,
     DeleteJob,
     DeletePod,
-    HoldSpare,
     Plan,
     SetFinalizer,
-    ShutDownAgent,
-    StartWorkers,
-    StopWorkers,
     VerifyPods,
 )
 from .core.backoff import backoff
@@ -38,7 +35,6 @@ from .core.names import (
     ANNOTATION_SIZE,
     ANNOTATION_STATE,
     FINALIZER,
-    master_port,
 )
 from .core.plan import plan
 from .core.record import Record
@@ -281,7 +277,8 @@ class Reconciler:
 
         What came of a call is looked at soon: it may be needed again.
         """
-        calls = [call for action in todo.actions if (call := self._command(job, todo.record, action)) is not None]
+        orders = self._orders(job, todo.record)
+        calls = [call for action in todo.actions if orders and (call := orders.of(action)) is not None]
         problems = await self._commander.send(calls)
         for problem in problems:
             metrics.AGENT_FAILURES.inc()
@@ -296,51 +293,14 @@ class Reconciler:
                 await self._written("job", self._api.delete_job(job.fact))
         return bool(calls)
 
-    def _command(self, job: Job, record: Record, action: object) -> Command | None:
-        if not isinstance(action, StartWorkers | HoldSpare | StopWorkers | ShutDownAgent):
+    def _orders(self, job: Job, record: Record) -> Orders | None:
+        policy = job.fact.policy
+        if policy is None:
             return None
-        pod = next((p for p in job.pods.values() if p.name == action.pod), None)
-        if pod is None or not pod.ip or job.fact.policy is None:
-            return None
-        ours = self._board.fact(pod.uid).generation is not None
-        address = self._address(job, pod, job.fact.policy.agent_port)
-        if isinstance(action, StartWorkers):
-            body = self._start_body(job, record, action.group_rank)
-            path, key = "/start", ("start", str(record.generation))
-        elif isinstance(action, HoldSpare):
-            body = {**self._start_body(job, record, action.number), "spare": True}
-            path, key = "/start", ("spare", str(record.generation))
-        elif isinstance(action, StopWorkers):
-            body = (
-                {"is_graceful": action.graceful, "timeout": action.timeout_s}
-                if action.graceful
-                else {"is_graceful": False}
-            )
-            body["generation"] = action.generation
-            path, key = "/stop", ("stop", f"{action.generation} {action.graceful}")
-        else:
-            return Command(pod.uid, address, "/shutdown", None, ("shutdown",))
-        if not ours:
-            body.pop("generation", None)
-        return Command(pod.uid, address, path, body, key)
-
-    def _start_body(self, job: Job, record: Record, group_rank: int) -> dict[str, Any]:
-        spec = job.body["spec"]
-        rules = (spec.get("runPolicy") or {}).get("logMonitoringConfiguration") or None
-        return {
-            "rank": group_rank,
-            "nnodes": len(record.members),
-            "faultCount": record.generation - 1,
-            "master_addr": record.master_addr,
-            "master_port": master_port(record.generation),
-            "log_monitoring_configuration": rules,
-            "ipVersion": None,
-            "rankIps": None,
-            "worker_data": None,
-            "spare": False,
-            "progress": self._board.progress(job.pods),
-            "generation": record.generation,
-        }
+        pods = {pod.name: pod for pod in job.pods.values()}
+        return Orders(
+            job.body["spec"], pods, record, self._board, lambda pod: self._address(job, pod, policy.agent_port)
+        )
 
     async def _create_pods(self, job: Job, worker: Worker, actions: list[CreatePod]) -> None:
         if worker.refused_until is not None and datetime.now(UTC) < worker.refused_until:

@@ -6,18 +6,18 @@ The driver plays the operator between the gusts: it stops every agent, waits unt
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import psutil
 from tests.e2e.agent_process import AgentProcess, free_port, until
 
 from elastipod.ipc_wire import SOCKET_ENV, RestartMode
+from elastipod_agent import presence
 from elastipod_agent.core.states import NEXT, AgentState
 
 # What all workers do besides training: a child near and one far, a thread that waits for the agent, lines and reports.
@@ -156,6 +157,7 @@ KINDS = ("worker", "child", "server", "ahead", "matcher")
 CALLS = ("again", "older", "early start", "plain start", "update", "old update", "old stop", "stop", "drain", "status")
 CLIENTS = ("silent", "half", "reset", "ipc half", "ipc silent", "ipc garbage", "ipc wait")
 MAX_CLIENTS = 30
+PRIVATE = Path(presence.fast_directory() or tempfile.gettempdir())
 
 
 @dataclass
@@ -227,8 +229,14 @@ class Pod:
     def __init__(self, agent: AgentProcess) -> None:
         self.agent = agent
         self.process = psutil.Process(agent.process.pid)
+        self.folder = next(path.parent for path in PRIVATE.glob("elastipod-*/agent.json") if self._is_mine(path))
         self.server_hits = 0
         self.warm_starts = 0
+
+    def _is_mine(self, path: Path) -> bool:
+        with suppress(OSError, ValueError):  # another agent comes or goes
+            return bool(json.loads(path.read_text("utf-8"))["pid"] == self.process.pid)
+        return False
 
     def below(self) -> dict[str, list[psutil.Process]]:
         """Give all living processes below the agent by kind; what is none of KINDS is "unknown"."""
@@ -265,16 +273,24 @@ class Pod:
                     return process.environ().get(SOCKET_ENV)
         return None
 
+    def files(self) -> set[str]:
+        """Give the agent's private folder and all that is in it."""
+        return {str(path) for path in [self.folder, *self.folder.rglob("*")] if path.exists()}
+
     def uss(self) -> int:
         """Give the agent's own memory in bytes."""
         return int(self.process.memory_full_info().uss)
 
     def descriptors(self) -> list[str]:
-        """Give what the agent has open, but for connections of clients."""
+        """Give what the agent has open, without numbers. Of sockets each process of its own has up to two: those do not count."""
         found: list[str] = []
         for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
             with suppress(FileNotFoundError):
                 found.append(re.sub(r"\d+", "", str(entry.readlink())))
+        below = self.below()
+        for _ in range(2 * sum(len(below[kind]) for kind in ("ahead", "worker"))):
+            with suppress(ValueError):
+                found.remove("socket:[]")
         return sorted(found)
 
 
@@ -287,7 +303,7 @@ class Storm:
         self.pods = pods
         self.tally = Tally()
         self._folder = folder
-        self._rng = rng
+        self.rng = rng
         self._is_warm = is_warm
         self._is_standing = is_standing
         self._deadline_s = deadline_s
@@ -301,8 +317,8 @@ class Storm:
         """Run one generation with so many acts, and bring all pods back."""
         self._begin_generation()
         for _ in range(num_acts):
-            self._act(self._rng.choice(self.pods))
-            time.sleep(self._rng.choice([0, 0, 0.01, 0.05, 0.2]))
+            self._act(self.rng.choice(self.pods))
+            time.sleep(self.rng.choice([0, 0, 0.01, 0.05, 0.2]))
         self._bring_back()
 
     def quiet_round(self, patience_s: float = 30.0) -> None:
@@ -312,7 +328,11 @@ class Storm:
         for pod in self.pods:
             self._until(pod, "running", patience_s)
         world = len(self.pods)
-        until(lambda: self._num_running() >= world, f"all ranks of generation {self._generation}: {self._said()}", patience_s)
+        until(
+            lambda: self._num_running() >= world,
+            f"all ranks of generation {self._generation}: {self._said()}",
+            patience_s,
+        )
         (self._folder / f"over-{self._generation}").touch()
         for pod in self.pods:
             self._until(pod, "completed", patience_s)
@@ -330,7 +350,10 @@ class Storm:
     def check_nothing_left(self) -> None:
         """Below a ready agent is only what belongs there, and no zombie."""
         for pod in self.pods:
-            until(lambda: not self._too_much(pod) and not pod.dead(), f"the end of {self._too_much(pod)}, {self._said()}")  # noqa: B023
+            until(partial(self._is_clean, pod), f"the end of {self._too_much(pod)}, {self._said()}")
+
+    def _is_clean(self, pod: Pod) -> bool:
+        return not self._too_much(pod) and not pod.dead()
 
     def _too_much(self, pod: Pod) -> list[psutil.Process]:
         found = pod.below()
@@ -355,11 +378,11 @@ class Storm:
         self._generation += 1
         self.tally.generations += 1
         self._round = [f"generation {self._generation}"]
-        if self._is_warm and (is_quiet or self._rng.random() < 0.7):
+        if self._is_warm and (is_quiet or self.rng.random() < 0.7):
             self._await_servers()
         port = free_port()
         for rank, pod in enumerate(self.pods):
-            if not is_quiet and self._rng.random() < 0.05:
+            if not is_quiet and self.rng.random() < 0.05:
                 self._note("stop before start")
                 assert pod.agent.stop(self._generation)[0] == 200
             code, seen = self._start(pod, self._generation, rank, port)
@@ -371,16 +394,16 @@ class Storm:
 
     def _start(self, pod: Pod, generation: int | None, rank: int, port: int, **fields: Any) -> tuple[int, Any]:
         nnodes = len(self.pods)
-        rules = {"log_monitoring_configuration": RULES} if self._rng.random() < 0.7 else {}
+        rules = {"log_monitoring_configuration": RULES} if self.rng.random() < 0.7 else {}
         return pod.agent.start(generation, rank=rank, nnodes=nnodes, master_port=port, **rules, **fields)
 
     def _bring_back(self, *, is_quiet: bool = False) -> None:
         generation = self._generation
         for pod in self.pods:
             self.tally.states[self._status(pod)["status"]] += 1
-            if not is_quiet and self._rng.random() < 0.3:
+            if not is_quiet and self.rng.random() < 0.3:
                 self._note("driver drains")
-                code, seen = pod.agent.drain(generation, timeout=self._rng.choice([0, 0.05, 0.5]))
+                code, seen = pod.agent.drain(generation, timeout=self.rng.choice([0, 0.05, 0.5]))
             else:
                 code, seen = pod.agent.stop(generation, **self._mode())
             assert code == 200, f"{seen}, {self._said()}"
@@ -392,7 +415,7 @@ class Storm:
             self.check_nothing_left()
 
     def _mode(self) -> dict[str, str]:
-        mode = self._rng.choice(self._modes)
+        mode = self.rng.choice(self._modes)
         return {"restart_mode": mode} if mode else {}
 
     def _num_running(self) -> int:
@@ -420,32 +443,32 @@ class Storm:
     # -- acts ----------------------------------------------------------------------------------------------------
 
     def _act(self, pod: Pod) -> None:
-        dice = self._rng.random()
+        dice = self.rng.random()
         if dice < 0.6:
             self._signal(pod)
         elif dice < 0.8:
-            self._call(pod, self._rng.choice(CALLS))
+            self._call(pod, self.rng.choice(CALLS))
         else:
-            self._client(pod, self._rng.choice(CLIENTS))
+            self._client(pod, self.rng.choice(CLIENTS))
 
     def _signal(self, pod: Pod) -> None:
-        name = self._rng.choice(list(SIGNALS))
-        if self._rng.random() < 0.08:
+        name = self.rng.choice(list(SIGNALS))
+        if self.rng.random() < 0.08:
             name, kind, target = "pause", "agent", pod.process
         else:
             found = pod.below()
             kinds = [kind for kind in KINDS if found[kind] and (kind != "server" or self._may_hit_server(pod))]
             if not kinds:
                 return
-            kind = self._rng.choice(kinds)
-            target = self._rng.choice(found[kind])
+            kind = self.rng.choice(kinds)
+            target = self.rng.choice(found[kind])
         if kind == "server":
             pod.server_hits += 1
         with suppress(psutil.NoSuchProcess):
             target.send_signal(SIGNALS[name])
             self._note(f"{name} {kind}")
             if name == "pause":
-                timer = threading.Timer(self._rng.choice([0.02, 0.1, 0.4]), _go_on, (target,))
+                timer = threading.Timer(self.rng.choice([0.02, 0.1, 0.4]), _go_on, (target,))
                 timer.start()
                 self._timers.append(timer)
 
@@ -480,14 +503,14 @@ class Storm:
         elif call == "stop":
             assert agent.stop(generation, **self._mode())[0] == 200
         elif call == "drain":
-            assert agent.drain(generation, timeout=self._rng.choice([0, 0.05, 0.5, 30]))[0] == 200
+            assert agent.drain(generation, timeout=self.rng.choice([0, 0.05, 0.5, 30]))[0] == 200
         else:
             for _ in range(20):
                 self._status(pod)
 
     def _client(self, pod: Pod, kind: str) -> None:
         while len(self._clients) > MAX_CLIENTS:
-            self._clients.pop(self._rng.randrange(len(self._clients))).close()
+            self._clients.pop(self.rng.randrange(len(self._clients))).close()
         self._note(f"client {kind}")
         client = self._ipc_client(pod, kind) if kind.startswith("ipc") else self._http_client(pod, kind)
         if client is not None:
@@ -496,8 +519,12 @@ class Storm:
     def _http_client(self, pod: Pod, kind: str) -> socket.socket:
         client = socket.create_connection(("127.0.0.1", pod.agent.port))
         if kind == "half":
-            lines = (b"GET /sta", b"POST /start HTTP/1.1\r\nContent-Length: 100000\r\n\r\n{", b"POST /stop HTTP/1.1\r\n")
-            client.sendall(self._rng.choice(lines))
+            lines = (
+                b"GET /sta",
+                b"POST /start HTTP/1.1\r\nContent-Length: 100000\r\n\r\n{",
+                b"POST /stop HTTP/1.1\r\n",
+            )
+            client.sendall(self.rng.choice(lines))
         elif kind == "reset":
             client.sendall(b"GET /status?after=%d&wait=30 HTTP/1.1\r\nHost: x\r\n\r\n" % self._status(pod)["version"])
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -515,7 +542,7 @@ class Storm:
             if kind == "ipc half":
                 client.sendall(b'{"v":1,"call":"hel')
             elif kind == "ipc garbage":
-                client.sendall(self._rng.choice([b"\0" * 1000 + b"\n", b"[]\n", b"x" * 300_000, b'{"v":1}\n']))
+                client.sendall(self.rng.choice([b"\0" * 1000 + b"\n", b"[]\n", b"x" * 300_000, b'{"v":1}\n']))
             elif kind == "ipc wait":
                 client.sendall(b'{"v":1,"call":"fault","local_rank":0,"after":1000000,"wait_s":60}\n')
         return client
@@ -549,11 +576,6 @@ def bad_lines(pod: Pod) -> list[str]:
     return [line for line in lines if not line.startswith("[") and any(word in line for word in words)]
 
 
-def shared_memory() -> set[str]:
-    """Give the agents' folders in shared memory, with what is in them."""
-    return {str(path) for top in Path("/dev/shm").glob("elastipod-*") for path in [top, *top.rglob("*")]}
-
-
 def _go_on(process: psutil.Process) -> None:
     with suppress(psutil.NoSuchProcess):
         process.resume()
@@ -578,7 +600,3 @@ def _is_zombie(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-Settled = Callable[[], bool]
-os_environ = os.environ

@@ -64,7 +64,7 @@ FOR_NEWEST_TORCH = (
 )
 # torch 2.4's own checkpoints warn of torch's own doings.
 WARNINGS = ("-Wignore:TypedStorage is deprecated:UserWarning", "-Wignore:You are using `torch.load`:FutureWarning")
-PYTEST_LIMIT_S = 600
+PYTEST_LIMIT_S = 1200
 
 
 @pytest.mark.parametrize(("is_warm", "parallel"), [(True, "fsdp2"), (False, "ddp")], ids=["warm", "cold"])
@@ -131,7 +131,7 @@ def environment(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> It
         shutil.rmtree(folder)
 
 
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(3600)
 @pytest.mark.long("versions")
 def test_it_runs_on_other_pythons_and_torches(
     combination: Combination, environment: Path, wheel: Path, tmp_path: Path, long_run: LongRun

@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES = 1 << 20
 MAX_REASON, MAX_MESSAGE, MAX_TRACEBACK = 100, 500, 4096
 MAX_PROGRESS_BYTES = 16 * 1024
 PROTOCOL = 1
-PLAIN_FIELDS = frozenset({"status", "reason", "message", "progress"})
+PLAIN_FIELDS = frozenset({"status", "reason", "message", "progress", "restartMode", "worker_data"})
 
 Number = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -58,8 +58,10 @@ class StatusAnswer(BaseModel):
     worker: WorkerAnswer | None = None
     progress: dict[str, Any] | None = None
     spare: str | None = None
+    restart_mode: str | None = Field(None, alias="restartMode")
+    worker_data: Any = None
 
-    @field_validator("spare", mode="before")
+    @field_validator("spare", "restart_mode", mode="before")
     @classmethod
     def _said(cls, value: Any) -> str | None:
         return None if value is None else str(value)[:MAX_REASON]
@@ -84,6 +86,7 @@ class Answer:
     fact: AgentFact
     version: int | None
     progress: Mapping[str, Any] = field(default_factory=dict)
+    worker_data: tuple[Any, ...] = ()
 
 
 def read(body: Any, before: AgentFact, now: datetime) -> Answer:
@@ -112,10 +115,12 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         step_pace=_pace(before, step, now) if moved else before.step_pace,
         trying_since=before.trying_since,
         last_answer=now,
+        restart_mode=answer.restart_mode or "",
         is_spare=ours and answer.spare == "True",
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
     )
-    return Answer(fact, answer.version if ours else None, _progress(answer.progress))
+    data = tuple(answer.worker_data) if isinstance(answer.worker_data, list) else ()
+    return Answer(fact, answer.version if ours else None, _progress(answer.progress), data)
 
 
 def _progress(entries: dict[str, Any] | None) -> dict[str, Any]:

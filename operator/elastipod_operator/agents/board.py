@@ -64,6 +64,7 @@ class Watched:
     fact: AgentFact = field(default_factory=AgentFact)
     version: int | None = None
     progress: dict[str, Any] = field(default_factory=dict)
+    worker_data: tuple[Any, ...] = ()
     task: asyncio.Task[None] | None = None
     complaint: str = ""
 
@@ -129,6 +130,10 @@ class Board:
                     newest[prefix] = entry
         return newest
 
+    def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
+        """Give what the workers of these pods left for each other, pod by pod (for the next /start)."""
+        return [entry for uid in pod_uids if (w := self._watched.get(uid)) is not None for entry in w.worker_data]
+
     async def close(self) -> None:
         """Stop asking everybody."""
         tasks = [w.task for w in self._watched.values() if w.task is not None]
@@ -178,6 +183,7 @@ class Board:
     def _take(self, watched: Watched, answer: Answer) -> None:
         before, watched.fact = watched.fact, answer.fact
         watched.version, watched.progress, watched.complaint = answer.version, dict(answer.progress), ""
+        watched.worker_data = answer.worker_data
         if _matters(before) != _matters(answer.fact) or _was_silent(before, answer.fact):
             self._wake(watched.address.job)
 

@@ -184,6 +184,8 @@ class AgentFact:
     """It answers that it does not know us (401): its token is not the one that we sent."""
     warming: bool = False
     """Its workers would start slowly now: it is still loading what they will need."""
+    restart_mode: str = ""
+    """How its workers go on after a fault: in_process_restart, or what a failed one asked for; empty where it does not say."""
     is_spare: bool = False
     """It was told that it is a spare, and waits for its turn."""
 

@@ -52,6 +52,13 @@ def test_a_missing_part_is_said_with_its_extra(
     )
 
 
+def test_a_part_for_newer_pythons_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "local", cli.Command("no_such_package.cli", "", "local", (3, 99)))
+    assert cli.main(["local", "up"]) == 2
+    found = "{}.{}".format(*sys.version_info)
+    assert capsys.readouterr().err == f"elastipod local: needs Python 3.99 or newer; this is Python {found}\n"
+
+
 @pytest.mark.parametrize(
     "statement", ["import elastipod", "import elastipod.cli", "import elastipod.audit, elastipod.elastic"]
 )

@@ -1,0 +1,98 @@
+"""From the actions of a decision to the calls at agents: what stands in each body. No call is made here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.actions import Action, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
+from ..core.facts import AgentFact, AgentState, PodFact
+from ..core.names import master_port
+from ..core.record import Record
+from .board import Address, Board
+from .commands import Command
+
+IN_PROCESS = "in_process_restart"
+# Above this many pods the list of addresses is not sent (decision 22).
+MAX_RANK_IPS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Writes the calls of one decision. pods: the job's, by name; address: where a pod's agent is."""
+
+    spec: Mapping[str, Any]
+    pods: Mapping[str, PodFact]
+    record: Record
+    board: Board
+    address: Callable[[PodFact], Address]
+
+    def of(self, action: Action) -> Command | None:
+        """Give the call of one action; None for an action that is none, and while the pod has no address."""
+        if not isinstance(action, StartWorkers | HoldSpare | StopWorkers | ShutDownAgent):
+            return None
+        pod = self.pods.get(action.pod)
+        if pod is None or not pod.ip:
+            return None
+        fact = self.board.fact(pod.uid)
+        generation = str(self.record.generation)
+        if isinstance(action, StartWorkers):
+            path, key, body = "/start", ("start", generation), self._start(action.group_rank, fact)
+        elif isinstance(action, HoldSpare):
+            path, key, body = "/start", ("spare", generation), self._start(action.number, fact) | {"spare": True}
+        elif isinstance(action, StopWorkers):
+            path, key = "/stop", ("stop", f"{action.generation} {action.graceful}")
+            body = self._stop(action)
+        else:
+            return Command(pod.uid, self.address(pod), "/shutdown", None, ("shutdown",))
+        if fact.generation is None:  # of another make
+            body.pop("generation", None)
+        return Command(pod.uid, self.address(pod), path, body, key)
+
+    def _start(self, group_rank: int, fact: AgentFact) -> dict[str, Any]:
+        is_kept = fact.restart_mode == IN_PROCESS  # its workers hold state that others may want to reach
+        return {
+            "rank": group_rank,
+            "nnodes": len(self.record.members),
+            "faultCount": self.record.generation - 1,
+            "master_addr": self.record.master_addr,
+            "master_port": master_port(self.record.generation),
+            "log_monitoring_configuration": (self.spec.get("runPolicy") or {}).get("logMonitoringConfiguration")
+            or None,
+            "ipVersion": None,
+            "rankIps": self._rank_ips() if is_kept else None,
+            "worker_data": self.board.worker_data(p.uid for p in self._members()) if is_kept else None,
+            "spare": False,
+            "progress": self.board.progress(p.uid for p in self.pods.values()),
+            "generation": self.record.generation,
+        }
+
+    def _stop(self, action: StopWorkers) -> dict[str, Any]:
+        body: dict[str, Any] = {"is_graceful": action.graceful, "generation": action.generation}
+        if action.graceful:
+            body["timeout"] = action.timeout_s
+        elif (mode := restart_mode([self.board.fact(pod.uid) for pod in self.pods.values()])) != IN_PROCESS:
+            body["restart_mode"] = mode  # absent means in process, where workers can outlive a fault at all
+        return body
+
+    def _members(self) -> list[PodFact]:
+        by_id = {pod.id: pod for pod in self.pods.values()}
+        return [by_id[member] for member in self.record.members if member in by_id]
+
+    def _rank_ips(self) -> list[dict[str, Any]] | None:
+        """Give the address of each global rank, or of each group rank where the workers per pod are not a plain number."""
+        members = self._members()
+        if len(members) > MAX_RANK_IPS:
+            return None
+        text = str(self.spec.get("nprocPerNode") or "")
+        per_pod = int(text) if re.fullmatch(r"[1-9][0-9]{0,3}", text) else 1
+        addresses = [pod.ip for pod in members for _ in range(per_pod)]
+        return [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]
+
+
+def restart_mode(facts: list[AgentFact]) -> str:
+    """Give how workers that outlive a fault are to go on: kept in memory, unless a failed one asked for more."""
+    asked = {fact.restart_mode for fact in facts if fact.state is AgentState.FAULTED and fact.restart_mode}
+    return min(asked - {IN_PROCESS}, default=IN_PROCESS)

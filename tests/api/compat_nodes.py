@@ -1,0 +1,454 @@
+"""Nodes that a test plays: node objects with devices and labels, their heartbeats, and a kubelet's part in the life of pods.
+
+The real scheduler places the pods. Each gets an address of loopback on which a modelled agent answers, with the real
+agent's fences and states; training in it is nothing but a state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from elastipod_agent.core.fences import Situation, Verdict, decide_start, decide_stop
+from elastipod_agent.core.states import AgentState as S
+from elastipod_agent.core.states import move
+
+T = TypeVar("T")
+HEARTBEAT_S = 8.0
+DRAIN_S = 0.05
+SECTIONS = {
+    "certificate-authority-data": "ca.crt",
+    "client-certificate-data": "client.crt",
+    "client-key-data": "client.key",
+}
+P5 = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "5120Mi", "cpu": "192", "memory": "2Ti"}
+G6E = {"nvidia.com/gpu": "4", "cpu": "48", "memory": "384Gi"}
+TRAINIUM = {"aws.amazon.com/neurondevice": "16", "vpc.amazonaws.com/efa": "8", "cpu": "128", "memory": "512Gi"}
+KINDS = {"ml.p5.48xlarge": P5, "ml.g6e.12xlarge": G6E, "ml.trn1.32xlarge": TRAINIUM}
+
+
+class PlayedAgent:
+    """The agent of one pod. `manner`: deaf (its workers never ask for elastic events), faulty (they crash at once)."""
+
+    def __init__(self, pod: str, manner: str) -> None:
+        self.pod = pod
+        self.manner = manner
+        self.state = S.READY
+        self.version = 1
+        self.generation = self.barred = 0
+        self.starts: list[dict[str, Any]] = []
+        self.reason: str | None = None
+        self.drained = self.draining = self.terminating = self.is_spare = False
+        self.failure: dict[str, Any] | None = None
+        self.left: Callable[[], None] | None = None
+        self._changed = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
+
+    # -- calls
+
+    def start(self, body: dict[str, Any]) -> int:
+        """POST /start; gives the HTTP code."""
+        answer = decide_start(self._situation(), body.get("generation"))
+        if answer.verdict is Verdict.ACT:
+            self.generation = body["generation"]
+            self.is_spare = bool(body.get("spare"))
+            self.drained, self.failure = False, None
+            if not self.is_spare:
+                self.starts.append(body)
+                self._enter(S.RUNNING)
+                if self.manner == "faulty":
+                    self._soon(DRAIN_S, self._crash)
+            else:
+                self._tell()
+        return 409 if answer.verdict is Verdict.REFUSE else 200
+
+    def stop(self, body: dict[str, Any]) -> int:
+        """POST /stop; gives the HTTP code."""
+        graceful = bool(body.get("is_graceful"))
+        answer = decide_stop(self._situation(), body.get("generation"), is_graceful=graceful)
+        if answer.verdict is not Verdict.REFUSE:
+            self.barred = max(self.barred, body.get("generation") or 0)
+        if answer.verdict is not Verdict.ACT:
+            return 409 if answer.verdict is Verdict.REFUSE else 200
+        if self.state is not S.STOPPING:
+            self._enter(S.STOPPING)
+        self.draining = graceful
+        if not graceful:
+            self._soon(DRAIN_S, lambda: self._stopped(drained=False, reason=None))
+        elif self.manner == "deaf":
+            self._soon(float(body["timeout"]), lambda: self._stopped(drained=False, reason="DrainTimedOut"))
+        else:
+            self._soon(DRAIN_S, lambda: self._stopped(drained=True, reason="Drained"))
+        return 200
+
+    def shut_down(self) -> None:
+        """POST /shutdown, or the kubelet's SIGTERM."""
+        if self.state is not S.SHUTDOWN:
+            self._enter(S.SHUTDOWN)
+            if self.left is not None:
+                self.left()
+
+    def status(self) -> dict[str, Any]:
+        """GET /status."""
+        is_training = self.state in (S.RUNNING, S.STOPPING, S.COMPLETED)
+        return {
+            "status": self.state.value, "reason": self.reason, "protocol": 1, "version": self.version,
+            "generation": self.generation, "drained": self.drained, "terminating": self.terminating,
+            "failure": self.failure, "spare": str(self.is_spare), "worker": {"step": 1 if is_training else None},
+        }  # fmt: skip
+
+    async def newer(self, after: str | None, wait_s: float) -> None:
+        """Hold a long poll."""
+        if after == str(self.version):
+            await asyncio.wait([asyncio.ensure_future(self._changed.wait())], timeout=wait_s)
+
+    # -- life
+
+    def complete(self) -> None:
+        """The script is through."""
+        if self.state is S.RUNNING:
+            self._enter(S.COMPLETED)
+
+    def close(self) -> None:
+        """The container is gone."""
+        if self._later is not None:
+            self._later.cancel()
+        self._tell()
+
+    def _stopped(self, *, drained: bool, reason: str | None) -> None:
+        if self.state is S.STOPPING:
+            self.drained, self.draining = drained, False
+            self._enter(S.READY, reason)
+
+    def _crash(self) -> None:
+        if self.state is S.RUNNING:
+            self.failure = {"global_rank": 0, "exitcode": 1, "signal": None, "message": "ValueError: no such data"}
+            self._enter(S.FAULTED, "WorkerCrash")
+
+    def _enter(self, state: S, reason: str | None = None) -> None:
+        self.state, self.reason = move(self.state, state), reason
+        self._tell()
+
+    def _tell(self) -> None:
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _soon(self, delay_s: float, call: Callable[[], None]) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        self._later = asyncio.get_running_loop().call_later(delay_s, call)
+
+    def _situation(self) -> Situation:
+        return Situation(
+            state=self.state, generation=self.generation, barred=self.barred, draining=self.draining,
+            terminating=self.terminating,
+        )  # fmt: skip
+
+
+class PlayedNodes:
+    """A thread that plays nodes of the given kinds and counts on a real control plane; as a context manager.
+
+    manners: by job name, how its agents behave; "mute": nothing listens in its pods.
+    """
+
+    def __init__(self, kubeconfig: Path, counts: Mapping[str, int], manners: Mapping[str, str]) -> None:
+        self.agents: dict[str, PlayedAgent] = {}
+        """Of pods that live, by pod name."""
+        self.starts: dict[str, list[dict[str, Any]]] = {}
+        """Bodies of the /start calls that each pod's agent acted on."""
+        self.seen: dict[str, dict[str, Any]] = {}
+        """The pods as they were when they ran first, by name."""
+        self._kubeconfig = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
+        self._folder = kubeconfig.parent
+        self._nodes = {
+            f"{kind.split('.')[1]}-{n}": kind for kind, count in counts.items() for n in range(count)
+        }
+        self._manners = manners
+        self._addresses: dict[str, str] = {}
+        self._runners: dict[str, web.AppRunner] = {}
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._finishing: set[str] = set()
+        self._problem: BaseException | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="played nodes")
+        self._ready = threading.Event()
+
+    def __enter__(self) -> PlayedNodes:
+        self._thread.start()
+        assert self._ready.wait(60), "the nodes were not made in a minute"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(30)
+        if error is None and self._problem is not None:
+            raise self._problem
+
+    def complete(self, jobs: set[str]) -> None:
+        """Let the scripts of these jobs come to their end."""
+
+        async def let_end() -> None:
+            self._finishing |= jobs
+            for name, agent in self.agents.items():
+                if self._job_of(name) in jobs:
+                    agent.complete()
+
+        self._call(let_end())
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result(30)
+
+    def _job_of(self, pod: str) -> str:
+        return str(self.seen[pod]["metadata"]["labels"]["HPJob"])
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._main = self._loop.create_task(self._play())
+        try:
+            self._loop.run_until_complete(self._main)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._problem = error
+        finally:
+            self._ready.set()
+            self._loop.close()
+
+    async def _play(self) -> None:
+        user = self._kubeconfig["users"][0]["user"]
+        cluster = self._kubeconfig["clusters"][0]["cluster"]
+        context = ssl.create_default_context(**_authority(cluster, self._folder))
+        context.load_cert_chain(*_client_certificate(user, self._folder))
+        connector = aiohttp.TCPConnector(ssl=context, limit=16)
+        async with aiohttp.ClientSession(cluster["server"], connector=connector) as self._session:
+            await asyncio.gather(*(self._make_node(name, kind) for name, kind in self._nodes.items()))
+            await self._beat()
+            self._ready.set()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._heartbeats())
+                    group.create_task(self._watch())
+            finally:
+                for task in self._busy.values():
+                    task.cancel()
+                await asyncio.gather(*self._busy.values(), return_exceptions=True)
+                await asyncio.gather(*(self._close(name) for name in list(self._runners)))
+
+    async def _make_node(self, name: str, kind: str) -> None:
+        labels = {
+            "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+            "node.kubernetes.io/instance-type": kind, "beta.kubernetes.io/instance-type": kind,
+            "sagemaker.amazonaws.com/node-health-status": "Schedulable",
+            "sagemaker.amazonaws.com/deep-health-check-status": "Passed", "sagemaker.amazonaws.com/compute-type": "hyperpod",
+            "topology.k8s.aws/network-node-layer-3": "nn-3",
+        }  # fmt: skip
+        room = {**KINDS[kind], "pods": "30"}
+        status = {
+            "capacity": room, "allocatable": room,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Played", "message": "a test plays this node"}],
+        }  # fmt: skip
+        body = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}, "status": status}
+        await self._send("POST", "/api/v1/nodes", body, fine=(409,))
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self._beat()
+
+    async def _beat(self) -> None:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        await asyncio.gather(*(self._renew(name, now) for name in self._nodes))
+
+    async def _renew(self, node: str, now: str) -> None:
+        path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": node}}
+        lease["spec"] = {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now}
+        if await self._send("PATCH", f"{path}/{node}", {"spec": lease["spec"]}, fine=(404,)) is None:
+            await self._send("POST", path, lease, fine=(409,))
+
+    async def _watch(self) -> None:
+        version = ""
+        while True:
+            if not version:
+                listed = await self._send("GET", "/api/v1/pods?labelSelector=HPJob", None) or {}
+                version = listed["metadata"]["resourceVersion"]
+                for pod in listed["items"]:
+                    self._take("ADDED", pod)
+            query = f"/api/v1/pods?labelSelector=HPJob&watch=1&resourceVersion={version}&timeoutSeconds=300"
+            async with self._session.get(query, timeout=aiohttp.ClientTimeout(total=None)) as stream:
+                version = ""
+                buffer = b""
+                async for chunk in stream.content.iter_any():
+                    *lines, buffer = (buffer + chunk).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            break
+                        self._take(event["type"], event["object"])
+
+    def _take(self, kind: str, pod: dict[str, Any]) -> None:
+        name, meta = pod["metadata"]["name"], pod["metadata"]
+        if pod["spec"].get("nodeName") not in self._nodes:
+            return
+        if kind == "DELETED" or meta.get("deletionTimestamp"):
+            self._begin(f"{meta['uid']} ends", self._end(pod, delete=kind != "DELETED"))
+        elif name not in self.seen:
+            self.seen[name] = pod
+            self._begin(f"{meta['uid']} begins", self._begin_pod(pod))
+
+    def _begin(self, what: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        if what in self._busy:
+            coroutine.close()
+        else:
+            self._busy[what] = asyncio.create_task(coroutine)
+
+    async def _begin_pod(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        name = meta["name"]
+        number = len(self._addresses) + 1
+        address = self._addresses[name] = f"127.{64 + os.getpid() % 128}.{number // 250}.{number % 250 + 1}"
+        manner = self._manners.get(meta["labels"]["HPJob"], "")
+        if manner != "mute":
+            await self._open(pod, address, manner)
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        states = [
+            {"name": c["name"], "image": c["image"], "imageID": "", "ready": True, "restartCount": 0, "started": True,
+             "state": {"running": {"startedAt": now}}}
+            for c in pod["spec"]["containers"]
+        ]  # fmt: skip
+        conditions = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")]
+        await self._patch_status(
+            pod, {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "startTime": now,
+                  "containerStatuses": states, "conditions": conditions},
+        )  # fmt: skip
+
+    async def _open(self, pod: dict[str, Any], address: str, manner: str) -> None:
+        name = pod["metadata"]["name"]
+        agent = self.agents[name] = PlayedAgent(name, manner)
+        self.starts[name] = agent.starts
+        agent.left = lambda: self._begin(f"{pod['metadata']['uid']} leaves", self._succeed(pod))
+
+        async def get(request: web.Request) -> web.Response:
+            await agent.newer(request.query.get("after"), float(request.query.get("wait", "0")))
+            return web.json_response(agent.status())
+
+        async def post(request: web.Request) -> web.Response:
+            body = await request.json() if request.can_read_body else {}
+            code = 200
+            if request.path == "/start":
+                code = agent.start(body)
+                if self._job_of(name) in self._finishing:
+                    agent.complete()
+            elif request.path == "/stop":
+                code = agent.stop(body)
+            elif request.path == "/shutdown":
+                agent.shut_down()
+            return web.json_response(agent.status(), status=code)
+
+        application = web.Application()
+        application.add_routes([web.get("/status", get), web.post("/{path}", post)])
+        runner = self._runners[name] = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, address, _agent_port(pod)).start()
+
+    async def _succeed(self, pod: dict[str, Any]) -> None:
+        ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+        states = [
+            {"name": c["name"], "image": c["image"], "imageID": "", "ready": False, "restartCount": 0, "state": ended}
+            for c in pod["spec"]["containers"]
+        ]
+        await self._patch_status(pod, {"phase": "Succeeded", "containerStatuses": states})
+        await asyncio.sleep(0.2)  # the last answer is on its way
+        await self._close(pod["metadata"]["name"])
+
+    async def _end(self, pod: dict[str, Any], *, delete: bool) -> None:
+        meta = pod["metadata"]
+        await self._close(meta["name"])
+        if delete:
+            path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+            await self._send("DELETE", path, {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}, fine=(404, 409))
+
+    async def _close(self, name: str) -> None:
+        agent = self.agents.pop(name, None)
+        if agent is not None:
+            agent.close()
+        runner = self._runners.pop(name, None)
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _patch_status(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
+        await self._send("PATCH", path, {"metadata": {"uid": meta["uid"]}, "status": status}, fine=(404, 409))
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None, fine: tuple[int, ...] = ()
+    ) -> dict[str, Any] | None:
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        text = None if body is None else json.dumps(body)
+        async with self._session.request(method, path, data=text, headers={"Content-Type": kind}) as answer:
+            if answer.status in fine:
+                return None
+            content = await answer.read()
+            assert answer.status < 300, f"{method} {path}: {answer.status} {content.decode()[:500]}"
+            value: dict[str, Any] = json.loads(content)
+            return value
+
+
+def _agent_port(pod: Mapping[str, Any]) -> int:
+    for container in pod["spec"]["containers"]:
+        for entry in container.get("env") or ():
+            if entry["name"] == "ELASTIPOD_AGENT_PORT":
+                return int(entry["value"])
+    raise AssertionError(f"no agent port in pod {pod['metadata']['name']}")
+
+
+def _authority(cluster: Mapping[str, str], folder: Path) -> dict[str, str]:
+    if "certificate-authority" in cluster:
+        return {"cafile": str(folder / cluster["certificate-authority"])}
+    return {"cadata": _plain(cluster["certificate-authority-data"])}
+
+
+def _client_certificate(user: Mapping[str, str], folder: Path) -> tuple[str, str]:
+    if "client-certificate" in user:
+        return str(folder / user["client-certificate"]), str(folder / user["client-key"])
+    both = (folder / "played-nodes.crt", folder / "played-nodes.key")
+    for path, key in zip(both, ("client-certificate-data", "client-key-data"), strict=True):
+        path.touch(mode=0o600)
+        path.write_text(_plain(user[key]), encoding="utf-8")
+    return str(both[0]), str(both[1])
+
+
+def _plain(text: str) -> str:
+    import base64
+
+    return base64.b64decode(text).decode()
+
+
+def until(what: str, holds: Callable[[], T], limit_s: float) -> T:
+    """Wait until a function gives something true, and give that; AssertionError after the limit."""
+    end = time.monotonic() + limit_s
+    while not (value := holds()):
+        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
+        time.sleep(0.3)
+    return value

@@ -1,0 +1,111 @@
+"""What stands in the calls at agents: addresses and data for workers that outlive faults, and nothing that a stranger would not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import agent, faulted, pod, ready, running, trains
+
+from elastipod_operator.agents.board import Address
+from elastipod_operator.agents.orders import IN_PROCESS, Orders, restart_mode
+from elastipod_operator.core.actions import Action, CreatePod, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
+from elastipod_operator.core.facts import AgentFact
+from elastipod_operator.core.names import PodId
+
+DATA = [{"rank": 0, "data": "a"}]
+
+
+class Known:
+    """A board that knows these facts, by the pods' UIDs."""
+
+    def __init__(self, facts: dict[str, AgentFact]) -> None:
+        self._facts = facts
+
+    def fact(self, uid: str) -> AgentFact:
+        return self._facts.get(uid, AgentFact())
+
+    def progress(self, uids: Iterable[str]) -> dict[str, Any]:
+        return {"at": len(list(uids))}
+
+    def worker_data(self, uids: Iterable[str]) -> list[Any]:
+        return DATA
+
+
+def body_of(action: Action, *facts: AgentFact, nproc: str = "auto") -> Any:
+    """Give the body of the call for a job whose pods' agents say this."""
+    pods = [pod(number) for number in range(len(facts))]
+    board: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
+    orders = Orders(
+        {"nprocPerNode": nproc}, {one.name: one for one in pods}, trains(len(facts), 3), board,
+        lambda one: Address("job", one.ip, 8080),
+    )  # fmt: skip
+    call = orders.of(action)
+    return None if call is None else call.body
+
+
+START, STOP = StartWorkers(pod(1).name, 1), StopWorkers(pod(1).name, 3, graceful=False, timeout_s=0)
+
+
+def test_a_start() -> None:
+    body = body_of(START, ready(), ready())
+    assert (body["rank"], body["nnodes"], body["faultCount"], body["generation"]) == (1, 2, 2, 3)
+    assert (body["master_addr"], body["progress"], body["spare"]) == ("10.0.0.0", {"at": 2}, False)
+    assert (body["rankIps"], body["worker_data"]) == (None, None)
+
+
+def test_a_spare_is_told_so() -> None:
+    assert body_of(HoldSpare(pod(1).name, 2), ready(), ready())["spare"] is True
+
+
+@pytest.mark.parametrize(
+    ("nproc", "addresses"),
+    [
+        pytest.param("auto", ["10.0.0.0", "10.0.0.1"], id="group ranks, where nobody knows how many workers a pod has"),
+        pytest.param("2", ["10.0.0.0", "10.0.0.0", "10.0.0.1", "10.0.0.1"], id="global ranks"),
+    ],
+)
+def test_workers_that_outlive_faults_learn_of_each_other(nproc: str, addresses: list[str]) -> None:
+    kept = ready(restart_mode=IN_PROCESS)
+    body = body_of(START, kept, kept, nproc=nproc)
+    assert body["rankIps"] == [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]
+    assert body["worker_data"] == DATA
+
+
+def test_an_agent_of_another_make_gets_no_generation() -> None:
+    assert "generation" not in body_of(START, ready(), agent(generation=None))
+    assert body_of(STOP, ready(), agent(generation=None)) == {"is_graceful": False}
+
+
+def test_a_graceful_stop_names_its_time() -> None:
+    stop = StopWorkers(pod(0).name, 3, graceful=True, timeout_s=60)
+    assert body_of(stop, running(3)) == {"is_graceful": True, "timeout": 60, "generation": 3}
+
+
+@pytest.mark.parametrize(
+    ("facts", "mode"),
+    [
+        pytest.param([running()], IN_PROCESS, id="nobody says anything"),
+        pytest.param(
+            [faulted(restart_mode=IN_PROCESS), running(restart_mode=IN_PROCESS)], IN_PROCESS, id="memory is kept"
+        ),
+        pytest.param(
+            [faulted(restart_mode="process_level_restart"), running(restart_mode=IN_PROCESS)],
+            "process_level_restart",
+            id="a failed worker asks for new processes",
+        ),
+        pytest.param(
+            [running(restart_mode="process_level_restart")], IN_PROCESS, id="who did not fail asks for nothing"
+        ),
+    ],
+)
+def test_all_agents_hear_how_to_go_on_after_a_fault(facts: list[AgentFact], mode: str) -> None:
+    assert restart_mode(facts) == mode
+    expected = {"is_graceful": False, "generation": 3} | ({} if mode == IN_PROCESS else {"restart_mode": mode})
+    assert body_of(StopWorkers(pod(0).name, 3, graceful=False, timeout_s=0), *facts) == expected
+
+
+def test_shutdown_has_no_body_and_other_actions_no_call() -> None:
+    assert body_of(ShutDownAgent(pod(0).name), ready()) is None
+    assert body_of(CreatePod(PodId("workers", 5, 0), 2), ready()) is None
