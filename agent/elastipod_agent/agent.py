@@ -171,6 +171,8 @@ class Agent:
             is_warming = self._warm.begin(lambda: self.board.set(warming=False))
             self.board.set(warming=is_warming)
         await self._link.listen()
+        if self.board.status.state is not S.INIT:
+            return  # it was told to leave meanwhile
         if self._settings.is_inprocess:
             parts = (self._root, self._environ, self._reaper, self._pump)
             self._keeper = Keeper(self._settings, *parts, self._exchange, self.log)
@@ -289,6 +291,8 @@ class Agent:
             message=failure.message.partition("\n")[0],
         )
         write_termination_message(failure.message)
+        if self.board.status.terminating and self._keeper is not None:  # a standing run would wait for a stop to end it
+            asyncio.get_running_loop().call_later(FAREWELL_S, self._go)
 
     def _sent(self, fault: Fault) -> None:
         """A worker says itself that its run cannot go on."""

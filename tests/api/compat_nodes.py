@@ -7,6 +7,7 @@ agent's fences and states; training in it is nothing but a state.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import ssl
@@ -30,11 +31,6 @@ from elastipod_agent.core.states import move
 T = TypeVar("T")
 HEARTBEAT_S = 8.0
 DRAIN_S = 0.05
-SECTIONS = {
-    "certificate-authority-data": "ca.crt",
-    "client-certificate-data": "client.crt",
-    "client-key-data": "client.key",
-}
 P5 = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "5120Mi", "cpu": "192", "memory": "2Ti"}
 G6E = {"nvidia.com/gpu": "4", "cpu": "48", "memory": "384Gi"}
 TRAINIUM = {"aws.amazon.com/neurondevice": "16", "vpc.amazonaws.com/efa": "8", "cpu": "128", "memory": "512Gi"}
@@ -44,13 +40,13 @@ KINDS = {"ml.p5.48xlarge": P5, "ml.g6e.12xlarge": G6E, "ml.trn1.32xlarge": TRAIN
 class PlayedAgent:
     """The agent of one pod. `manner`: deaf (its workers never ask for elastic events), faulty (they crash at once)."""
 
-    def __init__(self, pod: str, manner: str) -> None:
+    def __init__(self, pod: str, manner: str, starts: list[dict[str, Any]]) -> None:
         self.pod = pod
         self.manner = manner
         self.state = S.READY
         self.version = 1
         self.generation = self.barred = 0
-        self.starts: list[dict[str, Any]] = []
+        self.starts = starts
         self.reason: str | None = None
         self.drained = self.draining = self.terminating = self.is_spare = False
         self.failure: dict[str, Any] | None = None
@@ -168,16 +164,14 @@ class PlayedNodes:
 
     def __init__(self, kubeconfig: Path, counts: Mapping[str, int], manners: Mapping[str, str]) -> None:
         self.agents: dict[str, PlayedAgent] = {}
-        """Of pods that live, by pod name."""
+        """Of pods that live, by UID: a name may come back."""
         self.starts: dict[str, list[dict[str, Any]]] = {}
         """Bodies of the /start calls that each pod's agent acted on."""
         self.seen: dict[str, dict[str, Any]] = {}
-        """The pods as they were when they ran first, by name."""
+        """The pods as they came to their nodes, by name; of several of one name the last."""
         self._kubeconfig = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
         self._folder = kubeconfig.parent
-        self._nodes = {
-            f"{kind.split('.')[1]}-{n}": kind for kind, count in counts.items() for n in range(count)
-        }
+        self._nodes = {f"{kind.split('.')[1]}-{n}": kind for kind, count in counts.items() for n in range(count)}
         self._manners = manners
         self._addresses: dict[str, str] = {}
         self._runners: dict[str, web.AppRunner] = {}
@@ -206,8 +200,8 @@ class PlayedNodes:
 
         async def let_end() -> None:
             self._finishing |= jobs
-            for name, agent in self.agents.items():
-                if self._job_of(name) in jobs:
+            for agent in self.agents.values():
+                if self._job_of(agent.pod) in jobs:
                     agent.complete()
 
         self._call(let_end())
@@ -237,8 +231,12 @@ class PlayedNodes:
     async def _play(self) -> None:
         user = self._kubeconfig["users"][0]["user"]
         cluster = self._kubeconfig["clusters"][0]["cluster"]
-        context = ssl.create_default_context(**_authority(cluster, self._folder))
-        context.load_cert_chain(*_client_certificate(user, self._folder))
+        context = ssl.create_default_context(cadata=_plain(cluster, "certificate-authority-data"))
+        files = [self._folder / "played-nodes.crt", self._folder / "played-nodes.key"]
+        for path, key in zip(files, ("client-certificate-data", "client-key-data"), strict=True):
+            path.touch(mode=0o600)
+            path.write_text(_plain(user, key), encoding="utf-8")
+        context.load_cert_chain(*files)
         connector = aiohttp.TCPConnector(ssl=context, limit=16)
         async with aiohttp.ClientSession(cluster["server"], connector=connector) as self._session:
             await asyncio.gather(*(self._make_node(name, kind) for name, kind in self._nodes.items()))
@@ -252,7 +250,7 @@ class PlayedNodes:
                 for task in self._busy.values():
                     task.cancel()
                 await asyncio.gather(*self._busy.values(), return_exceptions=True)
-                await asyncio.gather(*(self._close(name) for name in list(self._runners)))
+                await asyncio.gather(*(self._close(uid) for uid in list(self._runners)))
 
     async def _make_node(self, name: str, kind: str) -> None:
         labels = {
@@ -312,7 +310,7 @@ class PlayedNodes:
             return
         if kind == "DELETED" or meta.get("deletionTimestamp"):
             self._begin(f"{meta['uid']} ends", self._end(pod, delete=kind != "DELETED"))
-        elif name not in self.seen:
+        elif name not in self.seen or self.seen[name]["metadata"]["uid"] != meta["uid"]:
             self.seen[name] = pod
             self._begin(f"{meta['uid']} begins", self._begin_pod(pod))
 
@@ -320,13 +318,17 @@ class PlayedNodes:
         if what in self._busy:
             coroutine.close()
         else:
-            self._busy[what] = asyncio.create_task(coroutine)
+            task = self._busy[what] = asyncio.create_task(coroutine)
+            task.add_done_callback(self._note_problem)
+
+    def _note_problem(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._problem = self._problem or task.exception()
 
     async def _begin_pod(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
-        name = meta["name"]
         number = len(self._addresses) + 1
-        address = self._addresses[name] = f"127.{64 + os.getpid() % 128}.{number // 250}.{number % 250 + 1}"
+        address = self._addresses[meta["uid"]] = f"127.{64 + os.getpid() % 128}.{number // 250}.{number % 250 + 1}"
         manner = self._manners.get(meta["labels"]["HPJob"], "")
         if manner != "mute":
             await self._open(pod, address, manner)
@@ -336,17 +338,18 @@ class PlayedNodes:
              "state": {"running": {"startedAt": now}}}
             for c in pod["spec"]["containers"]
         ]  # fmt: skip
-        conditions = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")]
+        conditions = [
+            {"type": kind, "status": "True"} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ]
         await self._patch_status(
             pod, {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "startTime": now,
                   "containerStatuses": states, "conditions": conditions},
         )  # fmt: skip
 
     async def _open(self, pod: dict[str, Any], address: str, manner: str) -> None:
-        name = pod["metadata"]["name"]
-        agent = self.agents[name] = PlayedAgent(name, manner)
-        self.starts[name] = agent.starts
-        agent.left = lambda: self._begin(f"{pod['metadata']['uid']} leaves", self._succeed(pod))
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        agent = self.agents[uid] = PlayedAgent(name, manner, self.starts.setdefault(name, []))
+        agent.left = lambda: self._begin(f"{uid} leaves", self._succeed(pod))
 
         async def get(request: web.Request) -> web.Response:
             await agent.newer(request.query.get("after"), float(request.query.get("wait", "0")))
@@ -367,7 +370,7 @@ class PlayedNodes:
 
         application = web.Application()
         application.add_routes([web.get("/status", get), web.post("/{path}", post)])
-        runner = self._runners[name] = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        runner = self._runners[uid] = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, address, _agent_port(pod)).start()
 
@@ -379,20 +382,26 @@ class PlayedNodes:
         ]
         await self._patch_status(pod, {"phase": "Succeeded", "containerStatuses": states})
         await asyncio.sleep(0.2)  # the last answer is on its way
-        await self._close(pod["metadata"]["name"])
+        await self._close(pod["metadata"]["uid"])
 
     async def _end(self, pod: dict[str, Any], *, delete: bool) -> None:
         meta = pod["metadata"]
-        await self._close(meta["name"])
+        await self._close(meta["uid"])
         if delete:
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-            await self._send("DELETE", path, {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}, fine=(404, 409))
+            body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+            for _ in range(20):  # somebody may write the pod at the same moment
+                await self._send("DELETE", path, body, fine=(404, 409))
+                there = await self._send("GET", path, None, fine=(404,))
+                if there is None or there["metadata"]["uid"] != meta["uid"]:
+                    return
+                await asyncio.sleep(0.3)
 
-    async def _close(self, name: str) -> None:
-        agent = self.agents.pop(name, None)
+    async def _close(self, uid: str) -> None:
+        agent = self.agents.pop(uid, None)
         if agent is not None:
             agent.close()
-        runner = self._runners.pop(name, None)
+        runner = self._runners.pop(uid, None)
         if runner is not None:
             await runner.cleanup()
 
@@ -423,26 +432,8 @@ def _agent_port(pod: Mapping[str, Any]) -> int:
     raise AssertionError(f"no agent port in pod {pod['metadata']['name']}")
 
 
-def _authority(cluster: Mapping[str, str], folder: Path) -> dict[str, str]:
-    if "certificate-authority" in cluster:
-        return {"cafile": str(folder / cluster["certificate-authority"])}
-    return {"cadata": _plain(cluster["certificate-authority-data"])}
-
-
-def _client_certificate(user: Mapping[str, str], folder: Path) -> tuple[str, str]:
-    if "client-certificate" in user:
-        return str(folder / user["client-certificate"]), str(folder / user["client-key"])
-    both = (folder / "played-nodes.crt", folder / "played-nodes.key")
-    for path, key in zip(both, ("client-certificate-data", "client-key-data"), strict=True):
-        path.touch(mode=0o600)
-        path.write_text(_plain(user[key]), encoding="utf-8")
-    return str(both[0]), str(both[1])
-
-
-def _plain(text: str) -> str:
-    import base64
-
-    return base64.b64decode(text).decode()
+def _plain(user: Mapping[str, str], key: str) -> str:
+    return base64.b64decode(user[key]).decode()
 
 
 def until(what: str, holds: Callable[[], T], limit_s: float) -> T:

@@ -28,6 +28,7 @@ from tests.e2e.agent_process import AgentProcess, free_port, until
 from elastipod.ipc_wire import SOCKET_ENV, RestartMode
 from elastipod_agent import presence
 from elastipod_agent.core.states import NEXT, AgentState
+from elastipod_agent.ipc.link import SOCKET_NAME
 
 # What all workers do besides training: a child near and one far, a thread that waits for the agent, lines and reports.
 _LIFE = """
@@ -168,6 +169,8 @@ class Tally:
     states: Counter[str] = field(default_factory=Counter)
     generations: int = 0
     slowest_ready_s: float = 0.0
+    warm_starts: int = 0
+    cold_starts: int = 0
     calls: int = 0
     slowest_call_s: float = 0.0
 
@@ -277,18 +280,28 @@ class Pod:
         """Give the agent's private folder and all that is in it."""
         return {str(path) for path in [self.folder, *self.folder.rglob("*")] if path.exists()}
 
+    def starts(self) -> tuple[int, int]:
+        """Give how many workers were started warm and cold."""
+        details = self.agent.call("GET", "/status?details=1")[1]["details"]
+        return details["warm_starts"], details["cold_starts"]
+
     def uss(self) -> int:
-        """Give the agent's own memory in bytes."""
-        return int(self.process.memory_full_info().uss)
+        """Give the agent's own memory in bytes; little is its own while a fork of it exists, so it is asked three times."""
+        found: list[int] = []
+        for _ in range(3):
+            found.append(int(self.process.memory_full_info().uss))
+            time.sleep(0.05)
+        return max(found)
 
     def descriptors(self) -> list[str]:
-        """Give what the agent has open, without numbers. Of sockets each process of its own has up to two: those do not count."""
+        """Give what the agent has open, without numbers; a connection for each process of its own does not count, two for a worker."""
         found: list[str] = []
         for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
             with suppress(FileNotFoundError):
                 found.append(re.sub(r"\d+", "", str(entry.readlink())))
         below = self.below()
-        for _ in range(2 * sum(len(below[kind]) for kind in ("ahead", "worker"))):
+        calls = sum(one.laddr.endswith(SOCKET_NAME) for one in self.process.net_connections("unix")) - 1
+        for _ in range(len(below["ahead"]) + min(calls, 2 * len(below["worker"]))):
             with suppress(ValueError):
                 found.remove("socket:[]")
         return sorted(found)
@@ -324,10 +337,13 @@ class Storm:
     def quiet_round(self, patience_s: float = 30.0) -> None:
         """Run one generation undisturbed, to its completion."""
         self.let_clients_go()
+        for pod in self.pods:
+            for worker in pod.below()["worker"]:  # that stand at the barrier
+                _go_on(worker)
         self._begin_generation(is_quiet=True)
         for pod in self.pods:
             self._until(pod, "running", patience_s)
-        world = len(self.pods)
+        world = sum(self._nproc(pod) for pod in self.pods)
         until(
             lambda: self._num_running() >= world,
             f"all ranks of generation {self._generation}: {self._said()}",
@@ -347,13 +363,19 @@ class Storm:
             client.close()
         self._clients.clear()
 
+    def count_starts(self) -> None:
+        """Take the agents' own counts of workers' starts into the tally."""
+        starts = [pod.starts() for pod in self.pods]
+        self.tally.warm_starts, self.tally.cold_starts = (sum(numbers) for numbers in zip(*starts, strict=True))
+
     def check_nothing_left(self) -> None:
         """Below a ready agent is only what belongs there, and no zombie."""
         for pod in self.pods:
             until(partial(self._is_clean, pod), f"the end of {self._too_much(pod)}, {self._said()}")
 
     def _is_clean(self, pod: Pod) -> bool:
-        return not self._too_much(pod) and not pod.dead()
+        is_staffed = not self._is_standing or len(pod.below()["worker"]) == self._nproc(pod)
+        return is_staffed and not self._too_much(pod) and not pod.dead()
 
     def _too_much(self, pod: Pod) -> list[psutil.Process]:
         found = pod.below()
@@ -387,6 +409,8 @@ class Storm:
                 assert pod.agent.stop(self._generation)[0] == 200
             code, seen = self._start(pod, self._generation, rank, port)
             assert code == 200, f"{seen}, {self._said()}"
+            if not is_quiet:
+                self._perhaps_signal(0.2)
 
     def _await_servers(self) -> None:
         for pod in self.pods:
@@ -407,12 +431,21 @@ class Storm:
             else:
                 code, seen = pod.agent.stop(generation, **self._mode())
             assert code == 200, f"{seen}, {self._said()}"
+            if not is_quiet:
+                self._perhaps_signal(0.3)
         began = time.monotonic()
         for pod in self.pods:
             self._until(pod, "ready", self._deadline_s)
             self.tally.slowest_ready_s = max(self.tally.slowest_ready_s, time.monotonic() - began)
         if not self._is_standing:
             self.check_nothing_left()
+        if not is_quiet:
+            self._perhaps_signal(0.3)
+
+    def _perhaps_signal(self, chance: float) -> None:
+        """Strike in the middle of a start or stop, or while an agent waits."""
+        if self.rng.random() < chance:
+            self._signal(self.rng.choice(self.pods))
 
     def _mode(self) -> dict[str, str]:
         mode = self.rng.choice(self._modes)
@@ -474,7 +507,7 @@ class Storm:
 
     def _may_hit_server(self, pod: Pod) -> bool:
         """Three losses without a start in between, and the agent would go on without one for good."""
-        starts = pod.agent.call("GET", "/status?details=1")[1]["details"]["warm_starts"]
+        starts = pod.starts()[0]
         if starts != pod.warm_starts:
             pod.warm_starts, pod.server_hits = starts, 0
         return pod.server_hits == 0
@@ -482,6 +515,7 @@ class Storm:
     def _call(self, pod: Pod, call: str) -> None:
         generation, rank = self._generation, self.pods.index(pod)
         agent, facts = pod.agent, {"rank": rank, "nnodes": len(self.pods), "faultCount": 0}
+        facts |= {"master_addr": "127.0.0.1", "master_port": free_port()}
         self._note(call)
         if call == "again":
             answer = self._start(pod, generation, rank, free_port())
@@ -495,9 +529,9 @@ class Storm:
         elif call == "plain start":
             self._start(pod, None, rank, free_port(), faultCount=generation - 1)
         elif call == "update":
-            agent.call("POST", "/update", {**facts, "generation": generation})
+            assert agent.call("POST", "/update", {**facts, "generation": generation})[0] == 200, self._said()
         elif call == "old update":
-            agent.call("POST", "/update", {**facts, "generation": generation - 1})
+            assert agent.call("POST", "/update", {**facts, "generation": generation - 1})[0] in (200, 409)
         elif call == "old stop":
             assert agent.stop(generation - 1)[0] in (200, 409)
         elif call == "stop":

@@ -147,7 +147,7 @@ def test_a_fault_of_one_rank_restarts_all_ranks_in_their_processes(pods: Any) ->
     assert job.agents[0].status()["status"] == "running", "its ranks learn of it from the operator's stop"
     assert job.agents[1].start(2)[0] == 409
     job.stop(1, restart_mode="ipr")
-    assert job.printed().count("called back") == 4
+    until(lambda: job.printed().count("called back") == 4, "what the workers print in their way back")
     assert [agent.status().get("priority") for agent in job.agents] == ["True", "True"]
 
     data = [one for agent in job.agents for one in agent.status()["worker_data"]]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 import signal
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.e2e.agent_process import AgentProcess, until
 from tests.e2e.storm import PLAIN, STANDING, TORCH, Callers, Pod, Storm, Tally, bad_lines
-from tests.e2e.warm_run import make_bare_python
+from tests.e2e.warm_run import make_bare_python, warm_run
 from tests.long_runs import LongRun
 
 pytestmark = pytest.mark.timeout(120)
@@ -28,26 +31,36 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def storm_over(folder: Path, mode: str, seed: int, python: Path | str, script: str = "") -> Iterator[Storm]:
-    """Give a storm over two agents, one with two workers; in the end both leave and nothing of theirs is left."""
+def storm_over(
+    folder: Path,
+    mode: str,
+    seed: int,
+    python: Path | str,
+    *,
+    script: str = "",
+    nproc: tuple[int, int] = (1, 2),
+    options: tuple[str, ...] = (),
+) -> Iterator[Storm]:
+    """Give a storm over two agents with so many workers; in the end both leave and nothing of theirs is left."""
     is_warm, is_standing = "warm" in mode, "inprocess" in mode
     folder.mkdir()
     (folder / "storm_train.py").write_text(script or (STANDING if is_standing else PLAIN), "utf-8")
-    options = ["--hang-timeout=30", "--shutdown-timeout=2"]
-    options += ["--inprocess-restart", "--inprocess-timeout=2"] if is_standing else []
+    arguments = ["--hang-timeout=30", "--shutdown-timeout=2", *options]
+    arguments += ["--inprocess-restart", "--inprocess-timeout=2"] if is_standing else []
     pods: list[Pod] = []
     agents: list[AgentProcess] = []
     try:
-        for count in (1, 2):
-            arguments = [f"--nproc-per-node={count}", *options, "storm_train.py"]
-            agents.append(AgentProcess(folder, arguments, env={"PYTHON_EXEC": str(python)}, is_warm=is_warm))
+        for count in nproc:
+            command = [f"--nproc-per-node={count}", *arguments, "storm_train.py"]
+            agents.append(AgentProcess(folder, command, env={"PYTHON_EXEC": str(python)}, is_warm=is_warm))
         for agent in agents:
             until(agent.answers, "the agent's server")
             agent.until("ready", 60)
         pods = [Pod(agent) for agent in agents]
         rng = random.Random(seed)
-        yield Storm(pods, folder, rng, is_warm=is_warm, is_standing=is_standing, deadline_s=30)
-        for number, pod in enumerate(pods):
+        storm = Storm(list(pods), folder, rng, is_warm=is_warm, is_standing=is_standing, deadline_s=30)
+        yield storm
+        for number, pod in enumerate(storm.pods):
             known = pod.process.children(recursive=True)
             if number:
                 pod.process.send_signal(signal.SIGTERM)
@@ -76,6 +89,7 @@ def blow(storm: Storm, num_acts: int, longest: int) -> None:
             storm.round(storm.rng.randint(1, longest))
     storm.quiet_round(60)
     storm.check_nothing_left()
+    storm.count_starts()
     for pod, (descriptors, uss, files) in zip(storm.pods, before, strict=True):
         until(lambda: not more(pod.descriptors(), descriptors), f"{more(pod.descriptors(), descriptors)} to be closed")  # noqa: B023
         until(lambda: pod.files() <= files, f"{pod.files() - files} to be removed")  # noqa: B023
@@ -102,6 +116,85 @@ def test_after_a_storm_the_agents_are_as_before(mode: str, tmp_path: Path, pytho
         blow(storm, 20, 6)
 
 
+def test_a_stopped_process_that_was_forked_ahead_ends_with_the_agent(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "train.py").write_text("", "utf-8")
+    with warm_run(tmp_path, "--nproc-per-node=2", "train.py", python=python) as run:
+        run.until_warm()
+        pod = Pod(run.agent)
+        for process in until(lambda: len(found := pod.below()["ahead"]) == 2 and found, "processes forked ahead"):
+            process.suspend()
+
+
+def test_a_stopped_process_that_was_forked_ahead_becomes_no_worker(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "train.py").write_text("", "utf-8")
+    with warm_run(tmp_path, "train.py", python=python) as run:
+        run.until_warm()
+        pod = Pod(run.agent)
+        (process,) = until(lambda: pod.below()["ahead"], "the process forked ahead")
+        process.suspend()
+        until(lambda: process.status() == psutil.STATUS_STOPPED, "its stop")
+        assert run.generation(1)["status"] == "completed"
+        assert run.starts() == (1, 0)
+        assert not process.is_running()
+
+
+def test_a_server_that_is_stopped_while_it_imports_is_not_waited_for(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "slow.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(600)\n", "utf-8")
+    (tmp_path / "train.py").write_text("", "utf-8")
+    with warm_run(tmp_path, "--preload=slow", "train.py", python=python) as run:
+        server = run.server()
+        server.suspend()
+        assert run.generation(1, 15)["status"] == "completed"
+        assert "it is stopped by a signal" in run.events("workers start cold")[0]
+        until(lambda: not server.is_running(), "the end of the stopped server")
+
+
+def test_an_outdated_server_is_replaced_by_one(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "recipe.py").write_text("", "utf-8")
+    (tmp_path / "train.py").write_text("", "utf-8")
+    with warm_run(tmp_path, "--preload=recipe", "train.py", python=python) as run:
+        run.until_warm()
+        (tmp_path / "recipe.py").write_text("NAME = 'renewed'\n", "utf-8")
+        assert run.generation(1)["status"] == "completed"
+        assert run.events("warm server is started anew")
+        time.sleep(1.5)  # a replacement for a lost server would come after a second
+        assert run.agent.printed().count("warm server is ready") == 2
+        assert not run.events("warm server is lost")
+
+
+def test_a_stop_during_the_post_train_script_brings_the_standing_workers_back(tmp_path: Path) -> None:
+    (tmp_path / "post.sh").write_text("echo after\nsleep 600\n", "utf-8")
+    with storm_over(tmp_path / "run", "inprocess", 1, sys.executable, options=_script(tmp_path, "post")) as storm:
+        pod = storm.pods[1]
+        for generation in (1, 2):
+            (tmp_path / "run" / f"over-{generation}").touch()
+            assert pod.agent.start(generation)[0] == 200
+            pod.agent.until_printed("[post-train]:after", generation)
+            assert pod.agent.stop(generation)[0] == 200
+            pod.agent.until("ready")
+
+
+def test_a_drain_of_a_run_that_no_worker_has_begun_is_no_late_one(tmp_path: Path) -> None:
+    (tmp_path / "pre.sh").write_text("sleep 1\n", "utf-8")
+    with storm_over(tmp_path / "run", "inprocess", 1, sys.executable, options=_script(tmp_path, "pre")) as storm:
+        pod = storm.pods[1]
+        (tmp_path / "run" / "over-1").touch()
+        pod.agent.start(1)
+        pod.agent.until("completed")
+        pod.agent.stop(1)
+        pod.agent.until("ready")
+        assert not pod.below()["worker"], "they are started anew after the script"
+        assert pod.agent.start(2)[0] == 200
+        assert pod.agent.drain(2, timeout=600)[0] == 200
+        seen = pod.agent.until("ready")
+        assert (seen["drained"], seen.get("reason")) == (False, None)
+        assert len(pod.below()["worker"]) == 2
+
+
+def _script(folder: Path, name: str) -> tuple[str, ...]:
+    return (f"--{name}-train-script={folder / name}.sh",)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.long("agent-storm")
 @pytest.mark.parametrize("mode", MODES)
@@ -115,15 +208,51 @@ def test_long_storms(mode: str, tmp_path: Path, python: Path, long_run: LongRun)
 @pytest.mark.timeout(900)
 @pytest.mark.long("agent-storm")
 def test_long_storm_over_torch(tmp_path: Path, long_run: LongRun) -> None:
-    with storm_over(tmp_path / "storm", "warm", long_run.seed, sys.executable, TORCH) as storm:
+    with storm_over(tmp_path / "storm", "warm", long_run.seed, sys.executable, script=TORCH, nproc=(1, 1)) as storm:
         blow(storm, 60, 4)
     _count(long_run, "torch", storm.tally)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long("agent-storm")
+@pytest.mark.parametrize("option", ["", "--inprocess-restart"])
+def test_a_sigterm_at_any_moment_of_the_beginning(option: str, tmp_path: Path, python: Path, long_run: LongRun) -> None:
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n", "utf-8")
+    rng = random.Random(long_run.seed)
+    codes: Counter[int] = Counter()
+    for _ in range(40):
+        agent = AgentProcess(
+            tmp_path, [*filter(None, [option]), "train.py"], env={"PYTHON_EXEC": str(python)}, is_warm=True
+        )
+        time.sleep(rng.random() * 0.5)
+        agent.process.terminate()
+        codes[agent.process.wait(30)] += 1
+        assert not [line for line in agent.printed().splitlines() if "Traceback" in line or "failed" in line]
+    assert set(codes) <= {143, -signal.SIGTERM}, "after it, or before it could be caught"
+    long_run.count(**{f"ended {code}{option}": number for code, number in codes.items()})
+
+
+@pytest.mark.long("agent-storm")
+def test_a_fault_in_a_pod_that_is_terminated_is_its_end(tmp_path: Path, long_run: LongRun) -> None:
+    """Standing workers wait for the operator's word after a fault; the word may never come."""
+    with storm_over(tmp_path / "storm", "inprocess", long_run.seed, sys.executable) as storm:
+        for pod in storm.pods:
+            assert pod.agent.start(1)[0] == 200
+            pod.agent.until_printed("run 1 rank")
+            pod.process.terminate()
+            until(lambda: pod.agent.status()["terminating"], "terminating")  # noqa: B023
+            pod.below()["worker"][0].kill()
+            pod.agent.until("faulted")
+        for pod in storm.pods:
+            assert pod.agent.process.wait(20) == 1
+        storm.pods.clear()
 
 
 def _count(long_run: LongRun, mode: str, tally: Tally) -> None:
     counts: dict[str, int | float] = {f"acts: {act}": number for act, number in sorted(tally.acts.items())}
     counts |= {f"stopped when {state}": number for state, number in sorted(tally.states.items())}
     counts |= {"generations": tally.generations, "status calls": tally.calls, "acts": tally.acts.total()}
+    counts |= {"warm starts": tally.warm_starts, "cold starts": tally.cold_starts}
     old = long_run.counts
     totals = {f"{mode}: {name}": old.get(f"{mode}: {name}", 0) + number for name, number in counts.items()}
     slowest = {"slowest ready s": tally.slowest_ready_s, "slowest call s": tally.slowest_call_s}

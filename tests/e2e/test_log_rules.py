@@ -54,7 +54,14 @@ def slow(name: str, pattern: str, points: int, **fields: Any) -> dict[str, Any]:
 def matchers(agent: AgentProcess) -> list[psutil.Process]:
     """Give the agent's matcher processes."""
     children = psutil.Process(agent.process.pid).children()
-    return [child for child in children if any("matcher_process" in part for part in child.cmdline())]
+    return [child for child in children if any("matcher_process" in part for part in command_line(child))]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Give what a process was started with, nothing for one that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
 
 
 def descriptors(process: psutil.Process) -> tuple[list[str], int]:

@@ -42,6 +42,7 @@ COMBINATIONS = [
     Combination("3.13", "torch", "numpy"),
 ]
 TOOLS = ("pytest>=8", "pytest-timeout", "pytest-asyncio", "hypothesis", "psutil", "prometheus-client")
+UNIT = ("--hypothesis-profile=ci", "tests/unit/agent", "tests/unit/library")  # no deadlines: the machine may be busy
 # Without the e2e tier's own conftest: the local cluster needs a newer Python than the agent does.
 E2E = (
     *("-p", "tests.conftest", "--noconftest"),
@@ -50,8 +51,10 @@ E2E = (
         for name in ("agent_process", "warm_workers", "warm_server", "inprocess", "log_rules", "hang")
     ),
 )
-# What compares us with the newest torchrun, option for option: older ones lack some of its options and modules.
+# What compares us with the newest torchrun, option for option, since older ones lack some of its options and modules; and
+# what compares the output of workers that compile: torch 2.4's own exit hangs at times after that, 2.9's prints warnings.
 FOR_NEWEST_TORCH = (
+    "--deselect=tests/e2e/test_warm_workers.py::test_forked_workers_train_as_executed_ones_do",
     "--ignore=tests/unit/agent/test_numa.py",
     *(
         f"--deselect=tests/unit/agent/test_arguments.py::test_{name}"
@@ -151,9 +154,9 @@ def test_it_runs_on_other_pythons_and_torches(
     install(environment, *TOOLS)
     assert versions_of(environment).items() >= before.items(), "the tests must not see another torch or numpy"
     is_newest = before["torch"] == versions_of(Path(sys.executable))["torch"]
-    unit = ["tests/unit/agent", "tests/unit/library", *(() if is_newest else FOR_NEWEST_TORCH)]
-    long_run.count(**{f"{what}: unit tests": passed(environment, unit, tmp_path)})
-    long_run.count(**{f"{what}: e2e tests": passed(environment, E2E, tmp_path)})
+    left_out = () if is_newest else FOR_NEWEST_TORCH
+    long_run.count(**{f"{what}: unit tests": passed(environment, [*UNIT, *left_out], tmp_path)})
+    long_run.count(**{f"{what}: e2e tests": passed(environment, [*E2E, *left_out], tmp_path)})
 
 
 def passed(python: Path, arguments: Sequence[str], folder: Path) -> int:

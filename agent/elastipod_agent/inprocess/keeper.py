@@ -81,6 +81,7 @@ class Keeper:
         self._ranks = [_Record() for _ in range(settings.layout.nproc)]
         self._is_gathering = True
         self._is_gathered = False
+        self._is_killing = False
         self._last_fault: Fault | None = None
         self._clears_data = True
         self._deadline = 0.0
@@ -95,7 +96,8 @@ class Keeper:
     @property
     def is_staffed(self) -> bool:
         """True when every rank has a living process, at the barrier or on its way, or no more is tried."""
-        return self.fault is not None or len(self.group.living) == len(self._ranks)
+        is_whole = len(self.group.living) == len(self._ranks) and not self._is_killing
+        return self.fault is not None or is_whole
 
     def release(self, start: Start) -> None:
         """Begin a run: from now on ranks that end are the run's affair."""
@@ -222,7 +224,9 @@ class Keeper:
             what = f"local rank {late} did not come to the barrier in {self._settings.inprocess_timeout_s:g} s"
             self._last_fault = Fault("WorkerUnhealthy", nobodys_failure(what))
             self._log.warning("all workers are started anew", why=what)
+        self._is_killing = True  # who is about to end takes part in no run
         self.stuck = await self.group.end(number, 0 if number == signal.SIGKILL else patience_s, orders.kill)
+        self._is_killing = False
         self.is_closing = self.is_closing or bool(self.stuck)
         for local_rank in orders.kill:
             self._ranks[local_rank].is_unwanted = False

@@ -71,10 +71,10 @@ class InProcessRun(Generation):
 
     async def _begin(self) -> bool:
         """Release the barrier, once every rank has a process; ranks that are still on their way follow."""
-        while not self._keeper.is_staffed and not self._is_off:
+        while not self._keeper.is_staffed and self._stop is Stop.NONE and not self._keeper.is_closing:
             await self._woken()
-        if self._is_off:
-            return False
+        if self._stop is not Stop.NONE or self._keeper.is_closing:
+            return False  # no worker has seen anything of this run
         if self._keeper.fault is not None:
             self._set_fault(self._keeper.fault)
             await self._until_stopped()
@@ -131,11 +131,15 @@ class InProcessRun(Generation):
         if outcome is Outcome.COMPLETED:
             self._exchange.end_run(is_faulty=False)  # nobody is started anew before the next stop: training is done
             script = self._settings.post_script
-            return self._end(outcome, note="" if script is None else await self._post_train(script))
+            note = "" if script is None else await self._post_train(script)
+            if self._stop is Stop.NONE or self._keeper.is_closing:
+                return self._end(outcome, note=note)
+            outcome = Outcome.STOPPED  # during the script
         if outcome is Outcome.DRAINED:
             self._keeper.call_back(frozenset(), is_faulty=False)
             return self._end(outcome)  # ready at once: the next start waits for those who come anew
-        is_late = self._stop is Stop.GRACEFUL and not self._has_left and self._fault is None
+        has_begun = self._group is not None
+        is_late = self._stop is Stop.GRACEFUL and has_begun and not self._has_left and self._fault is None
         mode = RestartMode.PROCESS_LEVEL_RESTART if is_late else spoken_mode(self._restart_mode)
         replace = to_replace(mode, len(self._local_ranks), self._given_up())
         self._deadline = None

@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from elastipod_agent.core.exits import describe_status
@@ -16,6 +15,7 @@ from elastipod_agent.core.warm import Program
 from elastipod_agent.warm import boot, room
 from elastipod_agent.warm.channel import MAX_DESCRIPTORS, BadMessage, Lines
 from elastipod_agent.warm.newborn import Newborn, send
+from elastipod_agent.workers import process_table
 from elastipod_agent.workers.failure import last_lines
 from elastipod_agent.workers.output import OutputPump, Stream
 from elastipod_agent.workers.reaper import Child, Reaper
@@ -107,7 +107,7 @@ class WarmServer:
                 born += await self._bear(min(MAX_DESCRIPTORS, count - len(born)))
         except BaseException:
             for one in born:
-                one.end.close()
+                one.let_go()
             raise
         return born
 
@@ -118,13 +118,13 @@ class WarmServer:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.child.ended.wait(), _END_LIMIT_S)
 
+    def give_up(self, why: str) -> ServerLost:
+        """End it without waiting; gives the exception that says so."""
+        return self._lost(why)
+
     def is_stopped(self) -> bool:
         """Tell whether somebody has stopped the process with a signal."""
-        try:
-            state = Path(f"/proc/{self.child.pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-        except (OSError, IndexError):
-            return False
-        return state in (b"T", b"t")
+        return process_table.is_stopped(self.child.pid)
 
     async def _bear(self, count: int) -> list[Newborn]:
         pairs = [socket.socketpair() for _ in range(count)]

@@ -19,6 +19,7 @@ from elastipod_agent.workers.reaper import Reaper
 # So long after a start the next generation's processes are forked ahead: not while this one's are starting.
 FORK_AHEAD_S = 5.0
 _MAX_AHEAD = 64
+_LOOK_S = 1.0
 
 
 class WarmWorkers:
@@ -99,17 +100,19 @@ class WarmWorkers:
                 raise
             self._log.info("warm server is started anew", why=error)
         self._drop_ahead()
-        await server.end()
-        self._start_server()
+        self._start_server(after=server)
         return await self._take(await self._ready(called_off), count)
 
     async def _take(self, server: WarmServer, count: int) -> list[Newborn]:
         """Take what was forked ahead, and have the rest forked. Raises ServerLost or Refused."""
-        self._ahead = [one for one in self._ahead if one.child.status is None]
+        for one in [one for one in self._ahead if not one.is_fit()]:
+            self._ahead.remove(one)
+            one.let_go()
         if len(self._ahead) >= count:
             await server.check()
         else:
-            self._ahead += await server.bear(count - len(self._ahead))
+            born = await server.bear(count - len(self._ahead))
+            self._ahead += born  # not in one line: the list may be another one after the wait
         taken, self._ahead = self._ahead[:count], self._ahead[count:]
         return taken
 
@@ -128,29 +131,36 @@ class WarmWorkers:
                     continue
                 if server is None:
                     raise ServerLost(self._why_none)
+                if server.is_stopped():
+                    raise server.give_up("it is stopped by a signal")
                 left = patience(loop.time(), asked_at, server.heard_at)
                 if left <= 0:
                     raise ServerLost(f"the warm server is still importing {server.module}")
                 change = asyncio.ensure_future(server.changed.wait())
-                await asyncio.wait([change, off], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([change, off], timeout=min(left, _LOOK_S), return_when=asyncio.FIRST_COMPLETED)
                 change.cancel()
         finally:
             off.cancel()
         raise ServerLost("the start was called off")
 
-    def _start_server(self, pause_s: float = 0.0) -> None:
-        """Start a server in the background. A start of workers waits for it, except during the pause."""
+    def _start_server(self, pause_s: float = 0.0, after: WarmServer | None = None) -> None:
+        """Start a server in the background. A start of workers waits for it, except during the pause.
+
+        after: the former one, which is ended first.
+        """
         self._server = None
-        task = asyncio.ensure_future(self._started(pause_s))
+        task = asyncio.ensure_future(self._started(pause_s, after))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if not pause_s:
             self._starting = task
 
-    async def _started(self, pause_s: float) -> None:
+    async def _started(self, pause_s: float, after: WarmServer | None) -> None:
         assert self._program is not None
         interpreter = self._program.command[0]
         try:
+            if after is not None:
+                await after.end()
             await asyncio.sleep(pause_s)
             self._starting = asyncio.current_task()
             server = await WarmServer.start(
@@ -205,13 +215,17 @@ class WarmWorkers:
         task.add_done_callback(self._tasks.discard)
 
     async def _fork_ahead(self) -> None:
-        server, missing = self._server, min(self._nproc, _MAX_AHEAD) - len(self._ahead)
-        if server is None or not server.is_ready or missing <= 0:
+        server, wanted = self._server, min(self._nproc, _MAX_AHEAD)
+        if server is None or not server.is_ready or len(self._ahead) >= wanted:
             return
         with suppress(ServerLost, Refused):  # the next start finds out, and says so
-            self._ahead += await server.bear(missing)
+            born = await server.bear(wanted - len(self._ahead))
+            missing = max(0, wanted - len(self._ahead)) if server is self._server else 0  # it may be another by now
+            self._ahead += born[:missing]
+            for one in born[missing:]:
+                one.let_go()
 
     def _drop_ahead(self) -> None:
         for one in self._ahead:
-            one.end.close()
+            one.let_go()
         self._ahead = []

@@ -11,12 +11,13 @@ from typing import Any
 
 from elastipod_agent.core.warm import read_program
 from elastipod_agent.warm.channel import BadMessage, pack
+from elastipod_agent.workers import process_table
 from elastipod_agent.workers.reaper import Child
 
 _SEND_LIMIT_S = 5.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Newborn:
     """A forked process that waits for its order; it ends by itself when `end`, of its channel, is closed.
 
@@ -34,11 +35,20 @@ class Newborn:
         own = {name: value for name, value in environ.items() if self.environ.get(name) != value}
         try:
             await send(self.end, {**asdict(program), "environ": own}, [stdout, stderr])
-        except (asyncio.TimeoutError, BadMessage) as error:
+        except (OSError, asyncio.TimeoutError, BadMessage) as error:
             self.child.send(signal.SIGKILL)
             raise OSError(f"it does not take its order: {error}") from error
         finally:
             self.end.close()
+
+    def is_fit(self) -> bool:
+        """Tell whether it could take its order now: it lives, and nobody has stopped it with a signal."""
+        return self.child.status is None and not process_table.is_stopped(self.child.pid)
+
+    def let_go(self) -> None:
+        """End it; by itself it would see the end of its channel only if nobody has stopped it with a signal."""
+        self.end.close()
+        self.child.send(signal.SIGKILL)
 
 
 async def send(end: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:

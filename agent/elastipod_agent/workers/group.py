@@ -188,7 +188,7 @@ class WorkerGroup:
                 task.add_done_callback(lambda _: on_exit())
         finally:
             for unborn in waiting:
-                unborn.end.close()
+                unborn.let_go()
 
     async def _spawn_one(self, base: Mapping[str, str], local_rank: int, unborn: Unborn | None) -> Worker:
         logs = self._log_directory(local_rank)

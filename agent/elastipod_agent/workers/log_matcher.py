@@ -45,6 +45,7 @@ class Matcher:
         self._rules = rules
         self._child: Child | None = None
         self._socket: socket.socket | None = None
+        self._is_closed = False
 
     async def start(self) -> None:
         """Start the process and wait until it has compiled the patterns. Raises OSError, MatcherGone, MatcherStuck."""
@@ -54,6 +55,7 @@ class Matcher:
         spawning = asyncio.ensure_future(self._reaper.spawn(command, self._environ, stdout=theirs.fileno(), stderr=2))
         # Whoever calls this off does not wait for an exec that hangs. The process then finds its socket closed and ends.
         spawning.add_done_callback(lambda _: theirs.close())
+        spawning.add_done_callback(self._end_if_closed)
         self._child = await asyncio.shield(spawning)
         setup = {"limit_s": LIMIT_S, "rules": [_described(rule) for rule in self._rules]}
         await self._exchange(json.dumps(setup).encode())
@@ -69,6 +71,7 @@ class Matcher:
 
     async def close(self) -> None:
         """End the process, if there is one, and wait until it is gone."""
+        self._is_closed = True
         if self._socket is not None:
             self._socket.close()
         if self._child is not None:
@@ -76,6 +79,10 @@ class Matcher:
             ended = asyncio.ensure_future(self._child.ended.wait())
             await asyncio.wait([ended], timeout=_END_S)
             ended.cancel()
+
+    def _end_if_closed(self, spawning: asyncio.Future[Child]) -> None:
+        if self._is_closed and not spawning.cancelled() and spawning.exception() is None:
+            spawning.result().send(signal.SIGKILL)
 
     async def _exchange(self, body: bytes) -> Any:
         assert self._child is not None

@@ -137,4 +137,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ConnectionError:  # the agent is gone, or wants nothing more from us
+        os._exit(0)

@@ -52,6 +52,11 @@ def command_line(pid: int, proc: Path = PROC) -> bytes:
     return _read(proc / str(pid) / "cmdline")
 
 
+def is_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Tell whether somebody has stopped the process with a signal."""
+    return _read(proc / str(pid) / "stat").rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
+
+
 def has_in_environment(pid: int, entry: str, proc: Path = PROC) -> bool:
     """Tell whether ``NAME=value`` stood in the environment with which the process was started."""
     return os.fsencode(entry) in _read(proc / str(pid) / "environ").split(b"\0")

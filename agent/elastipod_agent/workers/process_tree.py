@@ -14,7 +14,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from elastipod_agent.workers.process_table import PROC, descendants, has_in_environment, snapshot
+from elastipod_agent.workers.process_table import PROC, Process, descendants, has_in_environment, snapshot
 from elastipod_agent.workers.reaper import Reaper
 
 _LOOK_AGAIN_S = 0.05
@@ -25,8 +25,14 @@ def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[i
     return [
         process.pid
         for process in descendants(snapshot(proc), os.getpid())
-        if not process.is_dead and (process.session in sessions or has_in_environment(process.pid, cookie, proc))
+        if not process.is_dead and _belongs(process, sessions, cookie, proc)
     ]
+
+
+def _belongs(process: Process, sessions: Collection[int], cookie: str, proc: Path) -> bool:
+    """Tell whether it is a worker, perhaps just forked and without a session of its own, or descends from one."""
+    is_inside = process.pid in sessions or process.session in sessions
+    return is_inside or has_in_environment(process.pid, cookie, proc)
 
 
 async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeout_s: float) -> list[int]:

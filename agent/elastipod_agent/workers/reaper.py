@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,18 +44,24 @@ class Child:
     def send_group(self, number: int) -> None:
         """Signal the process and those of its descendants that stayed in its process group."""
         if self.status is None:
-            with suppress(ProcessLookupError, PermissionError):
+            try:
                 os.killpg(self.pid, number)
+            except ProcessLookupError:  # a forked one that has not come to make its group
+                self.send(number)
+            except PermissionError:
+                pass
 
 
 class Unborn(Protocol):
-    """A child that has a process, but no program yet. Closing `end` ends it."""
+    """A child that has a process, but no program yet."""
 
     child: Child
-    end: socket.socket
 
     async def order(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
         """Give it its program and whole environment. Raises OSError when it is dead."""
+
+    def let_go(self) -> None:
+        """End it: it is not wanted."""
 
 
 class Nursery(Protocol):
@@ -112,6 +117,8 @@ class Reaper:
             yield
         finally:
             self._num_spawning -= 1
+            if not self._num_spawning:
+                self._unclaimed.clear()  # all that were made are known; a later child may get such a pid again
 
     def adopt(self, pid: int) -> Child:
         """Take a child over that somebody else has made. To be called while `expecting`, since before it was made."""
@@ -153,8 +160,6 @@ class Reaper:
             child.end(status)
         elif self._num_spawning:
             self._unclaimed[pid] = status  # perhaps a child whose start has not been told yet
-        else:
-            self._unclaimed.clear()
 
     async def next_exit(self, timeout_s: float) -> None:
         """Wait until something ended, at most this long."""

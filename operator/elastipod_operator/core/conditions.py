@@ -196,6 +196,8 @@ def _pods_ready(seen: Observed, view: View, policy: Policy) -> Line | None:
         return Line("PodsReady", False, "PodsRefused", seen.refusal)
     for replica in sorted(view.newest.values(), key=lambda r: r.id):
         pod = replica.pod
+        if pod.kill_at is not None:
+            continue  # it goes because somebody wants it so; how it ends is nobody's trouble
         if replica.health is Health.PENDING and pod.started and replica.why == "AgentNotAnswering":
             text = (
                 f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port {policy.agent_port}: "

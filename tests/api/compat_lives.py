@@ -1,0 +1,241 @@
+"""The lives of all jobs in compat/ at once: applied as they are, trained, resized once where elastic, and completed.
+
+One operator process, one control plane, played nodes. What was seen on the way is kept for the tests to judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.api.compat_jobs import EXPECTED, FOLDER, name_of, namespace_of
+from tests.api.compat_nodes import PlayedNodes
+from tests.api.jobs import job
+
+from elastipod_local.cluster import Cluster
+
+NAMESPACES = ("default", "compat-spread", "compat-states")
+NODES = {"ml.p5.48xlarge": 150, "ml.g6e.12xlarge": 6, "ml.trn1.32xlarge": 2}
+MANNERS = {"deaf-trainer": "deaf", "mute": "mute", "faulted": "faulty", "failed": "faulty"}
+# In no manifest: jobs that stay in the states through which a good life only passes.
+STATES = {
+    "waiting": "Created", "suspended": "Suspended", "mute": "PodsRunning", "faulted": "Faulted", "failed": "Failed"
+}  # fmt: skip
+LIMIT_S = 40.0
+
+
+@dataclass
+class Lives:
+    """What was seen. Objects are by job name; a job that did not come as far as a phase is missing there."""
+
+    applied: list[str] = field(default_factory=list)
+    """What kubectl said."""
+    running: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shrunk: dict[str, dict[str, Any]] = field(default_factory=dict)
+    grown: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Every pod as it came to its node, by name."""
+    starts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Every /start that an agent acted on, by pod."""
+    left: list[tuple[str, str]] = field(default_factory=list)
+    """Jobs and pods that are there after the end."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    took_s: dict[str, float] = field(default_factory=dict)
+    operator_log: str = ""
+
+    def generations(self, job_name: str) -> dict[int, dict[str, dict[str, Any]]]:
+        """Give the /start calls of a job by generation and pod."""
+        found: dict[int, dict[str, dict[str, Any]]] = {}
+        for pod, bodies in self.starts.items():
+            if self.pods[pod]["metadata"]["labels"]["HPJob"] == job_name:
+                for body in bodies:
+                    found.setdefault(body["generation"], {})[pod] = body
+        return found
+
+
+def live(cluster: Cluster, folder: Path, between: Callable[[], None] = lambda: None) -> Lives:
+    """Let all jobs live. between() is called when the last state of all is reached and everything is there yet."""
+    lives = Lives()
+    prepare(cluster)
+    with (
+        PlayedNodes(cluster.kubeconfig, NODES, MANNERS) as nodes,
+        operator(cluster, folder) as log,
+    ):
+        for namespace in NAMESPACES[:2]:
+            paths = [f"--filename={FOLDER / m}.yaml" for m in EXPECTED if namespace_of(m) == namespace]
+            lives.applied += cluster.kubectl(
+                "-n", namespace, "apply", "--validate=strict", *paths, check=False
+            ).splitlines()
+        _apply_states(cluster)
+        with _timed(lives, "running"):
+            _collect(cluster, lives.running, _trains)
+        elastic = {name_of(m) for m, e in EXPECTED.items() if len(e.sizes) > 1}
+        lowest = {name_of(m): e.sizes[0] for m, e in EXPECTED.items() if len(e.sizes) > 1}
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: _be_quick(cluster, name, lowest[name]), elastic & lives.running.keys()))
+        with _timed(lives, "shrunk"):
+            _collect(cluster, lives.shrunk, lambda b: _trains_at(b, lowest[_name(b)]), set(lowest))
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: _patch(cluster, name, {"replicas": 0}), lowest))
+        with _timed(lives, "grown"):
+            largest = {name_of(m): e.sizes[-1] for m, e in EXPECTED.items()}
+            _collect(cluster, lives.grown, lambda b: _trains_at(b, largest[_name(b)]), elastic)
+        nodes.complete({name_of(m) for m in EXPECTED})
+        with _timed(lives, "ended"):
+            _collect(cluster, lives.ended, lambda b: _state(b) in ("Completed", "Failed"))
+        with _timed(lives, "states"):
+            _collect(cluster, lives.states, lambda b: _state(b) == STATES[_name(b)], set(STATES), "compat-states")
+        time.sleep(2)  # what is to be cleaned is cleaned
+        for namespace in NAMESPACES:
+            listed = json.loads(cluster.kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]
+            here = [p["metadata"] for p in listed if "deletionTimestamp" not in p["metadata"]]
+            lives.left += [(meta["labels"]["HPJob"], meta["name"]) for meta in here]
+        lives.events = json.loads(cluster.kubectl("get", "events", "-A", "-o", "json"))["items"]
+        between()
+        lives.pods, lives.starts = dict(nodes.seen), dict(nodes.starts)
+    lives.operator_log = log.read_text(encoding="utf-8")
+    return lives
+
+
+def prepare(cluster: Cluster) -> None:
+    """Make what the manifests take for granted: namespaces, priority classes and the claim of the shared file system."""
+    bodies: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in NAMESPACES[1:]
+    ]
+    for name, value in (("high-priority", 1000), ("low-priority", 10)):
+        bodies.append(
+            {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value}
+        )
+    size = {"storage": "1200Gi"}
+    for namespace in NAMESPACES[:2]:
+        volume = f"fsx-{namespace}"
+        bodies.append({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
+            "spec": {"capacity": size, "accessModes": ["ReadWriteMany"], "hostPath": {"path": "/fsx"},
+                     "claimRef": {"namespace": namespace, "name": "fsx-claim"}},
+        })  # fmt: skip
+        bodies.append({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "fsx-claim", "namespace": namespace},
+            "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume,
+                     "resources": {"requests": size}},
+        })  # fmt: skip
+    cluster.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies}))
+    for namespace in NAMESPACES[:2]:  # the scheduler is slow to look again at pods whose claim was not bound yet
+        cluster.kubectl(
+            "-n", namespace, "wait", "pvc/fsx-claim", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s"
+        )
+
+
+@contextmanager
+def operator(cluster: Cluster, folder: Path) -> Iterator[Path]:
+    """Run the operator beside the cluster, with an install key; gives its log."""
+    key, log = folder / "install-key", folder / "operator.log"
+    key.write_text("0123456789abcdef" * 4 + "\n", encoding="utf-8")
+    environ = {**os.environ, **cluster.environment(), "WATCH_NAMESPACES": ",".join(NAMESPACES), "METRICS_PORT": "0"}
+    environ["ELASTIPOD_INSTALL_KEY_FILE"] = str(key)
+    command = [sys.executable, "-m", "elastipod.cli", "operator"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        yield log
+        assert process.poll() is None, f"the operator ended by itself: {log.read_text()[-3000:]}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+
+
+def _apply_states(cluster: Cluster) -> None:
+    nowhere = {"nodeSelector": {"node.kubernetes.io/instance-type": "ml.none"}}
+    specs: dict[str, dict[str, Any]] = {
+        "waiting": {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 4}},
+        "suspended": {"runPolicy": {"suspend": True}},
+        "mute": {},
+        "faulted": {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 4}},
+        "failed": {"runPolicy": {"jobMaxRetryCount": 0, "ttlSecondsAfterFinished": 600}},
+    }
+    bodies = []
+    for name, spec in specs.items():
+        body = job(name, **spec)
+        container = {"name": "trainer", "image": "train:1", "command": ["hyperpodrun", "train.py"]}
+        pod: dict[str, Any] = {"containers": [container], **(nowhere if name == "waiting" else {})}
+        body["spec"]["replicaSpecs"][0]["template"] = {"spec": pod}
+        bodies.append(body)
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
+    cluster.kubectl("-n", "compat-states", "apply", "-f", "-", input=text)
+
+
+def _be_quick(cluster: Cluster, name: str, ceiling: int) -> None:
+    """What a user edits who does not want to wait: no waiting for further replicas, and one second for a checkpoint."""
+    quick = {"scalingTimeoutInSeconds": 0, "gracefulShutdownTimeoutInSeconds": 1}
+    _patch(cluster, name, {"elasticPolicy": quick, "elastipod": {"minStableSeconds": 0}, "replicas": ceiling})
+
+
+def _patch(cluster: Cluster, name: str, spec: dict[str, Any]) -> None:
+    cluster.kubectl("patch", "hpjob", name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def _collect(
+    cluster: Cluster,
+    into: dict[str, dict[str, Any]],
+    holds: Callable[[dict[str, Any]], bool],
+    names: set[str] | None = None,
+    *namespaces: str,
+) -> None:
+    """Keep each job as it was when something first held of it; a job of which it never does is left out."""
+    wanted = names if names is not None else {name_of(m) for m in EXPECTED}
+    end = time.monotonic() + LIMIT_S
+    while wanted - into.keys() and time.monotonic() < end:
+        for namespace in namespaces or NAMESPACES[:2]:
+            for body in json.loads(cluster.kubectl("-n", namespace, "get", "hpjob", "-o", "json"))["items"]:
+                if _name(body) in wanted - into.keys() and holds(body):
+                    into[_name(body)] = body
+        time.sleep(0.5)
+
+
+@contextmanager
+def _timed(lives: Lives, phase: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    lives.took_s[phase] = round(time.monotonic() - began, 1)
+
+
+def _name(body: dict[str, Any]) -> str:
+    return str(body["metadata"]["name"])
+
+
+def last_condition(body: dict[str, Any]) -> dict[str, Any]:
+    """Give the last condition, which is the state."""
+    conditions: list[dict[str, Any]] = (body.get("status") or {}).get("conditions") or [{}]
+    return conditions[-1]
+
+
+def _state(body: dict[str, Any]) -> str:
+    return str(last_condition(body).get("type", ""))
+
+
+def size_of(body: dict[str, Any]) -> int:
+    """Give the size at which a job trains."""
+    return int(body["metadata"].get("annotations", {}).get("elastipod.io/size", "0").split("/")[0])
+
+
+def _trains(body: dict[str, Any]) -> bool:
+    return _state(body) == "Running" and last_condition(body)["reason"] == "Training" and size_of(body) > 0
+
+
+def _trains_at(body: dict[str, Any], size: int) -> bool:
+    return _trains(body) and size_of(body) == size

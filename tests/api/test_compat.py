@@ -1,0 +1,269 @@
+"""Manifests that users have already, applied unmodified: each trains with the right sizes and pods, resizes and completes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import peers
+from tests.api.compat_jobs import EXPECTED, MANIFESTS, SPREAD, job_of, name_of
+from tests.api.compat_lives import NAMESPACES, STATES, Lives, last_condition, live
+
+from elastipod_local.cluster import Cluster
+from elastipod_operator.api import HyperPodPyTorchJob
+from elastipod_operator.kube.translate import job_fact
+
+pytestmark = pytest.mark.timeout(600)  # the lives of all jobs pass in the first test; a peer's environment is made once
+SEEN_BY_HYP = {"Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed"}
+ELASTIC = [m for m, e in EXPECTED.items() if len(e.sizes) > 1]
+
+
+class Hyp:
+    """The `hyp` client in its own environment. It asks for our jobs all the time, from its own thread."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.states: dict[str, set[str]] = {}
+        self.order: dict[str, list[str]] = {}
+        self.problems: list[str] = []
+        self.said: dict[str, dict[str, Any]] = {}
+        host = json.loads(cluster.kubectl("config", "view", "-o", "json"))["clusters"][0]["cluster"]["server"]
+        # Its telemetry has no switch: it is refused at once by a proxy that is not there.
+        environ = {
+            **os.environ, **cluster.environment(), "HOME": str(folder), "AWS_DEFAULT_REGION": "us-west-2",
+            "AWS_EC2_METADATA_DISABLED": "true", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9",
+            "NO_PROXY": host.split("//")[1].rsplit(":", 1)[0], "COLUMNS": "200",
+        }  # fmt: skip
+        script = Path(__file__).with_name("compat_hyp.py")
+        self._log = (folder / "hyp.log").open("wb")
+        self._process = subprocess.Popen(
+            [str(peers.peer_python("hyp")), "-W", "ignore", str(script)],
+            env=environ, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+        )  # fmt: skip
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._look, name="hyp list")
+        self._thread.start()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Ask for one thing."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            said: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return said
+
+    def run(self, *words: str) -> None:
+        """Run `hyp` and keep what it said."""
+        self.said[" ".join(words)] = self.ask(run=list(words))
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(5)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._log.close()
+
+    def _look(self) -> None:
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it is ready
+        while not self._stop.is_set():
+            for namespace in (NAMESPACES[0], NAMESPACES[2]):
+                said = self.ask(list=namespace)
+                if "problem" in said:
+                    self.problems.append(said["problem"])
+                for name, state in said.get("states", {}).items():
+                    line = self.order.setdefault(name, [])
+                    if line[-1:] != [state]:
+                        line.append(state)
+            self._stop.wait(0.5)
+
+
+@pytest.fixture(scope="module")
+def hyp(api_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hyp]:
+    client = Hyp(api_server, tmp_path_factory.mktemp("hyp"))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def lives(api_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFactory) -> Lives:
+    def ask_hyp() -> None:
+        time.sleep(1)  # the last states are listed
+        for verb in ("list", "list-pods", "describe"):
+            name = () if verb == "list" else ("--job-name", "hyp-values")
+            hyp.run(verb, "hyp-pytorch-job", *name)
+        hyp.run("list", "hyp-pytorch-job", "--namespace", "compat-states")
+        for name in STATES:
+            hyp.run("describe", "hyp-pytorch-job", "--job-name", name, "--namespace", "compat-states")
+        hyp.run("delete", "hyp-pytorch-job", "--job-name", "recipe-elastic-a1b2c")
+
+    return live(api_server, tmp_path_factory.mktemp("lives"), ask_hyp)
+
+
+def test_every_manifest_is_told_of():
+    assert {path.stem for path in MANIFESTS} == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("manifest", EXPECTED)
+def test_sizes(manifest: str):
+    body = job_of(manifest)
+    HyperPodPyTorchJob.model_validate(body)
+    body["metadata"] |= {"uid": "u", "namespace": "n", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    fact, expected = job_fact(body), EXPECTED[manifest]
+    assert fact.refusal == ""
+    assert fact.policy is not None
+    sizes = fact.policy.sizes
+    assert (sizes.allowed, sizes.start) == (expected.sizes, expected.start)
+    warnings = (*sizes.warnings, *fact.policy.warnings)
+    assert len(warnings) == len(expected.warnings)
+    assert all(part in text for part, text in zip(expected.warnings, warnings, strict=True))
+
+
+@pytest.mark.parametrize("manifest", EXPECTED)
+def test_it_is_created_and_trains(lives: Lives, manifest: str):
+    name, expected = name_of(manifest), EXPECTED[manifest]
+    assert f"hyperpodpytorchjob.sagemaker.amazonaws.com/{name} created" in lives.applied
+    assert name in lives.running, last_condition(lives.ended.get(name, {}))
+    first = lives.generations(name)[1]
+    # An elastic job takes those along that are ready by then.
+    size = len(first)
+    assert size in expected.sizes
+    assert size >= expected.start
+    assert first.keys() <= {*expected.first, *expected.full}
+    assert sorted(body["rank"] for body in first.values()) == list(range(size))
+    assert {body["nnodes"] for body in first.values()} == {size}
+    conditions = {c["type"]: c for c in lives.running[name]["status"]["conditions"]}
+    assert conditions["Created"]["status"] == "True"
+    warning = conditions.get("Warning", {}).get("message", "")
+    assert bool(warning) == bool(expected.warnings)
+    assert all(part in warning for part in expected.warnings)
+
+
+@pytest.mark.parametrize("manifest", EXPECTED)
+def test_its_pods(lives: Lives, manifest: str):
+    """Names, labels and environment that users' commands and tools read; the template's own fields are all there."""
+    name, expected = name_of(manifest), EXPECTED[manifest]
+    mine = {n: pod for n, pod in lives.pods.items() if pod["metadata"]["labels"]["HPJob"] == name}
+    assert {*expected.first, *expected.spares} <= mine.keys()
+    templates = {s["name"]: s["template"] for s in job_of(manifest)["spec"]["replicaSpecs"]}
+    for pod_name in (*expected.first, *expected.spares):
+        pod = mine[pod_name]
+        container = pod["spec"]["containers"][0]
+        plain = {e["name"]: e["value"] for e in container["env"] if "value" in e}
+        assert int(plain["NNODES"]) in expected.sizes  # an elastic one's pods may have been made anew at another size
+        assert plain["NPROC_PER_NODE"] == expected.nproc
+        assert "MASTER_ADDR" not in plain
+        spec = next(s for s in templates if pod_name.startswith(f"{name}-{s}-"))
+        wished = templates[spec]
+        assert (wished.get("metadata") or {}).get("labels", {}).items() <= pod["metadata"]["labels"].items()
+        assert (wished.get("metadata") or {}).get("annotations", {}).items() <= pod["metadata"]["annotations"].items()
+        asked = wished["spec"]["containers"][0]
+        assert (container["command"], container.get("args")) == (asked["command"], asked.get("args"))
+        assert {e["name"] for e in asked.get("env", ())} <= {e["name"] for e in container["env"]}
+        assert pod["spec"].get("hostNetwork") == wished["spec"].get("hostNetwork")
+        assert pod["spec"].get("affinity") == wished["spec"].get("affinity")
+
+
+@pytest.mark.parametrize("manifest", ELASTIC)
+def test_it_grows(lives: Lives, manifest: str):
+    """From the smallest size, to which the user had it shrunk, to the largest; its trainer may be deaf to it."""
+    name, expected = name_of(manifest), EXPECTED[manifest]
+    assert name in lives.grown, last_condition(lives.ended.get(name, {}))
+    generations = lives.generations(name)
+    last = generations[max(generations)]
+    assert sorted(last) == sorted(expected.full)
+    assert sorted(body["rank"] for body in last.values()) == list(range(expected.sizes[-1]))
+    assert {body["nnodes"] for body in last.values()} == {expected.sizes[-1]}
+    assert [len(generations[number]) for number in sorted(generations)][-2:] == [expected.sizes[0], expected.sizes[-1]]
+    status = lives.grown[name]["status"]
+    assert status["restartCount"] == 0
+    assert sum(status["elasticScalingStatus"]["targetReplicas"].values()) == expected.sizes[-1]
+
+
+@pytest.mark.parametrize("manifest", EXPECTED)
+def test_it_completes(lives: Lives, manifest: str):
+    name, expected = name_of(manifest), EXPECTED[manifest]
+    assert name in lives.ended
+    body = lives.ended[name]
+    last = last_condition(body)
+    assert (last["type"], last["status"]) == ("Completed", "True")
+    assert (body["status"]["restartCount"], bool(body["status"]["completionTime"])) == (0, True)
+    pods = [pod for job, pod in lives.left if job == name]
+    assert len(pods) == (expected.sizes[-1] if expected.keeps_pods else 0)
+
+
+def test_nothing_else_was_warned_of(lives: Lives):
+    mine = {name_of(manifest) for manifest in EXPECTED}
+    warned = {
+        (e["involvedObject"]["name"], e["reason"])
+        for e in lives.events
+        if e["type"] == "Warning"
+        and e["involvedObject"]["name"] in mine
+        # A pod that the operator asked to leave may be seen ended before it is seen deleted.
+        and e["reason"] != "ContainerEnded"
+    }
+    assert warned == {(name_of(m), "SpecWarning") for m, e in EXPECTED.items() if e.warnings}
+
+
+class TestHyp:
+    """The field's own client. It reads every object of a namespace with a strict model, and one that it cannot read fails all."""
+
+    def test_it_lists_the_jobs_all_the_time(self, lives: Lives, hyp: Hyp):
+        assert hyp.problems == []
+        assert {state for states in hyp.order.values() for state in states} >= SEEN_BY_HYP
+        assert {name: hyp.order[name][-1] for name in STATES} == STATES
+        names = [name_of(m) for m in EXPECTED if m not in SPREAD]
+        assert {name: hyp.order[name][-1] for name in names} == dict.fromkeys(names, "Completed")
+
+    def test_once_running_a_job_is_never_shown_as_anything_else(self, lives: Lives, hyp: Hyp):
+        for name in (name_of(m) for m in EXPECTED if m not in SPREAD):
+            after = hyp.order[name][hyp.order[name].index("Running") :] if "Running" in hyp.order[name] else []
+            assert after in ([], ["Running", "Completed"]), name
+
+    def test_list(self, lives: Lives, hyp: Hyp):
+        for words in ("list hyp-pytorch-job", "list hyp-pytorch-job --namespace compat-states"):
+            said = hyp.said[words]
+            assert said["code"] == 0, said
+            assert "Unknown" not in said["output"]
+            assert "N/A" not in said["output"]
+        assert all(
+            state in hyp.said["list hyp-pytorch-job --namespace compat-states"]["output"] for state in STATES.values()
+        )
+
+    def test_list_pods(self, lives: Lives, hyp: Hyp):
+        said = hyp.said["list-pods hyp-pytorch-job --job-name hyp-values"]
+        assert said["code"] == 0, said
+        assert all(pod in said["output"] for pod in EXPECTED["hyp-1.1-values"].full)
+
+    def test_describe(self, lives: Lives, hyp: Hyp):
+        said = hyp.said["describe hyp-pytorch-job --job-name hyp-values"]
+        assert said["code"] == 0, said
+        assert "all 8 replicas finished" in said["output"]
+        for name, state in STATES.items():
+            said = hyp.said[f"describe hyp-pytorch-job --job-name {name} --namespace compat-states"]
+            assert said["code"] == 0, said
+            assert state in said["output"]
+
+    def test_delete_takes_the_config_map_along(self, lives: Lives, hyp: Hyp, api_server: Cluster):
+        said = hyp.said["delete hyp-pytorch-job --job-name recipe-elastic-a1b2c"]
+        assert said["code"] == 0, said
+        kept = api_server.kubectl("get", "configmap,hpjob", "-o", "name")
+        assert "recipe-elastic-a1b2c" not in kept
