@@ -294,17 +294,21 @@ class Pod:
         return max(found)
 
     def descriptors(self) -> list[str]:
-        """Give what the agent has open, without numbers; a connection for each process of its own does not count, two for a worker."""
-        found: list[str] = []
-        for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                found.append(re.sub(r"\d+", "", str(entry.readlink())))
+        """Give what the agent has open, without numbers; but for one socket of each process ahead and two of each worker."""
+        own = -1
+        while own != (now := self._own_sockets()):  # none came or went while they were listed
+            own, found = now, list[str]()
+            for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
+                with suppress(FileNotFoundError):
+                    found.append(re.sub(r"\d+", "", str(entry.readlink())))
+        for _ in range(own):
+            found.remove("socket:[]")
+        return sorted(found)
+
+    def _own_sockets(self) -> int:
         below = self.below()
         calls = sum(one.laddr.endswith(SOCKET_NAME) for one in self.process.net_connections("unix")) - 1
-        for _ in range(len(below["ahead"]) + min(calls, 2 * len(below["worker"]))):
-            with suppress(ValueError):
-                found.remove("socket:[]")
-        return sorted(found)
+        return len(below["ahead"]) + min(calls, 2 * len(below["worker"]))
 
 
 class Storm:

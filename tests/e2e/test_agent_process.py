@@ -261,7 +261,7 @@ def test_no_worker_outlives_an_agent_that_is_killed(run_agent: RunAgent) -> None
     agent.process.kill()
     agent.process.wait()
     until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker's end")
-    shutil.rmtree(left_behind)
+    shutil.rmtree(left_behind, ignore_errors=True)
 
 
 def test_the_wake_up_signal_kills_nobody_who_does_not_listen(run_agent: RunAgent) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -72,6 +73,10 @@ def storm_over(
     finally:
         for agent in agents:
             if agent.process.poll() is None:
+                agent.process.send_signal(signal.SIGCONT)
+                agent.process.send_signal(signal.SIGINT)  # with all that is below it
+                with suppress(subprocess.TimeoutExpired):
+                    agent.process.wait(10)
                 agent.process.kill()
                 agent.process.wait()
     assert not any(pod.folder.exists() for pod in pods), "nothing stays in shared memory"

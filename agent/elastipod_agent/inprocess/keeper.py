@@ -18,7 +18,7 @@ from elastipod_agent.core.inprocess import Orders, Place, Rank, gather
 from elastipod_agent.core.requests import Start
 from elastipod_agent.core.run_env import before_rank
 from elastipod_agent.core.worker_env import pod_env
-from elastipod_agent.generation import Fault, failure_of, nobodys_failure
+from elastipod_agent.generation import GIVE_UP_AGAIN_S, Fault, failure_of, nobodys_failure
 from elastipod_agent.ipc.exchange import Exchange
 from elastipod_agent.log import EventLog
 from elastipod_agent.scripts import ScriptRunner, failed_script
@@ -64,6 +64,7 @@ class Keeper:
         self.is_closing = False
         self._settings = settings
         self._environ = environ
+        self._reaper = reaper
         self._log = log
         self._exchange = exchange
         self._directory = root / "standing"
@@ -245,7 +246,7 @@ class Keeper:
             if why_not is None:
                 for local_rank in local_ranks:
                     self._exchange.renew(local_rank, keeps_data=not self._clears_data)
-                await self.group.renew(self._environ, self._start, local_ranks, self.note_exit)
+                await self._renew(local_ranks)
                 self._grant_time()
                 return
         except OSError as error:
@@ -255,6 +256,17 @@ class Keeper:
         for local_rank in local_ranks:
             self._ranks[local_rank].num_failures += 1
             self._ranks[local_rank].gone_at = self._now()
+
+    async def _renew(self, local_ranks: frozenset[int]) -> None:
+        """Start processes. An exec that hangs (on storage that is gone) is ended like a rank that is late. Raises OSError."""
+        spawning = asyncio.ensure_future(self.group.renew(self._environ, self._start, local_ranks, self.note_exit))
+        limit_s = self._settings.inprocess_timeout_s
+        while not spawning.done():
+            await asyncio.wait([spawning], timeout=limit_s)
+            if not spawning.done():
+                self._reaper.kill_unborn()
+                limit_s = GIVE_UP_AGAIN_S
+        spawning.result()
 
     async def _pre_train(self) -> str | None:
         script = self._settings.pre_script

@@ -11,6 +11,7 @@ from elastipod_agent.core.worker_env import steady_env
 from elastipod_agent.log import EventLog
 from elastipod_agent.settings import Settings
 from elastipod_agent.topology import bind
+from elastipod_agent.warm import boot
 from elastipod_agent.warm.client import Refused, ServerLost, WarmServer
 from elastipod_agent.warm.newborn import Newborn
 from elastipod_agent.workers.output import OutputPump
@@ -85,6 +86,7 @@ class WarmWorkers:
         self._drop_ahead()
         if self._server is not None:
             await self._server.end()
+        self._reaper.kill_strays(boot.__file__)
         if waiting:
             await asyncio.wait(waiting, timeout=1.0)
             for wait in waiting:
@@ -162,6 +164,7 @@ class WarmWorkers:
             if after is not None:
                 await after.end()
             await asyncio.sleep(pause_s)
+            self._reaper.kill_strays(boot.__file__)
             self._starting = asyncio.current_task()
             server = await WarmServer.start(
                 interpreter, self._environ, self._program, self._preload, self._reaper, self._pump

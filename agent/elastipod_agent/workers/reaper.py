@@ -18,6 +18,8 @@ from elastipod_agent.workers import process_table
 from elastipod_agent.workers.linux import adopt_orphans
 from elastipod_agent.workers.spawner import Spawner
 
+_LOOK_S = 1.0
+
 
 class Child:
     """A process that the agent started, or had started. ``status`` is its exit code, or minus a signal's number; None while it runs."""
@@ -106,7 +108,14 @@ class Reaper:
         keep: descriptors that it inherits besides, under the same numbers.
         """
         with self.expecting():
-            process = await self._spawner.spawn(command, env, stdout=stdout, stderr=stderr, keep=keep)
+            starting = asyncio.ensure_future(self._spawner.spawn(command, env, stdout=stdout, stderr=stderr, keep=keep))
+            try:
+                while not starting.done():
+                    await asyncio.wait([starting], timeout=_LOOK_S)
+                    self._kill_stopped_unborn(starting)
+            finally:
+                starting.cancel()
+            process = starting.result()
             return self._claim(Child(process.pid, process))
 
     @contextmanager
@@ -134,13 +143,35 @@ class Reaper:
 
     def kill_unborn(self) -> None:
         """Kill a child that hangs between fork and exec; its `spawn` then returns, with a child that is dead."""
-        if not self._num_spawning:
-            return
+        if self._num_spawning:
+            for pid in self._unborn():
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_stopped_unborn(self, starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+        """A child that somebody stops before its exec would hold up every start."""
+        if not starting.done():
+            for pid in self._unborn():
+                if process_table.is_stopped(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+    def kill_strays(self, argument: str) -> None:
+        """Kill children whom nobody has claimed, who have this argument, and whom somebody has stopped with a signal.
+
+        They come from a birth that failed; others of it end by themselves.
+        """
+        for pid in self._unclaimed_children():
+            is_meant = os.fsencode(argument) in process_table.command_line(pid).split(b"\0")
+            if is_meant and process_table.is_stopped(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def _unborn(self) -> list[int]:
+        """Give the children that have been forked, but have not come to their exec."""
         myself = process_table.command_line(os.getpid())
-        for process in process_table.snapshot().values():
-            is_unknown_child = process.parent == os.getpid() and process.pid not in self._children
-            if is_unknown_child and process_table.command_line(process.pid) == myself:
-                os.kill(process.pid, signal.SIGKILL)
+        return [pid for pid in self._unclaimed_children() if process_table.command_line(pid) == myself]
+
+    def _unclaimed_children(self) -> list[int]:
+        me, processes = os.getpid(), process_table.snapshot().values()
+        return [one.pid for one in processes if one.parent == me and one.pid not in self._children]
 
     def collect(self) -> None:
         """Collect every child that has ended."""
