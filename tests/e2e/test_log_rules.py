@@ -230,6 +230,7 @@ def test_filtered_lines_of_all_ranks_are_copied_into_one_file(run_agent: RunAgen
     for attempt in range(2):
         (out,) = tmp_path.glob(f"logs/*/attempt_{attempt}/filtered_stdout.log")
         (err,) = tmp_path.glob(f"logs/*/attempt_{attempt}/filtered_stderr.log")
+        until(lambda out=out: len(out.read_text().splitlines()) == 4, "the lines, which are not waited for at the end")
         assert sorted(out.read_text().splitlines()) == [
             f"[default{rank}]:{text} {rank}" for rank in range(2) for text in ("a,b", "loss of")
         ]
