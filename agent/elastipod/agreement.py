@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
+from elastipod.rank_names import name_ranks
 from elastipod.stores import Store
 
 log = logging.getLogger(__name__)
@@ -242,17 +243,3 @@ class Agreement:
 def stop_call(next_calls: Sequence[int]) -> int:
     """Give the call at which all ranks stop, from the call that each makes next: the latest, so nobody has passed it."""
     return max(next_calls)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Write ranks as people read them: ``rank 3``, ``ranks 0-6,9``, or ``no rank``."""
-    if not ranks:
-        return "no rank"
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

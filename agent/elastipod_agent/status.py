@@ -6,13 +6,13 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastipod.worker_file import Progress
 from elastipod_agent import __version__
 from elastipod_agent.core.states import AgentState, move
+from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import Failure
 
 PROTOCOL = 1
@@ -75,8 +75,7 @@ class Board:
     async def wait_beyond(self, version: int, timeout_s: float) -> None:
         """Wait until the version is another one than the caller has seen, at most this long."""
         if self.status.version == version:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+            await set_within(self._changed, timeout_s)
 
     def as_json(self, progress: Progress | None) -> dict[str, Any]:
         """Give /status's body. Optional fields of the plain protocol are left out while they have no value."""

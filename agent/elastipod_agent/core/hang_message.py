@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import takewhile
 
+from elastipod.rank_names import name_ranks
 from elastipod_agent.core.hang import Hang, Silent
 
 _MAX_FRAMES = 12
@@ -40,7 +41,7 @@ def hang_message(hang: Hang, global_ranks: Mapping[int, int], accounts: Sequence
         return (not stands_at, min(stands_at, default=0), len(ranks), ranks[0])
 
     for doing, ranks in sorted(alike.items(), key=lambda item: how_telling(item[1])):
-        parts.append(f"{say_ranks(ranks)} {doing}")
+        parts.append(f"{name_ranks(ranks)} {doing}")
     return "\n".join(parts)
 
 
@@ -48,18 +49,6 @@ def cut(text: str, limit: int) -> str:
     """Keep the beginning of a text, in at most this many bytes of UTF-8."""
     data = text.encode("utf-8", "replace")
     return text if len(data) <= limit else data[: limit - 4].decode("utf-8", "ignore") + "\n..."
-
-
-def say_ranks(ranks: Iterable[int]) -> str:
-    """Say "rank 3" or "ranks 0-6,9"."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"rank{'s' if not text.isdecimal() else ''} {text}"
 
 
 def main_thread(stacks: str, limit: int = _MAX_FRAMES) -> list[str]:
@@ -78,7 +67,7 @@ def _headline(hang: Hang, global_ranks: Mapping[int, int]) -> str:
     for one in hang.silent:
         by_step.setdefault(one.step, []).append(one)
     stands = [
-        f"{say_ranks(global_ranks[one.local_rank] for one in group)} stand{'s' if len(group) == 1 else ''} at step {step} "
+        f"{name_ranks(global_ranks[one.local_rank] for one in group)} stand{'s' if len(group) == 1 else ''} at step {step} "
         f"since {_utc(min(one.since for one in group))}"
         for step, group in sorted(by_step.items())
     ]

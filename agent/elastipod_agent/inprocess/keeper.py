@@ -23,6 +23,7 @@ from elastipod_agent.ipc.exchange import Exchange
 from elastipod_agent.log import EventLog
 from elastipod_agent.scripts import ScriptRunner, failed_script
 from elastipod_agent.settings import Settings, missing_script
+from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import describe_error, shorten
 from elastipod_agent.workers.group import Worker, WorkerGroup
 from elastipod_agent.workers.output import OutputPump
@@ -293,9 +294,7 @@ class Keeper:
 
     async def _sleep_until(self, at: float | None) -> None:
         timeout_s = None if at is None else max(0.0, at - self._now())
-        wait = asyncio.ensure_future(self._wake.wait())
-        await asyncio.wait([wait], timeout=timeout_s)
-        wait.cancel()
+        await set_within(self._wake, timeout_s)
         self._wake.clear()
 
     @staticmethod

@@ -18,6 +18,7 @@ from elastipod_agent.core.inprocess import Place
 from elastipod_agent.core.requests import Update
 from elastipod_agent.core.run_env import run_env
 from elastipod_agent.core.worker_env import Layout
+from elastipod_agent.waiting import set_within
 
 LATE = b'{"is_late":true}'
 
@@ -259,11 +260,7 @@ class Exchange:
             left = deadline - loop.time()
             if left <= 0:
                 return False
-            changed = asyncio.ensure_future(self._changed.wait())
-            try:
-                await asyncio.wait([changed], timeout=left)
-            finally:
-                changed.cancel()
+            await set_within(self._changed, left)
         return True
 
     def _facts(self, update: Update, progress: Mapping[str, Any]) -> _Facts:

@@ -12,6 +12,7 @@ from typing import Any
 
 from elastipod_agent.core.exits import describe_status
 from elastipod_agent.core.warm import Program
+from elastipod_agent.waiting import set_within
 from elastipod_agent.warm import boot, room
 from elastipod_agent.warm.channel import MAX_DESCRIPTORS, BadMessage, Lines
 from elastipod_agent.warm.newborn import Newborn, send
@@ -115,8 +116,7 @@ class WarmServer:
         """End it and wait until it is gone."""
         self._lose("the agent ended it")
         self.child.send(signal.SIGKILL)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.child.ended.wait(), _END_LIMIT_S)
+        await set_within(self.child.ended, _END_LIMIT_S)
 
     def give_up(self, why: str) -> ServerLost:
         """End it without waiting; gives the exception that says so."""

@@ -15,6 +15,7 @@ from elastipod_agent.core.log_rules import LogRule
 from elastipod_agent.core.log_watch import Matches, RuleWatch, SteadyClock, next_deadline
 from elastipod_agent.core.requests import Start
 from elastipod_agent.log import EventLog
+from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.linux import finder
 from elastipod_agent.workers.log_matcher import Matcher, MatcherGone, MatcherStuck
 from elastipod_agent.workers.output import OutputPump
@@ -261,14 +262,9 @@ class LogWatch:
             self._now()
 
     async def _change(self, limit_s: float | None) -> None:
-        """Wait until lines have been matched, or for so long. Not by `wait_for`, which before 3.12 may lose a cancel."""
+        """Wait until lines have been matched, or for so long."""
         self._changed.clear()
-        alarm = None if limit_s is None else asyncio.get_running_loop().call_later(limit_s, self._changed.set)
-        try:
-            await self._changed.wait()
-        finally:
-            if alarm is not None:
-                alarm.cancel()
+        await set_within(self._changed, limit_s)
 
     def _note_dropped(self) -> None:
         """What was not looked at may have matched: no silence is counted then."""

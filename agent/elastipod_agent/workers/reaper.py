@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from elastipod_agent.waiting import set_within
 from elastipod_agent.workers import process_table
 from elastipod_agent.workers.linux import adopt_orphans
 from elastipod_agent.workers.spawner import Spawner
@@ -195,5 +196,4 @@ class Reaper:
     async def next_exit(self, timeout_s: float) -> None:
         """Wait until something ended, at most this long."""
         self._an_exit.clear()
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._an_exit.wait(), timeout_s)
+        await set_within(self._an_exit, timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastipod_agent.core.hang import Hang, Silent
-from elastipod_agent.core.hang_message import Account, cut, hang_message, main_thread, say_ranks
+from elastipod_agent.core.hang_message import Account, cut, hang_message, main_thread
 
 STUCK = """\
 Thread 0x00007f01 (most recent call first):
@@ -74,11 +74,6 @@ def test_how_a_forked_worker_began_is_left_out() -> None:
 @pytest.mark.parametrize("text", ["", "garbage", "Thread 0x1 (most recent call first):", "  <no Python frame>"])
 def test_any_text_is_borne(text: str) -> None:
     main_thread(text)
-
-
-@pytest.mark.parametrize(("ranks", "said"), [([3], "rank 3"), ([1, 0, 2, 9], "ranks 0-2,9"), ([4, 6], "ranks 4,6")])
-def test_ranks_are_said_as_ranges(ranks: list[int], said: str) -> None:
-    assert say_ranks(ranks) == said
 
 
 def test_a_cut_keeps_the_beginning() -> None:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.library.memory_store import MemoryServer
 
-from elastipod.agreement import Agreement, name_ranks, stop_call
+from elastipod.agreement import Agreement, stop_call
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
+from elastipod.rank_names import name_ranks
 
 DEADLINE_S = 20.0
 
@@ -211,7 +212,14 @@ def test_nobody_has_passed_the_stop_call(next_calls: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
-    [([], "no rank"), ([3], "rank 3"), ([0, 1, 2, 9], "ranks 0-2,9"), ([5, 4], "ranks 4-5")],
+    [
+        ([], "no rank"),
+        ([3], "rank 3"),
+        ([0, 1, 2, 9], "ranks 0-2,9"),
+        ([5, 4], "ranks 4-5"),
+        ([1, 0, 2, 9], "ranks 0-2,9"),
+        ([4, 6], "ranks 4,6"),
+    ],
 )
 def test_ranks_are_named_as_ranges(ranks: list[int], text: str) -> None:
     assert name_ranks(ranks) == text
