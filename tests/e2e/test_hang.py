@@ -81,7 +81,8 @@ def test_a_silent_hang_is_a_fault_with_the_stacks_of_all_workers(
     assert f"  {function} (" in message
     assert "  wait_for_the_other_rank (" in message
     assert last_words.read_text("utf-8") == message
-    agent.until_printed("[default1]:")
+    agent.until_printed(f"in {function}\n")  # the log is written beside the fault, not before it
+    agent.until_printed("in wait_for_the_other_rank\n")
     printed = agent.printed().splitlines()
     assert [line for line in printed if line.startswith("[default1]:") and line.endswith(f"in {function}")]
     assert [line for line in printed if line.startswith("[default0]:") and line.endswith("in wait_for_the_other_rank")]
