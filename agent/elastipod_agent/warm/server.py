@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from elastipod_agent.warm import birth, leave, preload, program
+from elastipod_agent.warm import birth, leave, preload, program, store_wait
 from elastipod_agent.warm.channel import BadMessage, close_all, receive, send
 from elastipod_agent.warm.freshness import Imported
 from elastipod_agent.warm.room import VARIABLE, NoRoom, Room
@@ -76,6 +76,7 @@ class Server:
             del sys.path[0]
         preload.let_devices_go()
         let_threads_go()
+        store_wait.install()
         leave.build_fence()
         searched = [*paths, *([] if first is None else [first])]
         self._imported = Imported.now(searched, {"elastipod", *(name.partition(".")[0] for name in order["modules"])})

@@ -1,0 +1,50 @@
+"""Workers that are ready before the worker of rank 0 listens: they ask again within milliseconds, where torch waits half a second.
+
+Warm workers of one start reach ``init_process_group`` at nearly the same moment, so that the others find rank 0's port still
+closed. torch's store client then sleeps 250 to 750 ms (its first back-off), which is most of a warm restart.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sys
+import time
+from typing import Any
+
+LIMIT_S = 2.0  # afterwards torch's own back-off goes on: rank 0 is not merely a little late
+_TRY_S = 0.5
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.05
+
+
+def install() -> None:
+    """In the warm server, after torch has been imported: clients of ``env://`` and ``tcp://`` wait for the store in this way."""
+    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+    if rendezvous is not None and hasattr(rendezvous, "TCPStore"):
+        rendezvous.TCPStore = patient(rendezvous.TCPStore)
+
+
+def patient(store: Any) -> Any:
+    """Give a constructor that is this one, but for a client it first waits until somebody listens. Other uses are left alone."""
+
+    @functools.wraps(store, updated=())
+    def connect(*args: Any, **kwargs: Any) -> Any:
+        host, port = kwargs.get("host_name"), kwargs.get("port")
+        if kwargs.get("is_master") is False and isinstance(host, str) and isinstance(port, int):
+            wait_until_listening(host, port, LIMIT_S)
+        return store(*args, **kwargs)
+
+    return connect
+
+
+def wait_until_listening(host: str, port: int, limit_s: float) -> None:
+    """Come back when a connection to this port has been accepted (it is closed again), or after the limit. Never raises OSError."""
+    deadline, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            socket.create_connection((host, port), min(left_s, _TRY_S)).close()
+            return
+        except OSError:
+            time.sleep(min(left_s, pause_s))
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
