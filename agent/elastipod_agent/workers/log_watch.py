@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
-from elastipod_agent.core.log_lines import Needle, candidates
+from elastipod_agent.core.log_lines import candidates
 from elastipod_agent.core.log_literals import required_literals
 from elastipod_agent.core.log_rules import LogRule
 from elastipod_agent.core.log_watch import Matches, RuleWatch, SteadyClock, next_deadline
@@ -35,7 +35,7 @@ class Backlog:
     """Lines that wait for the matcher, by rule. Filled by the output thread, emptied by the event loop."""
 
     def __init__(self, rules: Sequence[LogRule], max_bytes: int = MAX_WAITING_BYTES) -> None:
-        self._needles = [_needles(rule) for rule in rules]
+        self._texts = [required_literals(rule.log_pattern, rule.stop_pattern) for rule in rules]
         self.num_taken = 0  # blocks, ever
         self._waiting: list[deque[bytes]] = [deque() for _ in rules]
         self._dropped = [0] * len(rules)
@@ -48,8 +48,8 @@ class Backlog:
         has_any = False
         find = finder(lines)
         with self._lock:
-            for index, needles in enumerate(self._needles):
-                block = candidates(lines, needles, find)
+            for index, texts in enumerate(self._texts):
+                block = candidates(lines, texts, find)
                 if not block:
                     continue
                 has_any = True
@@ -82,16 +82,11 @@ class Backlog:
     def forget(self, index: int) -> int:
         """Keep nothing more for a rule; gives how many blocks are dropped now."""
         with self._lock:
-            self._needles[index] = ()
+            self._texts[index] = ()
             num = len(self._waiting[index])
             self._num_bytes -= sum(map(len, self._waiting[index]))
             self._waiting[index].clear()
         return num
-
-
-def _needles(rule: LogRule) -> Sequence[Needle] | None:
-    texts = required_literals(rule.log_pattern, rule.stop_pattern)
-    return None if texts is None else [Needle(text) for text in texts]
 
 
 class LogWatch:

@@ -30,6 +30,7 @@ _PIPE_BYTES = 1 << 20  # what the kernel lets anybody have
 _CHUNK = 64 * 1024
 _KEPT_BYTES = 4 << 20  # the buffers of a chunk, which would otherwise come fresh from the kernel each time
 _LONGEST_PARTIAL = 8 * 1024  # a progress bar without line ends is shown at least this often
+_LINE_ENDS = b"\n\r"
 _MAX_SAYINGS = 10_000
 _LONGEST_REST_S = 0.05
 _SHORTEST_REST_S = 0.001
@@ -67,31 +68,30 @@ class Stream:
             self._note(self.file.write(data))
         if self.console is None:
             return b""
-        if self._partial:
-            data = self._partial + data
         cut = data.rfind(b"\n") + 1
-        if not cut and len(data) > _LONGEST_PARTIAL:
+        if not cut and len(self._partial) + len(data) > _LONGEST_PARTIAL:
             cut = data.rfind(b"\r") + 1 or len(data)
-        self._partial = data[cut:]
-        return self._prefixed(data[:cut])
+        if not cut:
+            self._partial += data
+            return b""
+        begun, self._partial = self._partial, data[cut:]
+        return self._prefixed(begun, data[: cut - 1] if data[cut - 1] in _LINE_ENDS else data[:cut])
 
     def finish(self) -> bytes:
         """End the stream; give an unfinished last line, if there is one."""
         if self.tap is not None:
             self.tap(b"\n")
         rest, self._partial = self._partial, b""
-        shown = self._prefixed(rest)
+        shown = self._prefixed(b"", rest.removesuffix(b"\r")) if rest else b""
         for file in (self.file, self.filtered):
             if file is not None:
                 file.close()
         self.file = self.filtered = None
         return shown
 
-    def _prefixed(self, lines: bytes) -> bytes:
-        if not lines:
-            return b""
-        body = lines[:-1] if lines.endswith((b"\n", b"\r")) else lines
-        shown = b"".join((self.prefix, body.replace(b"\n", b"\n" + self.prefix), b"\n"))
+    def _prefixed(self, begun: bytes, lines: bytes) -> bytes:
+        """Give lines for the console. begun: how the first of them begins; the last is without its end."""
+        shown = b"".join((self.prefix, begun, lines.replace(b"\n", b"\n" + self.prefix), b"\n"))
         if self.filtered is not None:
             self._note(self.filtered.take(shown))
         return shown

@@ -72,14 +72,15 @@ class WholeLines:
 
     def take(self, chunk: bytes) -> None:
         """Take the next part of the stream; pass on the lines that have ended."""
-        data = self._rest + chunk if self._rest else chunk
-        cut = data.rfind(b"\n") + 1
-        cut = max(cut, data.rfind(b"\r", cut) + 1)
-        if not cut and len(data) > _LONGEST_LINE:
-            cut = len(data)
-        self._rest = data[cut:]
-        if cut:
-            self._give(data[:cut])
+        cut = chunk.rfind(b"\n") + 1
+        cut = max(cut, chunk.rfind(b"\r", cut) + 1)
+        if not cut and len(self._rest) + len(chunk) > _LONGEST_LINE:
+            cut = len(chunk)
+        if not cut:
+            self._rest += chunk
+            return
+        begun, self._rest = self._rest, chunk[cut:]
+        self._give(b"".join((begun, memoryview(chunk)[:cut])))
 
 
 @contextmanager
