@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 from tests.long_runs import LongRun, LongRuns
@@ -28,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # An example that takes long says something about the machine; a test that hangs meets its own time limit.
+    hypothesis.settings.register_profile("elastipod", deadline=None)
+    hypothesis.settings.load_profile("elastipod")
     config.stash[LongRuns.key] = LongRuns(TESTS.parent / ".run" / "long", seed=config.getoption("--seed"))
 
 

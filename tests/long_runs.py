@@ -18,16 +18,28 @@ class LongRun:
     seed: int
     counts: dict[str, int | float] = field(default_factory=dict)
     tests: dict[str, dict[str, object]] = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
 
     def count(self, **counts: int | float) -> None:
         """Note what was run, such as `schedules=5000`; later values of a name replace earlier ones."""
         self.counts.update(counts)
 
+    def detail(self, **details: object) -> None:
+        """Note what figures alone do not tell, such as who was not found; it comes last in the report."""
+        self.details.update(details)
+
     def as_json(self) -> dict[str, object]:
         """Give the report as it is written: seed, counts, result (passed only when every test passed)."""
         passed = all(test["outcome"] == "passed" for test in self.tests.values())
         result = "passed" if passed else "failed"
-        return {"name": self.name, "seed": self.seed, "counts": self.counts, "result": result, "tests": self.tests}
+        return {
+            "name": self.name,
+            "seed": self.seed,
+            "counts": self.counts,
+            "result": result,
+            "tests": self.tests,
+            **self.details,
+        }
 
 
 class LongRuns:

@@ -199,7 +199,7 @@ class Agent:
 
     def _new_generation(self, request: Start) -> Generation:
         parts: dict[str, Any] = {"root": self._root, "environ": self._environ, "reaper": self._reaper}
-        parts |= {"pump": self._pump, "on_fault": self._faulted}
+        parts |= {"pump": self._pump, "on_fault": self._faulted, "on_saving": self._saving}
         if self._keeper is None:
             return Generation(self._settings, request, **parts)
         return InProcessRun(self._settings, request, **parts, keeper=self._keeper, exchange=self._exchange)
@@ -257,7 +257,8 @@ class Agent:
         """Give what a ready agent says about workers that live on: whether all do, and why some will not come."""
         if self._keeper is None:
             return {}
-        known = {"has_priority": self._keeper.has_kept, **self._link.reported()}
+        # What a stop asked for is done: the next /start is for an agent that restarts as it always does.
+        known = {"has_priority": self._keeper.has_kept, "restart_mode": self._usual_mode.value, **self._link.reported()}
         fault = self._keeper.fault
         if fault is None:
             return known
@@ -293,6 +294,11 @@ class Agent:
         write_termination_message(failure.message)
         if self.board.status.terminating and self._keeper is not None:  # a standing run would wait for a stop to end it
             asyncio.get_running_loop().call_later(FAREWELL_S, self._go)
+
+    def _saving(self) -> None:
+        """All workers know that they are to end, and are on their way."""
+        if self.board.status.state is S.STOPPING:
+            self.board.set(saving=True)
 
     def _sent(self, fault: Fault) -> None:
         """A worker says itself that its run cannot go on."""

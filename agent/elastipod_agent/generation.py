@@ -33,6 +33,7 @@ from elastipod_agent.workers.watches import Finding, Watch, Watches
 
 GIVE_UP_S = 30.0  # how long a worker that hangs in its start is tried to be ended
 GIVE_UP_AGAIN_S = 0.2
+LOOK_S = 0.1  # how often a drain looks whether the workers know of it; they have no way to wake us
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,10 @@ class End:
 
 
 class Generation:
-    """Runs once. `stop` may be called at any time; `on_fault` is called at once, before the rest is torn down."""
+    """Runs once. `stop` may be called at any time; `on_fault` is called at once, before the rest is torn down.
+
+    on_saving: called once in a drain, when all workers know of it.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Generation:
         reaper: Reaper,
         pump: OutputPump,
         on_fault: Callable[[Fault], None],
+        on_saving: Callable[[], None],
     ) -> None:
         self.start = start
         self._settings = settings
@@ -82,6 +87,8 @@ class Generation:
         self._reaper = reaper
         self._pump = pump
         self._on_fault = on_fault
+        self._on_saving = on_saving
+        self._is_saving = False
         self._group: WorkerGroup | None = None
         self._stop = Stop.NONE
         self._deadline: float | None = None  # monotonic
@@ -235,10 +242,21 @@ class Generation:
         """Wait for an exit, a stop, one of the others, the end of the drain's time, or at most for so long."""
         if limit_s is None and self._deadline is not None:
             limit_s = max(0.0, self._deadline - time.monotonic())
+        if self.is_draining and not self._is_saving:
+            limit_s = LOOK_S if limit_s is None else min(limit_s, LOOK_S)
         wait: asyncio.Future[Any] = asyncio.ensure_future(self._wake.wait())
         await asyncio.wait([wait, *others], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         wait.cancel()
         self._wake.clear()
+        self._note_saving()
+
+    def _note_saving(self) -> None:
+        group = self._group
+        if group is None or self._is_saving or not self.is_draining:
+            return
+        if all(group.file.acknowledged(one) for one in range(self._settings.layout.nproc)):
+            self._is_saving = True
+            self._on_saving()
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline

@@ -38,6 +38,7 @@ class Status:
     generation: int = 0
     drained: bool = False
     warming: bool = False
+    saving: bool = False  # all workers have acknowledged the event of the drain under way
     terminating: bool = False
     failure: Failure | None = None
 
@@ -70,7 +71,7 @@ class Board:
         for target in states:
             state = move(state, target)
             transitions[state.name] = self._utc_now()
-        self.set(state=state, transitions=transitions, **changes)
+        self.set(state=state, transitions=transitions, saving=False, **changes)
 
     async def wait_beyond(self, version: int, timeout_s: float) -> None:
         """Wait until the version is another one than the caller has seen, at most this long."""
@@ -102,6 +103,7 @@ class Board:
             "generation": seen.generation,
             "drained": seen.drained,
             "warming": seen.warming,
+            "saving": seen.saving,
             "terminating": seen.terminating,
             "boot_id": self.boot_id,
             "failure": None if seen.failure is None else seen.failure.as_json(),

@@ -86,6 +86,12 @@ def memory(pids: Iterable[int]) -> Memory:
     return Memory(private / 1024, proportional / 1024)
 
 
+def resident_mib(pid: int) -> float:
+    """Give the memory of a process that is in use now, shared pages included. Raises OSError when it is gone."""
+    line = next(line for line in _lines(f"/proc/{pid}/status") if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
 def cpu_s(pid: int) -> float:
     """Give the processor time that a process has used, all its threads together. Raises OSError when it is gone."""
     return time.clock_gettime((~pid << 3) | 2)  # the number of a process's clock, as clock_getcpuclockid(3) makes it

@@ -24,6 +24,7 @@ from elastipod_local.state import BUILD_WAIT_S, exclusive
 KUBERNETES_VERSION = "v1.34.4"
 ETCD_VERSION = "3.6.4"
 HELM_VERSION = "v4.3.1"
+KWOK_VERSION = "v0.8.0"
 
 BUILD_DEADLINE_S = 3600
 REPORT_EVERY_S = 5.0
@@ -34,6 +35,7 @@ _KUBERNETES_FLAGS = (
     f" -X {_COMPONENT_VERSION}.gitMajor=1 -X {_COMPONENT_VERSION}.gitMinor={KUBERNETES_VERSION.split('.')[1]}"
 )
 _PLAIN_FLAGS = "-s -w"
+_KWOK_FLAGS = f"-s -w -X sigs.k8s.io/kwok/pkg/consts.Version={KWOK_VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ PROGRAMS: Mapping[str, Program] = {
     "kubelet": _kubernetes("kubelet"),
     "kube-proxy": _kubernetes("kube-proxy"),
     "helm": Program("helm", "helm.sh/helm/v4/cmd/helm", _PLAIN_FLAGS, ("version",), HELM_VERSION),
+    # Plays nodes by the hundred, for benchmarks.
+    "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", _KWOK_FLAGS, ("--version",), KWOK_VERSION),
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy")

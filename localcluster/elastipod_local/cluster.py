@@ -18,6 +18,7 @@ from elastipod_local.node import Disk
 from elastipod_local.nodes import Nodes
 from elastipod_local.packages import ensure_packages
 from elastipod_local.paths import DEFAULT_NAME, cache_dir, cluster_dir, require_visible_to_nodes
+from elastipod_local.roles import Roles
 from elastipod_local.state import ClusterState, NodeOptions, Phase, StateFile, exclusive
 from elastipod_local.storage import shared_storage
 from elastipod_local.teardown import is_running, tear_down
@@ -208,6 +209,34 @@ class Cluster:
             found = self._images()
             nodes.import_images(found.images)
             self._files.update(lambda state: replace(state, images=found.key))
+
+    # --- mishaps of the control plane ---
+
+    def freeze_role(self, role: str) -> None:
+        """Hang a role of the control plane (`kube-apiserver`, `etcd`, ...) until `thaw_role`: what it is asked waits."""
+        with self._changing_roles() as roles:
+            roles.freeze(role)
+
+    def thaw_role(self, role: str) -> None:
+        """Let a frozen role go on; nothing happens when it was not frozen."""
+        with self._changing_roles() as roles:
+            roles.thaw(role)
+
+    def kill_role(self, role: str) -> None:
+        """End a role of the control plane with SIGKILL; returns when it is dead. `start_role` starts it again."""
+        with self._changing_roles() as roles:
+            roles.kill(role)
+
+    def start_role(self, role: str) -> None:
+        """Start a role that was killed; returns when the API server is ready again."""
+        with self._changing_roles() as roles:
+            roles.start(role)
+
+    @contextmanager
+    def _changing_roles(self) -> Iterator[Roles]:
+        with self._files.locked(wait_s=CHANGE_WAIT_S):
+            addressing = self.state().addressing
+            yield Roles(self._files, self._control_plane(addressing, nodes=addressing.block is not None))
 
     @contextmanager
     def _changing_nodes(self) -> Iterator[Nodes]:

@@ -19,7 +19,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .agents.board import open_session
 from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
-from .kube.api import CALL_ERRORS, Api, connect
+from .kopf_storage import NoComparison, NoProgress
+from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.lease import Lease
 from .kube.store import Store
 from .kube.tokens import KeyProblem, Tokens, read_install_keys
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 LEASE_NAME = "elastipod-operator"
 LABEL_LIMIT_S = 2.0
+LIST_RETRY_S = 1.0
+TOO_MANY_REQUESTS = 429
 # `hyp get-operator-logs` finds the operator by this label: only the leader's pod bears it.
 LEADER_LABEL = "hp-training-control-plane"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -98,18 +101,13 @@ def parse(argv: list[str] | None) -> Options:
     )
 
 
-def handlers(store: Store, reconciler: Reconciler, stop: asyncio.Event) -> kopf.OperatorRegistry:
+def handlers(store: Store, reconciler: Reconciler) -> kopf.OperatorRegistry:
     """Give kopf's registry: event handlers only, which add no finalizer and no annotation (decision 8)."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> Any:
         return _service_account() or kopf.login_with_kubeconfig(**kwargs)
-
-    @kopf.on.startup(registry=registry)
-    async def take_signals_back(**_: Any) -> None:
-        # kopf has just put its own handlers in place, whose slow farewell would keep the lease from a successor.
-        _stop_on_signals(stop)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
@@ -159,6 +157,8 @@ def settings() -> kopf.OperatorSettings:
     wanted.posting.enabled = False
     wanted.scanning.disabled = True
     wanted.watching.label_selectors["pods"] = LABEL_JOB
+    wanted.persistence.diffbase_storage = NoComparison()
+    wanted.persistence.progress_storage = NoProgress()
     return wanted
 
 
@@ -168,9 +168,9 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
     async with open_session() as session:
         reconciler = Reconciler(api, store, session, Tokens(read_install_keys(options.install_key_file)))
         # A pod on a node that was not seen yet would look like one on a deleted node.
-        for node in await api.list_nodes():
+        for node in await _all_nodes(api):
             store.put_node(node)
-        watching = asyncio.create_task(_kopf(options, handlers(store, reconciler, stop)))
+        watching = asyncio.create_task(_kopf(options, handlers(store, reconciler), stop))
         try:
             await asyncio.wait([watching])
             watching.result()
@@ -181,8 +181,24 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
             await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _kopf(options: Options, registry: kopf.OperatorRegistry) -> None:
-    await kopf.operator(
+async def _all_nodes(api: Api) -> list[dict[str, Any]]:
+    """Give all nodes; an API server that is out of order is waited for, as long as the lease lasts.
+
+    To end here would cost the back-off of a container that crashes, which outlasts most outages.
+    """
+    while True:
+        try:
+            return await api.list_nodes()
+        except CALL_ERRORS as error:
+            if isinstance(error, ApiError) and error.status < 500 and error.status != TOO_MANY_REQUESTS:
+                raise
+            log.warning("cannot list the nodes yet: %s %s", type(error).__name__, error)
+        await asyncio.sleep(LIST_RETRY_S)
+
+
+async def _kopf(options: Options, registry: kopf.OperatorRegistry, stop: asyncio.Event) -> None:
+    others = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
         registry=registry,
         settings=settings(),
         standalone=True,
@@ -191,6 +207,9 @@ async def _kopf(options: Options, registry: kopf.OperatorRegistry) -> None:
         clusterwide=not options.namespaces,
         namespaces=options.namespaces,
     )
+    # kopf has just put its own handlers of signals in place, whose slow farewell would keep the lease from a successor.
+    _stop_on_signals(stop)
+    await kopf.run_tasks(tasks, ignored=others)
 
 
 async def serve_health(port: int, health: Health) -> web.AppRunner | None:
@@ -219,9 +238,10 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
     """Take the lease, watch while it is held, and end the moment it lapses (decision 1). Gives the exit code."""
     health = Health()
     runner = await serve_health(options.metrics_port, health)
-    api_client = await connect()
+    # The lease has a connection of its own: a thousand writes that wait must not keep it from being renewed.
+    api_client, lease_client = await connect(), await connect()
     api = Api(api_client)
-    lease = Lease(api, options.pod_namespace, LEASE_NAME, options.pod_name)
+    lease = Lease(Api(lease_client), options.pod_namespace, LEASE_NAME, options.pod_name)
     try:
         await mark_leader(api, options, leads=False)  # a container that was restarted may bear it yet
         if await _race(lease.acquire(), stop.wait()) == 1:
@@ -232,7 +252,8 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
     finally:
         if runner is not None:
             await runner.cleanup()
-        await api_client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
+        for client in (api_client, lease_client):
+            await client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
 
 
 async def mark_leader(api: Api, options: Options, *, leads: bool) -> None:

@@ -6,6 +6,11 @@ from prometheus_client import Counter, Gauge, Histogram
 
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
 JOBS = Gauge("elastipod_jobs", "Jobs known to this operator", ["state"])
+JOBS_IN_PHASE = Gauge("elastipod_jobs_in_phase", "Jobs by what they do, or wait for, now", ["phase"])
+PHASE_SECONDS = Counter(
+    "elastipod_phase_seconds_total", "Time of all jobs by what they did, booked when a job changes its phase", ["phase"]
+)
+GOODPUT = Gauge("elastipod_goodput_ratio", "Share of training in the time of the jobs that are there, without queues")
 GENERATIONS = Counter("elastipod_generations_total", "Starts of workers", ["kind"])
 RECONCILE_SECONDS = Histogram(
     "elastipod_reconcile_seconds",

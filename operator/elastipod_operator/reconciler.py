@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -13,9 +14,9 @@ from typing import Any
 
 import aiohttp
 
-from . import metrics
+from . import clock, metrics
 from .agents.board import Address, Board
-from .agents.commands import Commander
+from .agents.commands import Command, Commander
 from .agents.orders import Orders
 from .core.actions import (
     CreatePod,
@@ -23,12 +24,14 @@ from .core.actions import (
     DeletePod,
     Plan,
     SetFinalizer,
+    StopWorkers,
     VerifyPods,
 )
 from .core.backoff import backoff
 from .core.codec import encode
 from .core.facts import Condition, Observed, PodFact
 from .core.history import decode_history, encode_history, mark_running
+from .core.ledger import Phase, booked_since, goodput
 from .core.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_HISTORY,
@@ -37,7 +40,7 @@ from .core.names import (
     FINALIZER,
 )
 from .core.plan import plan
-from .core.record import Record
+from .core.record import Ledger, Record
 from .kube.api import CALL_ERRORS, Api, ApiError
 from .kube.applied import applied_of, effective_spec, encode_applied
 from .kube.pods import pod_manifest
@@ -57,7 +60,7 @@ CANNOT_AUTHENTICATE = (
     "the Secret with the token of the job was refused by the API server (give the operator the right to create Secrets, or set "
     "spec.elastipod.authentication to Off)"
 )
-CREATE_PARALLEL = 16
+WRITE_PARALLEL = 16
 # A job whose time has always come must not keep the event loop from the others.
 MIN_PAUSE_S = 0.01
 
@@ -84,7 +87,11 @@ class Reconciler:
         self._commander = Commander(session)
         self._workers: dict[str, Worker] = {}
         self._states: dict[str, str] = {}
-        self._creating = asyncio.Semaphore(CREATE_PARALLEL)
+        self._ledgers: dict[str, Ledger] = {}
+        metrics.GOODPUT.set_function(self._goodput)
+        for name in metrics.STATES:
+            metrics.JOBS.labels(name).set(0)
+        self._writing = asyncio.Semaphore(WRITE_PARALLEL)
         self._closed = False
 
     def wake(self, uid: str) -> None:
@@ -105,6 +112,7 @@ class Reconciler:
             self._board.forget(pod_uid)
         self._store.drop_job(uid)
         self._count(uid, None)
+        self._count_phase(uid, Ledger())
         if worker is not None and worker.task is not None:
             worker.task.cancel()
 
@@ -141,7 +149,7 @@ class Reconciler:
                 # The outer edge of one job's task: whatever is wrong with it must not touch the others.
                 log.exception("a decision failed", extra=_about(job))
                 retry_s = LAST_RETRY_S
-            due = datetime.now(UTC) + timedelta(seconds=retry_s)
+            due = clock.now() + timedelta(seconds=retry_s)
             retry_s = min(LAST_RETRY_S, retry_s * 2)
 
     async def _after_failure(self, job: Job, error: Exception) -> None:
@@ -183,19 +191,33 @@ class Reconciler:
         await self._write_status(job, todo)
         await self._tell(job, todo)
         self._count(job.fact.uid, todo.conditions[-1].type)
+        self._count_phase(job.fact.uid, todo.record.ledger)
         if is_called:
-            return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + COMMAND_RETRY)
+            return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
         return todo.wake_at
 
     def _count(self, uid: str, state: str | None) -> None:
         if self._states.get(uid) == state:
             return
-        if state is None:
-            self._states.pop(uid, None)
-        else:
+        before = self._states.pop(uid, None)
+        if before is not None:
+            metrics.JOBS.labels(before).dec()
+        if state is not None:
             self._states[uid] = state
-        for name in metrics.STATES:
-            metrics.JOBS.labels(name).set(sum(1 for s in self._states.values() if s == name))
+            metrics.JOBS.labels(state).inc()
+
+    def _count_phase(self, uid: str, ledger: Ledger) -> None:
+        before = self._ledgers.pop(uid, Ledger())
+        if ledger != Ledger():
+            self._ledgers[uid] = ledger
+        if before.phase != ledger.phase:
+            for phase, change in ((before.phase, -1), (ledger.phase, 1)):
+                if phase in tuple(Phase):
+                    metrics.JOBS_IN_PHASE.labels(phase).inc(change)
+
+    def _goodput(self) -> float:
+        share = goodput(self._ledgers.values(), clock.now())
+        return math.nan if share is None else share
 
     # -- observe
 
@@ -211,7 +233,7 @@ class Reconciler:
         for uid, pod in job.pods.items():
             if pod.ended:
                 self._board.forget(uid)
-            elif pod.ip and pod.started and port is not None:
+            elif pod.ip and pod.started and port is not None and not self._board.watches(uid, pod.ip, port):
                 self._board.watch(uid, self._address(job, pod, port))
 
     def _address(self, job: Job, pod: PodFact, port: int) -> Address:
@@ -220,7 +242,7 @@ class Reconciler:
     def _observe(self, job: Job, worker: Worker) -> Observed:
         pods = tuple(job.pods.values())
         return Observed(
-            now=datetime.now(UTC),
+            now=clock.now(),
             job=job.fact,
             pods=pods,
             agents={pod.name: self._board.fact(pod.uid) for pod in pods},
@@ -228,17 +250,24 @@ class Reconciler:
             refusal=worker.refusal,
             refused_until=worker.refused_until,
             listed_at=job.listed_at,
+            room_at=self._store.room_at,
         )
 
     # -- write the record first
 
     async def _write_record(self, job: Job, todo: Plan) -> None:
         metadata = self._metadata_changes(job, todo)
-        if not metadata:
+        # Who is about to stop what is newer than its record must know that its record is the newest: another operator may
+        # have gone on. A patch that changes nothing is refused just so when it rests on an old version.
+        is_doubtful = any(isinstance(a, StopWorkers) and a.generation > todo.record.generation for a in todo.actions)
+        if not metadata and not is_doubtful:
             return
         version = str(job.body["metadata"]["resourceVersion"])
+        before = job.fact.record or Record()
         body = await self._written("record", self._api.patch_metadata(job.fact, version, metadata))
         self._store.put_job(body)
+        for phase, spent in booked_since(before.ledger, todo.record.ledger).items():
+            metrics.PHASE_SECONDS.labels(phase).inc(spent.total_seconds())
         for entry in todo.history:
             metrics.GENERATIONS.labels(entry.kind.value).inc()
             log.info(
@@ -275,23 +304,26 @@ class Reconciler:
     async def _act(self, job: Job, worker: Worker, todo: Plan) -> bool:
         """Carry out the actions on the job as the decision saw it; gives True when agents were called.
 
-        What came of a call is looked at soon: it may be needed again.
+        What came of a call is looked at soon: it may be needed again. An agent is told to leave after its pod was deleted:
+        a pod that ends before anybody knows that it was sent away would look like one that failed.
         """
         orders = self._orders(job, todo.record)
         calls = [call for action in todo.actions if orders and (call := orders.of(action)) is not None]
-        problems = await self._commander.send(calls)
-        for problem in problems:
-            metrics.AGENT_FAILURES.inc()
-            log.warning(problem, extra=_about(job))
+        await self._send(job, [call for call in calls if call.path != "/shutdown"])
         await self._create_pods(job, worker, [a for a in todo.actions if isinstance(a, CreatePod)])
+        await self._delete_pods(job, [a for a in todo.actions if isinstance(a, DeletePod)])
         for action in todo.actions:
-            if isinstance(action, DeletePod):
-                await self._delete_pod(job, action)
-            elif isinstance(action, VerifyPods):
+            if isinstance(action, VerifyPods):
                 await self._list_pods(job)
             elif isinstance(action, DeleteJob):
                 await self._written("job", self._api.delete_job(job.fact))
+        await self._send(job, [call for call in calls if call.path == "/shutdown"])
         return bool(calls)
+
+    async def _send(self, job: Job, calls: list[Command]) -> None:
+        for problem in await self._commander.send(calls):
+            metrics.AGENT_FAILURES.inc()
+            log.warning(problem, extra=_about(job))
 
     def _orders(self, job: Job, record: Record) -> Orders | None:
         policy = job.fact.policy
@@ -303,7 +335,7 @@ class Reconciler:
         )
 
     async def _create_pods(self, job: Job, worker: Worker, actions: list[CreatePod]) -> None:
-        if worker.refused_until is not None and datetime.now(UTC) < worker.refused_until:
+        if worker.refused_until is not None and clock.now() < worker.refused_until:
             return
         token = self._tokens.of(job.fact)
         try:
@@ -336,7 +368,7 @@ class Reconciler:
         wait = backoff(
             timedelta(seconds=REFUSAL_FIRST_S), timedelta(seconds=REFUSAL_LAST_S), worker.refusals, job.fact.uid
         )
-        worker.refused_until = datetime.now(UTC) + wait
+        worker.refused_until = clock.now() + wait
         asyncio.get_running_loop().call_later(wait.total_seconds(), worker.wake.set)
 
     async def _create_secret(self, job: Job, token: JobToken) -> None:
@@ -353,7 +385,7 @@ class Reconciler:
             job.fact, effective_spec(job.body), job.fact.policy, order.pod, order.nnodes, token_secret,
             generation=order.generation, avoids=order.avoids,
         )  # fmt: skip
-        async with self._creating:
+        async with self._writing:
             self._store.put_pod(await self._written("pod", self._api.create_pod(manifest)))
 
     async def _taken_by_others(self, job: Job, actions: list[CreatePod]) -> list[str]:
@@ -367,12 +399,19 @@ class Reconciler:
             if a.pod not in ours
         ]
 
+    async def _delete_pods(self, job: Job, actions: list[DeletePod]) -> None:
+        results = await asyncio.gather(*(self._delete_pod(job, a) for a in actions), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
         log.info("pod deleted", extra={**_about(job), "pod": action.name, "reason": action.why, "force": action.force})
         try:
-            body = await self._written(
-                "pod", self._api.delete_pod(job.fact.namespace, action.name, action.uid, force=action.force)
-            )
+            async with self._writing:
+                body = await self._written(
+                    "pod", self._api.delete_pod(job.fact.namespace, action.name, action.uid, force=action.force)
+                )
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
@@ -396,7 +435,7 @@ class Reconciler:
             return
         before = job.fact
         self._store.put_job(await self._written("status", self._api.apply_status(job.fact, status)))
-        if replace(job.fact, conditions=before.conditions) != before:
+        if replace(job.fact, conditions=before.conditions, scaling=before.scaling) != before:
             self.wake(job.fact.uid)  # the answer carried somebody's edit, which the watch will not tell as new
 
     async def _tell(self, job: Job, todo: Plan) -> None:
@@ -461,7 +500,7 @@ async def _wait(event: asyncio.Event, due: datetime | None) -> None:
     if due is None:
         await event.wait()
         return
-    seconds = max((due - datetime.now(UTC)).total_seconds(), MIN_PAUSE_S)
+    seconds = max((due - clock.now()).total_seconds(), MIN_PAUSE_S)
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

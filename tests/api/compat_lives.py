@@ -114,9 +114,11 @@ def prepare(cluster: Cluster) -> None:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in NAMESPACES[1:]
     ]
     for name, value in (("high-priority", 1000), ("low-priority", 10)):
-        bodies.append(
-            {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value}
-        )
+        # The fleet is nearly full, and what the scheduler takes from other jobs is another test's matter.
+        bodies.append({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
+            "value": value, "preemptionPolicy": "Never",
+        })  # fmt: skip
     size = {"storage": "1200Gi"}
     for namespace in NAMESPACES[:2]:
         volume = f"fsx-{namespace}"

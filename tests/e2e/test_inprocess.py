@@ -185,6 +185,7 @@ def test_the_stop_says_which_processes_are_started_anew(pods: Any, how: str, mod
     job.order(1, how)
     assert job.agents[0].until("faulted")["restartMode"] == how
     job.stop(1, restart_mode=mode)
+    assert job.agents[0].status()["restartMode"] == "in_process_restart", "what was asked for is done"
     assert ("worker_data" in job.agents[0].status()) == (new != {0, 1}), "new processes know of no data"
     job.start(2)
     before, after = job.pids(1), job.pids(2)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.events import Make
 from tests.sim.kernel import Kernel
 from tests.sim.training import Training
 
@@ -20,24 +23,46 @@ if TYPE_CHECKING:
 FAREWELL_S = 2.0
 
 
+IN_PROCESS = "in_process_restart"
+
+
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """How a worker failed."""
+    """How a worker failed. reason: the agent's word for it. asks: the restart mode that the worker asks for."""
 
     exitcode: int | None
     signal: str | None
     message: str
+    reason: str = "WorkerCrash"
+    asks: str = ""
+
+
+class Lie(Enum):
+    """What an agent tells instead of the truth."""
+
+    NONSENSE = "nonsense"
+    OLDER = "an older generation"
+    NEWER = "a newer generation"
+    ENORMOUS = "an enormous generation"
+    FAULTED = "that workers failed"
+    COMPLETED = "that its workers finished"
+    STOPPED = "that its workers are stopped"
+    DRAINED = "that its workers stand at a checkpoint"
 
 
 class SimAgent:
     """One agent process. `alive` ends with its container."""
 
-    def __init__(self, kernel: Kernel, rng: Random, training: Training, pod: SimPod, *, is_ours: bool) -> None:
+    def __init__(self, kernel: Kernel, rng: Random, training: Training, pod: SimPod, make: Make) -> None:
         self._kernel = kernel
         self._rng = rng
         self._training = training
         self.pod = pod
-        self._is_ours = is_ours
+        self.make = make
+        self.lie: Lie | None = None
+        self.lies_until = self.hangs_until = self.lags_until = self.lag_s = 0.0
+        self.processes_since = 0
+        """The generation in which its workers' processes were made; they outlive faults where the make says so."""
         self.alive = True
         self.state = S.INIT
         self.generation = 0
@@ -64,6 +89,8 @@ class SimAgent:
             self.pod.agent_changed()
         elif answer.verdict is Verdict.ACT:
             self.generation, self.rank, self.is_spare = body["faultCount"] + 1, body["rank"], False
+            self.processes_since = self.processes_since or self.generation
+            self._training.watchman.told(self, body)
             self.drained, self.failure, self._stop, self._working = False, None, Stop.NONE, True
             self._enter(S.RUNNING, reason=None)
             self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
@@ -86,6 +113,8 @@ class SimAgent:
             self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
         else:
             self._stop = Stop.HARD
+            if body.get("restart_mode") or self.make is not Make.IN_PROCESS:
+                self.processes_since = 0
             if self.state is not S.STOPPING:
                 self._enter(S.STOPPING)
             self._kill_workers(reason=None)
@@ -97,19 +126,44 @@ class SimAgent:
             self._leave()
 
     def status(self) -> dict[str, Any]:
-        """GET /status."""
-        if not self._is_ours:
+        """GET /status, as it is told."""
+        told = self._truth()
+        if self.lie is None or self._kernel.now >= self.lies_until:
+            return told
+        self._training.watchman.met[f"agent: lies {self.lie.value}"] += 1
+        self._training.touched(self, "a lie")  # whichever generation it is of, when it is believed
+        return told | _LIES[self.lie](told)
+
+    def _truth(self) -> dict[str, Any]:
+        if self.make is Make.FOREIGN:
             return {"status": self.state.value, "reason": self.reason}
         run = self._training.runs.get(self.generation)
         failure = self.failure
-        return {
+        told = {
             "status": self.state.value, "reason": self.reason, "message": failure.message if failure else None,
             "protocol": 1, "version": self.version, "generation": self.generation, "drained": self.drained,
             "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
+            "saving": self._stop is Stop.GRACEFUL and run is not None and run.is_saving,
             "failure": {"global_rank": self.rank, "exitcode": failure.exitcode, "signal": failure.signal,
                         "message": failure.message} if failure else None,
             "worker": {"step": run.step if run is not None and run.steps_made else None},
         }  # fmt: skip
+        if self.make is Make.IN_PROCESS:
+            asked = failure.asks if failure is not None and self.state is not S.READY else ""
+            told["restartMode"] = asked or IN_PROCESS
+            told["worker_data"] = self._worker_data() if self.processes_since else []
+        return told
+
+    def _worker_data(self) -> list[dict[str, Any]]:
+        about = {"rank": self.rank, "group_rank": self.rank, "local_rank": 0, "failed": self.failure is not None}
+        return [about | {"data": f"{self.pod.uid} in {self.generation}"}]
+
+    def hangs(self) -> bool:
+        """Whether the process stands still; its workers go on."""
+        return self._kernel.now < self.hangs_until
+
+    def _is_awake(self) -> bool:
+        return self.pod.node_runs() and not self.hangs()
 
     # -- life
 
@@ -121,6 +175,9 @@ class SimAgent:
     def sigterm(self) -> None:
         """The kubelet asks the pod to end: busy workers go on until they are drained."""
         if not self.alive or self.terminating:
+            return
+        if not self._is_awake():
+            self._kernel.after(1.0, self.sigterm)
             return
         self.terminating = True
         self.version += 1
@@ -157,7 +214,7 @@ class SimAgent:
         """The collective broke: the workers here fail too."""
         if not self.alive or self.generation != generation or not self._working:
             return
-        if not self.pod.node_runs():
+        if not self._is_awake():
             self._kernel.after(1.0, lambda: self.peer_lost(generation))
             return
         self._working = False
@@ -167,7 +224,7 @@ class SimAgent:
         """The workers ended with exit code 0."""
         if not self.alive or self.generation != generation or not self._working:
             return
-        if not self.pod.node_runs():
+        if not self._is_awake():
             self._kernel.after(1.0, lambda: self.workers_exited(generation, acknowledged=acknowledged))
             return
         self._working = False
@@ -186,14 +243,14 @@ class SimAgent:
     def _failed(self, crash: Crash) -> None:
         self.failure = crash
         if self.state is S.RUNNING:
-            self._enter(S.FAULTED, reason="WorkerCrash")
+            self._enter(S.FAULTED, reason=crash.reason)
         elif self.state is S.STOPPING:
-            self._enter(S.READY, reason="WorkerCrash")
+            self._enter(S.READY, reason=crash.reason)
         self._say_farewell()
 
     def _out_of_time(self, stops: int) -> None:
         if self.alive and self.state is S.STOPPING and self._stop is Stop.GRACEFUL and self._stops == stops:
-            if not self.pod.node_runs():
+            if not self._is_awake():
                 self._kernel.after(1.0, lambda: self._out_of_time(stops))
                 return
             self._kill_workers(reason="DrainTimedOut")
@@ -235,3 +292,15 @@ class SimAgent:
             state=self.state, generation=self.generation, barred=self.barred,
             draining=self.state is S.STOPPING and self._stop is Stop.GRACEFUL, terminating=self.terminating,
         )  # fmt: skip
+
+
+_LIES: dict[Lie, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    Lie.NONSENSE: lambda told: {"status": "dancing"},
+    Lie.OLDER: lambda told: {"generation": max(0, told["generation"] - 1)},
+    Lie.NEWER: lambda told: {"generation": told["generation"] + 3},
+    Lie.ENORMOUS: lambda told: {"generation": 2**53},
+    Lie.FAULTED: lambda told: {"status": "faulted", "reason": "WorkerCrash", "message": "a lie"},
+    Lie.COMPLETED: lambda told: {"status": "completed"},
+    Lie.STOPPED: lambda told: {"status": "ready"},
+    Lie.DRAINED: lambda told: {"status": "ready", "drained": True, "reason": "Drained"},
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -11,6 +12,7 @@ from random import Random
 from typing import Any
 
 from tests.sim.agents import SimAgent
+from tests.sim.events import Make
 from tests.sim.invariants import JOB_NAME, Watchman
 from tests.sim.kernel import EPOCH, Kernel, Script, stamp
 from tests.sim.training import Training
@@ -22,6 +24,7 @@ NAMESPACE = "team"
 NOT_READY_AFTER_S = 45.0
 EVICTION_AFTER_S = 300.0
 CALL_LIMIT_S = 10.0
+KEPT_EVENTS = 25
 
 Body = dict[str, Any]
 Watcher = Callable[[str, str, Body], None]
@@ -35,9 +38,41 @@ class ApiFailure(Exception):
         self.status = status
 
 
+class Watch:
+    """What one client was told and is to be told, in order for each kind of object."""
+
+    def __init__(self, kernel: Kernel, watcher: Watcher) -> None:
+        self._kernel = kernel
+        self._watcher = watcher
+        self._delivered_at: dict[str, float] = {}
+        self._kept: deque[tuple[str, str, Body]] = deque(maxlen=KEPT_EVENTS)
+        self.is_open = True
+
+    def tell(self, kind: str, change: str, body: Body, lag_s: float) -> None:
+        """Deliver an event after a while, behind those that are on their way."""
+        self._kept.append((kind, change, body))
+        at = max(self._delivered_at.get(kind, 0.0), self._kernel.now + lag_s)
+        self._delivered_at[kind] = at
+        self._kernel.at(at, lambda: self._deliver(kind, change, body))
+
+    def repeat(self) -> int:
+        """A stream that begins anew a little earlier tells the last events once more; gives how many."""
+        for event in (kept := list(self._kept)):
+            self.tell(*event, lag_s=0.01)
+        return len(kept)
+
+    def _deliver(self, kind: str, change: str, body: Body) -> None:
+        if self.is_open:
+            self._watcher(kind, change, body)
+
+
 @dataclass(slots=True)
 class SimNode:
-    """A machine. until: virtual times; frozen, cut and hidden end by themselves."""
+    """A machine. until: virtual times; what lasts until then ends by itself.
+
+    frozen: all stands still. cut: nobody can reach it. hidden, deaf, mute: only the operator cannot; deaf: its calls do not
+    arrive, mute: their answers and all states do not.
+    """
 
     name: str
     powered: bool = True
@@ -48,6 +83,8 @@ class SimNode:
     frozen_until: float = 0.0
     cut_until: float = 0.0
     hidden_until: float = 0.0
+    deaf_until: float = 0.0
+    mute_until: float = 0.0
     sick_until: float = 0.0
     silent_since: float | None = None
     version: int = 0
@@ -131,19 +168,22 @@ class SimPod:
         node, now = self.node, self._cluster.kernel.now
         return node is not None and node.powered and node.frozen_until <= now and node.cut_until <= now
 
-    def reachable(self) -> bool:
-        """Whether the operator's call would arrive at an agent."""
-        node = self.node
-        return (
-            self.agent is not None
-            and self.agent.alive
-            and self.node_runs()
-            and node is not None
-            and node.hidden_until <= self._cluster.kernel.now
-        )
+    def hears(self) -> bool:
+        """Whether the operator's calls arrive at its agent."""
+        node, now = self.node, self._cluster.kernel.now
+        return self._is_open() and node is not None and max(node.hidden_until, node.deaf_until) <= now
+
+    def answers(self) -> bool:
+        """Whether answers of its agent arrive at the operator."""
+        node, now = self.node, self._cluster.kernel.now
+        return self._is_open() and node is not None and max(node.hidden_until, node.mute_until) <= now
+
+    def _is_open(self) -> bool:
+        return self.agent is not None and self.agent.alive and self.node_runs() and not self.agent.hangs()
 
     def agent_changed(self) -> None:
-        self._cluster.on_agent_change(self)
+        for follower in list(self._cluster.followers):
+            follower(self)
 
     def container_exits(self, code: int = 0) -> None:
         """The container's process is gone; its kubelet reports that."""
@@ -180,59 +220,78 @@ class Cluster:
         self.job: SimJob | None = SimJob(spec)
         self.pods: dict[str, SimPod] = {}
         self.nodes: dict[str, SimNode] = {}
-        self.agents_are_ours = True
+        self.make = Make.OURS
+        self.met = watchman.met
+        self.spells: dict[str, float] = {}
+        """Until when each trouble of the API server and of the calls goes on."""
+        self.clock_offset_s = 0.0
         self.writes = 0
         self.last_write = ""
         self.may_be_late = not training.heeds_events
         """Whether a pod may be killed at the end of its grace: scripts that ignore events, an operator that is away."""
-        self.down_until = self.lossy_until = self.refusing_until = self.slow_until = self.gap_until = 0.0
-        self.calls_lossy_until = 0.0
-        self.on_agent_change: Callable[[SimPod], None] = lambda pod: None
+        self.followers: list[Callable[[SimPod], None]] = []
+        """Who hears of changes of agents: the operators that live."""
         self._agents: list[SimAgent] = []
         self._versions = 1
         self._uids = 0
-        self._watcher: Watcher | None = None
-        self._delivered_at: dict[str, float] = {}
-        self._epoch = 0
+        self._watches: list[Watch] = []
         kernel.spawn(self._node_controller())
+
+    def goes_on(self, trouble: str) -> bool:
+        """Whether a trouble is under way."""
+        return self.kernel.now < self.spells.get(trouble, 0.0)
 
     def utc(self, at: float) -> datetime:
         return EPOCH + timedelta(seconds=at)
 
     # -- watches
 
-    def watch(self, watcher: Watcher | None) -> None:
-        """Begin to tell somebody about everything, as a client that lists and then watches; None ends it."""
-        self._watcher = watcher
-        self._epoch += 1
-        if watcher is None:
-            return
-        self._delivered_at = {}
+    def watch(self, watcher: Watcher) -> Watch:
+        """Begin to tell somebody about everything, as a client that lists and then watches."""
+        watch = Watch(self.kernel, watcher)
+        self._watches.append(watch)
         for node in self.nodes.values():
             watcher("node", "ADDED", node.body())
-        if self.job is not None:
-            self._send("job", "ADDED", self.job_body())
-        for pod in self.pods.values():
-            self._send("pod", "ADDED", pod.body())
+        self._tell_all(watch)
+        return watch
 
-    def relist_pods(self) -> None:
-        """After a broken watch: what is there is told again, what went meanwhile is not."""
+    def unwatch(self, watch: Watch) -> None:
+        """End a watch."""
+        watch.is_open = False
+        self._watches.remove(watch)
+
+    def relist(self) -> None:
+        """The version from which a broken watch wants to go on is gone (410): what is there is told, what went is not."""
+        self.met["API: 410"] += len(self._watches)
+        for watch in self._watches:
+            for node in self.nodes.values():
+                watch.tell("node", "ADDED", node.body(), 0.05)
+            self._tell_all(watch)
+
+    def repeat_events(self) -> int:
+        """Every watch is told its last events once more."""
+        told = sum(watch.repeat() for watch in self._watches)
+        self.met["watch: repeated"] += told
+        return told
+
+    def _tell_all(self, watch: Watch) -> None:
+        if self.job is not None:
+            watch.tell("job", "ADDED", self.job_body(), self._lag_s())
         for pod in self.pods.values():
-            self._send("pod", "MODIFIED", pod.body())
+            watch.tell("pod", "ADDED", pod.body(), self._lag_s())
 
     def _send(self, kind: str, change: str, body: Body) -> None:
-        if self._watcher is None or (kind == "pod" and self.kernel.now < self.gap_until):
-            return
-        lag = self.rng.uniform(1.0, 8.0) if self.kernel.now < self.slow_until else self.rng.uniform(0.005, 0.1)
-        at = max(self._delivered_at.get(kind, 0.0), self.kernel.now + lag)
-        self._delivered_at[kind] = at
-        epoch = self._epoch
+        for watch in self._watches:
+            if self.goes_on("broken_watch"):
+                self.met[f"watch: lost {kind} {change}"] += 1
+            else:
+                watch.tell(kind, change, body, self._lag_s())
 
-        def deliver() -> None:
-            if self._watcher is not None and self._epoch == epoch:
-                self._watcher(kind, change, body)
-
-        self.kernel.at(at, deliver)
+    def _lag_s(self) -> float:
+        if not self.goes_on("slow_watch"):
+            return self.rng.uniform(0.005, 0.1)
+        self.met["watch: late"] += 1
+        return self.rng.uniform(1.0, 8.0)
 
     def _bump(self) -> int:
         self._versions += 1
@@ -243,15 +302,26 @@ class Cluster:
     def call(self, effect: Callable[[], Any], *, writes: bool = True) -> Generator[float, None, Any]:
         """Carry out a call."""
         yield self.rng.uniform(0.002, 0.02)
-        if self.kernel.now < self.down_until:
-            raise ApiFailure(0, "connection refused")
+        if self.goes_on("api_down"):
+            raise self._failed("API: not there", 0, "connection refused")
+        if self.goes_on("api_throttles") and self.rng.random() < 0.5:
+            raise self._failed("API: 429", 429, "too many requests")
+        if self.goes_on("api_fails") and self.rng.random() < 0.3:
+            raise self._failed("API: 5xx", self.rng.choice((500, 503)), "the server cannot handle the request")
+        if self.goes_on("busy_job") and writes and self.rng.random() < 0.5:
+            self.edit_job(lambda spec: None)  # somebody else was quicker
         self.writes += writes
         answer = effect()
-        if self.kernel.now < self.lossy_until and self.rng.random() < 0.3:
+        lost = "API: answer lost" if self.goes_on("api_loses_answers") else "API: 5xx after the effect"
+        if (self.goes_on("api_loses_answers") or self.goes_on("api_fails")) and self.rng.random() < 0.3:
             yield CALL_LIMIT_S / 10
-            raise ApiFailure(0, "the answer was lost")
+            raise self._failed(f"{lost} of a {'write' if writes else 'read'}", 504, "the answer was lost")
         yield self.rng.uniform(0.002, 0.02)
         return answer
+
+    def _failed(self, what: str, status: int, message: str) -> ApiFailure:
+        self.met[what] += 1
+        return ApiFailure(status, message)
 
     def job_body(self) -> Body:
         job = self._the_job()
@@ -267,7 +337,9 @@ class Cluster:
     def patch_metadata(self, version: str, metadata: Mapping[str, Any]) -> Body:
         job = self._the_job()
         if str(job.version) != version:
-            raise ApiFailure(409, "the object has been modified")
+            raise self._failed("API: 409 of the record", 409, "the object has been modified")
+        if not metadata:
+            return self.job_body()  # nothing changes, not even the version
         self.last_write = f"metadata {dict(metadata)}"
         annotations = {**job.annotations, **metadata.get("annotations", {})}
         # What was placed just now need not be known to the operator, and is as good as new.
@@ -291,10 +363,10 @@ class Cluster:
 
     def create_pod(self, manifest: Mapping[str, Any]) -> Body:
         name = manifest["metadata"]["name"]
-        if self.kernel.now < self.refusing_until:
-            raise ApiFailure(403, "exceeded quota: team")
+        if self.goes_on("creates_refused"):
+            raise self._failed("API: 403 of a pod", 403, "exceeded quota: team")
         if any(pod.name == name for pod in self.pods.values()):
-            raise ApiFailure(409, f"pods {name} already exists")
+            raise self._failed("API: 409 of a pod", 409, f"pods {name} already exists")
         self._uids += 1
         pod = SimPod(self, manifest, f"pod-{self._uids}")
         if self.job is not None:
@@ -462,7 +534,7 @@ class Cluster:
         if pod.ended:
             return
         pod.phase, pod.ip = "Running", f"10.0.0.{pod.uid.rpartition('-')[2]}"
-        pod.agent = SimAgent(self.kernel, self.rng, self.training, pod, is_ours=self.agents_are_ours)
+        pod.agent = SimAgent(self.kernel, self.rng, self.training, pod, self.make)
         self._agents.append(pod.agent)
         self._pod_changed(pod)
         yield self.rng.uniform(0.05, 0.5)
@@ -516,6 +588,10 @@ class Cluster:
         if pod.exit_code is None:
             pod.exit_code = 137
         self.kernel.spawn(self.report_end(pod))
+
+    def agents(self) -> list[SimAgent]:
+        """Give the agents that run."""
+        return [agent for agent in self._agents if agent.alive]
 
     def on_node(self, node: SimNode) -> list[SimPod]:
         """Give the pods of a node."""

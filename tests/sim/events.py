@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Make(Enum):
+    """What kind of agents a job has."""
+
+    OURS = "ours"
+    IN_PROCESS = "ours, with workers that outlive faults"
+    FOREIGN = "of another make"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
-from tests.sim.agents import Crash
+from tests.sim.agents import Crash, Lie, SimAgent
 from tests.sim.cluster import Body, SimNode, SimPod
-from tests.sim.events import Event
+from tests.sim.events import Event, Make
 from tests.sim.kernel import Script
 
 from elastipod_operator.api import JobSpec
-from elastipod_operator.core.names import ANNOTATION_DRAIN_ON_DELETE
+from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_DRAIN_ON_DELETE
 from elastipod_operator.core.sizes import SizeError, Sizes
 from elastipod_operator.kube.translate import policy_of
 
@@ -23,24 +24,46 @@ if TYPE_CHECKING:
 
 # What keeps the operator from seeing or acting in time.
 HINDRANCES = {
+    *("api_down", "api_loses_answers", "api_throttles", "api_fails", "busy_job", "lossy_calls"),
+    *("slow_watch", "broken_watch", "repeated_watch"),
     *(
-        "api_down",
-        "api_loses_answers",
-        "slow_watch",
-        "broken_watch",
-        "lossy_calls",
         "operator_dies",
         "operator_dies_soon",
+        "operator_dies_after",
+        "operator_stands_still",
+        "second_operator",
+        "clock_jumps",
     ),
-    *("hide_node", "hide_all"),
+    *("hide_node", "hide_all", "deafen_node", "mute_node", "agent_hangs", "agent_lags", "agent_lies"),
 }
 # What may keep a pod from being drained before it is killed.
 DELAYS = HINDRANCES | {"freeze_node", "cut_node", "kill_node", "delete_node"}
+# Calls without a generation are not fenced: what comes late or from somebody else does harm there.
+UNFENCED = {
+    *("lossy_calls", "wipe_record", "wipe_state", "stop_from_outside", "operator_stands_still", "second_operator"),
+    *("deafen_node", "mute_node", "agent_lags", "agent_lies"),
+}
+JUMPS_S = (-3600.0, -240.0, -20.0, 20.0, 240.0, 3600.0)
+EDITS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
+    ("elasticPolicy", "scalingTimeoutInSeconds", (0, 5, 40)),
+    ("elasticPolicy", "gracefulShutdownTimeoutInSeconds", (40, 120)),
+    ("elasticPolicy", "faultyScaleDownTimeoutInSeconds", (5, 40)),
+    ("runPolicy", "cleanPodPolicy", ("All", "None", "Running", "OnlyComplete")),
+    ("runPolicy", "restartPolicy", ({"scaleUpSnoozeTimeInSeconds": 60}, {"maxNumRepeatOffendersToAvoid": 1})),
+    ("runPolicy", "ttlSecondsAfterFinished", (20, 0)),
+    ("elastipod", "payback", ("Off", "Auto")),
+    ("elastipod", "minStableSeconds", (0, 30)),
+)
 
 # A power loss shows at last when its node is found not ready; a slow watch adds to it.
 AFTERMATH_S = 600.0
 
 Fault = Callable[["Play", "Event"], str]
+"""Does it; gives what happened in words, nothing when it hit nobody."""
+
+REASONS = ("WorkerCrash", "WorkerCrash", "WorkerUnhealthy", "LogHang_loss", "LogSlow_speed", "LogFault_xid")
+MODES = ("", "local_process_level_restart", "process_level_restart", "job_level_restart")
+MANY = 1000
 
 
 def sizes(spec: Body) -> Sizes:
@@ -56,14 +79,11 @@ def draw(rng: Random, until: float) -> Event:
     )
 
 
-# Calls without a generation are not fenced: what comes late or from somebody else does harm there.
-UNFENCED = {"lossy_calls", "wipe_record", "wipe_state", "stop_from_outside"}
-
-
 def befall(play: Play, event: Event) -> None:
     """Let an event happen."""
     play.cluster.may_be_late |= event.what in DELAYS
     happened = FAULTS[event.what][1](play, event)
+    play.watchman.met[event.what] += bool(happened)
     play.say(f"** {event.what}: {happened or 'hits nobody'}")
 
 
@@ -71,27 +91,27 @@ def heal(play: Play) -> None:
     """End everything that goes on, and see to it that the job can run."""
     cluster = play.cluster
     play.is_healed = True
-    cluster.down_until = cluster.lossy_until = cluster.refusing_until = cluster.slow_until = cluster.gap_until = 0.0
-    cluster.calls_lossy_until = 0.0
+    cluster.spells.clear()
+    cluster.clock_offset_s = 0.0
     for node in cluster.nodes.values():
-        node.frozen_until = node.cut_until = node.hidden_until = node.sick_until = 0.0
+        node.frozen_until = node.cut_until = node.hidden_until = node.deaf_until = node.mute_until = node.sick_until = (
+            0.0
+        )
         if node.tainted or node.cordoned:
             node.tainted = node.cordoned = False
             cluster.node_changed(node)
+    for agent in cluster.agents():
+        agent.hangs_until = agent.lags_until = agent.lies_until = 0.0
     if play.shell is not None:
         play.shell.die_after = None
     play.start_operator()
+    mend_spec(play)
     if cluster.job is None:
         return
     if cluster.job.spec["runPolicy"].get("suspend"):
         cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=False))
     play.kernel.run(play.kernel.now + 10.0)
-    if cluster.job is None:
-        return
-    # Room for half an increment is taken and given back for ever: that is another story (test_gangs).
-    wanted = sizes(cluster.job.spec)
-    whole = {*wanted.allowed, *range(wanted.maximum, 100)}
-    while not {play.capacity(), play.capacity(avoiding=False)} <= whole:  # nodes are not avoided for ever
+    while cluster.job is not None and play.capacity() < sizes(cluster.job.spec).minimum:
         cluster.add_node()
 
 
@@ -115,12 +135,76 @@ def _touch(play: Play, pod: SimPod, event: Event) -> None:
 
 def crash_worker(play: Play, event: Event) -> str:
     pod = _pod(play, event, training=True)
-    if pod is None or pod.agent is None:
-        return ""
+    return _crash(play, pod, event) if pod is not None else ""
+
+
+def _crash(play: Play, pod: SimPod, event: Event) -> str:
+    agent = pod.agent
+    assert agent is not None
+    reason, asks = REASONS[event.number % len(REASONS)], ""
+    if agent.make is Make.IN_PROCESS:
+        asks = MODES[event.number // 7 % len(MODES)]
+        _note_what_is_asked(play, agent, asks)
     _touch(play, pod, event)
     play.watchman.worker_faults += 1
-    pod.agent.crash(Crash(1, None, "Traceback ...\nValueError: boom"))
-    return pod.name
+    play.watchman.met[f"crash: {reason}"] += 1
+    agent.crash(Crash(1, None, "Traceback ...\nValueError: boom", reason, asks))
+    return f"{pod.name} {reason} {asks}"
+
+
+def _note_what_is_asked(play: Play, agent: SimAgent, asks: str) -> None:
+    """Where nothing but this fault disturbs a generation, everybody must hear that its workers ask for new processes."""
+    play.watchman.met[f"asks for {asks or 'nothing'}"] += 1
+    play.watchman.asked_for_pods += asks == "job_level_restart"
+    run, record = play.training.runs.get(agent.generation), play.watchman.record
+    is_alone = run is not None and not run.spoiled and record.transition is None and record.settled_at is not None
+    if asks == "process_level_restart" and is_alone and not any(e.what in DELAYS for e in play.story.events):
+        play.watchman.asked_for_processes(agent.generation)
+
+
+def take_master_port(play: Play, event: Event) -> str:
+    """Somebody else has the port that rank 0 is to open: no fault of the workers, whoever fails over it."""
+    run = max(play.training.runs.values(), key=lambda r: r.generation, default=None)
+    agent = run.members.get(0) if run is not None else None
+    if agent is None or not agent.works(agent.generation):
+        return ""
+    _touch(play, agent.pod, event)
+    play.watchman.worker_faults += agent.make is Make.FOREIGN  # who does not say what it was
+    agent.crash(Crash(1, None, "EADDRINUSE: master port 10010 is in use on this host", "WorkerFault"))
+    return agent.pod.name
+
+
+def agent_hangs(play: Play, event: Event) -> str:
+    """The agent's process stands still; its workers go on."""
+    pod = _pod(play, event)
+    if pod is None or pod.agent is None:
+        return ""
+    pod.agent.hangs_until = play.kernel.now + event.seconds
+    play.watchman.hidden(pod.name, pod.agent.hangs_until + AFTERMATH_S)
+    return f"{pod.name} for {event.seconds:g} s"
+
+
+def agent_lags(play: Play, event: Event) -> str:
+    """What the agent says arrives seconds later."""
+    pod = _pod(play, event)
+    if pod is None or pod.agent is None:
+        return ""
+    pod.agent.lags_until, pod.agent.lag_s = play.kernel.now + event.seconds, float(event.number % 9)
+    play.watchman.hidden(pod.name, pod.agent.lags_until + AFTERMATH_S)
+    return f"{pod.name} by {pod.agent.lag_s:g} s for {event.seconds:g} s"
+
+
+def agent_lies(play: Play, event: Event) -> str:
+    pod = _pod(play, event)
+    if pod is None or pod.agent is None:
+        return ""
+    lie = tuple(Lie)[event.number // 7 % len(Lie)]
+    _touch(play, pod, event)
+    play.watchman.worker_faults += MANY  # each word of it may be believed
+    play.watchman.is_lied_to |= lie in (Lie.NEWER, Lie.ENORMOUS)
+    pod.agent.lie, pod.agent.lies_until = lie, play.kernel.now + event.seconds
+    pod.agent_changed()
+    return f"{pod.name} {lie.value} for {event.seconds:g} s"
 
 
 def crash_again_and_again(play: Play, event: Event) -> str:
@@ -128,9 +212,11 @@ def crash_again_and_again(play: Play, event: Event) -> str:
     node = _node(play, event)
     if node is None:
         return ""
-    for nth in range(2 + event.number % 4):
-        play.kernel.after(nth * event.seconds, lambda: _crash_on(play, node, event))
-    return f"{node.name}, {2 + event.number % 4} times, every {event.seconds:g} s"
+    times = 2 + event.number % 4
+    for nth in range(times):
+        one = replace(event, number=event.number + 7 * nth)
+        play.kernel.after(nth * event.seconds, lambda one=one: _crash_on(play, node, one))
+    return f"{node.name}, {times} times, every {event.seconds:g} s"
 
 
 def _crash_on(play: Play, node: SimNode, event: Event) -> None:
@@ -138,10 +224,7 @@ def _crash_on(play: Play, node: SimNode, event: Event) -> None:
         return
     for pod in play.cluster.on_node(node):
         if pod.agent is not None and pod.agent.works(pod.agent.generation):
-            _touch(play, pod, event)
-            play.watchman.worker_faults += 1
-            pod.agent.crash(Crash(1, None, "Traceback ...\nRuntimeError: CUDA error"))
-            play.say(f"** crash on {node.name}: {pod.name}")
+            play.say(f"** crash on {node.name}: {_crash(play, pod, event)}")
 
 
 def kill_container(play: Play, event: Event) -> str:
@@ -228,42 +311,34 @@ def delete_node(play: Play, event: Event) -> str:
     return node.name
 
 
-def freeze_node(play: Play, event: Event) -> str:
-    node = _node(play, event)
-    if node is None:
-        return ""
-    _touch_node(play, node, event)
-    node.frozen_until = play.kernel.now + event.seconds
-    return f"{node.name} for {event.seconds:g} s"
+def _node_spell(attribute: str, *, is_fault: bool) -> Fault:
+    """Give a trouble that lasts for some seconds on one node. is_fault: its workers notice; else only the operator does."""
+
+    def fault(play: Play, event: Event) -> str:
+        node = _node(play, event)
+        if node is None:
+            return ""
+        until = play.kernel.now + event.seconds
+        if is_fault:
+            _touch_node(play, node, event)
+        else:
+            _hide(play, node, until)
+        setattr(node, attribute, until)
+        return f"{node.name} for {event.seconds:g} s"
+
+    return fault
 
 
-def cut_node(play: Play, event: Event) -> str:
-    node = _node(play, event)
-    if node is None:
-        return ""
-    _touch_node(play, node, event)
-    node.cut_until = play.kernel.now + event.seconds
-    return f"{node.name} for {event.seconds:g} s"
-
-
-def _hide(play: Play, node: SimNode, event: Event) -> None:
-    node.hidden_until = play.kernel.now + event.seconds
+def _hide(play: Play, node: SimNode, until: float) -> None:
     for pod in play.cluster.on_node(node):
-        play.watchman.hidden(pod.name, node.hidden_until + AFTERMATH_S)
-
-
-def hide_node(play: Play, event: Event) -> str:
-    """Only the operator cannot reach it: training goes on and must not be disturbed."""
-    node = _node(play, event)
-    if node is None:
-        return ""
-    _hide(play, node, event)
-    return f"{node.name} for {event.seconds:g} s"
+        play.watchman.hidden(pod.name, until + AFTERMATH_S)
 
 
 def hide_all(play: Play, event: Event) -> str:
+    """The operator reaches nobody: training goes on and must not be disturbed."""
     for node in play.cluster.nodes.values():
-        _hide(play, node, event)
+        node.hidden_until = play.kernel.now + event.seconds
+        _hide(play, node, node.hidden_until)
     return f"all for {event.seconds:g} s"
 
 
@@ -308,46 +383,60 @@ def mark_out_of_service(play: Play, event: Event) -> str:
     return node.name
 
 
-def sicken_node(play: Play, event: Event) -> str:
-    node = _node(play, event)
-    if node is None:
-        return ""
-    node.sick_until = play.kernel.now + event.seconds
-    return f"containers end at once on {node.name} for {event.seconds:g} s"
-
-
 # ---- API server, watches, calls, the operator
 
 
-def api_down(play: Play, event: Event) -> str:
-    play.cluster.down_until = play.kernel.now + event.seconds
-    return f"{event.seconds:g} s"
+def _spell(name: str) -> Fault:
+    """Give a trouble of the API server or of calls that lasts for some seconds (Cluster.goes_on)."""
 
+    def fault(play: Play, event: Event) -> str:
+        play.cluster.spells[name] = play.kernel.now + event.seconds
+        return f"{event.seconds:g} s"
 
-def api_loses_answers(play: Play, event: Event) -> str:
-    play.cluster.lossy_until = play.kernel.now + event.seconds
-    return f"{event.seconds:g} s"
-
-
-def creates_refused(play: Play, event: Event) -> str:
-    play.cluster.refusing_until = play.kernel.now + event.seconds
-    return f"{event.seconds:g} s"
-
-
-def slow_watch(play: Play, event: Event) -> str:
-    play.cluster.slow_until = play.kernel.now + event.seconds
-    return f"{event.seconds:g} s"
+    return fault
 
 
 def broken_watch(play: Play, event: Event) -> str:
-    play.cluster.gap_until = play.kernel.now + event.seconds
-    play.kernel.after(event.seconds + 0.1, play.cluster.relist_pods)
+    """Nothing is told for a while; then the version to go on from is gone."""
+    play.cluster.spells["broken_watch"] = play.kernel.now + event.seconds
+    play.kernel.after(event.seconds + 0.1, play.cluster.relist)
     return f"{event.seconds:g} s"
 
 
-def lossy_calls(play: Play, event: Event) -> str:
-    play.cluster.calls_lossy_until = play.kernel.now + event.seconds
-    return f"{event.seconds:g} s"
+def repeated_watch(play: Play, event: Event) -> str:
+    return f"{told} events" if (told := play.cluster.repeat_events()) else ""
+
+
+def clock_jumps(play: Play, event: Event) -> str:
+    """The clock of the operator's machine is set; with an odd number the operator dies then, and begins with it."""
+    play.watchman.has_true_time = False
+    play.cluster.clock_offset_s += (jump := JUMPS_S[event.number // 2 % len(JUMPS_S)])
+    if event.number % 2 and play.shell is not None:
+        play.shell.die()
+        play.start_operator()
+    return f"{jump:+g} s"
+
+
+def second_operator(play: Play, event: Event) -> str:
+    """Two operators act at once, each with watches of its own."""
+    other = play.another_operator()
+    play.kernel.after(event.seconds, other.die)
+    return f"for {event.seconds:g} s"
+
+
+def operator_stands_still(play: Play, event: Event) -> str:
+    """The process stops in the middle of what it does; another one takes over; then the first goes on where it was.
+
+    Until it looks at its lease, which is soon.
+    """
+    old = play.shell
+    if old is None or not old.alive:
+        return ""
+    old.held_until = play.kernel.now + event.seconds
+    play.shell = None
+    play.kernel.after(min(event.seconds, 15.0) / 2, play.start_operator)
+    play.kernel.after(event.seconds + 1.5, old.die)
+    return f"for {event.seconds:g} s"
 
 
 def operator_dies(play: Play, event: Event) -> str:
@@ -358,12 +447,17 @@ def operator_dies(play: Play, event: Event) -> str:
 
 
 def operator_dies_soon(play: Play, event: Event) -> str:
-    if play.shell is None or not play.shell.alive:
-        return ""
+    return operator_dies_after(play, replace(event, number=event.number % 7))
+
+
+def operator_dies_after(play: Play, event: Event) -> str:
+    """It dies after so many more calls; told stories name each of them."""
     shell = play.shell
-    shell.die_after = event.number % 7
+    if shell is None or not shell.alive:
+        return ""
+    shell.die_after = event.number
     play.kernel.spawn(_reborn(play, shell, event.seconds))
-    return f"after {event.number % 7} more calls"
+    return f"after {event.number} more calls"
 
 
 def _reborn(play: Play, shell: Shell, seconds: float) -> Script:
@@ -374,6 +468,33 @@ def _reborn(play: Play, shell: Shell, seconds: float) -> Script:
 
 
 # ---- the user
+
+
+def edit_times(play: Play, event: Event) -> str:
+    """Time-outs, budgets and policies that act at once."""
+    where, field, values = EDITS[event.number % len(EDITS)]
+    value = values[event.number // len(EDITS) % len(values)]
+    if play.cluster.job is None or where not in play.cluster.job.spec:
+        return ""
+    play.cluster.edit_job(lambda spec: spec[where].update({field: value}))
+    return f"{where}.{field} = {value}"
+
+
+def break_spec(play: Play, event: Event) -> str:
+    """An edit that cannot be used, mended later."""
+    if play.cluster.job is None or play.is_spec_broken or ANNOTATION_APPLIED not in play.cluster.job.annotations:
+        return ""
+    play.is_spec_broken = True
+    play.cluster.edit_job(lambda spec: spec["replicaSpecs"][0].update(name="other"))
+    play.kernel.after(event.seconds, lambda: mend_spec(play))
+    return f"replicaSpecs are renamed for {event.seconds:g} s"
+
+
+def mend_spec(play: Play) -> None:
+    """Take a broken edit back."""
+    if play.is_spec_broken:
+        play.is_spec_broken = False
+        play.cluster.edit_job(lambda spec: spec["replicaSpecs"][0].update(name=play.story.specs[0]["name"]))
 
 
 def scale(play: Play, event: Event) -> str:
@@ -389,7 +510,7 @@ def scale(play: Play, event: Event) -> str:
 
 def set_bounds(play: Play, event: Event) -> str:
     job = play.cluster.job
-    if job is None:
+    if job is None or "elasticPolicy" not in job.spec:
         return ""
     low, high = 1 + event.number % 3, 1 + event.number % 3 + event.number // 3 % 3
     wish = {**job.spec, "elasticPolicy": {**job.spec["elasticPolicy"], "minReplicas": low, "maxReplicas": high}}
@@ -419,8 +540,8 @@ def touch_job(play: Play, event: Event) -> str:
 
 def wipe_record(play: Play, event: Event) -> str:
     known = max((p.agent.generation for p in play.cluster.pods.values() if p.agent and p.agent.alive), default=0)
-    if known < play.watchman.record.generation or not known:
-        return ""  # nobody is left who could tell the generation
+    if known < play.watchman.record.generation or not known or play.is_spec_broken:
+        return ""  # nobody is left who could tell the generation, or which spec the pods are of
     for run in play.training.runs.values():
         run.spoiled.add(event.what)
     play.cluster.wipe_record(leaves_history=False)
@@ -461,41 +582,57 @@ def delete_job(play: Play, event: Event) -> str:
 
 
 FAULTS: dict[str, tuple[float, Fault]] = {
-    "crash_worker": (8, crash_worker),
+    "crash_worker": (10, crash_worker),
     "crash_again_and_again": (6, crash_again_and_again),
+    "take_master_port": (2, take_master_port),
     "kill_container": (4, kill_container),
     "delete_pod": (5, delete_pod),
     "force_delete_pod": (3, force_delete_pod),
+    "stop_from_outside": (2, stop_from_outside),
+    "agent_hangs": (3, agent_hangs),
+    "agent_lags": (3, agent_lags),
+    "agent_lies": (6, agent_lies),
     "add_node": (6, add_node),
     "kill_node": (4, kill_node),
-    "return_node": (3, return_node),
+    "return_node": (4, return_node),
     "delete_node": (2, delete_node),
-    "freeze_node": (4, freeze_node),
-    "cut_node": (3, cut_node),
-    "hide_node": (4, hide_node),
-    "hide_all": (2, hide_all),
+    "mark_out_of_service": (2, mark_out_of_service),
     "cordon_node": (2, cordon_node),
     "drain_node": (6, drain_node),
     "taint_node": (4, taint_node),
-    "sicken_node": (3, sicken_node),
-    "api_down": (3, api_down),
-    "api_loses_answers": (3, api_loses_answers),
-    "creates_refused": (2, creates_refused),
-    "slow_watch": (3, slow_watch),
-    "broken_watch": (2, broken_watch),
-    "lossy_calls": (4, lossy_calls),
+    "freeze_node": (4, _node_spell("frozen_until", is_fault=True)),
+    "cut_node": (3, _node_spell("cut_until", is_fault=True)),
+    "sicken_node": (3, _node_spell("sick_until", is_fault=False)),
+    "hide_node": (4, _node_spell("hidden_until", is_fault=False)),
+    "deafen_node": (3, _node_spell("deaf_until", is_fault=False)),
+    "mute_node": (3, _node_spell("mute_until", is_fault=False)),
+    "hide_all": (2, hide_all),
+    "api_down": (3, _spell("api_down")),
+    "api_loses_answers": (3, _spell("api_loses_answers")),
+    "api_throttles": (2, _spell("api_throttles")),
+    "api_fails": (3, _spell("api_fails")),
+    "busy_job": (2, _spell("busy_job")),
+    "creates_refused": (3, _spell("creates_refused")),
+    "slow_watch": (3, _spell("slow_watch")),
+    "broken_watch": (5, broken_watch),
+    "repeated_watch": (2, repeated_watch),
+    "lossy_calls": (4, _spell("lossy_calls")),
     "operator_dies": (4, operator_dies),
     "operator_dies_soon": (5, operator_dies_soon),
-    "scale": (5, scale),
+    "operator_dies_after": (1, operator_dies_after),
+    "operator_stands_still": (4, operator_stands_still),
+    "second_operator": (3, second_operator),
+    "clock_jumps": (3, clock_jumps),
+    "scale": (8, scale),
     "set_bounds": (3, set_bounds),
     "suspend": (3, suspend),
     "touch_job": (3, touch_job),
+    "edit_times": (4, edit_times),
+    "edit_template": (1, edit_template),
+    "break_spec": (1, break_spec),
     "wipe_record": (0.5, wipe_record),
     "wipe_state": (0.7, wipe_state),
-    "edit_template": (1, edit_template),
     "delete_job": (1, delete_job),
     "drain_and_delete_job": (1, drain_and_delete_job),
-    "stop_from_outside": (2, stop_from_outside),
-    "mark_out_of_service": (2, mark_out_of_service),
 }
 """Weight and deed of each fault."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.events import Make
 from tests.sim.kernel import EPOCH
 
 from elastipod_operator.api import JobSpec
@@ -50,7 +52,19 @@ class Watchman:
         self._given_up: set[str] = set()
         self._touched: dict[str, float] = {}
         self._hidden: dict[str, float] = {}
+        self._trained: set[str] = set()
+        self._unwanted: set[str] = set()
+        self._asked_for_processes: set[int] = set()
+        self.has_true_time = True
+        """Whether the operator's clock was never set."""
+        self.are_names_known = True
+        """Whether nobody took the record away that knows which names pods had."""
+        self.is_lied_to = False
+        """Whether an agent claimed a generation that is not its own: it is stopped by the name that it gives."""
+        self.met: Counter[str] = Counter()
+        """What really happened, and how often: of a fault that was drawn but hit nobody there is no word here."""
         self.worker_faults = 0
+        self.asked_for_pods = 0
         self.record = Record()
 
     def touched(self, pod: str, until: float) -> None:
@@ -70,6 +84,7 @@ class Watchman:
         with_spec: also the one that tells from which spec the pods were made.
         """
         self._knows_spec &= not with_spec
+        self.are_names_known = False
         self._excused += 1
         self.record = Record()
 
@@ -89,7 +104,8 @@ class Watchman:
         self.record = new
         if len(after[ANNOTATION_STATE]) > MAX_BYTES:
             raise Violation(f"the record takes {len(after[ANNOTATION_STATE])} bytes")
-        _balanced(new, now)
+        if self.has_true_time:
+            _balanced(new, now)
         if old is None:
             return
         if new.generation < old.generation:
@@ -102,7 +118,7 @@ class Watchman:
             self._restarted(old, new, training, now)
         self._counted(old, new, policy_of(JobSpec.model_validate(spec)), now, bound)
         if new.outcome == "Failed" and old.outcome != "Failed":
-            self._failed(new, spec)
+            self._failed(old, new, spec, now)
 
     def _allocated(self, old: Record, new: Record, spec: Any, history: tuple[HistoryEntry, ...]) -> None:
         known = self._members.get(new.generation)
@@ -124,6 +140,16 @@ class Watchman:
                 raise Violation(
                     f"{number} pods of {shape.name} train; its limit is {shape.limit}, the others are spares"
                 )
+        self._noted(old, new)
+        is_first = new.generation == 1 and old.transition is not None and old.transition.kind is Kind.START
+        if (
+            is_first
+            and old.transition is not None
+            and len(new.members) > max(old.transition.goal, policy.sizes.minimum)
+        ):
+            raise Violation(
+                f"the job starts with {len(new.members)} replicas, though it asks for {old.transition.goal} at first"
+            )
         allowed = policy.sizes.allowed
         if len(new.members) not in allowed:
             raise Violation(f"generation {new.generation} has {len(new.members)} members; allowed: {allowed}")
@@ -136,29 +162,49 @@ class Watchman:
             raise Violation(f"generation {new.generation} takes back lost pods: {sorted(gone)}")
         self._say(f"generation {new.generation}: {[_short(m) for m in new.members]} ({entry.cause})")
 
+    def _noted(self, old: Record, new: Record) -> None:
+        """Note what the new generation shows of the fields of the job."""
+        before = old.transition
+        if before is None or before.kind is not Kind.RECOVERY:
+            return
+        before_it = self._members.get(old.generation, ())
+        slots = {member.slot for member in before_it}
+        self.met["shrinks after a fault"] += len(new.members) < len(before_it)
+        self.met["a spare takes a place"] += (
+            len(new.members) == len(before_it) and {m.slot for m in new.members} != slots
+        )
+
     def _counted(self, old: Record, new: Record, policy: Policy, now: datetime, bound: set[str]) -> None:
         """Restarts are counted once, in the window that is open, and a full one makes all pods anew."""
         window = new.window
-        per_full = (policy.restarts_before_full or 0) + 1
+        unasked = max(0, window.full - self.asked_for_pods)
+        faults = window.restarts + (policy.restarts_before_full or 0) * unasked + window.full
         # Until all are accounted for, what turns out to be a lost node is counted too.
         is_settled = new.transition is None or new.transition.weighed or not new.transition.counted
-        if is_settled and window.restarts + per_full * window.full > self.worker_faults:
+        if is_settled and faults > self.worker_faults:
             raise Violation(f"{window} for {self.worker_faults} worker faults")
         if sum(offence.times for offence in new.offences) > self.worker_faults + self._inflicted:
             raise Violation(f"{new.offences} for {self._inflicted} faults")
-        is_new = window.restarts > old.window.restarts and old.transition is None
+        is_new = self.has_true_time and window.restarts > old.window.restarts and old.transition is None
         if is_new and window.since is not None and now - window.since > policy.eval_period + WRITING_TIME:
             raise Violation(
                 f"a restart is counted in a window that is over since {now - window.since - policy.eval_period}"
             )
         if window.full > old.window.full:
             self._say(f"full job restart {window.full} of window {window.number}")
+            self.met["full job restart"] += 1
             self._given_up |= bound
 
     def pod_made(
         self, name: str, avoids: frozenset[str], image: str, images: Mapping[PodId | None, str], spec: Any
     ) -> None:
         """The API server took a new pod. images: of the pods that are there."""
+        if name in self._trained and self.are_names_known:
+            raise Violation(
+                f"the name {name} is used again: what its bearer says late may be taken for the new one's word"
+            )
+        if avoids:
+            self.met["a pod avoids nodes"] += 1
         limit = policy_of(JobSpec.model_validate(spec)).max_offenders
         if len(avoids) > limit:
             raise Violation(f"pod {name} avoids {sorted(avoids)}, but at most {limit} nodes may be avoided")
@@ -166,18 +212,34 @@ class Watchman:
         if others and image not in others and self._knows_spec:
             raise Violation(f"pod {name} is made with image {image} beside members with {sorted(others)}")
 
-    def _failed(self, new: Record, spec: Any) -> None:
-        """A job may only fail when a budget that the user set, or progress, is used up."""
+    def _failed(self, old: Record, new: Record, spec: Any, now: datetime) -> None:
+        """A job may only fail when a budget or a time that the user set, or progress, is used up."""
         policy, faults = policy_of(JobSpec.model_validate(spec)), self.worker_faults
+        self.met[f"failed: {new.outcome_reason}"] += 1
+        begun = {
+            "DeadlineExceeded": (EPOCH, policy.active_deadline),
+            "StartupDeadlineExceeded": (EPOCH if old.started_at is None else None, policy.startup_deadline),
+            "FaultDeadlineExceeded": (old.incident_at, policy.fault_deadline),
+        }
+        if new.outcome_reason in begun:
+            since, limit = begun[new.outcome_reason]
+            if since is None or limit is None or (self.has_true_time and now + WRITING_TIME < since + old.idle + limit):
+                raise Violation(f"the job failed before its time: {new.outcome_message}")
+            return
         out_of_retries = policy.max_retries is not None and policy.max_retries < faults
         stuck = new.outcome_reason == "NoProgress" and policy.max_retries is None and faults > NO_PROGRESS_LIMIT
-        per_full, full = policy.restarts_before_full, policy.max_full_restarts
-        out_of_restarts = per_full is not None and full is not None and (per_full + 1) * (full + 1) <= faults
+        full = policy.max_full_restarts
+        out_of_restarts = full is not None and self._full_restarts(policy, faults) > full
         if not (out_of_retries or stuck or out_of_restarts):
             raise Violation(
                 f"the job failed after {faults} worker faults, though its limits allow more: {new.outcome_message}"
             )
         self._say(f"the job failed: {new.outcome_message}")
+
+    def _full_restarts(self, policy: Policy, faults: int) -> int:
+        """How many full job restarts so many faults may have brought: workers may ask for one, too."""
+        per_full = policy.restarts_before_full
+        return self.asked_for_pods + (faults // (per_full + 1) if per_full is not None else 0)
 
     def _restarted(self, old: Record, new: Record, training: Training, now: datetime) -> None:
         if new.restarts > old.restarts + 1:
@@ -199,10 +261,39 @@ class Watchman:
 
     # -- calls to agents
 
-    def called(self, path: str, pod: PodId, body: Mapping[str, Any] | None, *, ending: bool) -> None:
-        """The operator is about to call an agent; the record must already say so."""
+    def asked_for_processes(self, generation: int) -> None:
+        """Workers that failed by themselves, and nothing else at that time, want all to get new processes."""
+        self._asked_for_processes.add(generation)
+
+    def sent_away(self, pod: str) -> None:
+        """The operator told a pod's agent to leave, or deletes the pod."""
+        self._unwanted.add(pod)
+
+    def told(self, agent: SimAgent, body: Mapping[str, Any]) -> None:
+        """Agents whose workers outlive faults learn of each other with /start, the others do not (contracts, 11)."""
+        ips, data = body.get("rankIps"), body.get("worker_data")
+        if agent.make is not Make.IN_PROCESS:
+            if ips is not None or data is not None:
+                raise Violation(f"{agent.pod.name} does not restart in process but is told of addresses")
+            return
+        ranks = [entry["rank"] for entry in ips or ()]
+        if ranks != list(range(body["nnodes"])) or ips[body["rank"]]["ip"] != agent.pod.ip:
+            raise Violation(
+                f"{agent.pod.name} as rank {body['rank']} of {body['nnodes']} is told of the addresses {ips}"
+            )
+        self.met["in process: addresses told"] += 1
+        self.met["in process: worker data told"] += bool(data)
+        self.met["in process: processes kept"] += agent.processes_since < body["faultCount"] + 1
+
+    def called(
+        self, path: str, pod: PodId, body: Mapping[str, Any] | None, *, ending: bool, by_the_past: bool = False
+    ) -> None:
+        """The operator is about to call an agent; the record must already say so.
+
+        by_the_past: this operator stood still between its record and its call, and another one may have gone on.
+        """
         record, generation = self.record, (body or {}).get("generation")
-        if generation is None:
+        if generation is None or by_the_past or self.is_lied_to:
             return
         stranger = path == "/stop" and pod not in record.members
         if generation > record.generation and not ending and not stranger:
@@ -215,6 +306,12 @@ class Watchman:
 
     def joined(self, run: Run, agent: SimAgent, rank: int, nnodes: int, master: str) -> None:
         """An agent took a /start."""
+        self._trained.add(agent.pod.name)
+        kept = {g for g in self._asked_for_processes if 0 < agent.processes_since <= g < run.generation}
+        if kept:
+            raise Violation(
+                f"{agent.pod.name} keeps its processes though workers of generation {kept} asked for new ones"
+            )
         if agent.pod.uid in self._given_up:
             raise Violation(f"pod {agent.pod.name} trains though a full job restart came after it")
         uid = self._started.setdefault((run.generation, rank), agent.pod.uid)
@@ -234,7 +331,8 @@ class Watchman:
         repeated = last.step - run.resumed.step if last is not None else 0
         self._say(f"generation {run.generation} trains from step {run.resumed.step} ({repeated} repeated)")
         planned = self._kinds.get(run.generation) is not Kind.RECOVERY
-        if last is None or last.spoiled:
+        # With a wrong clock the time that a pod has until it is killed is misjudged.
+        if last is None or last.spoiled or not self.has_true_time:
             return
         if planned and repeated and self.heeds_events:
             kind = self._kinds.get(run.generation)
@@ -260,6 +358,14 @@ class Watchman:
         types = [condition["type"] for condition in status["conditions"]]
         if types[-1] not in STATES or len(set(types)) != len(types):
             raise Violation(f"conditions are not one list with the state last: {types}")
+        ready = next((c for c in status["conditions"] if c["type"] == "PodsReady"), None)
+        if ready is not None and ready["reason"] == "ContainerEnded":
+            named = [pod for pod in self._unwanted if f"pod {pod} " in ready["message"]]
+            if named:
+                raise Violation(
+                    f"the user is warned of the end of a pod that the operator sent away: {ready['message']}"
+                )
+        self.met.update(f"told: {c['type']} {c['reason']}" for c in status["conditions"])
         loud = [c["type"] for c in status["conditions"] if c["type"] in AUXILIARY and c["status"] == "True"]
         if types[-1] == "Running" and loud:
             raise Violation(f"auxiliary conditions are True while Running: {loud}")

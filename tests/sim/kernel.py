@@ -15,11 +15,12 @@ Script = Generator[float, None, Any]
 
 
 class Process:
-    """A running script; `kill` ends it where it waits."""
+    """A running script; `kill` ends it where it waits. It does not go on before `held_until()`."""
 
-    def __init__(self, kernel: Kernel, script: Script) -> None:
+    def __init__(self, kernel: Kernel, script: Script, held_until: Callable[[], float] | None = None) -> None:
         self._kernel = kernel
         self._script = script
+        self._held_until = held_until
         self.done = False
         self._resume()
 
@@ -31,6 +32,9 @@ class Process:
 
     def _resume(self) -> None:
         if self.done:
+            return
+        if self._held_until is not None and self._held_until() > self._kernel.now:
+            self._kernel.at(self._held_until(), self._resume)
             return
         try:
             delay = next(self._script)
@@ -49,7 +53,7 @@ class Kernel:
         self._order = count()
 
     def utc(self) -> datetime:
-        """Give the time as the operator's clock shows it."""
+        """Give the true time."""
         return EPOCH + timedelta(seconds=self.now)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
@@ -60,9 +64,9 @@ class Kernel:
         """Have something done after some seconds."""
         self.at(self.now + delay, action)
 
-    def spawn(self, script: Script) -> Process:
+    def spawn(self, script: Script, held_until: Callable[[], float] | None = None) -> Process:
         """Run a process from here on."""
-        return Process(self, script)
+        return Process(self, script, held_until)
 
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
         """Let time pass until a time or until `stop` holds; gives whether it held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sim.events import Event
+from tests.sim.events import Event, Make
 from tests.sim.story import Story
 
 PATIENT = {
@@ -22,16 +22,19 @@ def _story(
     timeout_s: float = 300.0,
     retries: int | None = None,
     specs: list[dict[str, Any]] | None = None,
+    step: int = 1,
+    make: Make = Make.OURS,
     **restarts: int,
 ) -> Story:
     return Story(
         seed=1,
         nodes=nodes,
-        policy={"minReplicas": low, "maxReplicas": high, **PATIENT},
+        policy={"minReplicas": low, "maxReplicas": high, "replicaIncrementStep": step, **PATIENT},
         specs=specs or [{"name": "workers", "replicas": low, "maxReplicas": high}],
         run_policy={"cleanPodPolicy": "All", "jobMaxRetryCount": retries, "restartPolicy": restarts},
         heeds_events=True,
         collective_timeout_s=timeout_s,
+        make=make,
         events=events,
     )
 
@@ -110,5 +113,41 @@ STORIES: dict[str, Story] = {
         Event(60, "edit_template", 7), Event(100, "kill_node", 1), Event(150, "add_node"), Event(200, "suspend", 0, 20),
     ),
     "the template is edited before anything trains": _story(Event(1, "edit_template", 7)),
+    "somebody else has the master port, and no retry is left": _story(Event(100, "take_master_port"), retries=0),
+    "two operators act at once all the time": _story(
+        Event(1, "second_operator", 0, 400), Event(60, "drain_node", 0), Event(120, "crash_worker", 1), Event(200, "scale", 1),
+        Event(250, "scale", 0),
+    ),
+    "an operator stands still between the record and its calls, while another one goes on": _story(
+        Event(100, "drain_node", 0), Event(100.04, "operator_stands_still", 0, 60), Event(130, "scale", 1),
+    ),
+    "the clock is set forward in a drain": _story(Event(100, "drain_node", 0), Event(100.5, "clock_jumps", 10, 0)),
+    "the clock is set back and the operator begins anew": _story(
+        Event(60, "add_node"), Event(61, "clock_jumps", 1, 0), nodes=3
+    ),
+    "room for a part of an increment": _story(
+        low=2, high=6, nodes=5, specs=[{"name": "workers", "replicas": 2, "maxReplicas": 6}], step=4
+    ),
+    "a growth that does not pay is put off": _story(Event(100, "scale", 1), Event(160, "scale", 0)),
+    "a member hears no call": _story(Event(99, "deafen_node", 1, 300), Event(100, "crash_worker", 0), nodes=5),
+    "an agent claims an enormous generation": _story(Event(100, "agent_lies", 7 * 3, 12)),
+    "a worker asks for new processes of all": _story(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
+    "a worker asks for new pods": _story(Event(100, "crash_worker", 7 * 3), make=Make.IN_PROCESS),
     "the quota refuses pods for a while": _story(Event(0, "creates_refused", 0, 60), Event(150, "delete_pod", 1)),
 }  # fmt: skip
+
+# So many calls after the beginning of what a story is about; more than any of them takes.
+CALLS = 16
+TURNS: dict[str, tuple[float, Story]] = {
+    "a start": (0.5, _story()),
+    "a growth": (99.9, _story(Event(60, "add_node"), Event(60, "add_node"), nodes=2)),
+    "a drain": (99.99, _story(Event(100, "drain_node", 0))),
+    "a crash": (99.99, _story(Event(100, "crash_worker", 0))),
+    "a lost node": (112.0, _story(Event(100, "kill_node", 1))),
+    "a full restart": (
+        129.99, _story(Event(100, "crash_worker", 0), Event(130, "crash_worker", 1), numRestartBeforeFullJobRestart=1),
+    ),
+    "a suspension": (99.99, _story(Event(100, "suspend", 0, 20))),
+    "a deletion": (99.99, _story(Event(100, "delete_job"))),
+}  # fmt: skip
+"""Turns of a job's life, each with the time from which on calls are counted."""

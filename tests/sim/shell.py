@@ -5,34 +5,34 @@ It can die between any two calls; a new one begins with nothing but what the API
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from tests.sim.cluster import JOB_UID, ApiFailure, Body, Cluster, SimPod
 from tests.sim.invariants import Watchman
 from tests.sim.kernel import EPOCH, Kernel, Process, Script, stamp
 
-from elastipod_operator.agents.answers import read
+from elastipod_operator.agents.answers import BadAnswer, read
+from elastipod_operator.agents.board import Address, Board
+from elastipod_operator.agents.commands import Command
+from elastipod_operator.agents.orders import Orders
+from elastipod_operator.clock import SteadyClock
 from elastipod_operator.core import plan as planning
 from elastipod_operator.core.actions import (
     CreatePod,
     DeleteJob,
     DeletePod,
-    HoldSpare,
     Plan,
     SetFinalizer,
-    ShutDownAgent,
-    StartWorkers,
     StopWorkers,
     VerifyPods,
 )
 from elastipod_operator.core.backoff import backoff
 from elastipod_operator.core.codec import encode
-from elastipod_operator.core.facts import AgentFact, Observed
+from elastipod_operator.core.facts import AgentFact, Observed, PodFact
 from elastipod_operator.core.health import SILENCE_LIMIT
 from elastipod_operator.core.history import decode_history, encode_history, mark_running
 from elastipod_operator.core.names import (
@@ -41,12 +41,10 @@ from elastipod_operator.core.names import (
     ANNOTATION_SIZE,
     ANNOTATION_STATE,
     FINALIZER,
-    master_port,
 )
 from elastipod_operator.kube.applied import applied_of, effective_spec, encode_applied
 from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.store import Job, Store
-from elastipod_operator.kube.translate import node_fact
 
 SETTLE_S = 3.0
 RETRY_S, LAST_RETRY_S = 0.2, 15.0
@@ -54,28 +52,29 @@ COMMAND_RETRY_S = 1.0
 REFUSAL, LAST_REFUSAL = timedelta(seconds=5), timedelta(seconds=120)
 
 
-class SimStore(Store):
-    """The real store, told the virtual time."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__()
-        self._kernel = kernel
-
-    def put_node(self, body: Mapping[str, Any]) -> list[str]:
-        name = body["metadata"]["name"]
-        before = self.nodes.get(name)
-        super().put_node(body)
-        self.nodes[name] = node_fact(body, before, self._kernel.utc())
-        return self.jobs_on(name) if self.nodes[name] != before else []
-
-
 @dataclass(slots=True)
 class Watched:
     """One agent on the board."""
 
-    ip: str
     fact: AgentFact
     heard_at: float
+    worker_data: tuple[Any, ...] = ()
+
+
+class SimBoard:
+    """What the agents of the job said last: the part of the operator's board that orders are written from."""
+
+    def __init__(self) -> None:
+        self.watched: dict[str, Watched] = {}
+
+    def fact(self, pod_uid: str) -> AgentFact:
+        return self.watched[pod_uid].fact if pod_uid in self.watched else AgentFact()
+
+    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+        return {}
+
+    def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
+        return [entry for uid in pod_uids if uid in self.watched for entry in self.watched[uid].worker_data]
 
 
 class Shell:
@@ -86,14 +85,16 @@ class Shell:
         self._rng = rng
         self._cluster = cluster
         self._watchman = watchman
-        self._store = SimStore(kernel)
-        self._board: dict[str, Watched] = {}
-        self._sent: dict[tuple[str, ...], float] = {}
+        self._clock = SteadyClock(
+            wall=lambda: EPOCH.timestamp() + kernel.now + cluster.clock_offset_s, steady=lambda: kernel.now
+        )
+        self._store = Store(self._clock.now)
+        self._board = SimBoard()
+        self._sent: dict[tuple[object, ...], float] = {}
         self._pass: Process | None = None
         self._again = False
         self._due = 0
         self._retry_s = RETRY_S
-        self._listed_at: datetime | None = None
         self._refusal, self._refusals = "", 0
         self._refused_until: datetime | None = None
         self.alive = True
@@ -101,21 +102,32 @@ class Shell:
         self.passes = 0
         self.die_after: int | None = None
         """Die after so many further calls."""
-        cluster.on_agent_change = self._agent_changed
-        cluster.watch(self._watched)
-        self._heart = kernel.spawn(self._beat())
+        self.held_until = 0.0
+        """It stands still until then, and goes on where it was."""
+        cluster.followers.append(self._agent_changed)
+        self._watch = cluster.watch(self._watched)
+        self._heart = kernel.spawn(self._beat(), self._held)
 
     def die(self) -> None:
         """The process ends between two calls."""
+        if not self.alive:
+            return
         self.alive = False
-        self._cluster.watch(None)
+        self._cluster.unwatch(self._watch)
+        self._cluster.followers.remove(self._agent_changed)
         self._heart.kill()
         if self._pass is not None:
             self._pass.kill()
 
+    def _held(self) -> float:
+        return self.held_until
+
     # -- watches and agents
 
     def _watched(self, kind: str, change: str, body: Body) -> None:
+        if self._kernel.now < self.held_until:
+            self._kernel.at(self.held_until, lambda: self._watched(kind, change, body))
+            return
         if kind == "node":
             name = body["metadata"]["name"]
             changed = self._store.drop_node(name) if change == "DELETED" else self._store.put_node(body)
@@ -123,12 +135,11 @@ class Shell:
                 self.wake()
         elif kind == "job":
             if change == "DELETED":
-                self._store.drop_job(JOB_UID)
-                self._board.clear()
+                self._forget()
             elif self._store.put_job(body):
                 self.wake()
         elif change == "DELETED":
-            self._board.pop(body["metadata"]["uid"], None)
+            self._board.watched.pop(body["metadata"]["uid"], None)
             self._store.drop_pod(body)
             self.wake()
         elif self._store.put_pod(body):
@@ -138,38 +149,56 @@ class Shell:
         self._kernel.after(self._rng.uniform(0.005, 0.1), lambda: self._refresh(pod))
 
     def _refresh(self, pod: SimPod) -> None:
-        watched = self._board.get(pod.uid)
-        if not self.alive or watched is None or pod.agent is None or not pod.reachable():
+        if not self.alive or pod.uid not in self._board.watched or pod.agent is None or not pod.answers():
             return
-        before = watched.fact
-        watched.fact = read(pod.agent.status(), before, self._kernel.utc()).fact
-        watched.heard_at = self._kernel.now
-        back = before.last_answer is None or self._kernel.utc() - before.last_answer >= SILENCE_LIMIT
+        if self._kernel.now < self.held_until:
+            return
+        said, late_s = pod.agent.status(), pod.agent.lags_until - self._kernel.now
+        if late_s <= 0:
+            self._take(pod, said)
+        else:  # what it said arrives when it is not true any more
+            self._watchman.met["agent: answers late"] += 1
+            self._kernel.after(min(late_s, 1.0 + pod.agent.lag_s), lambda: self._take(pod, said))
+
+    def _take(self, pod: SimPod, said: Body) -> None:
+        watched = self._board.watched.get(pod.uid)
+        if not self.alive or watched is None:
+            return
+        before, now = watched.fact, self._clock.now()
+        try:
+            answer = read(said, before, now)
+        except BadAnswer:
+            return
+        watched.fact, watched.worker_data, watched.heard_at = answer.fact, answer.worker_data, self._kernel.now
+        back = before.last_answer is None or now - before.last_answer >= SILENCE_LIMIT
         if back or _matters(before) != _matters(watched.fact):
             self.wake()
 
     def _beat(self) -> Script:
         while True:
             yield 1.0
-            for uid, watched in list(self._board.items()):
+            for uid, watched in list(self._board.watched.items()):
                 pod = self._cluster.pods.get(uid)
-                if pod is not None and pod.reachable() and pod.agent is not None:
-                    if self._kernel.now - watched.heard_at >= 4.0:
-                        self._refresh(pod)
-                    continue
+                if pod is not None and pod.answers() and self._kernel.now - watched.heard_at >= 4.0:
+                    self._refresh(pod)
                 since = watched.fact.last_answer or watched.fact.trying_since
-                if since is not None and self._kernel.utc() - since >= SILENCE_LIMIT:
+                if since is not None and self._clock.now() - since >= SILENCE_LIMIT:
                     self.wake()
 
     def _follow_agents(self, job: Job) -> None:
         for uid, pod in job.pods.items():
             if pod.ended:
-                self._board.pop(uid, None)
-            elif pod.ip and pod.started and uid not in self._board:
-                self._board[uid] = Watched(pod.ip, AgentFact(trying_since=self._kernel.utc()), -4.0)
+                self._board.watched.pop(uid, None)
+            elif pod.ip and pod.started and uid not in self._board.watched:
+                self._board.watched[uid] = Watched(AgentFact(trying_since=self._clock.now()), -4.0)
                 real = self._cluster.pods.get(uid)
                 if real is not None:
                     self._agent_changed(real)
+
+    def _forget(self) -> None:
+        """The job is gone."""
+        self._store.drop_job(JOB_UID)
+        self._board.watched.clear()
 
     # -- passes
 
@@ -181,7 +210,7 @@ class Shell:
             self._again = True
             return
         self._again = False
-        self._pass = self._kernel.spawn(self._run())
+        self._pass = self._kernel.spawn(self._run(), self._held)
 
     def _wake_at(self, time: datetime) -> None:
         self._due += 1
@@ -191,7 +220,7 @@ class Shell:
             if self._due == due:
                 self.wake()
 
-        self._kernel.at((time - EPOCH).total_seconds(), fire)
+        self._kernel.after((time - self._clock.now()).total_seconds(), fire)
 
     def _run(self) -> Script:
         yield 0.001
@@ -204,11 +233,10 @@ class Shell:
                 due = yield from self._once(job)
                 self._retry_s = RETRY_S
             except ApiFailure as failure:
-                due = self._kernel.utc() + timedelta(seconds=self._retry_s)
-                if failure.status == 409:
+                if failure.status in (404, 409):
                     yield from self._read_again()
-                elif failure.status != 404:
-                    self._retry_s = min(LAST_RETRY_S, self._retry_s * 2)
+                due = self._clock.now() + timedelta(seconds=self._retry_s)
+                self._retry_s = min(LAST_RETRY_S, self._retry_s * 2)
             self._due += 1
             if not self._again:
                 if due is not None:
@@ -219,8 +247,9 @@ class Shell:
     def _read_again(self) -> Script:
         try:
             self._store.put_job((yield from self._call(self._cluster.job_body, writes=False)))
-        except ApiFailure:
-            return
+        except ApiFailure as failure:
+            if failure.status == 404:
+                self._forget()
 
     def _call(self, effect: Any, *, writes: bool = True) -> Any:
         if self.die_after is not None:
@@ -238,7 +267,8 @@ class Shell:
         todo = planning.plan(self._observe(job))
         self.last_actions = todo.actions
         yield from self._write_record(job, todo)
-        acted = yield from self._command_all(job, todo)
+        orders = self._orders(job, todo)
+        yield from self._command([order for order in orders if order.path != "/shutdown"], job)
         yield from self._create_all(job, todo)
         for action in todo.actions:
             if isinstance(action, DeletePod):
@@ -247,10 +277,13 @@ class Shell:
                 yield from self._list_pods()
             elif isinstance(action, DeleteJob):
                 yield from self._call(self._cluster.delete_job)
+        yield from self._command([order for order in orders if order.path == "/shutdown"], job)
         yield from self._write_status(job, todo)
-        if not acted:
+        for note in todo.notes:
+            self._watchman.met[f"Event: {note.reason}"] += 1
+        if not orders:
             return todo.wake_at
-        soon = self._kernel.utc() + timedelta(seconds=COMMAND_RETRY_S)
+        soon = self._clock.now() + timedelta(seconds=COMMAND_RETRY_S)
         return soon if todo.wake_at is None else min(todo.wake_at, soon)
 
     def _list_pods(self) -> Script:
@@ -258,17 +291,15 @@ class Shell:
         job = self._store.jobs.get(JOB_UID)
         known = set(job.pods) if job else set()
         self._store.replace_pods(JOB_UID, bodies, version)
-        self._listed_at = self._kernel.utc()
         for uid in known - set(job.pods if job else ()):
-            self._board.pop(uid, None)
+            self._board.watched.pop(uid, None)
 
     def _observe(self, job: Job) -> Observed:
         pods = tuple(job.pods.values())
         return Observed(
-            now=self._kernel.utc(), job=job.fact, pods=pods,
-            agents={p.name: self._board[p.uid].fact for p in pods if p.uid in self._board},
+            now=self._clock.now(), job=job.fact, pods=pods, agents={p.name: self._board.fact(p.uid) for p in pods},
             nodes=self._store.nodes_of(job),
-            refusal=self._refusal, refused_until=self._refused_until, listed_at=self._listed_at,
+            refusal=self._refusal, refused_until=self._refused_until, listed_at=job.listed_at, room_at=self._store.room_at,
         )  # fmt: skip
 
     def _write_record(self, job: Job, todo: Plan) -> Script:
@@ -292,45 +323,52 @@ class Shell:
         changed = {} if released else {k: v for k, v in wanted.items() if v != present.get(k)}
         if changed:
             metadata["annotations"] = changed
-        if metadata:
+        is_doubtful = any(isinstance(a, StopWorkers) and a.generation > todo.record.generation for a in todo.actions)
+        if metadata or is_doubtful:
             version = job.body["metadata"]["resourceVersion"]
             body = yield from self._call(lambda: self._cluster.patch_metadata(version, metadata))
             self._store.put_job(body)
 
-    def _command_all(self, job: Job, todo: Plan) -> Any:
-        commands = [a for a in todo.actions if isinstance(a, StartWorkers | HoldSpare | StopWorkers | ShutDownAgent)]
+    def _orders(self, job: Job, todo: Plan) -> list[Command]:
+        pods = {pod.name: pod for pod in job.pods.values()}
+        board = cast(Board, self._board)
+        orders = Orders(job.body["spec"], pods, todo.record, board, lambda pod: Address(JOB_UID, pod.ip, 0))
+        return [order for action in todo.actions if (order := orders.of(action)) is not None]
+
+    def _command(self, orders: list[Command], job: Job) -> Script:
         now = self._kernel.now
         self._sent = {key: at for key, at in self._sent.items() if now - at < SETTLE_S}
-        for action in commands:
-            fact = next((p for p in job.pods.values() if p.name == action.pod), None)
-            if fact is None or not fact.ip:
-                continue
-            path, body = _request(todo, action)
-            if body is not None and self._board[fact.uid].fact.generation is None:
-                del body["generation"]  # an agent of another make
-            key = (
-                fact.uid,
-                path,
-                json.dumps(body, sort_keys=True) if path != "/stop" else str(body and body["is_graceful"]),
-            )
-            if key in self._sent:
-                continue
-            ending = job.fact.deleting_since is not None
-            self._watchman.called(path, fact.id, body, ending=ending)
-            if self._send(fact.uid, path, body):
-                self._sent[key] = now
-        if commands:
+        for order in orders:
+            if (order.pod_uid, *order.key) not in self._sent and order.pod_uid in job.pods:
+                self._order(job, job.pods[order.pod_uid], order)
+        if orders:
             yield from self._call(_nothing, writes=False)
-        return bool(commands)
+
+    def _order(self, job: Job, pod: PodFact, order: Command) -> None:
+        is_late = self.held_until > 0.0  # it stood still; others have decided since
+        self._watchman.called(
+            order.path, pod.id, order.body, ending=job.fact.deleting_since is not None, by_the_past=is_late
+        )
+        if order.path == "/shutdown":
+            self._watchman.sent_away(pod.name)
+            real = self._cluster.pods.get(pod.uid)
+            if is_late and real is not None and real.agent is not None:  # this call has no generation
+                self._watchman.touched(pod.name, self._kernel.now + 60.0)
+                self._cluster.training.touched(real.agent, "a /shutdown from the past")
+        if self._send(order.pod_uid, order.path, order.body):
+            self._sent[(order.pod_uid, *order.key)] = self._kernel.now
 
     def _send(self, uid: str, path: str, body: Body | None) -> bool:
         """Let a call travel; gives whether its answer came back. A late one arrives all the same."""
         pod = self._cluster.pods.get(uid)
-        if pod is None or pod.agent is None:
+        if pod is None or pod.agent is None or not pod.hears():
             return False
         agent = pod.agent
-        lossy = self._kernel.now < self._cluster.calls_lossy_until
-        late = lossy and self._rng.random() < 0.3
+        is_lossy = self._cluster.goes_on("lossy_calls")
+        is_late = is_lossy and self._rng.random() < 0.3
+        is_unanswered = not pod.answers() or is_late or (is_lossy and self._rng.random() < 0.3)
+        self._watchman.met["call: late"] += is_late
+        self._watchman.met["call: answer lost"] += is_unanswered
 
         def arrive() -> None:
             if not agent.alive or not pod.node_runs():
@@ -342,14 +380,12 @@ class Shell:
             else:
                 agent.shut_down()
 
-        if not pod.reachable():
-            return False
-        self._kernel.after(self._rng.uniform(3.0, 20.0) if late else self._rng.uniform(0.001, 0.02), arrive)
-        return not late and not (lossy and self._rng.random() < 0.3)
+        self._kernel.after(self._rng.uniform(3.0, 20.0) if is_late else self._rng.uniform(0.001, 0.02), arrive)
+        return not is_unanswered
 
     def _create_all(self, job: Job, todo: Plan) -> Script:
         actions = [a for a in todo.actions if isinstance(a, CreatePod)]
-        if self._refused_until is not None and self._kernel.utc() < self._refused_until:
+        if self._refused_until is not None and self._clock.now() < self._refused_until:
             return
         assert job.fact.policy is not None or not actions
         refusals: list[str] = []
@@ -376,10 +412,11 @@ class Shell:
         self._refusal = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
         self._refusals += 1
         wait = backoff(REFUSAL, LAST_REFUSAL, self._refusals, JOB_UID)
-        self._refused_until = self._kernel.utc() + wait
+        self._refused_until = self._clock.now() + wait
         self._kernel.after(wait.total_seconds(), self.wake)
 
     def _delete(self, action: DeletePod) -> Script:
+        self._watchman.sent_away(action.name)
         try:
             call = self._call(lambda: self._cluster.delete_pod(action.name, action.uid, force=action.force))
             body = yield from call
@@ -391,7 +428,8 @@ class Shell:
             self._store.put_pod(body)
         else:
             self._store.drop_pod_uid(JOB_UID, action.uid)
-            self._board.pop(action.uid, None)
+            self._board.watched.pop(action.uid, None)
+            self._again = True
 
     def _write_status(self, job: Job, todo: Plan) -> Script:
         if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
@@ -414,22 +452,8 @@ def _nothing() -> None:
     """The effect of calls that travel by themselves."""
 
 
-def _request(todo: Plan, action: StartWorkers | HoldSpare | StopWorkers | ShutDownAgent) -> tuple[str, Body | None]:
-    record = todo.record
-    if isinstance(action, StartWorkers | HoldSpare):
-        return "/start", {
-            "spare": isinstance(action, HoldSpare), "rank": action.number if isinstance(action, HoldSpare) else action.group_rank,
-            "nnodes": len(record.members), "faultCount": record.generation - 1,
-            "master_addr": record.master_addr, "master_port": master_port(record.generation),
-            "generation": record.generation,
-        }  # fmt: skip
-    if isinstance(action, StopWorkers):
-        return "/stop", {
-            "is_graceful": action.graceful, "timeout": action.timeout_s, "generation": action.generation
-        }  # fmt: skip
-    return "/shutdown", None
-
-
 def _matters(fact: AgentFact) -> tuple[object, ...]:
     is_first_step = fact.step is not None
-    return (fact.state, fact.generation, fact.drained, fact.terminating, fact.failure, fact.reason, is_first_step)
+    return (
+        fact.state, fact.generation, fact.drained, fact.saving, fact.terminating, fact.failure, fact.reason, is_first_step
+    )  # fmt: skip

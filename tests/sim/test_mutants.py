@@ -13,8 +13,10 @@ from tests.sim import shell
 from tests.sim.scripted import STORIES
 from tests.sim.story import draw, failure_of
 
+from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core import (
     escalation,
+    gangs,
     health,
     incidents,
     ledger,
@@ -28,7 +30,7 @@ from elastipod_operator.core import (
 )
 from elastipod_operator.core.facts import AgentState
 from elastipod_operator.core.health import Replica
-from elastipod_operator.core.record import Record
+from elastipod_operator.core.record import Reach, Record
 
 TRIES = 150
 
@@ -225,6 +227,43 @@ def end_a_job_at_its_first_setback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(escalation, "does_not_progress", lambda record: record.stalled >= 1)
 
 
+def use_a_name_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "remember", lambda record, *_: record)
+
+
+def charge_the_workers_for_a_port(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(incidents, "_port_is_taken", lambda *_: False)
+
+
+def wait_for_a_start_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(incidents, "_start_not_taken", lambda *_: None)
+
+
+def believe_every_number(patch: pytest.MonkeyPatch) -> None:
+    for module in (health, stopping):
+        patch.setattr(module, "MAX_GENERATION", 2**60)
+
+
+def keep_processes_whatever_workers_ask(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(incidents, "reach_asked", lambda *_: Reach.IN_PROCESS)
+
+
+def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Orders, "_rank_ips", lambda self: None)
+
+
+def wait_for_a_clock_that_was_wrong(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "not_later", lambda record, now: record)
+
+
+def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shell, "StopWorkers", type("Nothing", (), {}))
+
+
+def ask_again_and_again_for_half_an_increment(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gangs, "LONGEST_REST", timedelta(0))
+
+
 MUTANTS: tuple[Mutant, ...] = (
     accept_a_stale_generation,
     reuse_the_generation,
@@ -256,6 +295,15 @@ MUTANTS: tuple[Mutant, ...] = (
     make_pods_from_an_edited_template,
     forget_to_book_a_phase,
     end_a_job_at_its_first_setback,
+    use_a_name_again,
+    charge_the_workers_for_a_port,
+    wait_for_a_start_for_ever,
+    believe_every_number,
+    keep_processes_whatever_workers_ask,
+    tell_nobody_where_the_others_are,
+    wait_for_a_clock_that_was_wrong,
+    stop_what_is_newer_without_asking,
+    ask_again_and_again_for_half_an_increment,
 )
 
 

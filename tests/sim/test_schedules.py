@@ -4,33 +4,54 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from tests.long_runs import LongRun
-from tests.sim.scripted import STORIES
+from tests.sim.conftest import DEFAULT_SCHEDULES
+from tests.sim.events import Event
+from tests.sim.faults import FAULTS
+from tests.sim.must_meet import MUST_MEET
+from tests.sim.scripted import CALLS, STORIES, TURNS
 from tests.sim.story import Play, Story, draw, explain, failure_of
 
 LONG_RUN_S = 240.0
 MAX_STORIES = 3
 
 
-def _tell_failures(seeds: Iterable[int]) -> None:
+def _play_all(seeds: Iterable[int]) -> Counter[str]:
+    """Play the schedules; gives what was met in them. Fails with the stories of those that failed."""
     stories: list[str] = []
+    met: Counter[str] = Counter()
     for seed in seeds:
         story = draw(seed)
-        if failure_of(story) is not None:
-            stories.append(
-                explain(story) + f"\n\nplay it again: python -m pytest tests/sim -k every_schedule --sim-seed {seed}"
-            )
+        if failure_of(story, met) is not None:
+            stories.append(f"{explain(story)}\n\nplay it again: make sim SEED={seed}")
             if len(stories) == MAX_STORIES:
                 break
     if stories:
         pytest.fail("\n\n----\n\n".join(stories), pytrace=False)
+    return met
 
 
-def test_every_schedule_keeps_the_invariants_and_ends_well(seeds: range) -> None:
-    _tell_failures(seeds)
+def test_every_schedule_keeps_the_invariants_and_ends_well(seeds: range, capsys: pytest.CaptureFixture[str]) -> None:
+    met = _play_all(seeds)
+    if len(seeds) == 1:
+        with capsys.disabled():
+            print("\n" + Play(draw(seeds[0])).run().told())
+    if len(seeds) >= DEFAULT_SCHEDULES:
+        assert not _missed(met), "what never really happened proves nothing"
+
+
+def _missed(met: Counter[str]) -> set[str]:
+    """Give what was not met; told stories see to what chance leaves out."""
+    names = (*FAULTS, *MUST_MEET)
+    if not all(met[name] for name in names):
+        for story in STORIES.values():
+            failure_of(story, met)
+    return {name for name in names if not met[name]}
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
@@ -39,15 +60,30 @@ def test_a_told_story_ends_well(story: Story) -> None:
         pytest.fail(explain(story), pytrace=False)
 
 
+@pytest.mark.parametrize("turn", TURNS)
+def test_the_operator_may_die_between_any_two_calls(turn: str) -> None:
+    """Before the first call of what the story is about, after it, after the second one, and so on."""
+    at, story = TURNS[turn]
+    for calls in range(CALLS):
+        events = sorted((*story.events, Event(at, "operator_dies_after", calls, 2.0)), key=lambda e: e.at)
+        dies = replace(story, events=tuple(events))
+        met: Counter[str] = Counter()
+        if failure_of(dies, met) is not None:
+            pytest.fail(f"dead after {calls} calls\n" + explain(dies), pytrace=False)
+        assert met["operator_dies_after"]
+
+
 @pytest.mark.long("sim")
 @pytest.mark.timeout(LONG_RUN_S + 120)
 def test_thousands_of_schedules_keep_the_invariants(seed: int, long_run: LongRun) -> None:
     until = time.monotonic() + LONG_RUN_S
     played = itertools.takewhile(lambda _: time.monotonic() < until, itertools.count(seed))
     count = 0
+    met: Counter[str] = Counter()
     for count, one in enumerate(played, 1):
-        _tell_failures([one])
-        long_run.count(schedules=count, last_seed=one)
+        met += _play_all([one])
+        long_run.count(schedules=count, last_seed=one, faults=sum(met[name] for name in FAULTS))
+    long_run.detail(met=dict(sorted(met.items())))
     assert count
 
 

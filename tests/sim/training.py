@@ -50,6 +50,11 @@ class Run:
     event_pending: bool = False
 
     @property
+    def is_saving(self) -> bool:
+        """Whether all its workers are on their way to their end."""
+        return self.event_pending and self.phase is Phase.SAVING
+
+    @property
     def steps_made(self) -> int:
         return self.step - self.resumed.step if self.phase is not Phase.GATHERING else 0
 
@@ -62,7 +67,7 @@ class Training:
     ) -> None:
         self._kernel = kernel
         self._rng = rng
-        self._watchman = watchman
+        self.watchman = watchman
         self.heeds_events = heeds_events
         self.collective_timeout_s = timeout_s
         self.runs: dict[int, Run] = {}
@@ -75,7 +80,7 @@ class Training:
         run = self.runs.get(generation)
         if run is None:
             run = self.runs[generation] = Run(generation, nnodes)
-        self._watchman.joined(run, agent, rank, nnodes, master)
+        self.watchman.joined(run, agent, rank, nnodes, master)
         run.members[rank] = agent
         if len(run.members) == nnodes:
             self._kernel.spawn(self._train(run))
@@ -114,7 +119,7 @@ class Training:
         self.newest_claim = max(self.newest_claim, run.generation)
         run.resumed = self.resume_point()
         run.step = run.resumed.step
-        self._watchman.resumed(run, self.runs)
+        self.watchman.resumed(run, self.runs)
         yield self._rng.uniform(0.5, 3.0)
         if run.phase is Phase.LOADING:
             run.phase = Phase.STEPPING
@@ -126,7 +131,7 @@ class Training:
                 if (yield from self._stalled(run)):
                     return
                 continue
-            self._watchman.step(run, self.runs)
+            self.watchman.step(run, self.runs)
             run.step += 1
             if self.total is not None and run.step >= self.total:
                 yield from self._save(run, drained=False)
@@ -137,7 +142,7 @@ class Training:
 
     def _save(self, run: Run, *, drained: bool) -> Script:
         run.phase = Phase.SAVING
-        yield self._rng.uniform(0.2, 3.0)
+        yield self._rng.uniform(0.2, 3.0) if self._rng.random() < 0.8 else self._rng.uniform(10.0, 30.0)
         while run.phase is Phase.SAVING and not self._all_there(run):
             if (yield from self._stalled(run)):
                 return

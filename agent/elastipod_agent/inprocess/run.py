@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from elastipod.ipc_wire import RestartMode
 from elastipod.worker_file import Progress
@@ -36,10 +37,12 @@ class InProcessRun(Generation):
         reaper: Reaper,
         pump: OutputPump,
         on_fault: Callable[[Fault], None],
+        on_saving: Callable[[], None],
         keeper: Keeper,
         exchange: Exchange,
     ) -> None:
-        super().__init__(settings, start, root=root, environ=environ, reaper=reaper, pump=pump, on_fault=on_fault)
+        parts: dict[str, Any] = {"root": root, "environ": environ, "reaper": reaper, "pump": pump}
+        super().__init__(settings, start, **parts, on_fault=on_fault, on_saving=on_saving)
         self._keeper = keeper
         self._exchange = exchange
         self._restart_mode = ""

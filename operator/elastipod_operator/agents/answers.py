@@ -54,6 +54,7 @@ class StatusAnswer(BaseModel):
     drained: bool = False
     terminating: bool = False
     warming: bool = False
+    saving: bool = False
     failure: FailureAnswer | None = None
     worker: WorkerAnswer | None = None
     progress: dict[str, Any] | None = None
@@ -109,6 +110,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         drained=answer.drained,
         terminating=answer.terminating,
         warming=answer.warming,
+        saving=answer.saving,
         failure=_failure(answer.failure),
         step=step,
         step_at=now if moved else before.step_at if step is not None else None,  # no step of this generation yet

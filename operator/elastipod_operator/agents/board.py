@@ -2,6 +2,10 @@
 
 Agents of ours are asked with a long poll, so that a state change arrives at once and nothing is sent while nothing
 happens but one heartbeat; agents of another make are polled every second (decision 22).
+
+Of thousands of agents the polls last longer, so that heartbeats stay few. What a heartbeat would tell of a machine the
+kernel tells instead (PollConnection.heard_at), and at the first doubt about one agent all of its job are asked at once,
+and with short polls from then on.
 """
 
 from __future__ import annotations
@@ -10,21 +14,31 @@ import asyncio
 import json
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import aiohttp
 
+from .. import clock
 from ..core.facts import AgentFact
 from ..core.health import HEARTBEAT, SILENCE_LIMIT
 from .answers import MAX_ANSWER_BYTES, Answer, BadAnswer, read
+from .polls import ConnectFailed, Hurried, PollConnection, TooLarge, Unusual
 
 log = logging.getLogger(__name__)
 
 # The agent holds a long poll this long; with the limits below an answer comes at least once a heartbeat.
 LONG_POLL_S = HEARTBEAT.total_seconds() - 1
+# So many polls a second are good enough for a fleet at rest; but no poll lasts longer than this.
+POLLS_PER_S, LONGEST_POLL_S = 300, 28.0
+# So long after a call to one of its agents failed, a job is in doubt.
+DOUBT_S = 30.0
+# Agents that began to train in one moment do not answer in one moment for ever after.
+SPREAD = 0.1
 CONNECT_S = 2.0
 PLAIN_POLL_S = 1.0
 # While an agent is not yet there: it appears within a second of its container's start.
@@ -34,6 +48,9 @@ QUICK_S, QUICK_ANSWERS = 0.05, 10
 # Jobs with silent agents are looked at again so often; how many of them there are does not matter.
 NAG_S = 1.0
 MAX_PREFIXES = 64
+# What of an agent changes with nearly every answer; the rest is news.
+_FLEETING = {"message", "step", "step_at", "step_pace", "trying_since", "last_answer", "answering_since"}
+_LASTING = attrgetter(*(field.name for field in fields(AgentFact) if field.name not in _FLEETING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +84,17 @@ class Watched:
     worker_data: tuple[Any, ...] = ()
     task: asyncio.Task[None] | None = None
     complaint: str = ""
+    line: PollConnection | None = None
+    """For its long polls; made with the first of them."""
+    is_unusual: bool = False
+    """It answers long polls in a way that only the general client understands."""
+    is_long: bool = False
+    """It is asked with a poll that lasts longer than a heartbeat."""
+    place: float = field(init=False)
+    """Where among others it is, from 0 to 1; as good as chance."""
+
+    def __post_init__(self) -> None:
+        self.place = zlib.crc32(self.address.url("").encode()) / 2**32
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -90,6 +118,8 @@ class Board:
         self._session = session
         self._wake = wake
         self._watched: dict[str, Watched] = {}
+        self._jobs: dict[str, dict[str, Watched]] = {}
+        self._doubts: dict[str, float] = {}
         self._nagged: dict[str, float] = {}
 
     def watch(self, pod_uid: str, address: Address) -> None:
@@ -98,23 +128,38 @@ class Board:
         if known is not None and known.address == address:
             return
         self.forget(pod_uid)
-        watched = Watched(address, AgentFact(trying_since=_now()))
+        watched = Watched(address, AgentFact(trying_since=clock.now()))
         self._watched[pod_uid] = watched
+        self._jobs.setdefault(address.job, {})[pod_uid] = watched
         watched.task = asyncio.create_task(self._follow(watched), name=f"agent {address.ip}:{address.port}")
+
+    def watches(self, pod_uid: str, ip: str, port: int) -> bool:
+        """Whether the agent of a pod is asked at this address already; the token of a pod never changes."""
+        watched = self._watched.get(pod_uid)
+        return watched is not None and (watched.address.ip, watched.address.port) == (ip, port)
 
     def forget(self, pod_uid: str) -> None:
         """Stop asking an agent whose pod is gone."""
         watched = self._watched.pop(pod_uid, None)
         if watched is None:
             return
-        self._nagged.pop(watched.address.job, None)
+        job = watched.address.job
+        self._nagged.pop(job, None)
+        del self._jobs[job][pod_uid]
+        if not self._jobs[job]:
+            del self._jobs[job]
+            self._doubts.pop(job, None)
         if watched.task is not None:
             watched.task.cancel()
+        if watched.line is not None:
+            watched.line.close()
 
     def fact(self, pod_uid: str) -> AgentFact:
         """Give what is known of an agent; an empty fact for one that is not watched."""
         watched = self._watched.get(pod_uid)
-        return watched.fact if watched is not None else AgentFact()
+        if watched is None:
+            return AgentFact()
+        return _vouched(watched) if watched.is_long else watched.fact
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
         """Give the newest complete checkpoint for each prefix, as the agents of a job report it (for the next /start).
@@ -148,6 +193,9 @@ class Board:
             began = time.monotonic()
             try:
                 answer = await self._ask(watched)
+            except Hurried:
+                watched.version = None
+                continue
             except Exception as error:
                 # The outer edge of one agent's task: nothing that it says may end the watch over it.
                 self._no_answer(watched, error)
@@ -161,6 +209,12 @@ class Board:
                 await asyncio.sleep(PLAIN_POLL_S)
 
     async def _ask(self, watched: Watched) -> Answer:
+        if watched.version is not None and not watched.is_unusual:
+            try:
+                return await self._poll(watched, watched.version)
+            except Unusual as error:
+                log.info("agent at %s is asked by the general client: %s", watched.address.url(""), error)
+                watched.is_unusual = True
         query: dict[str, str] = {}
         limit_s = CONNECT_S + 1
         if watched.version is not None:
@@ -174,11 +228,48 @@ class Board:
             allow_redirects=False,
             headers=watched.address.headers,
         ) as response:
-            if response.status == 401:
-                raise Denied("the agent does not accept the operator's token (HTTP 401)")
-            if response.status != 200:
-                raise BadAnswer(f"the agent answers /status with HTTP {response.status}")
-            return read(_decoded(await _bounded(response)), watched.fact, _now())
+            _check(response.status)
+            return read(_decoded(await _bounded(response)), watched.fact, clock.now())
+
+    async def _poll(self, watched: Watched, version: int) -> Answer:
+        """Ask for what is newer, over a connection that is kept: nearly all that is asked while jobs train."""
+        if watched.line is None:
+            address = watched.address
+            watched.line = PollConnection(address.ip, address.port, address.headers, MAX_ANSWER_BYTES)
+        wait_s = self._wait_s(watched)
+        watched.is_long = wait_s > LONG_POLL_S
+        try:
+            status, body = await watched.line.ask(
+                f"/status?after={version}&wait={wait_s:g}", CONNECT_S, wait_s + CONNECT_S + 1
+            )
+        except TooLarge as error:
+            raise BadAnswer(str(error)) from error
+        except (OSError, Hurried) as error:
+            if watched.is_long and not isinstance(error, TimeoutError):
+                watched.fact = _vouched(watched)  # it was silent only from then on
+            raise
+        finally:
+            is_long, watched.is_long = watched.is_long, False
+        _check(status)
+        now = clock.now()
+        answer = _decoded(body)
+        if is_long:  # who answers it was there all the time
+            watched.fact = replace(watched.fact, last_answer=now)
+        return read(answer, watched.fact, now)
+
+    def _wait_s(self, watched: Watched) -> float:
+        doubted = self._doubts.get(watched.address.job)
+        if doubted is not None and time.monotonic() - doubted < DOUBT_S:
+            return LONG_POLL_S
+        longest_s = min(LONGEST_POLL_S, len(self._watched) / POLLS_PER_S)
+        return max(LONG_POLL_S, longest_s * (1 - SPREAD * watched.place))
+
+    def _doubt(self, job: str) -> None:
+        """An agent of a job does not answer: what the others do must be known soon."""
+        self._doubts[job] = time.monotonic()
+        for watched in self._jobs.get(job, {}).values():
+            if watched.is_long and watched.line is not None:
+                watched.line.hurry()
 
     def _take(self, watched: Watched, answer: Answer) -> None:
         before, watched.fact = watched.fact, answer.fact
@@ -188,13 +279,14 @@ class Board:
             self._wake(watched.address.job)
 
     def _no_answer(self, watched: Watched, error: Exception) -> None:
-        refused = isinstance(error, aiohttp.ClientConnectorError)
+        refused = isinstance(error, aiohttp.ClientConnectorError | ConnectFailed)
         is_unreachable = isinstance(error, aiohttp.ClientError | TimeoutError | OSError)
         complaint = "" if is_unreachable else f"{type(error).__name__}: {error}"
         if complaint and complaint != watched.complaint:
             log.warning("agent at %s: %s", watched.address.url(""), complaint)
         watched.complaint = complaint
         watched.version = None
+        self._doubt(watched.address.job)
         if refused != watched.fact.refused:
             watched.fact = replace(watched.fact, refused=refused)
         denied = isinstance(error, Denied)
@@ -204,7 +296,7 @@ class Board:
         since = watched.fact.last_answer or watched.fact.trying_since
         if since is None:
             return
-        left_s = (since + SILENCE_LIMIT - _now()).total_seconds()
+        left_s = (since + SILENCE_LIMIT - clock.now()).total_seconds()
         if left_s <= 0:
             self._nag(watched.address.job)
         elif left_s <= LAST_RETRY_S + CONNECT_S + 1:
@@ -216,6 +308,13 @@ class Board:
         if now - self._nagged.get(job, now - NAG_S) >= NAG_S:
             self._nagged[job] = now
             self._wake(job)
+
+
+def _check(status: int) -> None:
+    if status == 401:
+        raise Denied("the agent does not accept the operator's token (HTTP 401)")
+    if status != 200:
+        raise BadAnswer(f"the agent answers /status with HTTP {status}")
 
 
 def _decoded(raw: bytes) -> Any:
@@ -234,18 +333,19 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(raw)
 
 
-def _matters(fact: AgentFact) -> AgentFact:
-    """Give a fact without what changes all the time; of the steps only whether there is one."""
-    return replace(
-        fact,
-        message="",
-        step=None if fact.step is None else 0,
-        step_at=None,
-        step_pace=None,
-        trying_since=None,
-        last_answer=None,
-        answering_since=None,
-    )
+def _matters(fact: AgentFact) -> tuple[object, ...]:
+    """Give what of a fact does not change all the time; of the steps only whether there is one."""
+    return (fact.step is None, *_LASTING(fact))
+
+
+def _vouched(watched: Watched) -> AgentFact:
+    """Give the fact of an agent that is asked with a long poll: its machine's last sign of life counts as an answer."""
+    heard_at = watched.line.heard_at() if watched.line is not None else None
+    if heard_at is None:
+        return watched.fact
+    heard = clock.now() - timedelta(seconds=time.monotonic() - heard_at)
+    before = watched.fact.last_answer
+    return watched.fact if before is None or heard <= before else replace(watched.fact, last_answer=heard)
 
 
 def _was_silent(before: AgentFact, after: AgentFact) -> bool:
@@ -257,7 +357,3 @@ def _was_silent(before: AgentFact, after: AgentFact) -> bool:
 def _count(entry: Any) -> int:
     count = entry.get("progressCount") if isinstance(entry, dict) else None
     return count if isinstance(count, int) else -1
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

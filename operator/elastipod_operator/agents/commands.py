@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ CALL_TIMEOUT = aiohttp.ClientTimeout(total=5, sock_connect=2)
 # A command that was taken is not sent again while its effect is on its way to the board.
 SETTLE_S = 3.0
 MAX_PARALLEL = 256
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +45,30 @@ class Commander:
 
     async def send(self, commands: list[Command]) -> list[str]:
         """Send all that are due; gives one sentence for each that failed. The caller looks again later in any case."""
-        now = time.monotonic()
-        self._sent = {key: at for key, at in self._sent.items() if now - at < SETTLE_S}
+        self._forget_settled()
         due = [c for c in commands if (c.pod_uid, *c.key) not in self._sent]
-        results = await asyncio.gather(*(self._call(command) for command in due))
+        parts: dict[int, str] = {}
+        results = await asyncio.gather(*(self._call(command, parts) for command in due))
         return [problem for problem in results if problem]
 
-    async def _call(self, command: Command) -> str:
+    def _forget_settled(self) -> None:
+        """Those sent first are first in the dict."""
+        limit = time.monotonic() - SETTLE_S
+        settled = list(itertools.takewhile(lambda key: self._sent[key] <= limit, self._sent))
+        for key in settled:
+            del self._sent[key]
+
+    async def _call(self, command: Command, parts: dict[int, str]) -> str:
         url = command.address.url(command.path)
         try:
             async with (
                 self._slots,
                 self._session.post(
                     url,
-                    json=command.body,
+                    data=None if command.body is None else _serialized(command.body, parts),
                     timeout=CALL_TIMEOUT,
                     allow_redirects=False,
-                    headers=command.address.headers,
+                    headers=command.address.headers if command.body is None else command.address.headers | JSON,
                 ) as response,
             ):
                 text = (await response.content.read(2048)).decode(errors="replace")
@@ -68,5 +79,19 @@ class Commander:
             return ""
         if response.status != 200:
             return f"POST {url} was answered with HTTP {response.status}: {text[:300]}"
-        self._sent[(command.pod_uid, *command.key)] = time.monotonic()
+        key = (command.pod_uid, *command.key)
+        self._sent.pop(key, None)
+        self._sent[key] = time.monotonic()
         return ""
+
+
+def _serialized(body: Mapping[str, Any], parts: dict[int, str]) -> bytes:
+    """Give a body as JSON. Lists and objects in it that many commands share are in `parts`, by id, once they were written."""
+    small = {key: value for key, value in body.items() if not isinstance(value, list | dict)}
+    text = json.dumps(small)[:-1]
+    for key in body.keys() - small.keys():
+        part = parts.get(id(body[key]))
+        if part is None:
+            part = parts[id(body[key])] = json.dumps(body[key])
+        text += f"{', ' if len(text) > 1 else ''}{json.dumps(key)}: {part}"
+    return f"{text}}}".encode()

@@ -5,23 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..core.actions import Action, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
-from ..core.facts import AgentFact, AgentState, PodFact
+from ..core.facts import AgentFact, PodFact
 from ..core.names import master_port
-from ..core.record import Record
+from ..core.record import Reach, Record
 from .board import Address, Board
 from .commands import Command
 
-IN_PROCESS = "in_process_restart"
 # Above this many pods the list of addresses is not sent (decision 22).
 MAX_RANK_IPS = 512
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Orders:
-    """Writes the calls of one decision. pods: the job's, by name; address: where a pod's agent is."""
+    """Writes the calls of one decision. pods: the job's, by name; address: where a pod's agent is.
+
+    What all calls have in common is worked out once, and is one object in all of them: the Commander serializes it once.
+    """
 
     spec: Mapping[str, Any]
     pods: Mapping[str, PodFact]
@@ -43,7 +46,7 @@ class Orders:
         elif isinstance(action, HoldSpare):
             path, key, body = "/start", ("spare", generation), self._start(action.number, fact) | {"spare": True}
         elif isinstance(action, StopWorkers):
-            path, key = "/stop", ("stop", f"{action.generation} {action.graceful}")
+            path, key = "/stop", ("stop", f"{action.generation} {action.graceful} {action.reach}")
             body = self._stop(action)
         else:
             return Command(pod.uid, self.address(pod), "/shutdown", None, ("shutdown",))
@@ -52,7 +55,7 @@ class Orders:
         return Command(pod.uid, self.address(pod), path, body, key)
 
     def _start(self, group_rank: int, fact: AgentFact) -> dict[str, Any]:
-        is_kept = fact.restart_mode == IN_PROCESS  # its workers hold state that others may want to reach
+        is_kept = fact.restart_mode == Reach.IN_PROCESS  # its workers hold state that others may want to reach
         return {
             "rank": group_rank,
             "nnodes": len(self.record.members),
@@ -62,10 +65,10 @@ class Orders:
             "log_monitoring_configuration": (self.spec.get("runPolicy") or {}).get("logMonitoringConfiguration")
             or None,
             "ipVersion": None,
-            "rankIps": self._rank_ips() if is_kept else None,
-            "worker_data": self.board.worker_data(p.uid for p in self._members()) if is_kept else None,
+            "rankIps": self._rank_ips if is_kept else None,
+            "worker_data": self._worker_data if is_kept else None,
             "spare": False,
-            "progress": self.board.progress(p.uid for p in self.pods.values()),
+            "progress": self._progress,
             "generation": self.record.generation,
         }
 
@@ -73,26 +76,32 @@ class Orders:
         body: dict[str, Any] = {"is_graceful": action.graceful, "generation": action.generation}
         if action.graceful:
             body["timeout"] = action.timeout_s
-        elif (mode := restart_mode([self.board.fact(pod.uid) for pod in self.pods.values()])) != IN_PROCESS:
-            body["restart_mode"] = mode  # absent means in process, where workers can outlive a fault at all
+        elif action.reach is not Reach.IN_PROCESS:
+            body["restart_mode"] = (
+                action.reach.value
+            )  # absent means in process, where workers can outlive a fault at all
         return body
 
+    @cached_property
+    def _progress(self) -> dict[str, Any]:
+        return self.board.progress(pod.uid for pod in self.pods.values())
+
+    @cached_property
+    def _worker_data(self) -> list[Any]:
+        return self.board.worker_data(pod.uid for pod in self._members)
+
+    @cached_property
     def _members(self) -> list[PodFact]:
         by_id = {pod.id: pod for pod in self.pods.values()}
         return [by_id[member] for member in self.record.members if member in by_id]
 
+    @cached_property
     def _rank_ips(self) -> list[dict[str, Any]] | None:
         """Give the address of each global rank, or of each group rank where the workers per pod are not a plain number."""
-        members = self._members()
+        members = self._members
         if len(members) > MAX_RANK_IPS:
             return None
         text = str(self.spec.get("nprocPerNode") or "")
         per_pod = int(text) if re.fullmatch(r"[1-9][0-9]{0,3}", text) else 1
         addresses = [pod.ip for pod in members for _ in range(per_pod)]
         return [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]
-
-
-def restart_mode(facts: list[AgentFact]) -> str:
-    """Give how workers that outlive a fault are to go on: kept in memory, unless a failed one asked for more."""
-    asked = {fact.restart_mode for fact in facts if fact.state is AgentState.FAULTED and fact.restart_mode}
-    return min(asked - {IN_PROCESS}, default=IN_PROCESS)

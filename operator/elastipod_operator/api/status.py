@@ -99,13 +99,19 @@ class ElasticScalingStatus(Model):
     """Replicas that each spec is to have."""
 
     last_updated: Timestamp | None = None
+    """When anything else of this last changed."""
+
     last_scaling_time: Timestamp | None = None
+    """When the workers last ran again after a planned change of size."""
+
     last_restart_time: Timestamp | None = None
+    """When the workers last ran again after a fault."""
+
     pods_scaled: bool | None = None
     """The pods of the target exist."""
 
     is_faulty_pod_scale_down: bool | None = None
-    """The latest shrink followed a fault."""
+    """The latest change of size was a shrink after a fault."""
 
     consecutive_scaling_failures: int | None = None
     """Failed resizes since the last one that worked."""

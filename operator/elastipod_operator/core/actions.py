@@ -9,7 +9,7 @@ from typing import Any
 from .facts import Condition
 from .history import HistoryEntry
 from .names import PodId
-from .record import Record
+from .record import Reach, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,13 @@ class HoldSpare:
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """graceful: ask for a checkpoint and give the workers timeout_s seconds; otherwise end them at once."""
+    """graceful: ask for a checkpoint and give the workers timeout_s seconds; otherwise end them at once, as far as `reach`."""
 
     pod: str
     generation: int
     graceful: bool
     timeout_s: int
+    reach: Reach = Reach.IN_PROCESS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from .names import PodId
-from .record import Culprit, Gang, Kind, Ledger, Measures, Offence, Record, Transition, Window
+from .record import Culprit, Gang, Kind, Ledger, Measures, Offence, Reach, Record, Transition, Window
 from .sizes import MAX_REPLICAS
 
 VERSION = 1
@@ -72,12 +72,12 @@ def _optional_parts(record: Record) -> dict[str, Any]:
         t = record.transition
         parts["transition"] = [
             t.kind.value, t.cause, t.message[:MAX_TEXT], t.from_size, t.goal, stamp(t.began_at), stamp(t.detected_at),
-            stamp(t.deadline), t.graceful, stamp(t.not_before), t.counted, t.weighed, t.full,
+            stamp(t.deadline), t.graceful, stamp(t.not_before), t.counted, t.weighed, t.full, t.reach.value,
         ]  # fmt: skip
     if record.window != Window():
         w = record.window
         parts["window"] = [w.number, stamp(w.since), w.restarts, w.full]
-    if record.culprits:
+    if record.culprits or record.is_full_restart:
         rows = [[c.pod.spec, c.pod.ordinal, c.pod.incarnation, c.rank, c.node] for c in record.culprits]
         parts["culprits"] = [record.is_full_restart, rows]
     if record.offences:
@@ -93,6 +93,10 @@ def _optional_parts(record: Record) -> dict[str, Any]:
         parts["measures"] = [stamp(record.paused_at), None if m.pause is None else _ms(m.pause), paces]
     if record.idle:
         parts["idle"] = _ms(record.idle)
+    if record.begun_at:
+        parts["begun"] = stamp(record.begun_at)
+    if record.is_faulty_shrink:
+        parts["shrunk"] = True
     if record.ledger != Ledger():
         parts["ledger"] = [record.ledger.phase, stamp(record.ledger.since), [list(row) for row in record.ledger.booked]]
     if record.outcome:
@@ -102,7 +106,7 @@ def _optional_parts(record: Record) -> dict[str, Any]:
 
 def _unsaid_incarnations(record: Record) -> list[PodId]:
     """Give the incarnations that the members do not tell already; NONE for members whose one is not on record."""
-    told = {member.slot: member.incarnation for member in record.members if member.incarnation}
+    told = {member.slot: member.incarnation for member in record.members}
     unsaid = [PodId(s.spec, s.ordinal, i) for s, i in record.incarnations.items() if told.get(s) != i]
     return sorted([*unsaid, *(PodId(s.spec, s.ordinal, NONE) for s in told if s not in record.incarnations)])
 
@@ -133,7 +137,7 @@ def _record(body: dict[str, Any]) -> Record:
     grew_from, resize_failures, resize_failed_at = body.get("growth", [0, 0, None])
     paused_at, pause, paces = body.get("measures", [None, None, []])
     phase, since, booked = body.get("ledger", ["", None, []])
-    said = {m.slot: m.incarnation for m in members if m.incarnation}
+    said = {m.slot: m.incarnation for m in members}
     unsaid = {pod.slot: pod.incarnation for pod in _pods(body["incarnations"])}
     return Record(
         generation=int(body["generation"]),
@@ -143,6 +147,7 @@ def _record(body: dict[str, Any]) -> Record:
         lost=_pods(body["lost"]),
         incarnations={slot: number for slot, number in {**said, **unsaid}.items() if number != NONE},
         window_since=window, settled_at=settled, resized_at=resized, recovered_at=recovered, incident_at=incident,
+        begun_at=read_time(body.get("begun")),
         started_at=started, ended_at=ended,
         restarts=int(restarts), retries=int(retries), failures_in_row=int(failures), best_step=int(best),
         stalled=int(stalled[0]) if stalled else 0,
@@ -156,7 +161,7 @@ def _record(body: dict[str, Any]) -> Record:
         measures=Measures(
             None if pause is None else _from_ms(pause), tuple((int(size), _from_ms(pace)) for size, pace in paces)
         ),
-        idle=_from_ms(body.get("idle", 0)),
+        idle=_from_ms(body.get("idle", 0)), is_faulty_shrink=bool(body.get("shrunk", False)),
         ledger=Ledger(str(phase), read_time(since), tuple((str(name), int(ms)) for name, ms in booked)),
         outcome=str(outcome[0]), outcome_reason=str(outcome[1]), outcome_message=str(outcome[2]),
     )  # fmt: skip
@@ -234,12 +239,13 @@ def _read_columns(steps: str, lengths: str, incarnations: str) -> Iterator[tuple
 
 def _transition(values: list[Any]) -> Transition:
     kind, cause, message, from_size, goal, began, detected, deadline, graceful, not_before, counted, *later = values
-    weighed, full = later or (False, False)
+    later += [False, False, Reach.IN_PROCESS][len(later) :]  # earlier operators wrote less
+    weighed, full, reach = later
     return Transition(
         kind=Kind(kind), cause=str(cause), message=str(message), from_size=int(from_size), goal=int(goal),
         began_at=needed_time(began), detected_at=needed_time(detected), deadline=needed_time(deadline),
         graceful=bool(graceful), not_before=read_time(not_before), counted=bool(counted), weighed=bool(weighed),
-        full=bool(full),
+        full=bool(full), reach=Reach(reach),
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def describe(seen: Observed, record: Record, view: View) -> Report:
         and line.reason in WORTH_AN_EVENT
         and (line.type not in old or old[line.type].reason != line.reason)
     )
-    return Report(conditions, size_text(seen, record, view), status_fields(seen, record), notes, wake)
+    return Report(conditions, size_text(seen, record, view), status_fields(seen, record, view), notes, wake)
 
 
 WORTH_AN_EVENT = frozenset(
@@ -255,7 +255,8 @@ def _scaling(seen: Observed, record: Record, view: View, policy: Policy) -> Line
         if record.resize_failures:
             text += f" ({record.resize_failures} growths in a row came to nothing)"
         return Line("Scaling", False, "Growing", text)
-    loading = [r for r in view.candidates() if r.id not in record.members and r.agent.warming]
+    members = frozenset(record.members)
+    loading = [r for r in view.candidates() if r.id not in members and r.agent.warming]
     if loading:
         text = f"{len(loading)} more replicas load what their workers will need; training goes on meanwhile"
         return Line("Scaling", False, "WarmingUp", text)
@@ -265,7 +266,6 @@ def _scaling(seen: Observed, record: Record, view: View, policy: Policy) -> Line
     if gang is not None and gang.rest_until is not None:
         text = f"room for less than a whole increment was given back; asked again from {_clock(gang.rest_until)} on"
         return Line("Scaling", False, "WaitingForCapacity", text)
-    members = frozenset(record.members)
     asked = [r for r in view.newest.values() if r.id not in members and r.health in (Health.PENDING, Health.GOOD)]
     hold = growth_hold(record, policy)
     if hold is not None and hold > seen.now and not asked:

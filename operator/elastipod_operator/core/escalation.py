@@ -10,7 +10,7 @@ from .facts import Policy
 from .health import Health, View
 from .membership import remember, remove, soonest
 from .offenders import book_offence
-from .record import Kind, Record, Window
+from .record import Kind, Reach, Record, Transition, Window
 
 # So many recoveries in a row that brought no newer step are a job that does not progress (decision 17).
 NO_PROGRESS_LIMIT = 3
@@ -52,19 +52,28 @@ def weigh(record: Record, view: View, policy: Policy, now: datetime) -> Weighed:
         return Weighed(record)
     record = replace(record, transition=replace(transition, weighed=True))
     record, notes = book_offence(record, policy, now)
-    if not transition.counted:
-        return Weighed(record, notes=notes)
-    ending = _why_it_ends(record, policy)
+    ending = _why_it_ends(record, policy) if transition.counted else None
     if ending is not None:
         return Weighed(record, ending[0], f"{transition.message}; {ending[1]}", notes=notes)
-    if not _is_full_restart_due(record, policy):
-        return Weighed(record, notes=notes)
-    return _restart_everything(record, view, policy, notes)
+    why = _why_everything(record, transition, policy)
+    return _restart_everything(record, view, why, notes) if why else Weighed(record, notes=notes)
 
 
 def does_not_progress(record: Record) -> bool:
     """Whether recoveries follow each other without a newer step."""
     return record.stalled >= NO_PROGRESS_LIMIT
+
+
+def _why_everything(record: Record, transition: Transition, policy: Policy) -> str:
+    """Say why all pods are made anew; empty when they are not. A worker may ask for it also when it is not to blame."""
+    if transition.reach is Reach.JOB:
+        return "a worker asked for a job-level restart: all pods are made anew"
+    if not transition.counted or not _is_full_restart_due(record, policy):
+        return ""
+    return (
+        f"{record.window.restarts} restarts within {policy.eval_period.total_seconds():g} s, more than "
+        f"numRestartBeforeFullJobRestart {policy.restarts_before_full}: all pods are made anew"
+    )
 
 
 def _is_full_restart_due(record: Record, policy: Policy) -> bool:
@@ -80,30 +89,31 @@ def _why_it_ends(record: Record, policy: Policy) -> tuple[str, str] | None:
         text = f"{record.stalled} recoveries brought no step newer than {record.best_step}"
         return "NoProgress", f"{text}; set spec.runPolicy.jobMaxRetryCount to have it tried that often"
     limit = policy.max_full_restarts
-    if _is_full_restart_due(record, policy) and limit is not None and window.full >= limit:
+    is_full = transition.reach is Reach.JOB or _is_full_restart_due(record, policy)
+    if is_full and limit is not None and window.full >= limit:
         return transition.cause, f"spec.runPolicy.restartPolicy.maxFullJobRestarts {limit} is used up"
     return None
 
 
-def _restart_everything(record: Record, view: View, policy: Policy, notes: tuple[Note, ...]) -> Weighed:
-    """A full job restart: every pod that has a place is given up, and none of them is ever taken back."""
+def _restart_everything(record: Record, view: View, why: str, notes: tuple[Note, ...]) -> Weighed:
+    """A full job restart: every pod that has a place is given up, and none of them is ever taken back.
+
+    It spends one of maxFullJobRestarts, unless nothing counts that a lost node caused.
+    """
     transition, window = record.transition, record.window
     assert transition is not None
     actions: list[Action] = []
     given_up = [r for r in view.by_id.values() if r.pod.node and r.health is not Health.ENDED]
     for replica in given_up:
         actions += remove(replica, "full job restart")
-    text = (
-        f"{window.restarts} restarts within {policy.eval_period.total_seconds():g} s, more than "
-        f"numRestartBeforeFullJobRestart {policy.restarts_before_full}: all pods are made anew"
-    )
+    spent = replace(window, restarts=0, full=window.full + 1) if transition.counted else window
     known = frozenset(record.lost)
     begun = replace(
         remember(record, (r.id for r in given_up)), transition=replace(transition, full=True), members=(), is_full_restart=True,
-        window=replace(window, restarts=0, full=window.full + 1),
+        window=spent,
         lost=(*record.lost, *(r.id for r in given_up if r.id not in known)),
     )  # fmt: skip
-    note = Note("FullJobRestart", text, warning=True)
+    note = Note("FullJobRestart", why, warning=True)
     return Weighed(begun, actions=tuple(actions), notes=(*notes, note))
 
 

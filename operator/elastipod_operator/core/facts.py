@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from ..api.models import CleanPodPolicy
 from .names import PodId
@@ -52,6 +54,8 @@ class Policy:
     max_full_restarts: int | None = None
     max_offenders: int = 0
     payback: bool = True
+    new_processes: bool = False
+    """After a fault all workers get new processes, also where they could outlive it (recovery: Process)."""
     clean_pods: CleanPodPolicy = CleanPodPolicy.ALL
     ttl: timedelta | None = None
     suspend: bool = False
@@ -96,6 +100,8 @@ class JobFact:
     history_generation: int = 0
     """The newest generation that the history tells of."""
     conditions: tuple[Condition, ...] = ()
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+    """status.elasticScalingStatus as it was last written."""
     has_finalizer: bool = False
     deleting_since: datetime | None = None
     drain_on_delete: bool = False
@@ -186,6 +192,8 @@ class AgentFact:
     """Its workers would start slowly now: it is still loading what they will need."""
     restart_mode: str = ""
     """How its workers go on after a fault: in_process_restart, or what a failed one asked for; empty where it does not say."""
+    saving: bool = False
+    """All its workers know that they are to end, and are on their way: they save what the next ones go on from."""
     is_spare: bool = False
     """It was told that it is a spare, and waits for its turn."""
 
@@ -207,3 +215,5 @@ class Observed:
     """Until when no further pod is asked for after that."""
     listed_at: datetime | None = None
     """When the API server was last asked for the job's pods; None when the shell does not say."""
+    room_at: datetime | None = None
+    """When a node was last found fit for pods, or another job ended: there may be more room than before."""

@@ -11,13 +11,15 @@ from .actions import Note
 from .backoff import backoff, jitter
 from .facts import Policy
 from .health import Health, Replica, View
-from .membership import remember, room_for, soonest
+from .membership import remember, room_for, soonest, spare_slots
 from .names import Slot
 from .record import Gang, Record
 
 PATIENCE = timedelta(seconds=120)
 # The patience of different jobs differs by up to half, so that one of two that block each other is first.
 PATIENCE_SPREAD = 0.5
+# A job that trains asks again and again for an increment that finds half of its room, but ever more rarely.
+LONGEST_REST = timedelta(hours=1)
 # The demand comes back so long after the places were given back: others in wait are placed first.
 DEMAND_PAUSE = timedelta(seconds=20)
 
@@ -53,10 +55,14 @@ def _lives(replica: Replica) -> bool:
 def watch_gang(
     record: Record, view: View, policy: Policy, now: datetime, key: str, *, refused: bool
 ) -> tuple[Record, tuple[Note, ...]]:
-    """Follow an incomplete gang or increment: wait, give its places back, rest, ask again."""
+    """Follow an incomplete gang or increment: wait, give its places back, rest, ask again.
+
+    It rests longer each time, and no longer than until there came to be more room somewhere.
+    """
     have, gang = places(record, view, policy, refused=refused), record.gang
     if gang is not None and gang.rest_until is not None:
-        if now < gang.rest_until or not have.partial:
+        is_over = now >= gang.rest_until or (view.room_at is not None and view.room_at > gang.since + DEMAND_PAUSE)
+        if not is_over or not have.partial:
             return record, ()
         return replace(record, gang=Gang(now, have.partial, gang.tries)), ()
     if not have.partial or not have.is_short:
@@ -84,7 +90,8 @@ def _give_back(
 ) -> tuple[Record, tuple[Note, ...]]:
     assert record.gang is not None
     tries = record.gang.tries + 1
-    rest = DEMAND_PAUSE + backoff(policy.backoff_base, policy.backoff_max, tries, key)
+    limit = policy.backoff_max if record.transition is not None else max(policy.backoff_max, LONGEST_REST)
+    rest = DEMAND_PAUSE + backoff(policy.backoff_base, limit, tries, key)
     waited_s = (now - record.gang.since).total_seconds()
     what = "the smallest size" if record.transition is not None else "a whole increment"
     text = (
@@ -114,9 +121,15 @@ def restrict(wanted: list[Slot], record: Record, view: View, policy: Policy, now
         return wanted
     members = {member.slot for member in record.members} if record.transition is None else set()
     whole = places(record, view, policy, refused=False).whole if record.transition is None else 0
-    others = sorted((s for s in wanted if s not in members), key=lambda s: not _is_bound(view.newest.get(s)))
+    spares = [s for s in wanted if s in spare_slots(policy, wanted) and s not in members]  # nobody waits for those
+    others = [s for s in wanted if s not in members and s not in spares]
+    others.sort(key=lambda s: not _is_bound(view.newest.get(s)))
     demand = 1 if now >= gang.since + DEMAND_PAUSE else 0
-    return [*(s for s in wanted if s in members), *others[: whole - len(members) + demand if members else demand]]
+    return [
+        *(s for s in wanted if s in members),
+        *others[: whole - len(members) + demand if members else demand],
+        *(s for s in spares if _is_bound(view.newest.get(s))),
+    ]
 
 
 def _is_bound(replica: Replica | None) -> bool:

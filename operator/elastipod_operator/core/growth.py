@@ -47,7 +47,8 @@ def growth_window(record: Record, scene: Scene, members: list[Replica]) -> tuple
     candidates = scene.view.candidates()
     quick = warm(candidates, scene.now)
     possible = _size_with(quick, record, scene.policy)
-    look = min((until for r in candidates if r not in quick and (until := warming_until(r))), default=None)
+    waits = (until for r in candidates if (until := warming_until(r)) is not None and until > scene.now)
+    look = min(waits, default=None)
     # A voluntary resize does not begin while a member is out of sight: its drain would end in a recovery.
     in_sight = len(members) == size and all(r.health is Health.GOOD for r in members)
     if possible <= size or record.settled_at is None or not in_sight:

@@ -21,6 +21,8 @@ STALL_LIMIT = 1.3 * HEARTBEAT
 STALL_FACTOR = 4
 # An agent answers within a second of its container's start; after this long the container does not run one.
 AGENT_EXPECTED = timedelta(seconds=30)
+# A start every second for thirty years. An agent that lies may make generations jump, but not beyond what numbers can hold.
+MAX_GENERATION = 10**9
 
 NO_AGENT = AgentFact()
 
@@ -85,6 +87,10 @@ class View:
     """Every agent that ever answered is silent: the operator suspects itself and waits (decision 5)."""
     next_gone_at: datetime | None = None
     """When the next pod counts as gone unless its node comes back; nothing else would tell."""
+    now: datetime | None = None
+    """When it was judged."""
+    room_at: datetime | None = None
+    """When there last came to be more room in the cluster, as far as the operator can see."""
 
     def get(self, pod: PodId) -> Replica | None:
         return self.by_id.get(pod)
@@ -94,8 +100,9 @@ class View:
         return [r for r in self.newest.values() if r.ready]
 
     def highest_generation(self) -> int:
-        """Give the newest generation that agents ran, or that labels of pods tell of."""
-        return max((max(r.agent.generation or 0, r.pod.generation) for r in self.by_id.values()), default=0)
+        """Give the newest generation that agents ran, or that labels of pods tell of; what nobody can have run counts not."""
+        told = (number for r in self.by_id.values() for number in (r.agent.generation or 0, r.pod.generation))
+        return max((number for number in told if number <= MAX_GENERATION), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +147,8 @@ def judge(seen: Observed) -> View:
         node.not_ready_since for pod in seen.pods if (node := seen.nodes.get(pod.node)) is not None and not node.ready
     )
     ends = (since + grace + TICK for since in not_ready_since if since is not None)
-    return View(by_id, newest, witnesses.all_silent, min((at for at in ends if at > seen.now), default=None))
+    next_gone_at = min((at for at in ends if at > seen.now), default=None)
+    return View(by_id, newest, witnesses.all_silent, next_gone_at, seen.now, seen.room_at)
 
 
 def _judge_pod(
@@ -245,7 +253,9 @@ def _evidence(
         return f"the agent of pod {name} is silent and the workers of others failed"
     busy = [a for a in witnesses.members if a.state in (AgentState.RUNNING, AgentState.STOPPING)]
     if busy:
-        stalled = _stalled(busy, now)
+        stalled = not any(a.saving for a in busy) and _stalled(
+            busy, now
+        )  # who saves makes no steps, however long it takes
         return f"the agent of pod {name} on node {pod.node} is silent and the others make no step" if stalled else ""
     if states & {AgentState.READY, AgentState.INIT}:
         return f"the agent of pod {name} on node {pod.node} is silent and the workers of others have ended"

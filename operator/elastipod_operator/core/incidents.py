@@ -10,12 +10,16 @@ from .backoff import backoff
 from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId
-from .record import Culprit, Kind, Record, Transition, Window
+from .record import Culprit, Kind, Reach, Record, Transition, Window
 
 # Workers that do not report steps have made progress when they ran this long.
 PROOF_OF_LIFE = timedelta(seconds=60)
 # Old workers are ended at once; an agent that has not managed it by then is helped (stopping.HARD_STOP_AFTER and on).
 STOP_TIME = timedelta(seconds=30)
+# An agent says RUNNING in the moment in which it takes a /start, which is repeated every few seconds.
+START_LIMIT = timedelta(seconds=60)
+STARTS_TRIED = 3
+LEAST_REACH = {False: Reach.IN_PROCESS, True: Reach.PROCESSES}
 # So many replicas of one incident are named.
 MAX_CULPRITS = 8
 
@@ -57,7 +61,7 @@ def find_incident(record: Record, view: View) -> Incident | None:
         return _worker_fault(record, faulted)
     if draining:
         return None
-    return _out_of_step(trained, record)
+    return _out_of_step(trained, record) or _start_not_taken(trained, record, view.now)
 
 
 def _drained(replica: Replica, record: Record) -> bool:
@@ -110,6 +114,9 @@ def _is_gone(member: PodId) -> str:
 
 
 def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Incident:
+    taken = next((r for _, r in faulted if _port_is_taken(r, record)), None)
+    if taken is not None:
+        return Incident("MasterPortTaken", taken.agent.message, counted=False)
     group_rank, replica = next(
         ((rank, r) for rank, r in faulted if r.agent.failure is not None and r.agent.failure.signal != "SIGTERM"),
         faulted[0],
@@ -123,6 +130,11 @@ def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Inciden
     culprit = Culprit(replica.id, group_rank, replica.pod.node)
     message = f"group rank {group_rank} (pod {replica.pod.name}): {text}"
     return Incident(_as_reason(agent.reason) or "WorkerFault", message, counted=True, culprits=(culprit,))
+
+
+def _port_is_taken(replica: Replica, record: Record) -> bool:
+    """Whether somebody else held the port that global rank 0 was to open: the next generation has another one (decision 20)."""
+    return replica.agent.message.startswith("EADDRINUSE") and replica.runs(record.generation)
 
 
 def _log_rule(reason: str) -> str:
@@ -167,6 +179,34 @@ def _out_of_step(members: list[Replica], record: Record) -> Incident | None:
     return None
 
 
+def _start_not_taken(members: list[Replica], record: Record, now: datetime | None) -> Incident | None:
+    """Give up on agents that answer and do not do what they are told; others, who did, wait for them.
+
+    When nobody took the start, it may be that no call of this operator arrives: the next generations are tried first.
+    """
+    if record.begun_at is None or record.settled_at is not None or now is None:
+        return None
+    late = [
+        r for r in members if r.ready and (r.agent.generation or 0) < record.generation and _had_time(r, record, now)
+    ]
+    if not late:
+        return None
+    is_running = any(r.agent.state is AgentState.RUNNING and r.runs(record.generation) for r in members)
+    more = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+    message = (
+        f"the agent of pod {late[0].pod.name}{more} answers, but did not start the workers of generation {record.generation} "
+        f"within {START_LIMIT.total_seconds():g} s"
+    )
+    is_hopeless = is_running or record.failures_in_row >= STARTS_TRIED
+    return Incident("StartNotTaken", message, counted=False, lost=tuple(r.id for r in late) if is_hopeless else ())
+
+
+def _had_time(replica: Replica, record: Record, now: datetime) -> bool:
+    since = replica.agent.answering_since
+    assert record.begun_at is not None
+    return since is not None and now - max(since, record.begun_at) >= START_LIMIT
+
+
 def begin_recovery(
     record: Record, view: View, policy: Policy, now: datetime, incident: Incident, key: str = ""
 ) -> Record:
@@ -187,7 +227,7 @@ def begin_recovery(
     transition = Transition(
         kind=Kind.RECOVERY, cause=incident.cause, message=incident.message, from_size=len(record.members), goal=goal,
         began_at=now, detected_at=now, deadline=now + STOP_TIME, graceful=False, not_before=now + wait if wait else None,
-        counted=incident.counted,
+        counted=incident.counted, reach=_farther(reach_asked(record, view), LEAST_REACH[policy.new_processes]),
     )  # fmt: skip
     known = frozenset(record.lost)
     return replace(
@@ -199,6 +239,31 @@ def begin_recovery(
         stalled=0 if progressed else record.stalled + incident.counted,
         culprits=incident.culprits, is_full_restart=False,
     )  # fmt: skip
+
+
+def reach_asked(record: Record, view: View) -> Reach:
+    """Give the farthest restart that a failed member's workers ask for. Words that we do not know mean new processes."""
+    asked = {
+        r.agent.restart_mode
+        for m in record.members
+        if (r := view.get(m)) is not None and r.agent.state is AgentState.FAULTED and r.runs(record.generation)
+    }
+    known = tuple(Reach)
+    reaches = [Reach(word) if word in known else Reach.PROCESSES for word in asked if word]
+    return max(reaches, key=known.index, default=Reach.IN_PROCESS)
+
+
+def _farther(*reaches: Reach) -> Reach:
+    return max(reaches, key=tuple(Reach).index)
+
+
+def widen(record: Record, view: View) -> Record:
+    """Note that further workers failed meanwhile and ask for more than the first one did, until the recovery is weighed."""
+    transition = record.transition
+    if transition is None or transition.kind is not Kind.RECOVERY or transition.weighed:
+        return record
+    reach = _farther(transition.reach, reach_asked(record, view))
+    return record if reach is transition.reach else replace(record, transition=replace(transition, reach=reach))
 
 
 def _counted(window: Window, now: datetime) -> Window:
@@ -221,6 +286,8 @@ def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Rec
         cause, message = replica.why, replica.detail
     elif replica.health is Health.ENDED and not _ended_by_itself(replica):
         cause, message = "PodLost", replica.detail
+    elif _port_is_taken(replica, record):
+        cause, message = "MasterPortTaken", replica.agent.message
     else:
         return record
     blamed = replace(transition, cause=cause, message=message, counted=False)

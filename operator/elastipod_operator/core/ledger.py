@@ -1,11 +1,13 @@
 """Where a job's time goes: every second is booked to one phase, and the phases sum to its life so far.
 
 Kept in the record, so that it survives the operator. A phase may be found out a little later than it began: fault
-detection is booked back to the last step that was seen. Queues will book `queued`; `saving` needs the workers' word.
+detection is booked back to the last step that was seen. Queues will book `queued`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -27,14 +29,15 @@ class Phase(StrEnum):
     LOADING = "loading"  # until the first step, of jobs that report steps
     TRAINING = "training"
     RECOMPUTING = "recomputing"  # steps that had been made before the last fault
-    DRAINING = "draining"  # until all workers stand at the checkpoint
-    SAVING = "saving"
+    DRAINING = "draining"  # until all workers know that they are to end (until they ended, where agents do not say so)
+    SAVING = "saving"  # until they ended: they save what the next ones go on from
     DETECTING = "detecting"  # from the last step before a fault until all workers are stopped
     WAITING = "waiting for replacement"
     SUSPENDED = "suspended"
 
 
 IN_TRAINING = (Phase.TRAINING, Phase.RECOMPUTING)
+IDLE = (Phase.QUEUED, Phase.SUSPENDED)
 
 
 def keep_ledger(record: Record, seen: Observed, view: View) -> Record:
@@ -57,6 +60,24 @@ def total(ledger: Ledger, now: datetime) -> dict[str, timedelta]:
     """Give the time of each phase so far, the present one included."""
     booked = _book(ledger, _cut(now)) if ledger.since is not None else ledger.booked
     return {phase: ms * MILLISECOND for phase, ms in booked}
+
+
+def booked_since(before: Ledger, after: Ledger) -> dict[str, timedelta]:
+    """Give the time that was booked to each phase between two states of a job's ledger."""
+    known = dict(before.booked)
+    more = {phase: ms - known.get(phase, 0) for phase, ms in after.booked}
+    return {phase: ms * MILLISECOND for phase, ms in more.items() if ms > 0}
+
+
+def goodput(ledgers: Iterable[Ledger], now: datetime) -> float | None:
+    """Give the share of training in the time of these jobs; None before there is any.
+
+    Time in a queue, or suspended, is nobody's loss. Repeated steps are no training.
+    """
+    sums: Counter[str] = Counter()
+    for ledger in ledgers:
+        sums.update({phase: time // MILLISECOND for phase, time in total(ledger, now).items() if phase not in IDLE})
+    return sums[Phase.TRAINING] / sums.total() if sums.total() else None
 
 
 def _book(ledger: Ledger, until: datetime) -> tuple[tuple[str, int], ...]:
@@ -88,15 +109,19 @@ def phase_of(record: Record, view: View) -> Phase:
         return _running_phase(record, view)
     at_work = [r for m in record.members if (r := view.get(m)) is not None and not r.parked and _may_work(r)]
     if transition.kind is Kind.SUSPEND:
-        return Phase.DRAINING if at_work else Phase.SUSPENDED
+        return _draining_phase(at_work) if at_work else Phase.SUSPENDED
     if transition.kind is Kind.RECOVERY:
         if not transition.weighed:
             return Phase.DETECTING
         return Phase.WAITING
     if transition.kind is Kind.RESIZE and at_work:
-        return Phase.DRAINING
+        return _draining_phase(at_work)
     bound = [r for r in view.newest.values() if _may_work(r) and r.pod.node]
     return Phase.SCHEDULING if len(bound) < transition.goal else Phase.STARTING
+
+
+def _draining_phase(at_work: list[Replica]) -> Phase:
+    return Phase.SAVING if all(replica.agent.saving for replica in at_work) else Phase.DRAINING
 
 
 def _may_work(replica: Replica) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from .actions import Action, CreatePod, DeletePod, ShutDownAgent
 from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId, Slot
 from .record import Record
+
+# So long a pod that is to train waits for a place before a spare gives its own away.
+SPARE_PATIENCE = timedelta(seconds=60)
 
 
 def rank_order(candidates: list[Replica], record: Record, policy: Policy) -> list[Replica]:
@@ -72,7 +75,7 @@ def _distance(replica: Replica | None) -> int:
 
 
 def remember(record: Record, pods: Iterable[PodId]) -> Record:
-    """Note the incarnations of pods that the record will not name any more: their names are not used again."""
+    """Note the incarnations of pods that were seen: a name that a pod bore is not used again, whatever became of it."""
     newest = dict(record.incarnations)
     for pod in (*record.members, *pods):
         newest[pod.slot] = max(pod.incarnation, newest.get(pod.slot, 0))
@@ -101,20 +104,19 @@ class Limits:
 
 def supply(
     policy: Policy, record: Record, view: View, now: datetime, wanted: list[Slot], limits: Limits
-) -> tuple[dict[Slot, int], list[Action], datetime | None]:
+) -> tuple[list[Action], datetime | None]:
     """Create the pods that are missing of the wanted slots and remove those that are not wanted any more.
 
-    Gives the incarnations to be recorded, the actions, and when the next creation falls due (back-off after pods that
-    ended by themselves, or were refused).
+    Gives the actions, and when the next creation falls due (back-off after pods that ended by themselves, or were refused).
+    A creation that came to nothing is tried again under the same name.
     """
-    incarnations: dict[Slot, int] = {}
     actions: list[Action] = []
     wakes: list[datetime] = []
     nnodes = len(record.members) or policy.sizes.start
     in_use = {member.slot for member in record.members} if record.transition is None else set(wanted)
     misplaced = _misplaced(view, limits.avoids)
     newest = newest_incarnations(record, view)
-    spares = _spare_slots(policy, wanted)
+    spares = spare_slots(policy, wanted)
     all_placed = all(_is_placed(view.newest.get(slot)) for slot in wanted if slot not in spares)
     for slot in wanted:
         replica = view.newest.get(slot)
@@ -130,12 +132,36 @@ def supply(
         if due is not None and due > now:
             wakes.append(due)
             continue
-        incarnation = newest.get(slot, -1) + 1
-        if incarnation:
-            incarnations[slot] = incarnation
-        pod = PodId(slot.spec, slot.ordinal, incarnation)
+        pod = PodId(slot.spec, slot.ordinal, newest.get(slot, -1) + 1)
         actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids))
-    return incarnations, actions + _removals(set(wanted), record, view), soonest(*wakes)
+    if (due := _spares_give_way(policy, record, view, wanted, spares)) is not None:
+        if due > now:
+            wakes.append(due)
+        else:
+            wanted = [slot for slot in wanted if slot not in spares]
+    return actions + _removals(set(wanted), record, view), soonest(*wakes)
+
+
+def _spares_give_way(
+    policy: Policy, record: Record, view: View, wanted: list[Slot], spares: set[Slot]
+) -> datetime | None:
+    """Give when spares leave their places to pods that are to train; None while these have theirs, or it would not help.
+
+    They came when there was room for all; that some of it went shows in pods that wait for a place for long.
+    """
+    waiting = [
+        r for s in wanted if s not in spares and (r := view.newest.get(s)) is not None and _lives(r) and not r.pod.node
+    ]
+    members = {*record.members}
+    idle = [r for s in spares if (r := view.newest.get(s)) is not None and _is_placed(r) and r.id not in members]
+    if not waiting or not idle:
+        return None
+    placed = [r.id for s in wanted if s not in spares and (r := view.newest.get(s)) is not None and _is_placed(r)]
+    freed = [r.id for r in waiting][: len(idle)]
+    now_fits = policy.sizes.fit(room_for({*members, *placed}, policy))
+    if policy.sizes.fit(room_for({*members, *placed, *freed}, policy)) <= now_fits:
+        return None
+    return min(r.pod.created_at for r in waiting) + SPARE_PATIENCE
 
 
 def _lives(replica: Replica | None) -> bool:
@@ -146,7 +172,7 @@ def _is_placed(replica: Replica | None) -> bool:
     return replica is not None and _lives(replica) and bool(replica.pod.node)
 
 
-def _spare_slots(policy: Policy, wanted: list[Slot]) -> set[Slot]:
+def spare_slots(policy: Policy, wanted: list[Slot]) -> set[Slot]:
     """Give the slots beyond those that may train: of each spec the last ones, in the order in which slots are wanted."""
     left = policy.sizes.maximum
     spares: set[Slot] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 GROUP = "sagemaker.amazonaws.com"
 VERSION = "v1"
@@ -29,8 +29,8 @@ ANNOTATION_AVOIDS = "elastipod.io/avoids"
 DEFAULT_AGENT_PORT = 8080
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PodId:
+# Tuples, for a decision about thousands of pods looks them up by the ten thousand.
+class PodId(NamedTuple):
     """Which replica of a job a pod is: its spec, its ordinal there, and how often that ordinal was made anew."""
 
     spec: str
@@ -46,8 +46,7 @@ class PodId:
         return f"{job}-{self.spec}-{self.ordinal}-{self.incarnation}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Slot:
+class Slot(NamedTuple):
     """A place for one replica: a spec and an ordinal, whatever pod fills it."""
 
     spec: str

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, Note, Plan, SetFinalizer, VerifyPods
+from .clocks import not_later
 from .conditions import describe
 from .deadlines import next_deadline, overdue
 from .ending import plan_deletion, plan_end
@@ -19,7 +20,7 @@ from .gangs import restrict
 from .health import Health, View, judge
 from .incidents import STOP_TIME
 from .ledger import keep_ledger, next_change
-from .membership import Limits, soonest, supply, wanted_slots
+from .membership import Limits, remember, soonest, supply, wanted_slots
 from .offenders import avoided
 from .payback import growth_hold
 from .record import Kind, Record, Transition
@@ -36,7 +37,7 @@ def plan(seen: Observed) -> Plan:
     """Decide for one job. Pure: same observation, same plan; carrying out a plan twice does no harm."""
     view = judge(seen)
     is_new = seen.job.record is None
-    record = seen.job.record or _first_record(seen, view)
+    record = not_later(seen.job.record or _first_record(seen, view), seen.now)
     if seen.job.deleting_since is not None:
         return _whole(seen, view, _as_step(plan_deletion(seen, record, view)))
     if seen.job.hands_off:
@@ -46,7 +47,7 @@ def plan(seen: Observed) -> Plan:
     if seen.job.policy is None:
         return _whole(seen, view, Step(record))
     scene = Scene(seen, seen.job.policy, view)
-    record = _forget_the_gone(record, view)
+    record = _forget_the_gone(remember(record, view.by_id), view)
     if seen.job.pending_edits and not record.generation and not scene.policy.suspend:
         return _whole(seen, view, _take_edits(record, scene))
     late = overdue(seen, record)
@@ -103,9 +104,7 @@ def _with_supply(step: Step, scene: Scene) -> Step:
         refused_until=scene.seen.refused_until,
         growth_until=growth_hold(record, scene.policy),
     )
-    incarnations, actions, wake = supply(scene.policy, record, scene.view, scene.now, wanted, limits)
-    if incarnations:
-        step = replace(step, record=replace(record, incarnations={**record.incarnations, **incarnations}))
+    actions, wake = supply(scene.policy, record, scene.view, scene.now, wanted, limits)
     known = {action for action in step.actions}
     fresh = tuple(action for action in actions if action not in known)
     if fresh:

@@ -22,6 +22,15 @@ class Kind(StrEnum):
     SUSPEND = "suspend"
 
 
+class Reach(StrEnum):
+    """How far a recovery reaches, in the words of /stop's `restart_mode`; the members stand in order, the least first."""
+
+    IN_PROCESS = "in_process_restart"  # workers that can outlive a fault keep their processes
+    LOCAL = "local_process_level_restart"  # but for the one that asked for another process
+    PROCESSES = "process_level_restart"  # all workers get new processes
+    JOB = "job_level_restart"  # all pods are made anew
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
     """A change of generation under way: recorded before the first /stop, gone with the record of the next start.
@@ -29,6 +38,7 @@ class Transition:
     graceful: workers are asked to reach a checkpoint until `deadline`, else they are ended at once. goal: the size that
     is waited for. counted: the incident was booked to the budgets. weighed: everybody was accounted for and the budgets
     were looked at, so what happens from then on changes neither. full: a full job restart, all pods are made anew.
+    reach: the most that the failed workers asked for.
     """
 
     kind: Kind
@@ -44,6 +54,7 @@ class Transition:
     counted: bool = False
     weighed: bool = False
     full: bool = False
+    reach: Reach = Reach.IN_PROCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +126,14 @@ class Ledger:
 class Record:
     """What the operator decided and must not forget.
 
-    generation 0 and no members: never started. members are in order of their group ranks. lost: pods that were given
-    up and must never be taken back, while the API server still lists them. incarnations: the newest one of each slot
-    whose first pod was replaced. window_since: when the present growth (or start) window opened. incident_at: when the fault that is
-    being recovered from was seen. best_step: the newest step known at the last incident. failures_in_row: recoveries
-    without a newer step; stalled: those of them that worker faults caused. grew_from: the size before the growth that has
-    not reached RUNNING yet, 0 when there is none. paused_at: when the planned resize that has not reached RUNNING yet
-    began. idle: time that the job was suspended.
+    generation 0 and no members: never started. members are in order of their group ranks. lost: pods that were given up and
+    must never be taken back, while the API server still lists them. incarnations: the newest one of each slot that a pod was
+    seen in. window_since: when the present growth (or start) window opened. begun_at: when the present generation was
+    allocated. settled_at: when all its agents answered RUNNING. incident_at: when the fault that is being recovered from was
+    seen. best_step: the newest step known at the last incident. failures_in_row: recoveries without a newer step; stalled:
+    those of them that worker faults caused. grew_from: the size before the growth that has not reached RUNNING yet, 0 when
+    there is none. paused_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
+    suspended. is_faulty_shrink: the last change of size was a shrink after a fault.
     """
 
     generation: int = 0
@@ -131,6 +143,7 @@ class Record:
     lost: tuple[PodId, ...] = ()
     incarnations: dict[Slot, int] = field(default_factory=dict)
     window_since: datetime | None = None
+    begun_at: datetime | None = None
     settled_at: datetime | None = None
     resized_at: datetime | None = None
     recovered_at: datetime | None = None
@@ -144,6 +157,7 @@ class Record:
     window: Window = Window()
     culprits: tuple[Culprit, ...] = ()
     is_full_restart: bool = False
+    is_faulty_shrink: bool = False
     offences: tuple[Offence, ...] = ()
     grew_from: int = 0
     resize_failures: int = 0

@@ -8,7 +8,7 @@ from datetime import datetime
 from .actions import Action, Note
 from .ending import plan_end
 from .facts import AgentState, Observed, Policy
-from .health import Replica, View
+from .health import Health, Replica, View
 from .history import HistoryEntry
 from .incidents import STOP_TIME
 from .payback import with_pace
@@ -68,12 +68,14 @@ def begin(
 def _has_work_to_save(record: Record, scene: Scene) -> bool:
     """Whether a checkpoint can be asked for: not between two generations, nor before every member was started.
 
-    Members that have not answered yet, to an operator that just began, are believed to be at work.
+    Members that have not answered yet, to an operator that just began, are believed to be at work; and so are those that do
+    not answer any more: what they said before they were started is no news.
     """
     if record.transition is not None:
         return False
     members = [r for m in record.members if (r := scene.view.get(m)) is not None]
-    return not all(r.parked for r in members) and not any(awaits_start(r, record) for r in members)
+    heard = [r for r in members if r.health is not Health.SILENT]
+    return not all(r.parked for r in members) and not any(awaits_start(r, record) for r in heard)
 
 
 def awaits_start(replica: Replica, record: Record) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from .facts import Observed
+from .facts import Observed, Policy
 from .growth import possible_size
-from .health import View
+from .health import Health, View
 from .names import master_port
 from .record import Record
+
+GOING = (Health.ENDED, Health.LOST, Health.DOOMED)
 
 
 def size_text(seen: Observed, record: Record, view: View) -> str:
@@ -24,7 +27,7 @@ def size_text(seen: Observed, record: Record, view: View) -> str:
     return f"{0 if record.outcome else running}/{0 if record.outcome else target}/{maximum}"
 
 
-def status_fields(seen: Observed, record: Record) -> dict[str, Any]:
+def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
     """Give everything of the status but the conditions."""
     status: dict[str, Any] = {"startTime": _stamp(seen.job.created_at), "restartCount": record.restarts}
     if record.ended_at is not None:
@@ -32,9 +35,6 @@ def status_fields(seen: Observed, record: Record) -> dict[str, Any]:
     if record.generation:
         status["masterAddr"] = record.master_addr
         status["masterPort"] = str(master_port(record.generation))
-    targets: dict[str, int] = {}
-    for member in record.members:
-        targets[member.spec] = targets.get(member.spec, 0) + 1
     window = record.window
     status["restartStatus"] = {
         "currentEvalPeriod": window.number, "fullJobRestartCount": window.full, "restartCount": window.restarts
@@ -46,16 +46,48 @@ def status_fields(seen: Observed, record: Record) -> dict[str, Any]:
             "faultyPodList": [c.pod.name(seen.job.name) for c in record.culprits],
             "faultyRankList": [str(c.rank) for c in record.culprits if c.rank >= 0],
         }
+    policy = seen.job.policy
+    if policy is not None and policy.sizes.minimum != policy.sizes.maximum:
+        scaling = _scaling(record, view, policy)
+        status["elasticScalingStatus"] = {**scaling, "lastUpdated": _last_updated(scaling, seen)}
+    return status
+
+
+def _scaling(record: Record, view: View, policy: Policy) -> dict[str, Any]:
+    targets = target_replicas(record, policy)
+    living = Counter(r.id.spec for r in view.newest.values() if r.health not in GOING and r.pod.kill_at is None)
     scaling: dict[str, Any] = {
-        "targetReplicas": targets, "consecutiveScalingFailures": record.resize_failures
-    }  # fmt: skip
+        "targetReplicas": targets,
+        "podsScaled": all(living[spec] >= number for spec, number in targets.items()),
+        "isFaultyPodScaleDown": record.is_faulty_shrink,
+        "consecutiveScalingFailures": record.resize_failures,
+    }
     if record.resized_at is not None:
         scaling["lastScalingTime"] = _stamp(record.resized_at)
     if record.recovered_at is not None:
         scaling["lastRestartTime"] = _stamp(record.recovered_at)
-    if seen.job.policy is not None and seen.job.policy.sizes.minimum != seen.job.policy.sizes.maximum:
-        status["elasticScalingStatus"] = scaling
-    return status
+    return scaling
+
+
+def target_replicas(record: Record, policy: Policy) -> dict[str, int]:
+    """Give how many replicas of each spec are to train: those that do, or those that are waited for, the base spec first."""
+    targets = dict.fromkeys((spec.name for spec in policy.specs), 0)
+    if record.outcome:
+        return targets
+    if record.transition is None:
+        return targets | Counter(member.spec for member in record.members)
+    left = min(record.transition.goal, policy.sizes.maximum)
+    for spec in policy.specs:
+        targets[spec.name] = min(left, spec.limit)
+        left -= targets[spec.name]
+    return targets
+
+
+def _last_updated(scaling: dict[str, Any], seen: Observed) -> str:
+    """Keep the time while nothing else changes."""
+    before = dict(seen.job.scaling)
+    at = before.pop("lastUpdated", None)
+    return str(at) if at and before == scaling else _stamp(seen.now)
 
 
 def _stamp(at: datetime) -> str:

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 from .actions import Action, StopWorkers
 from .facts import AgentState, Policy
-from .health import Health, Replica, View
-from .incidents import blame_outside
+from .health import MAX_GENERATION, Health, Replica, View
+from .incidents import blame_outside, widen
 from .membership import remove, soonest
 from .names import PodId
-from .record import Record
+from .record import Reach, Record
 
 # Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
 HARD_STOP_AFTER = timedelta(seconds=15)
@@ -33,6 +33,7 @@ def stop_members(
     members = frozenset(record.members)
     for member in record.members:
         record = blame_outside(record, member, view.get(member))
+    record = widen(record, view)
     for replica in view.by_id.values():
         if replica.health is Health.ENDED or replica.parked or not (replica.id in members or replica.busy):
             continue
@@ -61,10 +62,14 @@ def takes_part(replica: Replica, record: Record, members: frozenset[PodId]) -> b
 
 
 def hard_stop(replica: Replica, record: Record) -> StopWorkers:
-    """Give the call that ends a replica's workers at once, whatever generation they are of."""
+    """Give the call that ends a replica's workers at once, whatever generation they are of.
+
+    The agent takes no /start up to the generation that is named, so one that nobody can have run is not named.
+    """
     generation = replica.agent.generation
-    named = record.generation if generation is None else generation
-    return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0)
+    named = record.generation if generation is None or generation > MAX_GENERATION else generation
+    reach = record.transition.reach if record.transition is not None else Reach.IN_PROCESS
+    return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0, reach=reach)
 
 
 def _due(replica: Replica, record: Record, policy: Policy) -> datetime:

@@ -105,7 +105,10 @@ def _gather(record: Record, scene: Scene) -> Step:
     if transition.kind is Kind.RESIZE and transition.cause == CAUSE:
         candidates = warm(candidates, now)
     ready = usable(candidates, record, scene.policy)
-    size = sizes.fit(min(len(ready), sizes.maximum))
+    # The first start takes `replicas` and grows later; every other one takes all that is ready (decision 12).
+    is_first = transition.kind is Kind.START and not record.generation
+    goal = sizes.fit(transition.goal) or sizes.minimum
+    size = sizes.fit(min(len(ready), goal if is_first else sizes.maximum))
     if not size:
         record, notes = watch_gang(
             replace(record, window_since=None), scene.view, scene.policy, now, scene.key, refused=scene.is_refused
@@ -115,7 +118,7 @@ def _gather(record: Record, scene: Scene) -> Step:
         return Step(record, wake_at=transition.not_before)
     record = replace(record, window_since=record.window_since or now)
     patience = _patience(record, transition, scene.policy)
-    if size < sizes.fit(min(transition.goal, sizes.maximum)) and now < patience:
+    if size < goal and now < patience:
         return Step(record, wake_at=patience)
     return _start(record, scene, ready[:size])
 
@@ -130,14 +133,22 @@ def _patience(record: Record, transition: Transition, policy: Policy) -> datetim
     return transition.began_at
 
 
+def _is_faulty_shrink(record: Record, transition: Transition, size: int) -> bool:
+    """Whether the last change of size was a shrink for which a fault, and nobody's wish, was the reason."""
+    if size == transition.from_size:
+        return record.is_faulty_shrink
+    return size < transition.from_size and transition.kind is Kind.RECOVERY
+
+
 def _start(record: Record, scene: Scene, chosen: list[Replica]) -> Step:
     transition = record.transition
     assert transition is not None
     generation = 1 + max(record.generation, scene.view.highest_generation())
     started = replace(
         record, generation=generation, members=tuple(r.id for r in chosen), master_addr=chosen[0].pod.ip,
-        transition=None, window_since=None, settled_at=None, gang=None, grew_from=0,
+        transition=None, window_since=None, begun_at=scene.now, settled_at=None, gang=None, grew_from=0,
         paused_at=transition.began_at if transition.kind is Kind.RESIZE else None,
+        is_faulty_shrink=_is_faulty_shrink(record, transition, len(chosen)),
     )  # fmt: skip
     if transition.kind is Kind.RESIZE and transition.cause == CAUSE:
         grew = len(chosen) > transition.from_size

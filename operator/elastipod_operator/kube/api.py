@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,9 +17,11 @@ from ..core.facts import JobFact
 from ..core.names import API_VERSION, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
 
 MERGE_PATCH = "application/merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
+# With its charset: without one the client would write the body itself, as JSON that is no YAML.
+APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 CALL_TIMEOUT_S = 10
 EVENT_MESSAGE_LIMIT = 1000
+NOT_PLAIN = re.compile("[\x7f-\uffff]")
 
 
 class ApiError(Exception):
@@ -86,7 +89,7 @@ class Api:
         }
         query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
         path = _job_path(job.namespace, job.name) + "/status"
-        return await self._call("PATCH", path, body, query=query, content_type=APPLY_PATCH)
+        return await self._call("PATCH", path, as_yaml(body), query=query, content_type=APPLY_PATCH)
 
     async def delete_job(self, job: JobFact) -> None:
         """Delete the job if it is still the same one."""
@@ -157,7 +160,7 @@ class Api:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | str | None = None,
         *,
         query: list[tuple[str, str]] | None = None,
         content_type: str = "application/json",
@@ -181,6 +184,20 @@ class Api:
                 response.status, "the answer is not JSON; is there a proxy before the API server?"
             ) from error
         return answer
+
+
+def as_yaml(body: Mapping[str, Any]) -> str:
+    """Give JSON that is YAML too, as an apply patch is read: whatever users' programs print may stand in it.
+
+    YAML knows no surrogate pairs, so characters beyond U+FFFF (torch's own messages have some) go as they are; all others
+    that are not ASCII go as escapes, for YAML refuses control characters and takes some others for ends of lines.
+    """
+    return NOT_PLAIN.sub(_escaped, json.dumps(body, ensure_ascii=False))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return "\\ufffd" if 0xD800 <= code <= 0xDFFF else f"\\u{code:04x}"
 
 
 def _message(raw: bytes) -> str:

@@ -5,11 +5,12 @@ Reads may be stale, so the answers to our own writes are put in as well and olde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from .. import clock
 from ..core.facts import JobFact, NodeFact, PodFact
 from ..core.names import LABEL_UID
 from .translate import Doom, doom_of, job_fact, node_fact, pod_fact, tolerations_of
@@ -35,12 +36,15 @@ class Job:
 
 
 class Store:
-    """Jobs by UID with their pods, and nodes by name."""
+    """Jobs by UID with their pods, and nodes by name. now: gives the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], datetime] = clock.now) -> None:
+        self._now = now
         self.jobs: dict[str, Job] = {}
         self.nodes: dict[str, NodeFact] = {}
         self._doom: dict[str, Doom] = {}
+        self.room_at: datetime | None = None
+        """When there last came to be more room, as far as can be seen: a node is fit for pods, or a job ended."""
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
         """Take a job from a watch or from the answer to a write; False when a newer one is known already."""
@@ -51,12 +55,16 @@ class Store:
             return True
         if version <= known.version:
             return False
+        had_ended = _has_ended(known.fact)
         known.body, known.fact, known.version = body, job_fact(body), version
+        if _has_ended(known.fact) and not had_ended:
+            self.room_at = self._now()
         return True
 
     def drop_job(self, uid: str) -> None:
         """Forget a job that is gone, and its pods."""
-        self.jobs.pop(uid, None)
+        if self.jobs.pop(uid, None) is not None:
+            self.room_at = self._now()
 
     def put_pod(self, body: Mapping[str, Any]) -> str | None:
         """Take a pod; gives the UID of its job when something changed.
@@ -108,18 +116,24 @@ class Store:
                 job.pod_versions[uid] = version
         for body in bodies:
             self.put_pod(body)
-        job.listed, job.listed_at, job.list_version = True, datetime.now(UTC), max(version, job.list_version)
+        job.listed, job.listed_at, job.list_version = True, self._now(), max(version, job.list_version)
 
     def put_node(self, body: Mapping[str, Any]) -> list[str]:
-        """Take a node; gives the UIDs of the jobs that have pods there when something changed."""
+        """Take a node; gives the UIDs of the jobs that have pods there, or wait for room, when something changed."""
         name = body["metadata"]["name"]
-        before = self.nodes.get(name)
-        fact = node_fact(body, before, datetime.now(UTC))
+        before, now = self.nodes.get(name), self._now()
+        fact = node_fact(body, before, now)
         self.nodes[name] = fact
         self._doom.pop(name, None)
         if fact.doomed:
             self._doom[name] = doom_of(body)
-        return self.jobs_on(name) if fact != before else []
+        if fact == before:
+            return []
+        if not _is_fit(fact) or (before is not None and _is_fit(before)):
+            return self.jobs_on(name)
+        self.room_at = now
+        waiting = (uid for uid, job in self.jobs.items() if _rests(job.fact))
+        return list(dict.fromkeys((*self.jobs_on(name), *waiting)))
 
     def drop_node(self, name: str) -> list[str]:
         """Forget a node that was deleted; gives the UIDs of the jobs that had pods there."""
@@ -132,13 +146,26 @@ class Store:
         found = {pod.node: self.nodes[pod.node] for pod in job.pods.values() if pod.node in self.nodes}
         doomed = [name for name in found if name in self._doom]
         if doomed:
-            tolerations = tolerations_of(job.body)
+            tolerations = tolerations_of(job.body) if job.fact.policy is not None else []
             found.update({n: replace(found[n], doomed=self._doom[n].why(tolerations)) for n in doomed})
         return found
 
     def jobs_on(self, node: str) -> list[str]:
         """Give the UIDs of the jobs with pods on a node."""
         return [uid for uid, job in self.jobs.items() if any(pod.node == node for pod in job.pods.values())]
+
+
+def _is_fit(node: NodeFact) -> bool:
+    return node.ready and not node.cordoned and not node.doomed
+
+
+def _has_ended(job: JobFact) -> bool:
+    return job.record is not None and bool(job.record.outcome)
+
+
+def _rests(job: JobFact) -> bool:
+    """Whether it gave places back and has not asked for them again yet."""
+    return job.record is not None and job.record.gang is not None and job.record.gang.rest_until is not None
 
 
 def _is_owned(body: Mapping[str, Any], job: JobFact) -> bool:

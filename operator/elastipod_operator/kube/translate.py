@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..api import HyperPodPyTorchJob, JobSpec, explain
-from ..api.models import Switch
+from ..api.models import Recovery, Switch
 from ..core.codec import NewerRecordError, RecordError, decode
 from ..core.facts import Condition, JobFact, NodeFact, PodFact, Policy, SpecShape
 from ..core.history import decode_history
@@ -23,11 +23,13 @@ from ..core.names import (
     DEFAULT_AGENT_PORT,
     FINALIZER,
     LABEL_GENERATION,
+    PodId,
     pod_id_of,
 )
 from ..core.record import Record
 from ..core.sizes import SizeError, SizeRequest, resolve
 from .applied import changed_specs, effective_spec, pending_edits
+from .pods import pod_manifest
 from .templates import check_worker_counts, template_warnings
 from .tokens import secret_of
 
@@ -54,13 +56,20 @@ PULL_TROUBLES = frozenset(
 START_TROUBLES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
+# What comes of reading something as what it is not. The CRD lets little of that through; objects that an older or another
+# one let through may hold anything.
+UNREADABLE = (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError)
+
+
 def job_fact(body: Mapping[str, Any]) -> JobFact:
     """Read a job. One that cannot be used has no policy and a refusal in one sentence; it never raises."""
     meta = body["metadata"]
     annotations = meta.get("annotations") or {}
     policy, refusal = _policy_of(body)
     record, hands_off = _record_of(annotations)
-    return JobFact(
+    status = body.get("status")
+    status = status if isinstance(status, Mapping) else {}
+    fact = JobFact(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
@@ -69,25 +78,51 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
         refusal=refusal,
         record=record,
         hands_off=hands_off,
-        pending_edits=pending_edits(body),
+        pending_edits=pending_edits(body) if policy is not None else (),
         history_generation=_newest_generation(annotations.get(ANNOTATION_HISTORY, "")),
-        conditions=_conditions_of(body),
+        conditions=_conditions_of(status.get("conditions"), _time(meta["creationTimestamp"])),
+        scaling=_mapping(status.get("elasticScalingStatus")),
         has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
         deleting_since=_time(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         drain_on_delete=annotations.get(ANNOTATION_DRAIN_ON_DELETE) == "true",
     )
+    if policy is None:
+        return fact
+    problem = _template_problem(fact, policy, body)
+    return replace(fact, policy=None, refusal=problem) if problem else fact
 
 
 def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
     try:
         # What acts only at the next start is read as it was taken up then (decision 31).
-        job = HyperPodPyTorchJob.model_validate({**body, "spec": effective_spec(body)} if "spec" in body else body)
+        spec = effective_spec(body) if isinstance(body.get("spec"), Mapping) else body.get("spec")
+        about = {name: part for name, part in body.items() if name != "status"}
+        job = HyperPodPyTorchJob.model_validate(about | {"spec": spec} if "spec" in body else about)
         refusal = changed_specs(body)
         return (None, refusal) if refusal else (policy_of(job.spec), "")
     except ValidationError as error:
         return None, explain(error)
     except SizeError as error:
         return None, str(error)
+    except UNREADABLE as error:
+        return (
+            None,
+            f"the spec cannot be read ({type(error).__name__}: {error}); compare it with kubectl explain hpjob.spec",
+        )
+
+
+def _template_problem(fact: JobFact, policy: Policy, body: Mapping[str, Any]) -> str:
+    """Say why no pod can be made of a template; empty when pods can be made of all."""
+    spec = effective_spec(body)
+    for one in spec["replicaSpecs"]:
+        try:
+            pod_manifest(fact, spec, policy, PodId(one["name"], 0, 0), 1)
+        except UNREADABLE as error:
+            what = (
+                f"spec.replicaSpecs[{one['name']}].template is no template of a pod ({type(error).__name__}: {error})"
+            )
+            return f"{what}; compare it with kubectl explain pod"
+    return ""
 
 
 def policy_of(spec: JobSpec) -> Policy:
@@ -122,6 +157,7 @@ def policy_of(spec: JobSpec) -> Policy:
         max_full_restarts=restarts.max_full_job_restarts,
         max_offenders=restarts.max_num_repeat_offenders_to_avoid,
         payback=ours.payback is Switch.AUTO,
+        new_processes=ours.recovery is Recovery.PROCESS,
         clean_pods=run.clean_pod_policy,
         ttl=_seconds(ttl) if ttl > 0 else None,
         suspend=run.suspend,
@@ -130,7 +166,7 @@ def policy_of(spec: JobSpec) -> Policy:
         fault_deadline=_seconds(run.fault_deadline_seconds),
         agent_port=agent_port(spec),
         container=container,
-        warnings=template_warnings(spec),
+        warnings=(*template_warnings(spec), *_recovery_warnings(ours.recovery)),
         has_token=ours.authentication is Switch.AUTO,
     )
     if elastic is None:
@@ -140,6 +176,15 @@ def policy_of(spec: JobSpec) -> Policy:
         scaling_timeout=timedelta(seconds=elastic.scaling_timeout_in_seconds),
         graceful_timeout=timedelta(seconds=elastic.graceful_shutdown_timeout_in_seconds),
         faulty_timeout=timedelta(seconds=elastic.faulty_scale_down_timeout_in_seconds),
+    )
+
+
+def _recovery_warnings(wish: Recovery) -> tuple[str, ...]:
+    if wish is not Recovery.IN_MEMORY:
+        return ()
+    return (
+        "spec.elastipod.recovery InMemory acts only where the launcher runs with --inprocess-restart; elsewhere workers come "
+        "back as new processes, from a checkpoint",
     )
 
 
@@ -186,19 +231,28 @@ def _newest_generation(history: str) -> int:
     return max((entry.generation for entry in decode_history(history)), default=0)
 
 
-def _conditions_of(body: Mapping[str, Any]) -> tuple[Condition, ...]:
+def _conditions_of(listed: Any, created_at: datetime) -> tuple[Condition, ...]:
+    """Read the conditions as they were last written; what is none is left out."""
+    found = (c for c in listed if isinstance(c, Mapping)) if isinstance(listed, Sequence) else ()
     return tuple(
         Condition(
-            str(c.get("type")),
-            c.get("status") == "True",
-            str(c.get("reason", "")),
-            str(c.get("message", "")),
-            _time(c["lastTransitionTime"])
-            if c.get("lastTransitionTime")
-            else _time(body["metadata"]["creationTimestamp"]),
+            str(c.get("type")), c.get("status") == "True", str(c.get("reason", "")), str(c.get("message", "")),
+            _time_or(c.get("lastTransitionTime"), created_at),
         )
-        for c in (body.get("status") or {}).get("conditions") or ()
-    )
+        for c in found
+    )  # fmt: skip
+
+
+def _time_or(text: Any, otherwise: datetime) -> datetime:
+    try:
+        at = _time(text) if text else otherwise
+    except ValueError:
+        return otherwise
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {}
 
 
 def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
@@ -327,7 +381,7 @@ def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Give the tolerations that every template of a job has."""
     templates = [s.get("template") or {} for s in (job.get("spec") or {}).get("replicaSpecs") or ()]
     first, *others = [list((t.get("spec") or {}).get("tolerations") or ()) for t in templates] or [[]]
-    return [one for one in first if all(one in other for other in others)]
+    return [one for one in first if isinstance(one, Mapping) and all(one in other for other in others)]
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

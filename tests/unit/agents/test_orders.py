@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from tests.unit.core.builders import agent, faulted, pod, ready, running, trains
+from tests.unit.core.builders import agent, pod, ready, running, trains
 
 from elastipod_operator.agents.board import Address
-from elastipod_operator.agents.orders import IN_PROCESS, Orders, restart_mode
+from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core.actions import Action, CreatePod, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
 from elastipod_operator.core.facts import AgentFact
 from elastipod_operator.core.names import PodId
+from elastipod_operator.core.record import Reach
 
 DATA = [{"rank": 0, "data": "a"}]
 
@@ -67,7 +68,7 @@ def test_a_spare_is_told_so() -> None:
     ],
 )
 def test_workers_that_outlive_faults_learn_of_each_other(nproc: str, addresses: list[str]) -> None:
-    kept = ready(restart_mode=IN_PROCESS)
+    kept = ready(restart_mode=Reach.IN_PROCESS)
     body = body_of(START, kept, kept, nproc=nproc)
     assert body["rankIps"] == [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]
     assert body["worker_data"] == DATA
@@ -83,27 +84,12 @@ def test_a_graceful_stop_names_its_time() -> None:
     assert body_of(stop, running(3)) == {"is_graceful": True, "timeout": 60, "generation": 3}
 
 
-@pytest.mark.parametrize(
-    ("facts", "mode"),
-    [
-        pytest.param([running()], IN_PROCESS, id="nobody says anything"),
-        pytest.param(
-            [faulted(restart_mode=IN_PROCESS), running(restart_mode=IN_PROCESS)], IN_PROCESS, id="memory is kept"
-        ),
-        pytest.param(
-            [faulted(restart_mode="process_level_restart"), running(restart_mode=IN_PROCESS)],
-            "process_level_restart",
-            id="a failed worker asks for new processes",
-        ),
-        pytest.param(
-            [running(restart_mode="process_level_restart")], IN_PROCESS, id="who did not fail asks for nothing"
-        ),
-    ],
-)
-def test_all_agents_hear_how_to_go_on_after_a_fault(facts: list[AgentFact], mode: str) -> None:
-    assert restart_mode(facts) == mode
-    expected = {"is_graceful": False, "generation": 3} | ({} if mode == IN_PROCESS else {"restart_mode": mode})
-    assert body_of(StopWorkers(pod(0).name, 3, graceful=False, timeout_s=0), *facts) == expected
+@pytest.mark.parametrize("reach", Reach)
+def test_a_hard_stop_says_how_far_the_restart_reaches_unless_processes_are_kept(reach: Reach) -> None:
+    expected: dict[str, Any] = {"is_graceful": False, "generation": 3}
+    if reach is not Reach.IN_PROCESS:
+        expected["restart_mode"] = reach.value
+    assert body_of(StopWorkers(pod(0).name, 3, graceful=False, timeout_s=0, reach=reach), running(3)) == expected
 
 
 def test_shutdown_has_no_body_and_other_actions_no_call() -> None:

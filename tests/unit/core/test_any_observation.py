@@ -13,7 +13,7 @@ from elastipod_operator.core.actions import CreatePod, StartWorkers, StopWorkers
 from elastipod_operator.core.codec import decode, encode
 from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, Observed, PodFact
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Culprit, Gang, Kind, Offence, Record, Transition, Window
+from elastipod_operator.core.record import Culprit, Gang, Kind, Offence, Reach, Record, Transition, Window
 from elastipod_operator.core.sizes import Sizes
 
 times = st.sampled_from([0, 1, 10, 20, 40, 100, 1000]).map(lambda s: NOW - timedelta(seconds=s))
@@ -23,7 +23,7 @@ agents = st.builds(
     AgentFact, state=st.none() | st.sampled_from(AgentState), generation=st.none() | st.integers(0, 4), drained=st.booleans(),
     terminating=st.booleans(), failure=st.none() | st.just(Failure(0, 1, "", "boom")), step=st.none() | st.integers(0, 9),
     step_at=maybe_times, step_pace=st.none() | st.just(timedelta(seconds=2)), trying_since=maybe_times, last_answer=maybe_times,
-    answering_since=maybe_times,
+    answering_since=maybe_times, restart_mode=st.sampled_from(["", *Reach, "another"]), saving=st.booleans(),
 )  # fmt: skip
 pods = st.builds(
     pod, ids, phase=st.sampled_from(["Pending", "Running", "Failed", "Succeeded"]), node=st.sampled_from(["", "a", "b", "lost"]),
@@ -37,7 +37,7 @@ transitions = st.builds(
     Transition, kind=st.sampled_from([Kind.START, Kind.RESIZE, Kind.RECOVERY, Kind.SUSPEND]), cause=st.just("C"),
     message=st.just("m"), from_size=st.integers(0, 4), goal=st.integers(0, 4), began_at=times, detected_at=times,
     deadline=times, graceful=st.booleans(), not_before=maybe_times, counted=st.booleans(), weighed=st.booleans(),
-    full=st.booleans(),
+    full=st.booleans(), reach=st.sampled_from(Reach),
 )  # fmt: skip
 records = st.builds(
     Record, generation=st.integers(0, 4), members=st.lists(ids, unique=True, max_size=4).map(tuple),

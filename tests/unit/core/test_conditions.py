@@ -24,7 +24,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Plan
-from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed
+from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed, SpecShape
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Record
 from elastipod_operator.core.sizes import Sizes
@@ -119,7 +119,10 @@ def test_what_was_decided_once_is_decided_again_from_the_same_facts(seen: Observ
 )  # fmt: skip
 def test_a_steady_job_asks_for_nothing_and_writes_nothing(seen: Observed) -> None:
     first = plan(seen)
-    later = replace(seen, now=NOW + seconds(3), job=replace(seen.job, record=first.record, conditions=first.conditions))
+    told = replace(
+        seen.job, record=first.record, conditions=first.conditions, scaling=first.status["elasticScalingStatus"]
+    )
+    later = replace(seen, now=NOW + seconds(3), job=told)
     second = plan(later)
     assert (first.actions, second.actions) == ((), ())
     assert (second.record, second.conditions, second.size, second.status, second.notes) == (
@@ -222,3 +225,78 @@ def test_the_status_holds_only_fields_that_clients_know() -> None:
     assert set(status) <= set(known.model_dump(by_alias=True))
     assert (status["restartCount"], status["masterAddr"], status["masterPort"]) == (2, "10.0.0.0", "10070")
     assert status["elasticScalingStatus"]["targetReplicas"] == {"workers": 2, "x": 1}
+
+
+TWO_SPECS = policy(2, 6, specs=(SpecShape("base", 2), SpecShape("extra", 4)))
+BASE = (pid(0, spec="base"), pid(1, spec="base"))
+EXTRA = (pid(0, spec="extra"), pid(1, spec="extra"))
+
+
+@pytest.mark.parametrize(
+    ("record", "targets"),
+    [
+        pytest.param(trains(members=BASE), {"base": 2, "extra": 0}, id="who trains"),
+        pytest.param(trains(members=(*BASE, *EXTRA)), {"base": 2, "extra": 2}, id="of both specs"),
+        pytest.param(
+            trains(members=BASE, transition=transition(goal=5)), {"base": 2, "extra": 3}, id="who is waited for"
+        ),
+        pytest.param(
+            trains(members=(*BASE, *EXTRA), transition=transition(Kind.SUSPEND, goal=0)),
+            {"base": 0, "extra": 0},
+            id="nobody while it is suspended",
+        ),
+        pytest.param(
+            trains(members=BASE, outcome="Failed", ended_at=NOW), {"base": 0, "extra": 0}, id="nor after the end"
+        ),
+    ],
+)
+def test_target_replicas(record: Record, targets: dict[str, int]) -> None:
+    status = plan(observed(job(record, TWO_SPECS), [(pod(m), running()) for m in record.members])).status
+    assert status["elasticScalingStatus"]["targetReplicas"] == targets
+
+
+@pytest.mark.parametrize(
+    ("pods", "scaled"),
+    [
+        pytest.param([*RUN, (pod(2), ready())], False, id="one is missing"),
+        pytest.param([*RUN, (pod(2), ready()), waits(3)], True, id="all exist, if not ready"),
+        pytest.param(
+            [*RUN, (pod(2), ready()), (pod(3, kill_at=NOW), ready())], False, id="one that goes does not count"
+        ),
+        pytest.param([*RUN, *((pod(n), ready()) for n in range(2, 6))], True, id="more than that"),
+    ],
+)
+def test_pods_are_scaled_when_those_of_the_target_exist(
+    pods: list[tuple[object, AgentFact | None]], scaled: bool
+) -> None:
+    record = trains(transition=transition(goal=4))
+    status = plan(observed(job(record), pods)).status  # type: ignore[arg-type]
+    assert status["elasticScalingStatus"]["podsScaled"] is scaled
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "size", "was", "told"),
+    [
+        pytest.param(Kind.RECOVERY, 3, 2, False, True, id="a fault took one"),
+        pytest.param(Kind.RECOVERY, 2, 2, True, True, id="a fault that took none changes nothing"),
+        pytest.param(Kind.RESIZE, 3, 2, True, False, id="a planned shrink"),
+        pytest.param(Kind.RESIZE, 2, 3, True, False, id="a growth"),
+    ],
+)
+def test_a_shrink_after_a_fault_is_told_from_others(kind: Kind, before: int, size: int, was: bool, told: bool) -> None:
+    changing = transition(kind, began_s=100, goal=size, from_size=before, graceful=False, weighed=True)
+    record = trains(before, transition=changing, is_faulty_shrink=was)
+    todo = plan(observed(job(record), [(pod(n), ready(1)) for n in range(size)]))
+    assert len(todo.record.members) == size
+    assert todo.record.is_faulty_shrink is told
+    assert todo.status["elasticScalingStatus"]["isFaultyPodScaleDown"] is told
+
+
+def test_the_time_of_the_scaling_status_is_that_of_its_last_change() -> None:
+    seen = observed(job(trains()), [*RUN, waits(2), waits(3)])  # type: ignore[list-item]
+    first = plan(seen).status["elasticScalingStatus"]
+    assert first["lastUpdated"] == "2026-03-01T12:00:00Z"
+    later = replace(seen, now=NOW + seconds(60), job=replace(seen.job, scaling=first))
+    assert plan(later).status["elasticScalingStatus"] == first
+    changed = replace(later, job=replace(later.job, record=trains(resize_failures=1)))
+    assert plan(changed).status["elasticScalingStatus"]["lastUpdated"] == "2026-03-01T12:01:00Z"

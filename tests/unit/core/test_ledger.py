@@ -25,7 +25,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact
-from elastipod_operator.core.ledger import Phase, total
+from elastipod_operator.core.ledger import Phase, booked_since, goodput, total
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Ledger, Record
 
@@ -59,6 +59,24 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
             id="training does not become repetition",
         ),
         pytest.param(trains(3), [*BOTH, (pod(2, disrupted="x"), running())], Phase.DRAINING, id="a drain"),
+        pytest.param(
+            trains(transition=transition()),
+            [(pod(0), agent(AgentState.STOPPING, saving=True)), (pod(1), agent(AgentState.STOPPING))],
+            Phase.DRAINING,
+            id="some have not heard of it yet",
+        ),
+        pytest.param(
+            trains(transition=transition()),
+            [(pod(0), agent(AgentState.STOPPING, saving=True)), (pod(1), ready(1, drained=True))],
+            Phase.SAVING,
+            id="who has not ended saves",
+        ),
+        pytest.param(
+            trains(transition=transition(Kind.SUSPEND, goal=0)),
+            [(pod(n), agent(AgentState.STOPPING, saving=True)) for n in range(2)],
+            Phase.SAVING,
+            id="before a suspension too",
+        ),
         pytest.param(
             trains(),
             [(pod(0), faulted()), (pod(1), running())],
@@ -124,6 +142,22 @@ def test_a_clock_that_goes_back_books_nothing_twice() -> None:
     record = trains(ledger=Ledger(Phase.RENDEZVOUS, NOW + seconds(5), (("starting", 7),)))
     ledger = plan(observed(job(record), STEPS)).record.ledger
     assert ledger == Ledger(Phase.TRAINING, NOW + seconds(5), (("starting", 7),))
+
+
+def test_what_was_booked_meanwhile() -> None:
+    before = Ledger(Phase.TRAINING, NOW, (("starting", 700), ("training", 1_000)))
+    after = Ledger(Phase.DRAINING, NOW, (("starting", 700), ("training", 3_500)))
+    assert booked_since(before, after) == {"training": seconds(2.5)}
+    assert booked_since(before, before) == {}
+    assert booked_since(before, Ledger(Phase.SCHEDULING, NOW, (("training", 10),))) == {}, "a record that was lost"
+
+
+def test_goodput_is_the_share_of_training_in_the_time_out_of_queues() -> None:
+    ended = Ledger("ended", None, (("queued", 10**9), ("starting", 10_000), ("training", 70_000)))
+    trains_on = Ledger(Phase.TRAINING, NOW - seconds(20), (("recomputing", 20_000),))
+    assert goodput([ended, trains_on], NOW) == pytest.approx(0.75)
+    assert goodput([Ledger(Phase.SUSPENDED, LONG_AGO)], NOW) is None
+    assert goodput([Ledger(Phase.STARTING, LONG_AGO)], NOW) == 0.0
 
 
 SITUATIONS: list[Observed] = [

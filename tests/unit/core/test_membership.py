@@ -118,7 +118,7 @@ def supplied(
     wishes = wishes or policy(2, 2)
     seen = observed(job(record, wishes), pods)
     view = judge(seen)
-    return supply(wishes, record, view, NOW, wanted_slots(wishes, record, view), Limits(**limits))[1]  # type: ignore[arg-type]
+    return supply(wishes, record, view, NOW, wanted_slots(wishes, record, view), Limits(**limits))[0]  # type: ignore[arg-type]
 
 
 def test_missing_pods_are_created_and_ask_for_the_size_of_the_job() -> None:

@@ -24,6 +24,7 @@ from elastipod_operator.core.record import (
     Ledger,
     Measures,
     Offence,
+    Reach,
     Record,
     Transition,
     Window,
@@ -38,7 +39,7 @@ pods = st.builds(PodId, st.sampled_from(["base", "extra"]), st.integers(0, 50), 
 transitions = st.builds(
     Transition, kind=st.sampled_from(Kind), cause=st.text(max_size=20), message=st.text(max_size=60), from_size=counts,
     goal=counts, began_at=times, detected_at=times, deadline=times, graceful=st.booleans(), not_before=maybe_times,
-    counted=st.booleans(), weighed=st.booleans(), full=st.booleans(),
+    counted=st.booleans(), weighed=st.booleans(), full=st.booleans(), reach=st.sampled_from(Reach),
 )  # fmt: skip
 spans = st.integers(0, 10**9).map(lambda ms: timedelta(milliseconds=ms))
 names = st.text(max_size=20)
@@ -55,7 +56,7 @@ records = st.builds(
     grew_from=counts, resize_failures=counts, resize_failed_at=maybe_times,
     gang=st.none() | st.builds(Gang, times, counts, counts, maybe_times), paused_at=maybe_times,
     measures=st.builds(Measures, st.none() | spans, st.lists(st.tuples(counts, spans), max_size=3).map(tuple)),
-    idle=spans,
+    idle=spans, is_faulty_shrink=st.booleans(), is_full_restart=st.booleans(),
     ledger=st.builds(Ledger, names, maybe_times, st.lists(st.tuples(names, counts), max_size=3).map(tuple)),
 )  # fmt: skip
 

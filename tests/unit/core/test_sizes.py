@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_operator.core.sizes import SizeError, SizeRequest, Sizes, resolve
+from elastipod_operator.core.sizes import MAX_REPLICAS, SizeError, SizeRequest, Sizes, resolve
 
 
 def request(replicas: int = 0, most: int | None = None, **policy: Any) -> SizeRequest:
@@ -40,6 +40,8 @@ def request(replicas: int = 0, most: int | None = None, **policy: Any) -> SizeRe
         pytest.param(request(6, 8, min_replicas=2, ceiling=4), (2, 3, 4), 4, id="a ceiling bounds the start too"),
         pytest.param(request(2, 8, ceiling=99), (2, 3, 4, 5, 6, 7, 8), 2, id="a ceiling above the maximum changes nothing"),
         pytest.param(SizeRequest((2, 0), (None, 2), elastic=True), (2, 3, 4), 2, id="base and extra: the base is the minimum"),
+        pytest.param(request(2, 2), (2,), 2, id="a minimum that is the maximum is one size"),
+        pytest.param(request(0, 0), (1,), 1, id="a maximum of nothing that nobody insists on is one"),
     ],
 )  # fmt: skip
 def test_allowed_sizes(wish: SizeRequest, allowed: tuple[int, ...], start: int) -> None:
@@ -80,6 +82,36 @@ def test_a_refusal_names_fields_and_figures(wish: SizeRequest, words: tuple[str,
 def test_what_is_odd_is_said(wish: SizeRequest, words: tuple[str, ...]) -> None:
     told = " ".join(resolve(wish).warnings)
     assert all(word in told for word in words), told
+
+
+def test_what_is_odd_is_said_under_a_ceiling_too() -> None:
+    assert resolve(request(2, 9, step=4)).warnings == resolve(request(2, 9, step=4, ceiling=6)).warnings
+    assert resolve(SizeRequest((3,), (None,))).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        pytest.param(8, "[16, 17, 18, 19, 20, 21, 22, 23]", id="eight are listed"),
+        pytest.param(9, "[16, 17, ..., 24]", id="of nine the first two and the last"),
+    ],
+)
+def test_long_lists_of_sizes_are_shortened(number: int, shown: str) -> None:
+    with pytest.raises(SizeError) as refusal:
+        resolve(request(2, 8, values=tuple(range(16, 16 + number))))
+    assert f"replicaDiscreteValues {shown} holds no size" in str(refusal.value)
+
+
+def test_each_spec_needs_its_maximum() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        resolve(SizeRequest((1, 2), (None,), elastic=True))
+
+
+def test_nobody_gets_more_sizes_than_can_be_counted() -> None:
+    huge = 10 * MAX_REPLICAS
+    assert resolve(request(1, huge, step=MAX_REPLICAS - 1)).maximum == MAX_REPLICAS
+    assert resolve(request(1, huge, max_replicas=huge, step=MAX_REPLICAS - 1)).maximum == MAX_REPLICAS
+    assert resolve(request(1, None, max_replicas=huge, step=MAX_REPLICAS - 1)).maximum == MAX_REPLICAS
 
 
 @given(

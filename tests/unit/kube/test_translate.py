@@ -28,8 +28,9 @@ def test_a_job_is_read_with_all_that_the_core_needs() -> None:
     )  # fmt: skip
     body["status"] = {"conditions": [
         {"type": "Running", "status": "True", "reason": "Training", "message": "m", "lastTransitionTime": CREATED}
-    ]}  # fmt: skip
+    ], "elasticScalingStatus": {"podsScaled": True}}  # fmt: skip
     fact = job_fact(body)
+    assert fact.scaling == {"podsScaled": True}
     assert (fact.namespace, fact.name, fact.record, fact.refusal) == ("team", "job", record, "")
     assert (fact.has_finalizer, fact.drain_on_delete) == (True, True)
     assert fact.deleting_since == datetime(2026, 3, 1, 12, 10, tzinfo=UTC)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import kopf
 import pytest
 from tests.unit.agents.stand_in import until
 
@@ -92,6 +95,50 @@ async def test_decisions_end_before_the_watches_take_their_time(monkeypatch: pyt
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     assert ends == ["watching", "decisions", "watches"]
+
+
+async def test_kopf_does_not_keep_the_signals() -> None:
+    registry, is_up, stop = kopf.OperatorRegistry(), asyncio.Event(), asyncio.Event()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        is_up.set()
+        return kopf.ConnectionInfo(server="https://127.0.0.1:1")
+
+    watching = asyncio.create_task(app._kopf(OPTIONS, registry, stop))
+    try:
+        async with asyncio.timeout(10):
+            await is_up.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stop.wait()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+class Nodes:
+    """Answers the list of nodes with one error after the other, then with a node."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = list(errors)
+
+    async def list_nodes(self) -> list[dict[str, Any]]:
+        if self._errors:
+            raise self._errors.pop(0)
+        return [{"metadata": {"name": "node-1"}}]
+
+
+async def test_nodes_are_waited_for_while_the_api_server_is_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LIST_RETRY_S", 0.0)
+    nodes = Nodes(
+        ConnectionRefusedError(), TimeoutError(), ApiError(503, "starting"), ApiError(429, "too many requests")
+    )
+    assert await app._all_nodes(cast(Api, nodes)) == [{"metadata": {"name": "node-1"}}]
+
+
+async def test_who_may_not_list_nodes_is_not_kept_waiting() -> None:
+    with pytest.raises(ApiError, match="forbidden"):
+        await app._all_nodes(cast(Api, Nodes(ApiError(403, "nodes is forbidden"))))
 
 
 def test_an_operator_without_a_cluster_says_so(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.unit.agents.stand_in import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.api_server import ApiServer
@@ -17,9 +19,10 @@ from elastipod_operator.agents.board import open_session
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.codec import encode
 from elastipod_operator.core.facts import Observed
+from elastipod_operator.core.ledger import Phase
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Record
+from elastipod_operator.core.record import Kind, Ledger, Record, Transition
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.applied import pending_edits
 from elastipod_operator.kube.store import Store
@@ -233,3 +236,28 @@ async def test_the_record_of_a_newer_operator_is_not_overwritten(shell: Shell) -
     assert job["metadata"]["annotations"] == {ANNOTATION_STATE: newer}
     assert job["status"]["restartCount"] == 7, "the status is the one that the newer operator wrote"
     assert shell.server.pods == {}
+
+
+def sample(name: str, phase: str = "") -> float:
+    return REGISTRY.get_sample_value(name, {"phase": phase} if phase else {}) or 0.0
+
+
+async def test_the_metrics_tell_of_the_time_of_the_jobs(shell: Shell) -> None:
+    """The time that an earlier operator booked is not counted again; what follows is, when the phase changes."""
+    booked, now = sample("elastipod_phase_seconds_total", "starting"), sample("elastipod_jobs_in_phase", "scheduling")
+    began = datetime.now(UTC) - timedelta(seconds=100)
+    ledger = Ledger(Phase.STARTING, began.replace(microsecond=0), (("starting", 5_000), ("training", 300_000)))
+    begun = Transition(
+        kind=Kind.RECOVERY, cause="WorkerCrash", message="", from_size=2, goal=2, began_at=began, detected_at=began,
+        deadline=began, weighed=True,
+    )  # fmt: skip
+    record = Record(generation=1, members=(PodId("workers", 0, 0),), transition=begun, ledger=ledger)
+    shell.submit(annotations={ANNOTATION_STATE: encode(record)})
+    await settled(shell)
+    waiting = sample("elastipod_jobs_in_phase", Phase.WAITING)
+    assert sample("elastipod_phase_seconds_total", "starting") - booked == pytest.approx(100, abs=30)
+    assert sample("elastipod_phase_seconds_total", "training") == 0.0
+    assert sample("elastipod_goodput_ratio") == pytest.approx(300 / 405, abs=0.1)
+    shell.reconciler.forget(JOB_UID)
+    assert sample("elastipod_jobs_in_phase", Phase.WAITING) == waiting - 1
+    assert sample("elastipod_jobs_in_phase", "scheduling") == now

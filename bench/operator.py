@@ -1,0 +1,127 @@
+"""The real operator on a real API server with many jobs and pods: starts, creations, and a fleet at rest and in motion.
+
+python -m bench.operator [--jobs 100 --pods 1000 --parts starts,creations,fleet]. Nodes and pods are played by kwok, agents by
+one process. Writes .run/bench/operator.json and every single measurement into operator-runs.json; a choice of parts, other
+sizes or an interrupted run go to operator-part.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.common.machine import busy_share, describe
+from bench.common.processes import Failed
+from bench.common.report import report, rounded, table, write_json
+from bench.common.samples import Samples
+from bench.operator_load import parts
+from bench.operator_load.load import load
+from bench.operator_load.parts import OURS, Sizes
+from bench.operator_load.rows import rows
+
+from elastipod_local import binaries
+
+RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
+PARTS = {"starts": parts.starts, "creations": parts.creations, "fleet": parts.fleet}
+NODES = 60
+# What the figures are quoted for.
+WHOLE = Sizes(starts=(64, 1000, 4000), restart=1000, jobs=1000, pods=10_000, repeat=5, churn=5.0)
+
+
+def main() -> int:
+    """Give 0 when every row was measured, 1 otherwise; whether what is to be reached was reached is for the reader."""
+    options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sizes = Sizes(
+        starts=options.starts, restart=options.restart, jobs=options.jobs, pods=options.pods, repeat=options.repeat,
+        churn=options.churn,
+    )  # fmt: skip
+    samples, load_1m, busy = Samples(), rounded(os.getloadavg()[0]), busy_share(2.0)
+    is_interrupted = False
+    try:
+        asyncio.run(_measure(options.parts, sizes, samples))
+    except KeyboardInterrupt:
+        print("interrupted; all processes are ended", file=sys.stderr)
+        is_interrupted = True
+    is_whole = options.parts == list(PARTS) and sizes == WHOLE and not is_interrupted
+    name = "operator" if is_whole else "operator-part"
+    drawn = rows(samples, sizes, options.parts)
+    machine = (
+        f"{describe()}; shared by API server, etcd, kwok, agents and operator; before it others used {busy:.1%} of it"
+    )
+    write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=load_1m, versions=_versions()))
+    write_json(RUN / f"{name}-runs.json", samples.as_json())
+    print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
+    missed = [row.metric for row in drawn if not row.met]
+    print(f"{len(drawn) - len(missed)} of {len(drawn)} rows met" + (f"; not: {', '.join(missed)}" if missed else ""))
+    return 0 if not is_interrupted and all(row.ours and (row.theirs or not row.peer) for row in drawn) else 1
+
+
+async def _measure(chosen: list[str], sizes: Sizes, samples: Samples) -> None:
+    """Measure each part on a control plane of its own, so that none finds what another left."""
+    for part in chosen:
+        folder = RUN / "operator" / part
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        print(f"{part}: bringing the control plane up", flush=True)
+        try:
+            async with load(folder, NODES) as it:
+                print(f"{part}: measuring", flush=True)
+                await PARTS[part](it, sizes, samples)
+        except Failed as error:
+            samples.fail(OURS, part, str(error))
+            print(f"    FAILED: {error}", flush=True)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": sys.version.split()[0], "kubernetes": binaries.KUBERNETES_VERSION, "etcd": binaries.ETCD_VERSION,
+        "kwok": binaries.KWOK_VERSION, **{name: version(name) for name in ("kopf", "kubernetes", "aiohttp")},
+    }  # fmt: skip
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.operator", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=100, help="jobs of the fleet (default: 100; the whole: 1000)")
+    parser.add_argument("--pods", type=int, default=1000, help="pods of the fleet (default: 1000; the whole: 10000)")
+    parser.add_argument(
+        "--starts",
+        type=_numbers,
+        default=(64, 1000),
+        help="agents that start at once (default: 64,1000; the whole: 64,1000,4000)",
+    )
+    parser.add_argument("--restart", type=int, default=1000, help="pods of the job that is made anew (default: 1000)")
+    parser.add_argument("--churn", type=float, default=WHOLE.churn, help="events a second in motion (default: 5)")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of starts and creations (default: 5)")
+    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="the sizes for which figures are quoted, whatever else is said; some 40 minutes",
+    )
+    options = parser.parse_args()
+    if options.whole:
+        for name in ("starts", "restart", "jobs", "pods", "repeat", "churn"):
+            setattr(options, name, getattr(WHOLE, name))
+    return options
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _parts(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
+    return [one for one in PARTS if one in chosen]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

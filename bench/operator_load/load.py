@@ -1,0 +1,192 @@
+"""The whole that is measured: control plane, kwok, fake agents and the operator, as processes, and what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from bench.common.machine import cpu_s, resident_mib
+from bench.common.processes import Failed, Process, Processes, free_port
+from bench.operator_load.api import ApiClient
+from bench.operator_load.cluster import LoadCluster, cluster, kwok_command, node
+from bench.operator_load.jobs import JOBS
+
+T = TypeVar("T")
+OPEN_FILES = 100_000
+BUCKET = re.compile(r'elastipod_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)')
+
+
+@dataclass(slots=True)
+class Usage:
+    """What the operator used by one moment. buckets: its decisions so far, by the limit of their time in seconds."""
+
+    at: float
+    cpu_s: float
+    rss_mib: float
+    buckets: dict[float, float] = field(default_factory=dict)
+
+    def decisions_since(self, before: Usage) -> float:
+        return self.buckets.get(float("inf"), 0) - before.buckets.get(float("inf"), 0)
+
+    def quantile_since(self, before: Usage, share: float) -> float:
+        """Give the time in seconds below which this share of the decisions since then took, as Prometheus works it out."""
+        counts = [(limit, count - before.buckets.get(limit, 0)) for limit, count in sorted(self.buckets.items())]
+        wanted = share * counts[-1][1]
+        below, lower = 0.0, 0.0
+        for limit, count in counts:
+            if count >= wanted:
+                if limit == float("inf"):
+                    return lower
+                return lower + (limit - lower) * ((wanted - below) / (count - below) if count > below else 1)
+            below, lower = count, limit
+        return lower
+
+
+class Load:
+    """A running whole. All waits have deadlines and raise Failed."""
+
+    def __init__(self, made: LoadCluster, api: ApiClient, operator: Process, fleet: Process, session: aiohttp.ClientSession,
+                 agent_port: int, control_port: int, metrics_port: int) -> None:  # fmt: skip
+        self.cluster = made
+        self.api = api
+        self.operator = operator
+        self.agent_port = agent_port
+        self._fleet = fleet
+        self._session = session
+        self._control = f"http://127.0.0.1:{control_port}"
+        self._metrics = f"http://127.0.0.1:{metrics_port}/metrics"
+
+    async def control(self, method: str, path: str) -> dict[str, Any]:
+        """Ask the fleet of agents."""
+        async with self._session.request(method, self._control + path) as answer:
+            value: dict[str, Any] = await answer.json()
+            return value
+
+    async def about(self, job: str = "") -> dict[str, Any]:
+        """Say what happened to the pods and agents of a job, or of all."""
+        return await self.control("GET", f"/about?job={job}")
+
+    async def until(
+        self, what: str, holds: Callable[[], Awaitable[T | None]], within_s: float, every_s: float = 0.1
+    ) -> T:
+        """Wait for a condition. Raises Failed after the deadline, or when the operator ended."""
+        end = time.monotonic() + within_s
+        while not (value := await holds()):
+            self.operator.require_alive()
+            self._fleet.require_alive()
+            if time.monotonic() > end:
+                raise Failed(f"waited {within_s:g} s in vain for {what}; agents: {await self.about()}")
+            await asyncio.sleep(every_s)
+        return value
+
+    async def until_trains(self, name: str, pods: int, within_s: float) -> dict[str, Any]:
+        """Wait until all agents of a job run, and give what is known of it."""
+
+        async def trains() -> dict[str, Any] | None:
+            seen = await self.about(name)
+            return seen if seen["states"].get("running", 0) == seen["pods"] == pods else None
+
+        return await self.until(f"{pods} agents of {name or 'all jobs'} to run", trains, within_s)
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await self.api.call("POST", JOBS, body)
+
+    async def delete(self, name: str, within_s: float = 120) -> None:
+        """Delete a job and wait until its pods are gone."""
+        await self.api.call("DELETE", f"{JOBS}/{name}")
+
+        async def is_gone() -> bool:
+            return bool((await self.about(name))["pods"] == 0)
+
+        await self.until(f"the end of {name}", is_gone, within_s)
+
+    async def usage(self) -> Usage:
+        """Say what the operator used so far."""
+        async with self._session.get(self._metrics) as answer:
+            text = await answer.text()
+        pid = self.operator.pid
+        return Usage(
+            at=time.monotonic(), cpu_s=cpu_s(pid), rss_mib=resident_mib(pid),
+            buckets={float(limit): float(count) for limit, count in BUCKET.findall(text)},
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def load(folder: Path, nodes: int) -> AsyncIterator[Load]:
+    """Bring everything up in an empty folder with so many played nodes, and take it down at the end."""
+    _allow_open_files()
+    with Processes() as processes, cluster(folder / "cluster") as made:
+        operator_config = made.prepare()
+        agent_port, control_port, metrics_port = free_port(), free_port(), free_port()
+        env = {**os.environ, "PYTHONPATH": os.getcwd()}
+        processes.start("kwok", kwok_command(made), env, folder / "kwok.log")
+        command = [
+            sys.executable,
+            "-m",
+            "bench.operator_load.fleet",
+            str(made.kubeconfig),
+            str(agent_port),
+            str(control_port),
+        ]
+        fleet = processes.start("the fleet of agents", command, env, folder / "fleet.log")
+        async with ApiClient(made.kubeconfig) as api, aiohttp.ClientSession() as session:
+            await api.all_of(*(("POST", "/api/v1/nodes", node(f"node-{n}")) for n in range(nodes)))
+            operator = processes.start(
+                "the operator",
+                operator_command(metrics_port),
+                operator_environment(operator_config, folder),
+                folder / "operator.log",
+            )
+            it = Load(made, api, operator, fleet, session, agent_port, control_port, metrics_port)
+
+            async def is_up() -> bool:
+                with suppress(aiohttp.ClientError):
+                    await it.about()
+                    async with session.get(f"http://127.0.0.1:{metrics_port}/readyz") as answer:
+                        said: str = await answer.text()
+                        return "leading" in said
+                return False
+
+            async def nodes_ready() -> bool:
+                listed = await api.call("GET", "/api/v1/nodes")
+                conditions = [n["status"].get("conditions") or () for n in listed["items"]]
+                return all(any(c["type"] == "Ready" and c["status"] == "True" for c in one) for one in conditions)
+
+            await it.until("operator and agents to be up", is_up, 60)
+            await it.until("kwok to play the nodes", nodes_ready, 120, every_s=1)
+            yield it
+
+
+def operator_command(metrics_port: int) -> list[str]:
+    """Give the command line of the real operator."""
+    return [sys.executable, "-m", "elastipod.cli", "operator", f"--metrics-port={metrics_port}", "--log-level=warning"]
+
+
+def operator_environment(kubeconfig: Path, folder: Path) -> dict[str, str]:
+    """Give its environment: its own user, an install key as the chart makes one."""
+    key = folder / "install-key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_hex(32) + "\n")
+    return {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        "ELASTIPOD_INSTALL_KEY_FILE": str(key),
+        "POD_NAMESPACE": "default",
+    }
+
+
+def _allow_open_files() -> None:
+    """Every agent is a connection; processes that are started take the limit over. Left as it is without the right."""
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))

@@ -1,0 +1,119 @@
+"""The rows of the operator's report: what is held against what, and the limits of spec'd sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.common.report import Better, Reach, Row
+from bench.common.samples import Samples
+from bench.operator_load.parts import BARE, OURS, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One metric. against: the peer's side, where there is one."""
+
+    metric: str
+    unit: str
+    how: str
+    reach: Reach | None = None
+    better: Better = Better.SMALLER
+    against: str = ""
+
+
+# Seconds after the last READY within which so many agents are to be started; smaller ones: as a thousand.
+START_LIMITS = {1000: 2.0, 4000: 8.0}
+OBJECT_LIMIT_KIB, RECORD_LIMIT_KIB = 256.0, 16.0
+
+
+def rows(samples: Samples, sizes: Sizes, parts: list[str]) -> list[Row]:
+    """Draw the rows of these parts from what was measured; a row stands there too when it failed, and says so."""
+    lines: list[Line] = []
+    for part in parts:
+        lines += {"starts": _starts, "creations": _creations, "fleet": _fleet}[part](sizes)
+    return [_row(samples, line) for line in lines]
+
+
+def _starts(sizes: Sizes) -> list[Line]:
+    found: list[Line] = []
+    for count in sizes.starts:
+        limit = next((limit for size, limit in START_LIMITS.items() if count <= size), None)
+        found += [
+            Line(
+                f"start of {count} agents", "s",
+                "all fake agents become READY in one moment, until the last was given its rank by /start; ranks are checked to be 0..n-1",
+                None if limit is None else Reach.median(limit),
+            ),
+            Line(
+                f"start of {count} agents, processor", "s",
+                "processor time of the operator from that moment until all agents run",
+            ),
+            Line(
+                f"restart of {count} agents in place", "s",
+                "a worker of one agent crashes, until the last agent was started again: /stop to all, all READY, /start to all",
+            ),
+            Line(
+                f"job object at {count} pods", "KiB", "the job as the API server gives it, record and history included",
+                Reach.worst(OBJECT_LIMIT_KIB),
+            ),
+            Line(f"record at {count} pods", "KiB", "its annotation elastipod.io/state", Reach.worst(RECORD_LIMIT_KIB)),
+        ]  # fmt: skip
+    return found
+
+
+def _creations(sizes: Sizes) -> list[Line]:
+    count = sizes.restart
+    return [
+        Line(
+            "pods created", "pods/s",
+            f"{count} pods of one job; the bare loop posts the same pods as the same user, 16 calls at once like the operator; "
+            "from the first to the last that a watch shows, kwok sets them running meanwhile",
+            Reach.ratio(0.8), Better.LARGER, BARE,
+        ),
+        Line(
+            "all pods made anew", "s",
+            f"full restart of a job of {count} pods, from a worker's crash to the last new pod that runs; "
+            f"the bare loop deletes {count} pods one by one and posts as many",
+            Reach.ratio(0.8), Better.SMALLER, BARE,
+        ),
+    ]  # fmt: skip
+
+
+def _fleet(sizes: Sizes) -> list[Line]:
+    what = f"{sizes.jobs} jobs with {sizes.pods} pods"
+    return [
+        Line("fleet trains", "s", f"{what}: from the first job posted until all agents run"),
+        Line("fleet trains, processor", "s", "processor time of the operator for that"),
+        Line("fleet trains, decision p99", "ms", "worked out from its histogram, writes to the API server included"),
+        Line(
+            "idle processor", "% of a core", f"{what} that train and change nothing, for a minute; process time of the operator",
+            Reach.median(5),
+        ),
+        Line("idle memory", "MiB", "resident memory of the operator (VmRSS)", Reach.worst(400)),
+        Line("idle heartbeats", "per s", "answers of agents that the operator asked for"),
+        Line("idle decisions", "per s", "decisions of the operator"),
+        Line("idle calls, leases", "per s", "reads and renewals of the leader lease, by the API server's audit log", Reach.worst(1.1)),
+        Line("idle calls, others", "calls", "all others in that minute, new watches included", Reach.worst(0)),
+        Line(
+            "churn processor", "% of a core",
+            f"{sizes.churn:g} events a second: a worker's crash, a job resized to half and back, a job deleted and made anew, in turn",
+        ),
+        Line("churn events", "per s", "events that were begun"),
+        Line("churn events in vain", "events", "those after which the job did not train again within 90 s", Reach.worst(0)),
+        Line("churn decisions", "per s", "decisions of the operator"),
+        Line("churn calls", "per s", "calls of the operator to the API server"),
+        Line("churn decision p50", "ms", "worked out from its histogram, writes to the API server included"),
+        Line("churn decision p99", "ms", "as before", Reach.worst(100)),
+        Line("churn memory", "MiB", "resident memory of the operator", Reach.worst(400)),
+        Line("memory after motion", "MiB", "resident memory of the operator, all at rest again", Reach.worst(400)),
+    ]  # fmt: skip
+
+
+def _row(samples: Samples, line: Line) -> Row:
+    runs = f"n={len(samples.values.get((OURS, line.metric), ()))}"
+    failed = samples.failures.get((OURS, line.metric), [])
+    return Row(
+        metric=line.metric, unit=line.unit, ours=samples.spread(OURS, line.metric), peer=line.against or None,
+        theirs=samples.spread(line.against, line.metric) if line.against else None, better=line.better, reach=line.reach,
+        how=f"{line.how}. {runs}" + (f"; {failed[0][:300]}" if failed else ""),
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""What can befall the control plane of a running cluster: one of its processes hangs, dies, and comes back."""
+
+import signal
+
+from elastipod_local.controlplane import ControlPlane
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.host import wait_until
+from elastipod_local.processes import ProcessId, kill_if_tagged, reap
+from elastipod_local.state import StateFile
+
+DEATH_DEADLINE_S = 20
+
+
+class Roles:
+    """The processes of one cluster's control plane, by role. Hold the cluster's lock around every call."""
+
+    def __init__(self, files: StateFile, control_plane: ControlPlane) -> None:
+        self._files = files
+        self._control_plane = control_plane
+
+    def freeze(self, role: str) -> None:
+        """Hang the role's process. Raises LocalClusterError when there is no such role or it does not run."""
+        self._signal(role, signal.SIGSTOP)
+
+    def thaw(self, role: str) -> None:
+        """Let it go on."""
+        self._signal(role, signal.SIGCONT)
+
+    def kill(self, role: str) -> None:
+        """End it at once, frozen or not; returns when it is dead."""
+        process = self._signal(role, signal.SIGKILL)
+
+        def is_dead() -> bool:
+            reap()
+            return not process.is_alive()
+
+        wait_until(is_dead, deadline_s=DEATH_DEADLINE_S, what=f"{role} to end", every_s=0.02)
+
+    def start(self, role: str) -> None:
+        """Start it again with its data as they are; returns when the API server is ready."""
+        if self._process(role).is_alive():
+            raise LocalClusterError(f"{role} runs already")
+        process = self._control_plane.start(role)
+        state = self._files.update(lambda state: state.with_process(role, process))
+        self._control_plane.wait_ready(state.control_plane["kube-apiserver"])
+
+    def _signal(self, role: str, signum: signal.Signals) -> ProcessId:
+        process = self._process(role)
+        if not process.is_alive() or not kill_if_tagged(process.pid, self._files.folder, signum):
+            raise LocalClusterError(f"{role} does not run")
+        return process
+
+    def _process(self, role: str) -> ProcessId:
+        state = self._files.load()
+        running = state.control_plane if state is not None else {}
+        if role not in running:
+            raise LocalClusterError(f"there is no role {role!r}; there are: {', '.join(running) or 'none'}")
+        return running[role]

@@ -1,0 +1,205 @@
+"""Long polls, one kept connection for each agent. What one poll costs, times ten thousand agents, is what an idle operator costs.
+
+Speaks the little of HTTP/1.1 that our agents answer with: a status, a Content-Length and a body. Who answers in another way
+is Unusual and has to be asked by a general client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+from contextlib import suppress
+
+MAX_HEAD_BYTES = 16 * 1024
+STATUS_LINE = re.compile(rb"HTTP/1\.1 ([0-9]{3})(?: |$)")
+LENGTH = re.compile(rb"[0-9]{1,9}")
+# While a poll is held, the kernels ask each other whether they are there: after so long, so often, in seconds. A machine that
+# lost its power is known after five, whatever its agent was asked.
+PROBES = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}
+# Where struct tcp_info of Linux says how many milliseconds ago data, and an acknowledgement, came.
+LAST_DATA_AND_ACK = struct.Struct("=52x2I")
+# Answers in these come in another form than as they are.
+UNUSUAL = frozenset({b"transfer-encoding", b"content-encoding", b"upgrade"})
+
+
+class Unusual(Exception):
+    """The answer has a form that only a general client understands."""
+
+
+class TooLarge(Exception):
+    """The answer is larger than anything that an agent has to say."""
+
+
+class ConnectFailed(OSError):
+    """Nobody listens at the address."""
+
+
+class Hurried(Exception):
+    """The caller wants an answer at once, and has to ask again for it."""
+
+
+class PollConnection(asyncio.Protocol):
+    """A connection to one agent. One poll at a time; after an exception the connection is gone and the next one is to be made.
+
+    host, port: where the agent is. headers: what goes with every call. max_bytes: of an answer's body.
+    """
+
+    def __init__(self, host: str, port: int, headers: dict[str, str], max_bytes: int) -> None:
+        self._host, self._port = host, port
+        shown_host = f"[{host}]" if ":" in host else host
+        lines = {"Host": f"{shown_host}:{port}", "Accept-Encoding": "identity", **headers}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._max_bytes = max_bytes
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._waiter: asyncio.Future[tuple[int, bytes]] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_at: float | None = None
+
+    async def ask(self, target: str, connect_s: float, limit_s: float) -> tuple[int, bytes]:
+        """GET a target; gives status and body. Raises OSError (no answer in time included), Unusual or TooLarge."""
+        loop = asyncio.get_running_loop()
+        if self._transport is None:
+            try:
+                async with asyncio.timeout(connect_s):
+                    await loop.create_connection(lambda: self, self._host, self._port)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise ConnectFailed(str(error)) from error
+        assert self._transport is not None
+        waiter: asyncio.Future[tuple[int, bytes]] = loop.create_future()
+        self._waiter = waiter
+        self._deadline = loop.time() + limit_s
+        if self._timer is None:
+            self._timer = loop.call_at(self._deadline, self._look_at_time, loop)
+        self._transport.write(f"GET {target} HTTP/1.1\r\n{self._headers}\r\n".encode())
+        try:
+            return await waiter
+        finally:
+            self._waiter = None
+
+    def hurry(self) -> None:
+        """End the poll under way, if there is one: it raises Hurried."""
+        if self._waiter is not None:
+            self._fail(Hurried())
+
+    def heard_at(self) -> float | None:
+        """Give when the agent's machine was heard of last (monotonic), by its kernel's word; None where nobody knows.
+
+        Of a connection that is gone it is what was known then.
+        """
+        if self._transport is not None:
+            self._note_heard()
+        return self._heard_at
+
+    def _note_heard(self) -> None:
+        with suppress(OSError, AttributeError, struct.error):
+            assert self._transport is not None
+            line = self._transport.get_extra_info("socket")
+            told = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_AND_ACK.size)
+            self._heard_at = asyncio.get_running_loop().time() - min(LAST_DATA_AND_ACK.unpack(told)) / 1000
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            self._note_heard()
+            self._transport.abort()
+            self._transport = None
+        self._buffer.clear()
+
+    # -- from the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called once it stands."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        line = transport.get_extra_info("socket")
+        with suppress(OSError, AttributeError):
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in PROBES.items():
+                line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called when the agent closed it, or it broke."""
+        if self._transport is not None:
+            self._note_heard()
+            self._transport = None
+        self._fail(error if isinstance(error, OSError) else ConnectionResetError("the agent closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """Called with a part of an answer."""
+        if self._waiter is None:
+            self.close()  # nobody asked
+            return
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > MAX_HEAD_BYTES:
+                self._fail(TooLarge(f"the head of the agent's answer is larger than {MAX_HEAD_BYTES} bytes"))
+            return
+        try:
+            status, length, is_kept = _read_head(bytes(self._buffer[:end]))
+        except Unusual as error:
+            self._fail(error)
+            return
+        if length > self._max_bytes:
+            self._fail(TooLarge(f"the agent's /status is larger than {self._max_bytes} bytes"))
+            return
+        have = len(self._buffer) - end - 4
+        if have < length:
+            return
+        if have > length:
+            self._fail(Unusual("there is more after the answer"))
+            return
+        body = bytes(self._buffer[end + 4 :])
+        self._buffer.clear()
+        if not self._waiter.done():
+            self._waiter.set_result((status, body))
+        if not is_kept:
+            self.close()
+
+    def _fail(self, error: Exception) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+        self.close()
+
+    def _look_at_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer serves poll after poll: it is set anew only when it rings too early."""
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if loop.time() >= self._deadline:
+            self._fail(TimeoutError("the agent did not answer in time"))
+        else:
+            self._timer = loop.call_at(self._deadline, self._look_at_time, loop)
+
+
+def _read_head(head: bytes) -> tuple[int, int, bool]:
+    """Give status, length of the body, and whether the connection stays. Raises Unusual."""
+    first, *lines = head.split(b"\r\n")
+    found = STATUS_LINE.match(first)
+    if found is None:
+        raise Unusual("the answer is not HTTP/1.1")
+    length: int | None = None
+    is_kept = True
+    for line in lines:
+        name, _, value = line.partition(b":")
+        name, value = name.lower(), value.strip()
+        if name == b"content-length":
+            if length is not None or LENGTH.fullmatch(value) is None:
+                raise Unusual("Content-Length is no number, or there are two")
+            length = int(value)
+        elif name == b"connection":
+            is_kept = value.lower() != b"close"
+        elif name in UNUSUAL:
+            raise Unusual(f"the answer has {name.decode()}")
+    if length is None:
+        raise Unusual("the answer has no Content-Length")
+    return int(found[1]), length, is_kept

@@ -1,0 +1,45 @@
+"""The operator's clock: UTC that never jumps, whatever is done to the machine's own one.
+
+Silence, deadlines and windows are differences of its times. A machine's clock that is set forward would make every agent
+silent at once, and one that is set back would make every wait as much longer. So a correction is taken over gradually.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+# A correction of an hour is taken over within ten hours; meanwhile durations are a tenth too short or too long at most.
+MAX_SLEW = 0.1
+
+
+class SteadyClock:
+    """Follows `wall` (Unix seconds, may jump) at the pace of `steady` (seconds, never jumps).
+
+    It begins with what `wall` says, and its times never go back.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._at = wall()
+        self._read_at = steady()
+
+    def now(self) -> datetime:
+        """Give the time."""
+        read_at = self._steady()
+        passed_s = max(0.0, read_at - self._read_at)
+        self._read_at = read_at
+        self._at += passed_s
+        limit_s = MAX_SLEW * passed_s
+        self._at += min(limit_s, max(-limit_s, self._wall() - self._at))
+        return datetime.fromtimestamp(self._at, UTC)
+
+
+CLOCK = SteadyClock()
+
+
+def now() -> datetime:
+    """Give the time of this process, the same for all parts of it."""
+    return CLOCK.now()

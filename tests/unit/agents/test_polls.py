@@ -1,0 +1,174 @@
+"""Long polls against a server of a few lines that answers whatever the test wants, in pieces of any size."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+from tests.unit.agents.stand_in import JOB, StandIn, serving, until
+
+from elastipod_operator.agents.board import Board, open_session
+from elastipod_operator.agents.polls import ConnectFailed, PollConnection, TooLarge, Unusual
+
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@dataclass
+class Server:
+    """Gives each request the next answer; None: no answer at all."""
+
+    answers: list[list[bytes] | None]
+    requests: list[bytes] = field(default_factory=list)
+    connections: int = 0
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+                answer = self.answers.pop(0)
+                if answer is None:
+                    continue
+                for piece in answer:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                if not answer:
+                    break
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def asked(
+    *answers: list[bytes] | None, headers: dict[str, str] | None = None
+) -> AsyncIterator[tuple[Server, PollConnection]]:
+    """Give a server with these answers and a connection for it."""
+    it = Server(list(answers))
+    server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
+    it.port = server.sockets[0].getsockname()[1]
+    connection = PollConnection("127.0.0.1", it.port, headers or {}, max_bytes=100)
+    try:
+        yield it, connection
+    finally:
+        connection.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def ask(connection: PollConnection, limit_s: float = 5.0) -> tuple[int, bytes]:
+    return await connection.ask("/status?after=1&wait=3", 2.0, limit_s)
+
+
+async def test_polls_share_one_connection() -> None:
+    async with asked([GOOD], [GOOD], headers={"Authorization": "Bearer abc"}) as (server, connection):
+        assert [await ask(connection), await ask(connection)] == [(200, b"{}")] * 2
+    assert server.connections == 1
+    lines = server.requests[1].split(b"\r\n")
+    assert lines[0] == b"GET /status?after=1&wait=3 HTTP/1.1"
+    assert {b"Host: 127.0.0.1:%d" % server.port, b"Accept-Encoding: identity", b"Authorization: Bearer abc"} <= {*lines}
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+async def test_an_answer_may_come_in_pieces(size: int) -> None:
+    async with asked([GOOD[at : at + size] for at in range(0, len(GOOD), size)]) as (_, connection):
+        assert await ask(connection) == (200, b"{}")
+
+
+async def test_any_status_is_given_to_the_caller() -> None:
+    async with asked([b"HTTP/1.1 401 Who\r\ncontent-length:0\r\n\r\n"]) as (_, connection):
+        assert await ask(connection) == (401, b"")
+
+
+async def test_a_connection_that_the_agent_ends_is_made_anew() -> None:
+    closing = GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    async with asked([closing], [GOOD]) as (server, connection):
+        assert [await ask(connection), await ask(connection)] == [(200, b"{}")] * 2
+    assert server.connections == 2
+
+
+async def test_an_agent_that_leaves_without_an_answer_is_no_answer() -> None:
+    async with asked([], [GOOD]) as (_, connection):
+        with pytest.raises(ConnectionResetError):
+            await ask(connection)
+        assert await ask(connection) == (200, b"{}")
+
+
+async def test_an_agent_that_does_not_answer_in_time_is_no_answer() -> None:
+    async with asked(None, [GOOD]) as (server, connection):
+        with pytest.raises(TimeoutError):
+            await ask(connection, limit_s=0.02)
+        assert await ask(connection) == (200, b"{}")
+    assert server.connections == 2
+
+
+async def test_a_late_timer_of_an_earlier_poll_ends_no_later_one() -> None:
+    async with asked([GOOD], [GOOD[:9], b"", GOOD[9:]]) as (_, connection):
+        await ask(connection, limit_s=0.02)
+        await until(lambda: connection._timer is None)
+        assert await ask(connection) == (200, b"{}")
+
+
+async def test_where_nobody_listens_the_connection_fails() -> None:
+    async with asked() as (server, _):
+        pass
+    connection = PollConnection("127.0.0.1", server.port, {}, 100)
+    with pytest.raises(ConnectFailed):
+        await ask(connection)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", Unusual, id="chunks"
+        ),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", Unusual, id="packed"),
+        pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", Unusual, id="an old server"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", Unusual, id="no length"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n{}", Unusual, id="a length below nothing"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}", Unusual, id="two lengths"),
+        pytest.param(GOOD + b"{}", Unusual, id="more than was said"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", TooLarge, id="too large a body"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 20_000, TooLarge, id="too large a head"),
+    ],
+)
+async def test_what_is_not_understood_is_refused_and_the_connection_dropped(
+    answer: bytes, error: type[Exception]
+) -> None:
+    async with asked([answer], [GOOD]) as (server, connection):
+        with pytest.raises(error):
+            await ask(connection)
+        assert await ask(connection) == (200, b"{}")
+    assert server.connections == 2
+
+
+async def test_the_board_asks_who_answers_in_an_unusual_way_with_the_general_client() -> None:
+    wakes: list[str] = []
+    chunked = StandIn()
+
+    async def in_chunks(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(json.dumps(chunked.status).encode())
+        await response.write_eof()
+        return response
+
+    chunked.respond = in_chunks
+    async with serving(chunked), open_session() as session:
+        board = Board(session, wakes.append)
+        board.watch("pod", chunked.address)
+        await until(lambda: len(chunked.polls) >= 3)  # the first, the one that was not understood, and it again
+        chunked.status = {**chunked.status, "version": 9, "status": "running", "generation": 4}
+        await until(lambda: board.fact("pod").generation == 4)
+        await board.close()
+    assert wakes == [JOB, JOB]

@@ -1,0 +1,407 @@
+"""What broke and what that costs, fact by fact (decisions 5, 17, 18); test_faults tells the same as stories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import (
+    LONG_AGO,
+    NOW,
+    agent,
+    faulted,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    silent,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.backoff import jitter
+from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, PodFact
+from elastipod_operator.core.health import View, judge
+from elastipod_operator.core.incidents import (
+    Incident,
+    begin_recovery,
+    blame_outside,
+    failure_text,
+    find_incident,
+    reach_asked,
+    widen,
+)
+from elastipod_operator.core.record import Culprit, Kind, Reach, Record, Transition, Window
+
+Seen = tuple[PodFact, AgentFact | None]
+DRAINS = transition(goal=2)
+DRAINED = ready(1, drained=True)
+OUT = [NodeFact(name=f"node-{n}", out_of_service=True) for n in range(9)]
+
+
+def view_of(record: Record, *pods: Seen, nodes: Any = ()) -> View:
+    return judge(observed(job(record), pods, nodes))
+
+
+def find(record: Record, *pods: Seen, nodes: Any = ()) -> Incident | None:
+    return find_incident(record, view_of(record, *pods, nodes=nodes))
+
+
+# ---- what is missing
+
+
+def test_a_pod_that_is_gone_is_named_with_its_rank() -> None:
+    record = trains(members=(pid(0), pid(4, 2)))
+    assert find(record, (pod(0), running())) == Incident(
+        "PodLost", "pod workers-4 (incarnation 2) is gone", False, (), (Culprit(pid(4, 2), 1, ""),)
+    )
+
+
+def test_pods_that_ended_by_themselves_count_and_the_first_tells_why() -> None:
+    pods = [(pod(n, phase="Failed", trouble=f"trouble {n}"), None) for n in (1, 0)]
+    assert find(trains(), *pods) == Incident(
+        "PodFailed", "trouble 0", True, (), (Culprit(pid(0), 0, "node-0"), Culprit(pid(1), 1, "node-1"))
+    )
+    deleted = (pod(1, phase="Failed", kill_at=NOW), None)
+    found = find(trains(), (pod(0, phase="Failed"), None), deleted)
+    assert found is not None
+    assert not found.counted, "one that was deleted may have taken the other along"
+
+
+@pytest.mark.parametrize(
+    ("lost", "more"),
+    [pytest.param([1], "", id="one"), pytest.param([0, 2], " (and 1 more)", id="two")],
+)
+def test_lost_nodes_are_the_cause_whatever_else_is_missing(lost: list[int], more: str) -> None:
+    pods = [(pod(n), running()) for n in range(3)]
+    found = find(trains(4), *pods, nodes=[OUT[n] for n in lost])
+    assert found == Incident(
+        "NodeOutOfService", f"node node-{lost[0]} is out of service{more}", False, tuple(pid(n) for n in lost),
+        tuple(Culprit(pid(n), n, f"node-{n}") for n in lost),
+    )  # fmt: skip
+
+
+def test_pods_that_ended_come_before_pods_that_are_gone() -> None:
+    found = find(trains(3), (pod(2, phase="Failed", trouble="oom"), None), (pod(1), running()))
+    assert found is not None
+    assert (found.cause, [c.rank for c in found.culprits]) == ("PodFailed", [2])
+
+
+# ---- what the workers say
+
+
+def test_the_rank_of_a_fault_is_that_of_the_record() -> None:
+    record = trains(members=(pid(1), pid(0)))
+    found = find(record, (pod(0), faulted()), (pod(1), running()))
+    assert found == Incident(
+        "WorkerCrash", f"group rank 1 (pod {pod(0).name}): rank 0 exited with code 1: ValueError: boom", True, (),
+        (Culprit(pid(0), 1, "node-0"),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mine", "cause", "text"),
+    [
+        pytest.param(agent(AgentState.FAULTED, reason="Hang", message="no step"), "Hang", "no step", id="the agent's message"),
+        pytest.param(agent(AgentState.FAULTED, reason="Hang"), "Hang", "Hang", id="else its reason"),
+        pytest.param(agent(AgentState.FAULTED), "WorkerFault", "", id="else nothing"),
+        pytest.param(agent(AgentState.FAULTED, reason="_x y_", message="m"), "x_y", "m", id="reasons are made fit for conditions"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogFault_ecc", message="ecc: 3"), "LogFault_ecc", "ecc: 3", id="a rule once"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogHang_x", message="3"), "LogHang_x", "log rule x: 3", id="of a hang"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogSlow_x", message="3"), "LogSlow_x", "log rule x: 3", id="of slowness"),
+        pytest.param(agent(AgentState.FAULTED, reason="Other_ecc", message="3"), "Other_ecc", "3", id="other reasons name no rule"),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_a_fault(mine: AgentFact, cause: str, text: str) -> None:
+    found = find(trains(), (pod(0), mine), (pod(1), running()))
+    assert found is not None
+    assert (found.cause, found.message) == (cause, f"group rank 0 (pod {pod(0).name}): {text}")
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        pytest.param(None, "", id="nothing"),
+        pytest.param(
+            Failure(3, 7, "", "a\n  b  \n\n"), "rank 3 exited with code 7: b", id="the last line that says anything"
+        ),
+        pytest.param(Failure(3, None, "SIGKILL", "boom"), "rank 3 was killed by SIGKILL: boom", id="a signal"),
+        pytest.param(Failure(3, 7, "", " \n "), "rank 3 exited with code 7", id="no line at all"),
+        pytest.param(Failure(0, 7, "", "x" * 301), "rank 0 exited with code 7: " + "x" * 300, id="long lines are cut"),
+        pytest.param(Failure(-1, 1, "", "  no port  "), "no port", id="the start itself"),
+        pytest.param(Failure(-1, 1, "", "y" * 301), "y" * 300, id="cut too"),
+        pytest.param(Failure(3, 7, "", "rank 3 " + "z" * 300), "rank 3 " + "z" * 293, id="the agent's own sentence"),
+        pytest.param(
+            Failure(3, 7, "", "rank 33 x"), "rank 3 exited with code 7: rank 33 x", id="not that of another rank"
+        ),
+    ],
+)
+def test_how_a_rank_ended(failure: Failure | None, text: str) -> None:
+    seen = view_of(trains(), (pod(0), agent(AgentState.FAULTED, failure=failure)))
+    assert failure_text(seen.by_id[pid(0)]) == text
+
+
+@pytest.mark.parametrize(
+    ("health", "finds"),
+    [
+        pytest.param((pod(0), faulted()), True, id="it answers"),
+        pytest.param((pod(0, disrupted="x"), faulted()), True, id="also when it is about to go"),
+        pytest.param(
+            (pod(0), replace(faulted(), last_answer=NOW - seconds(20))), False, id="not what a silent one said last"
+        ),
+    ],
+)
+def test_a_fault_must_be_heard(health: Seen, finds: bool) -> None:
+    other = (pod(1), running(step=5, step_at=NOW))
+    assert (find(trains(), health, other) is not None) is finds
+
+
+# ---- drains
+
+FAILED_DRAINING = ready(1, failure=Failure(0, 1, "", "boom"), reason="WorkerCrash")
+
+
+@pytest.mark.parametrize(
+    ("mine", "cause"),
+    [
+        pytest.param(FAILED_DRAINING, "WorkerCrash", id="a failure while draining"),
+        pytest.param(replace(FAILED_DRAINING, drained=True), None, id="one that drained all the same"),
+        pytest.param(replace(FAILED_DRAINING, generation=7), None, id="one of another generation"),
+        pytest.param(ready(1), None, id="no failure"),
+        pytest.param(running(7), None, id="who is ahead is looked at when the drain is over"),
+    ],
+)
+def test_faults_in_a_drain(mine: AgentFact, cause: str | None) -> None:
+    found = find(trains(transition=DRAINS), (pod(0), mine), (pod(1), agent(AgentState.STOPPING)))
+    assert (found.cause if found else None) == cause
+
+
+@pytest.mark.parametrize(
+    ("other", "is_found"),
+    [
+        pytest.param((pod(1), DRAINED), False, id="one stands at the checkpoint"),
+        pytest.param((pod(1), ready(None)), False, id="an agent of another make is stopped"),  # type: ignore[arg-type]
+        pytest.param((pod(1), ready(1)), True, id="one was stopped otherwise"),
+        pytest.param((pod(1), ready(2, drained=True)), True, id="one drained from another generation"),
+        pytest.param((pod(1), agent(AgentState.STOPPING)), True, id="one is on its way"),
+        pytest.param((pod(1), AgentFact(trying_since=NOW)), False, id="one was not heard yet"),
+        pytest.param((pod(1, disrupted="x"), AgentFact(trying_since=NOW)), False, id="nor one that goes"),
+    ],
+)
+def test_a_member_that_is_missing_in_a_drain(other: Seen, is_found: bool) -> None:
+    assert (find(trains(transition=DRAINS), other) is not None) is is_found
+    assert find(trains(), other) is not None, "outside of a drain it always is"
+
+
+# ---- out of step
+
+
+@pytest.mark.parametrize(
+    ("mine", "cause"),
+    [
+        pytest.param(ready(3), "WorkersStopped", id="somebody stopped it"),
+        pytest.param(agent(AgentState.SHUTDOWN, 3), "WorkersStopped", id="or sent it away"),
+        pytest.param(ready(3, drained=True), None, id="a drain is no fault"),
+        pytest.param(ready(2), None, id="it was not started yet"),
+        pytest.param(ready(None), None, id="an agent of another make does not say"),  # type: ignore[arg-type]
+        pytest.param(agent(AgentState.INIT, 3), None, id="it is coming up"),
+        pytest.param(running(4), "RecordBehind", id="it is ahead"),
+        pytest.param(silent(20, generation=4), None, id="what a silent one said does not count"),
+    ],
+)
+def test_an_agent_that_is_out_of_step(mine: AgentFact, cause: str | None) -> None:
+    other = (pod(1), running(3, step=5, step_at=NOW))
+    found = find(trains(generation=3), other, (pod(0), mine))
+    assert (found.cause if found else None) == cause
+    if found:
+        assert not found.counted
+        assert pod(0).name in found.message
+
+
+def test_the_second_member_is_looked_at_too() -> None:
+    first = (pod(0), ready(None))  # type: ignore[arg-type]
+    found = find(trains(generation=3), first, (pod(1), running(4)))
+    assert found == Incident(
+        "RecordBehind", f"the agent of pod {pod(1).name} runs generation 4, the record says 3", False
+    )
+
+
+# ---- the recovery
+
+CRASH = Incident("WorkerCrash", "boom", True, (), (Culprit(pid(0), 0, "node-0"),))
+LOSS = Incident("NodeLost", "gone", False, (pid(1),), (Culprit(pid(1), 1, "node-1"),))
+
+
+def recover(record: Record, incident: Incident = CRASH, *pods: Seen, key: str = "k") -> Record:
+    return begin_recovery(record, view_of(record, *pods), policy(), NOW, incident, key)
+
+
+def test_what_a_recovery_begins_with() -> None:
+    record = trains(3, window_since=LONG_AGO, lost=(pid(9),), is_full_restart=True, window=Window(2, None, 0, 1))
+    after = recover(record)
+    assert after.transition == Transition(
+        kind=Kind.RECOVERY, cause="WorkerCrash", message="boom", from_size=3, goal=3, began_at=NOW, detected_at=NOW,
+        deadline=NOW + seconds(30), counted=True,
+    )  # fmt: skip
+    assert (after.window_since, after.incident_at, after.lost, after.is_full_restart) == (None, NOW, (pid(9),), False)
+    assert (after.restarts, after.retries, after.window, after.culprits) == (1, 1, Window(2, NOW, 1, 1), CRASH.culprits)
+
+
+def test_what_does_not_count_spends_nothing() -> None:
+    record = trains(3, settled_at=None, lost=(pid(9), pid(1)), stalled=1, window=Window(2, LONG_AGO, 1, 1))
+    after = recover(record, LOSS)
+    assert (after.restarts, after.retries, after.window, after.stalled) == (1, 0, record.window, 1)
+    assert after.lost == (pid(9), pid(1)), "once"
+    assert recover(trains(3, lost=(pid(9),)), LOSS).lost == (pid(9), pid(1))
+    assert after.transition is not None
+    assert not after.transition.counted
+
+
+def test_a_fault_after_a_fault_is_dated_from_the_first_and_opens_no_new_window() -> None:
+    after = recover(trains(incident_at=LONG_AGO, window=Window(0, LONG_AGO, 4, 0)))
+    assert (after.incident_at, after.window) == (LONG_AGO, Window(0, LONG_AGO, 5, 0))
+
+
+@pytest.mark.parametrize(
+    ("old", "goal"),
+    [
+        pytest.param(None, 2, id="the present size"),
+        pytest.param(transition(goal=4), 4, id="or the one that a drain was for"),
+        pytest.param(transition(Kind.SUSPEND, goal=0), 2, id="of which a suspension has none"),
+    ],
+)
+def test_the_size_that_a_recovery_wants(old: Transition | None, goal: int) -> None:
+    after = recover(trains(transition=old)).transition
+    assert after is not None
+    assert after.goal == goal
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "failures", "stalled", "best"),
+    [
+        pytest.param({"best_step": 7, "failures_in_row": 2, "stalled": 2}, 7, 3, 3, 7, id="no newer step"),
+        pytest.param({"best_step": 7, "failures_in_row": 2, "stalled": 2}, 8, 1, 0, 8, id="a newer one"),
+        pytest.param({"best_step": 7, "failures_in_row": 2, "stalled": 2}, 3, 3, 3, 7, id="an older one"),
+        pytest.param({"settled_at": NOW - seconds(60)}, None, 1, 1, -1, id="a minute of life proves nothing"),
+        pytest.param({"settled_at": NOW - seconds(60), "failures_in_row": 1}, None, 2, 1, -1, id="however often"),
+        pytest.param({"settled_at": NOW - seconds(61), "failures_in_row": 1, "stalled": 1}, None, 1, 0, -1, id="more than one does"),
+        pytest.param({"settled_at": None, "failures_in_row": 1}, None, 2, 1, -1, id="who never ran has not lived"),
+        pytest.param({"settled_at": LONG_AGO, "failures_in_row": 1, "best_step": 9}, 9, 2, 1, 9, id="steps count more than life"),
+    ],
+)  # fmt: skip
+def test_what_is_progress(changes: dict[str, Any], step: int | None, failures: int, stalled: int, best: int) -> None:
+    after = recover(trains(**changes), CRASH, (pod(0), faulted(step=None)), (pod(1), running(step=step)))
+    assert (after.failures_in_row, after.stalled, after.best_step) == (failures, stalled, best)
+
+
+@pytest.mark.parametrize("key", ["k", "other"])
+@pytest.mark.parametrize(("failures", "wait_s"), [(0, 0), (1, 10), (2, 20), (9, 300)])
+def test_failures_in_a_row_are_spaced(failures: int, wait_s: float, key: str) -> None:
+    after = recover(trains(best_step=9, failures_in_row=failures), CRASH, (pod(0), faulted(step=9)), key=key).transition
+    assert after is not None
+    wait = seconds(wait_s) * (1 + 0.25 * jitter(key, failures))
+    assert after.not_before == (NOW + wait if wait_s else None)
+
+
+@pytest.mark.parametrize(
+    ("pods", "reach"),
+    [
+        pytest.param([(pod(0), faulted(restart_mode=Reach.JOB)), (pod(1), running())], Reach.JOB, id="who failed is heard"),
+        pytest.param([(pod(0), running(restart_mode=Reach.JOB)), (pod(1), faulted())], Reach.IN_PROCESS, id="not who runs"),
+        pytest.param([(pod(0), faulted(7, restart_mode=Reach.JOB))], Reach.IN_PROCESS, id="nor who ran another generation"),
+        pytest.param([(pod(5), faulted(restart_mode=Reach.JOB))], Reach.IN_PROCESS, id="nor who is no member"),
+        pytest.param([(pod(0), faulted(restart_mode="?")), (pod(1), faulted(restart_mode=Reach.LOCAL))], Reach.PROCESSES, id="what?"),
+    ],
+)  # fmt: skip
+def test_how_far_a_recovery_reaches(pods: list[Seen], reach: Reach) -> None:
+    assert reach_asked(trains(), view_of(trains(), *pods)) is reach
+    began = recover(trains(), CRASH, *pods).transition
+    assert began is not None
+    assert began.reach is reach
+
+
+@pytest.mark.parametrize(
+    ("began", "reach"),
+    [
+        pytest.param(transition(Kind.RECOVERY, reach=Reach.LOCAL), Reach.PROCESSES, id="more is asked for"),
+        pytest.param(transition(Kind.RECOVERY, reach=Reach.JOB), Reach.JOB, id="less is not"),
+        pytest.param(
+            transition(Kind.RECOVERY, reach=Reach.LOCAL, weighed=True), Reach.LOCAL, id="it is decided already"
+        ),
+        pytest.param(transition(reach=Reach.LOCAL), Reach.LOCAL, id="a planned change"),
+    ],
+)
+def test_a_recovery_is_widened(began: Transition, reach: Reach) -> None:
+    record = trains(transition=began)
+    after = widen(record, view_of(record, (pod(0), faulted(restart_mode=Reach.PROCESSES))))
+    assert after.transition is not None
+    assert after.transition.reach is reach
+    assert widen(trains(), view_of(trains(), (pod(0), faulted(restart_mode=Reach.JOB)))) == trains()
+
+
+# ---- whose fault it was
+
+COUNTED = transition(Kind.RECOVERY, cause="WorkerCrash", counted=True)
+BOOKED = trains(
+    transition=COUNTED, retries=2, stalled=2, window=Window(1, LONG_AGO, 2, 0), culprits=(Culprit(pid(1), 1, "b"),)
+)
+
+
+@pytest.mark.parametrize(
+    ("mine", "nodes", "cause"),
+    [
+        pytest.param(None, [], "PodLost", id="the pod is gone"),
+        pytest.param((pod(0), running()), OUT[:1], "NodeOutOfService", id="its node is lost"),
+        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), [], "PodLost", id="it was deleted"),
+        pytest.param((pod(0, phase="Failed", disrupted="Preempted"), None), [], "PodLost", id="it was evicted"),
+        pytest.param((pod(0, phase="Failed"), None), [], None, id="it ended by itself"),
+        pytest.param((pod(0), faulted()), [], None, id="it is there"),
+    ],
+)
+def test_whom_to_blame(mine: Seen | None, nodes: list[NodeFact], cause: str | None) -> None:
+    view = view_of(BOOKED, *([mine] if mine else []), nodes=nodes)
+    after = blame_outside(BOOKED, pid(0), view.get(pid(0)))
+    if cause is None:
+        assert after == BOOKED
+        return
+    assert after.transition is not None
+    assert (after.transition.cause, after.transition.counted) == (cause, False)
+    assert after.transition.message
+    assert (after.retries, after.stalled, after.window) == (1, 1, Window(1, LONG_AGO, 1, 0))
+    assert after.culprits == (Culprit(pid(0), 0, "node-0" if mine else ""),)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(replace(BOOKED, transition=None), id="nothing is being recovered"),
+        pytest.param(replace(BOOKED, transition=transition(counted=True)), id="it is no recovery"),
+        pytest.param(replace(BOOKED, transition=replace(COUNTED, counted=False)), id="nothing was counted"),
+        pytest.param(replace(BOOKED, transition=replace(COUNTED, weighed=True)), id="it was decided already"),
+    ],
+)
+def test_nothing_is_given_back_when(record: Record) -> None:
+    assert blame_outside(record, pid(0), None) is record
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(Window(1, LONG_AGO, 1, 0), Window(1, None, 0, 0), id="the only one: the window was never opened"),
+        pytest.param(Window(1, LONG_AGO, 1, 2), Window(1, LONG_AGO, 0, 2), id="full ones keep it open"),
+        pytest.param(Window(1, LONG_AGO, 0, 2), Window(1, LONG_AGO, 0, 2), id="never below nothing"),
+    ],
+)
+def test_a_restart_is_given_back_to_its_window(before: Window, after: Window) -> None:
+    record = replace(BOOKED, window=before, retries=0, stalled=0)
+    given = blame_outside(record, pid(7), None)
+    assert given.window == after
+    assert (given.retries, given.stalled) == (0, 0)
+    assert given.culprits == (Culprit(pid(7), -1, ""),)
+    assert given.transition is not None
+    assert given.transition.message == "pod workers-7 (incarnation 0) is gone"

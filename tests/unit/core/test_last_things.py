@@ -1,0 +1,252 @@
+"""Which deadline is told and when the next one wakes; the last minute of pods, jobs and their time to live (16, 28, 29)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import (
+    NOW,
+    agent,
+    job,
+    observed,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    silent,
+    trains,
+    transition,
+)
+
+from elastipod_operator.api.models import CleanPodPolicy
+from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
+from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
+from elastipod_operator.core.ending import plan_deletion, plan_end
+from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact, Policy
+from elastipod_operator.core.health import judge
+from elastipod_operator.core.record import Kind, Record
+
+Seen = tuple[PodFact, AgentFact | None]
+ACCEPTED = NOW - seconds(100)
+FAULT = trains(transition=transition(Kind.RECOVERY), incident_at=NOW - seconds(40))
+ALL = {"active_deadline": seconds(150), "startup_deadline": seconds(130), "fault_deadline": seconds(60)}
+
+
+def seen(record: Record, wishes: Policy | None = None, *pods: Seen, **changes: Any) -> Observed:
+    return observed(job(record, wishes, created_at=ACCEPTED, **changes), pods)
+
+
+# ---- deadlines
+
+
+@pytest.mark.parametrize(
+    ("record", "wishes", "wait_s"),
+    [
+        pytest.param(trains(), policy(), None, id="none was wished for"),
+        pytest.param(trains(started_at=None), policy(**ALL), 30, id="the nearest one"),
+        pytest.param(trains(started_at=None, idle=seconds(5)), policy(**ALL), 35, id="a suspension puts it off"),
+        pytest.param(trains(), policy(**ALL), 50, id="a start that came off has none any more"),
+        pytest.param(FAULT, policy(**ALL), 20, id="nor has a fault before it"),
+        pytest.param(FAULT, policy(**{**ALL, "fault_deadline": seconds(40)}), 50, id="one that is reached is not waited for"),
+        pytest.param(trains(incident_at=NOW, settled_at=None), policy(**ALL), 50, id="a fault that is being recovered"),
+        pytest.param(trains(incident_at=NOW), policy(fault_deadline=seconds(1)), None, id="not one from which all run again"),
+        pytest.param(trains(settled_at=None), policy(fault_deadline=seconds(1)), None, id="nor where there was none"),
+        pytest.param(trains(transition=transition()), policy(**ALL), 50, id="a drain"),
+        pytest.param(trains(), policy(suspend=True, **ALL), None, id="a wish to suspend stops all"),
+        pytest.param(trains(transition=transition(Kind.SUSPEND)), policy(**ALL), None, id="as long as it is suspended"),
+    ],
+)  # fmt: skip
+def test_the_next_deadline(record: Record, wishes: Policy, wait_s: float | None) -> None:
+    assert next_deadline(seen(record, wishes), record) == (None if wait_s is None else NOW + seconds(wait_s))
+
+
+def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_figure() -> None:
+    late = policy(active_deadline=seconds(90), startup_deadline=seconds(80.5))
+    record = trains(started_at=None)
+    assert overdue(seen(record, late), record) == Deadline(
+        ACCEPTED + seconds(80.5),
+        "StartupDeadlineExceeded",
+        "training did not begin within spec.runPolicy.startupDeadlineSeconds (80.5 s)",
+    )
+    assert overdue(seen(trains(), late), trains()) == Deadline(
+        ACCEPTED + seconds(90),
+        "DeadlineExceeded",
+        "the job ran for longer than spec.runPolicy.activeDeadlineSeconds (90 s)",
+    )
+    faulty = policy(fault_deadline=seconds(40))
+    assert overdue(seen(FAULT, faulty), FAULT) == Deadline(
+        NOW,
+        "FaultDeadlineExceeded",
+        "training did not go on within spec.runPolicy.faultDeadlineSeconds (40 s) after a fault",
+    )
+
+
+def test_a_job_whose_spec_cannot_be_read_has_no_deadlines() -> None:
+    unread = observed(replace(job(trains(), created_at=ACCEPTED), policy=None, refusal="no"))
+    assert (overdue(unread, trains()), next_deadline(unread, trains())) == (None, None)
+
+
+# ---- the end
+
+
+def ended(ago_s: float) -> Record:
+    return trains(outcome="Completed", outcome_reason="Completed", ended_at=NOW - seconds(ago_s))
+
+
+def end(record: Record, wishes: Policy, *pods: Seen) -> tuple[tuple[Action, ...], datetime | None]:
+    look = seen(record, wishes, *pods)
+    kept, actions, wake = plan_end(look, record, judge(look))
+    assert kept == record
+    return actions, wake
+
+
+KEEP = policy(clean_pods=CleanPodPolicy.NONE)
+DONE = (pod(0), agent(AgentState.COMPLETED))
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "ttl_s", "wait_s"),
+    [
+        pytest.param(20, None, 40, id="a pod has a minute to end by itself"),
+        pytest.param(20, 30, 10, id="the job may go before that"),
+        pytest.param(20, 100, 40, id="or after"),
+        pytest.param(59, 1, 1, id="a job that goes now still waits for nothing else"),
+    ],
+)
+def test_the_end_is_looked_at_again(ago_s: float, ttl_s: float | None, wait_s: float) -> None:
+    wishes = policy(clean_pods=CleanPodPolicy.NONE, ttl=None if ttl_s is None else seconds(ttl_s))
+    assert end(ended(ago_s), wishes, DONE)[1] == NOW + seconds(wait_s)
+
+
+def test_an_end_that_is_not_dated_is_now() -> None:
+    actions, wake = end(trains(outcome="Completed"), KEEP, DONE)
+    assert (actions, wake) == ((ShutDownAgent(pod(0).name),), NOW + seconds(60))
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "actions"),
+    [
+        pytest.param(59.9, [ShutDownAgent(pod(0).name)], id="at first its agent is asked"),
+        pytest.param(
+            60,
+            [
+                ShutDownAgent(pod(0).name),
+                DeletePod(pod(0).name, pod(0).uid, "a container still runs a minute after the end of the job"),
+            ],
+            id="then the pod goes",
+        ),
+    ],
+)
+def test_a_pod_that_does_not_end_by_itself(ago_s: float, actions: list[Action]) -> None:
+    assert list(end(ended(ago_s), KEEP, DONE)[0]) == actions
+
+
+def test_pods_that_never_began_go_with_the_job_whatever_is_wished() -> None:
+    pending = (pod(3, phase="Pending", node="", ip="", started=False), None)
+    assert end(ended(1), KEEP, pending) == (
+        (DeletePod(pending[0].name, pending[0].uid, "the job has ended"),),
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mine", "asked"),
+    [
+        pytest.param(agent(AgentState.SHUTDOWN), False, id="who leaves already"),
+        pytest.param(None, False, id="who was never heard"),
+        pytest.param(ready(1), True, id="who is idle"),
+    ],
+)
+def test_an_agent_is_asked_to_leave_once(mine: AgentFact | None, asked: bool) -> None:
+    actions, wake = end(ended(1), KEEP, (pod(0), mine))
+    assert bool(actions) is asked
+    assert wake == NOW + seconds(59)
+
+
+@pytest.mark.parametrize(
+    ("mine", "goes"),
+    [
+        pytest.param((pod(0), running()), True, id="who still runs"),
+        pytest.param((pod(0), agent(AgentState.COMPLETED)), False, id="who finished"),
+        pytest.param((pod(0), agent(AgentState.SHUTDOWN)), False, id="who is leaving"),
+        pytest.param((pod(0, phase="Succeeded"), None), False, id="who has left"),
+    ],
+)
+def test_clean_pod_policy_running_takes_the_unfinished(mine: Seen, goes: bool) -> None:
+    actions, _ = end(ended(1), policy(clean_pods=CleanPodPolicy.RUNNING), mine)
+    assert any(isinstance(a, DeletePod) for a in actions) is goes
+
+
+# ---- the deletion
+
+
+def delete(
+    ago_s: float, *pods: Seen, drain: bool = False, **changes: Any
+) -> tuple[tuple[Action, ...], datetime | None]:
+    look = seen(trains(), policy(), *pods, deleting_since=NOW - seconds(ago_s), drain_on_delete=drain, **changes)
+    record, actions, wake = plan_deletion(look, trains(), judge(look))
+    assert record == trains()
+    return actions, wake
+
+
+RUN = [(pod(0), running()), (pod(1), running())]
+
+
+def test_a_deletion_asks_nobody_for_a_checkpoint() -> None:
+    actions, wake = delete(2, *RUN)
+    assert [a for a in actions if isinstance(a, DeletePod)] == [
+        DeletePod(pod(n).name, pod(n).uid, "the job is deleted") for n in range(2)
+    ]
+    assert not [a for a in actions if isinstance(a, StopWorkers)]
+    assert wake == NOW + seconds(28)
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "drain", "force", "wait_s"),
+    [
+        pytest.param(29.9, False, False, 0.1, id="kubelets have half a minute"),
+        pytest.param(30, False, True, 5, id="and no more"),
+        pytest.param(629.9, True, False, 0.1, id="after the time for a checkpoint, where it was wished for"),
+        pytest.param(630, True, True, 5, id="then too"),
+    ],
+)
+def test_what_is_left_of_a_deleted_job_goes_by_force(ago_s: float, drain: bool, force: bool, wait_s: float) -> None:
+    actions, wake = delete(ago_s, (pod(0), silent(99)), (pod(1, phase="Failed"), None), drain=drain)
+    assert [(a.name, a.why, a.force) for a in actions if isinstance(a, DeletePod)] == [
+        (pod(0).name, "the job is deleted", force),
+        (pod(1).name, "the job is deleted", False),
+    ]
+    assert wake == NOW + seconds(wait_s)
+
+
+def test_drain_on_delete_gives_the_time_that_is_left_since_the_deletion() -> None:
+    drains = [(pod(0), running()), (pod(1), agent(AgentState.STOPPING)), (pod(2, disrupted="x"), running())]
+    actions, wake = delete(200, *drains, drain=True)
+    assert actions == tuple(StopWorkers(pod(n).name, 1, graceful=True, timeout_s=400) for n in (0, 2))
+    assert wake == NOW + seconds(400)
+    assert delete(599.5, (pod(0), running()), drain=True)[0] == (
+        StopWorkers(pod(0).name, 1, graceful=True, timeout_s=1),
+    )
+    assert not [a for a in delete(600, (pod(0), running()), drain=True)[0] if isinstance(a, StopWorkers)]
+
+
+def test_nobody_is_waited_for_who_cannot_answer() -> None:
+    actions, _ = delete(2, (pod(0), silent(60)), drain=True)
+    assert [type(a) for a in actions] == [DeletePod]
+
+
+def test_the_finalizer_goes_with_the_last_pod() -> None:
+    assert delete(2) == ((SetFinalizer(False),), None)
+    assert delete(2, drain=True) == ((SetFinalizer(False),), None)
+
+
+def test_a_job_that_cannot_be_read_has_no_time_for_checkpoints() -> None:
+    fact = replace(job(trains(), deleting_since=NOW, drain_on_delete=True), policy=None, refusal="no")
+    look = observed(fact, RUN)
+    _, actions, wake = plan_deletion(look, trains(), judge(look))
+    assert len([a for a in actions if isinstance(a, DeletePod)]) == 2
+    assert wake == NOW + seconds(30)

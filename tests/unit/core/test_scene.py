@@ -1,0 +1,129 @@
+"""How a planned change begins and how a job ends, wherever that is decided (decisions 3, 12)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import (
+    LONG_AGO,
+    NOW,
+    agent,
+    job,
+    observed,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    trains,
+    transition,
+)
+
+from elastipod_operator.api.models import CleanPodPolicy
+from elastipod_operator.core.actions import Note, ShutDownAgent
+from elastipod_operator.core.facts import AgentFact, AgentState, PodFact
+from elastipod_operator.core.health import judge
+from elastipod_operator.core.record import Gang, Kind, Record, Transition
+from elastipod_operator.core.scene import Scene, Step, awaits_start, begin, finish
+
+Seen = tuple[PodFact, AgentFact | None]
+RUN: list[Seen] = [(pod(0), running(step_pace=seconds(2))), (pod(1), running())]
+
+
+def scene_of(record: Record, *pods: Seen, **changes: Any) -> Scene:
+    wishes = policy(clean_pods=CleanPodPolicy.NONE)
+    seen = observed(job(record, wishes), pods, **changes)
+    return Scene(seen, wishes, judge(seen))
+
+
+def began(record: Record, *pods: Seen, limit: datetime | None = None) -> Record:
+    return begin(record, scene_of(record, *pods), Kind.RESIZE, "Cause", "words", goal=3, limit=limit)
+
+
+def test_a_change_begins_now_with_the_time_for_a_checkpoint() -> None:
+    after = began(trains(window_since=LONG_AGO, gang=Gang(NOW, 1)), *RUN)
+    assert after.transition == Transition(
+        kind=Kind.RESIZE, cause="Cause", message="words", from_size=2, goal=3, began_at=NOW, detected_at=NOW,
+        deadline=NOW + seconds(600), graceful=True,
+    )  # fmt: skip
+    assert (after.window_since, after.gang) == (None, None)
+    assert after.measures.paces == ((2, seconds(2)),), "the pace until then is kept"
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "left_s"),
+    [
+        pytest.param(None, 600, id="no limit"),
+        pytest.param(700, 600, id="a later one"),
+        pytest.param(100, 100, id="an earlier one"),
+        pytest.param(-5, 0, id="one that has passed"),
+    ],
+)
+def test_the_limit_of_a_change(limit_s: float | None, left_s: float) -> None:
+    limit = None if limit_s is None else NOW + seconds(limit_s)
+    after = began(trains(), *RUN, limit=limit).transition
+    assert after is not None
+    assert after.deadline == NOW + seconds(left_s)
+
+
+@pytest.mark.parametrize(
+    ("record", "pods", "graceful"),
+    [
+        pytest.param(trains(), RUN, True, id="all run"),
+        pytest.param(trains(), [(pod(0), running()), (pod(1), ready(1))], True, id="some run"),
+        pytest.param(trains(), [(pod(0), AgentFact(trying_since=NOW)), (pod(1), ready(1))], True, id="one was not heard yet"),
+        pytest.param(trains(), [(pod(0), ready(1)), (pod(1), ready(1))], False, id="nobody runs"),
+        pytest.param(trains(), [], False, id="nobody is there"),
+        pytest.param(trains(), [(pod(0), running()), (pod(1), ready(0))], False, id="one was not started yet"),
+        pytest.param(trains(), [(pod(0), running()), (pod(1), agent(AgentState.INIT, 0))], False, id="one is coming up"),
+        pytest.param(trains(transition=transition()), RUN, False, id="between two generations"),
+    ],
+)  # fmt: skip
+def test_whether_there_is_something_to_save(record: Record, pods: list[Seen], graceful: bool) -> None:
+    after = began(record, *pods).transition
+    assert after is not None
+    assert after.graceful is graceful
+    assert after.deadline == NOW + seconds(600 if graceful else 30)
+
+
+@pytest.mark.parametrize(
+    ("mine", "awaits"),
+    [
+        pytest.param(ready(1), True, id="of the generation before"),
+        pytest.param(ready(2), False, id="of the present one"),
+        pytest.param(ready(None), True, id="one that does not say"),  # type: ignore[arg-type]
+        pytest.param(agent(AgentState.INIT, 1), True, id="coming up"),
+        pytest.param(running(1), False, id="one that runs"),
+        pytest.param(agent(AgentState.SHUTDOWN, 1), False, id="one that leaves"),
+    ],
+)
+def test_who_awaits_its_start(mine: AgentFact, awaits: bool) -> None:
+    view = judge(observed(job(trains()), [(pod(0), mine)]))
+    assert awaits_start(next(iter(view.by_id.values())), trains(generation=2)) is awaits
+
+
+@pytest.mark.parametrize(("outcome", "warning"), [("Failed", True), ("Completed", False)])
+def test_the_end_of_a_job(outcome: str, warning: bool) -> None:
+    record = trains(transition=transition(), window_since=LONG_AGO, incident_at=LONG_AGO, gang=Gang(NOW, 1))
+    step = finish(record, scene_of(record, *RUN), outcome, "Reason", "words")
+    assert step == Step(
+        replace(
+            record, transition=None, window_since=None, incident_at=None, gang=None, outcome=outcome, outcome_reason="Reason",
+            outcome_message="words", ended_at=NOW,
+        ),
+        (ShutDownAgent(pod(0).name), ShutDownAgent(pod(1).name)),
+        (Note(outcome, "words", warning=warning),),
+        wake_at=NOW + seconds(60),
+    )  # fmt: skip
+
+
+def test_what_every_part_of_a_decision_looks_at() -> None:
+    scene = scene_of(trains(), *RUN, refusal="no room")
+    assert (scene.now, scene.key, scene.is_refused) == (NOW, "job-uid", True)
+    assert not scene_of(trains(), *RUN).is_refused
+    assert Step(trains(), (ShutDownAgent("a"),)).also(ShutDownAgent("b"), ShutDownAgent("c")).actions == tuple(
+        map(ShutDownAgent, "abc")
+    )

@@ -1,0 +1,357 @@
+"""Which pods are asked for and which are removed, pod by pod (decisions 6, 7, 12, 19)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import (
+    LONG_AGO,
+    NOW,
+    agent,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    silent,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
+from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact, Policy, SpecShape
+from elastipod_operator.core.health import View, judge
+from elastipod_operator.core.membership import (
+    Limits,
+    newest_incarnations,
+    rank_order,
+    remember,
+    remove,
+    room_for,
+    supply,
+    usable,
+    wanted_slots,
+)
+from elastipod_operator.core.names import PodId, Slot
+from elastipod_operator.core.record import Record
+from elastipod_operator.core.sizes import Sizes
+
+Seen = tuple[PodFact, AgentFact | None]
+PAIR = policy(2, 2)
+TWO = policy(2, 4, specs=(SpecShape("base", 2), SpecShape("extra", 2)))
+
+
+def of(spec: str, ordinal: int, incarnation: int = 0) -> PodId:
+    return PodId(spec, ordinal, incarnation)
+
+
+def waits(ordinal: int, **changes: Any) -> Seen:
+    return pod(ordinal, **{"phase": "Pending", "node": "", "ip": "", "started": False, **changes}), None
+
+
+def view_of(record: Record, *pods: Seen, nodes: Any = ()) -> View:
+    return judge(observed(job(record), pods, nodes))
+
+
+def supplied(
+    record: Record, *pods: Seen, wishes: Policy = PAIR, nodes: Any = (), **limits: Any
+) -> tuple[list[Action], datetime | None]:
+    view = view_of(record, *pods, nodes=nodes)
+    return supply(wishes, record, view, NOW, wanted_slots(wishes, record, view), Limits(**limits))
+
+
+def made(actions: list[Action]) -> list[PodId]:
+    return [a.pod for a in actions if isinstance(a, CreatePod)]
+
+
+def removed(actions: list[Action]) -> list[tuple[str, str, bool]]:
+    return [(a.name, a.why, a.force) for a in actions if isinstance(a, DeletePod)]
+
+
+# ---- who trains
+
+
+def test_a_spec_that_the_job_no_longer_has_comes_last_and_does_not_train() -> None:
+    present = [of("old", 0), of("extra", 0), of("base", 0)]
+    candidates = view_of(Record(), *((pod(p), ready()) for p in present)).candidates()
+    assert [r.id.spec for r in rank_order(candidates, Record(), TWO)] == ["base", "extra", "old"]
+    assert [r.id.spec for r in usable(candidates, Record(), TWO)] == ["base", "extra"]
+
+
+def test_of_each_spec_no_more_train_than_it_may() -> None:
+    present = [*(of("base", n) for n in range(4)), *(of("extra", n) for n in range(3))]
+    candidates = view_of(Record(), *((pod(p), ready()) for p in present)).candidates()
+    assert [r.id for r in usable(candidates, Record(), TWO)] == [
+        of("base", 0), of("base", 1), of("extra", 0), of("extra", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "room"),
+    [
+        pytest.param({"base": 1, "extra": 1}, 2, id="they add up"),
+        pytest.param({"base": 5}, 2, id="no more than the spec's limit"),
+        pytest.param({"base": 2, "extra": 2, "old": 9}, 3, id="no more than the largest size, whatever else there is"),
+        pytest.param({"old": 9}, 0, id="other specs do not count"),
+    ],
+)
+def test_room(number: dict[str, int], room: int) -> None:
+    pods = [of(spec, n) for spec, most in number.items() for n in range(most)]
+    assert room_for(pods, policy(sizes=Sizes((2, 3), 2), specs=TWO.specs)) == room
+
+
+# ---- which slots
+
+
+@pytest.mark.parametrize(
+    ("pods", "slots"),
+    [
+        pytest.param([(pod(3), running()), waits(2), (pod(1, phase="Failed"), None)], [3, 2], id="who runs, then who comes"),
+        pytest.param([(pod(3), None), waits(2)], [3, 2], id="a pod that started is nearer than one that did not"),
+        pytest.param([(pod(3, disrupted="x"), running()), waits(2)], [2, 0], id="who goes is no nearer than nobody"),
+        pytest.param([(pod(1), ready()), (pod(0), ready())], [0, 1], id="the lowest ordinals first"),
+    ],
+)  # fmt: skip
+def test_the_order_of_slots(pods: list[Seen], slots: list[int]) -> None:
+    assert wanted_slots(PAIR, Record(), view_of(Record(), *pods)) == [Slot("workers", n) for n in slots]
+
+
+def test_the_next_spec_gets_what_the_first_one_leaves_and_spares_are_beside() -> None:
+    wishes = policy(
+        sizes=Sizes((2, 3), 2),
+        specs=(SpecShape("base", 2, spares=1), SpecShape("extra", 2, spares=1), SpecShape("none", 2, spares=1)),
+    )
+    assert wanted_slots(wishes, Record(), view_of(Record())) == [
+        *(Slot("base", n) for n in range(3)), *(Slot("extra", n) for n in range(2)),
+    ], "a spec that is not used has no spares either"  # fmt: skip
+
+
+# ---- creations
+
+
+@pytest.mark.parametrize(
+    ("record", "nnodes"),
+    [pytest.param(Record(), 2, id="the first size"), pytest.param(trains(3), 3, id="the present one")],
+)
+def test_a_pod_is_made_with_size_generation_and_nodes_to_avoid(record: Record, nnodes: int) -> None:
+    actions, wake = supplied(record, wishes=policy(2, 3), avoids=("bad",))
+    assert actions == [
+        CreatePod(pid(n, int(n < len(record.members))), nnodes, record.generation, ("bad",)) for n in range(3)
+    ]
+    assert wake is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "incarnation"),
+    [
+        pytest.param((pod(0), running()), None, id="runs"),
+        pytest.param(waits(0), None, id="waits"),
+        pytest.param((pod(0), silent(20)), None, id="is silent"),
+        pytest.param((pod(0, phase="Succeeded"), None), 1, id="has ended"),
+        pytest.param((pod(0, disrupted="x"), ready()), 1, id="goes"),
+        pytest.param((pod(0, kill_at=NOW), ready()), 1, id="was deleted"),
+    ],
+)
+def test_a_pod_is_made_anew_when_the_old_one(mine: Seen, incarnation: int | None) -> None:
+    other = (pod(1), running(step=9, step_at=NOW))
+    actions, _ = supplied(trains(), mine, other)
+    assert made(actions) == ([] if incarnation is None else [pid(0, incarnation)])
+
+
+@pytest.mark.parametrize(
+    ("limits", "in_use_waits", "others_wait_s"),
+    [
+        pytest.param({}, False, None, id="nothing stands in the way"),
+        pytest.param({"refused_until": NOW + seconds(9)}, True, 9, id="a refusal concerns all"),
+        pytest.param({"refused_until": NOW}, False, None, id="until it is over"),
+        pytest.param({"growth_until": NOW + seconds(7)}, False, 7, id="what does not pay concerns more replicas only"),
+        pytest.param(
+            {"growth_until": NOW + seconds(7), "refused_until": NOW + seconds(9)}, True, 9, id="the later one"
+        ),
+    ],
+)
+def test_what_a_creation_waits_for(limits: dict[str, Any], in_use_waits: bool, others_wait_s: float | None) -> None:
+    actions, wake = supplied(trains(), (pod(0), running()), wishes=policy(2, 3), **limits)
+    assert (pid(1, 1) in made(actions)) is not in_use_waits
+    assert (pid(2) in made(actions)) is (others_wait_s is None)
+    assert wake == (None if others_wait_s is None else NOW + seconds(others_wait_s))
+
+
+def test_in_a_change_every_slot_is_in_use() -> None:
+    record = trains(transition=transition())
+    pods = [(pod(n), agent(AgentState.STOPPING)) for n in range(2)]
+    actions, wake = supplied(record, *pods, wishes=policy(2, 3), growth_until=NOW + seconds(7))
+    assert (made(actions), wake) == ([pid(2)], None)
+
+
+def test_the_first_creation_that_falls_due_wakes() -> None:
+    pods = [(pod(pid(n, 2), phase="Failed", created_at=NOW - seconds(n)), None) for n in (1, 0)]
+    assert supplied(Record(), *pods)[1] == NOW + seconds(19)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "failures", "wait_s"),
+    [
+        pytest.param(0, 0, None, id="the first time at once"),
+        pytest.param(1, 0, 10, id="the second pod"),
+        pytest.param(0, 1, 10, id="or a job that failed before"),
+        pytest.param(2, 5, 160, id="whichever is more"),
+        pytest.param(5, 2, 160, id="of the two"),
+        pytest.param(6, 0, 300, id="limited"),
+        pytest.param(60, 0, 300, id="for ever"),
+    ],
+)
+def test_a_pod_that_ended_by_itself_is_made_anew_later(incarnation: int, failures: int, wait_s: float | None) -> None:
+    ended = (pod(pid(0, incarnation), phase="Failed", created_at=NOW), None)
+    actions, wake = supplied(Record(failures_in_row=failures), ended, (pod(1), ready()))
+    assert wake == (None if wait_s is None else NOW + seconds(wait_s))
+    assert bool(made(actions)) is (wait_s is None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_made_anew"),
+    [
+        pytest.param({}, True, id="it waits with another idea of them"),
+        pytest.param({"avoids": ("bad",)}, False, id="with the same"),
+        pytest.param({"node": "node-0"}, False, id="it has a place"),
+        pytest.param({"kill_at": NOW}, True, id="it goes already"),
+    ],
+)
+def test_a_pod_in_wait_is_made_anew_when_the_nodes_to_avoid_change(changes: dict[str, Any], is_made_anew: bool) -> None:
+    mine = pod(pid(0, 3), **{"phase": "Pending", "node": "", "ip": "", "started": False, "created_at": NOW, **changes})
+    actions, _ = supplied(Record(), (mine, None), (pod(1), ready()), avoids=("bad",))
+    assert made(actions) == ([pid(0, 4)] if is_made_anew else []), "at once: it is not at fault"
+
+
+# ---- spares
+
+SPARED = policy(2, 2, specs=(SpecShape("workers", 2, spares=2),))
+
+
+@pytest.mark.parametrize(
+    ("others", "spares"),
+    [
+        pytest.param([(pod(0), None), (pod(1), None)], [2, 3], id="when all who are to train have a place"),
+        pytest.param([(pod(0), None), waits(1)], [], id="not while one has none"),
+        pytest.param([(pod(0), None)], [], id="nor while one is not made"),
+        pytest.param([(pod(0), None), (pod(1, disrupted="x"), ready())], [], id="nor while one goes"),
+        pytest.param([(pod(0), None), (pod(1, phase="Failed"), None)], [], id="nor while one has ended"),
+        pytest.param([(pod(0), None), (pod(1), None), (pod(2), None)], [3], id="each"),
+        pytest.param([(pod(0), None), (pod(1), None), waits(2)], [3], id="whether or not the other has one"),
+    ],
+)
+def test_spares_are_made(others: list[Seen], spares: list[int]) -> None:
+    actions, _ = supplied(Record(), *others, wishes=SPARED)
+    assert [p.ordinal for p in made(actions) if p.ordinal > 1] == spares
+
+
+def test_the_spares_of_each_spec_are_its_last() -> None:
+    wishes = policy(sizes=Sizes((2, 3), 2), specs=(SpecShape("base", 2, spares=1), SpecShape("extra", 2, spares=1)))
+    place = [(pod(of("base", n)), None) for n in range(2)]
+    assert made(supplied(Record(), *place, wishes=wishes)[0]) == [of("extra", 0)]
+    placed = [*place, (pod(of("extra", 0)), None)]
+    assert made(supplied(Record(), *placed, wishes=wishes)[0]) == [of("base", 2), of("extra", 1)]
+
+
+# ---- removals
+
+
+@pytest.mark.parametrize(
+    ("record", "pods", "expected"),
+    [
+        pytest.param(Record(), [(pod(0), ready()), (pod(pid(0, 1)), ready()), (pod(1), ready())],
+                     [(pod(0).name, "replaced by a newer pod", False)], id="an older pod of a slot"),
+        pytest.param(Record(), [(pod(n), ready()) for n in range(3)], [(pod(2).name, "no longer wanted at this size", False)],
+                     id="one too many"),
+        pytest.param(Record(), [(pod(0, disrupted="x"), ready()), (pod(1), ready())],
+                     [(pod(0).name, "its node or the pod itself is about to go", False)], id="one that goes"),
+        pytest.param(Record(lost=(pid(0),)), [(pod(0), ready()), (pod(1), ready())], [(pod(0).name, "lost", False)], id="a lost one"),
+        pytest.param(trains(), [(pod(0), running(step=9, step_at=NOW)), (pod(1), silent(20))], [], id="who may come back"),
+        pytest.param(trains(), [(pod(n), running()) for n in range(2)], [], id="those who train"),
+        pytest.param(trains(members=(pid(0), pid(5))), [(pod(n), running()) for n in (0, 1, 5)],
+                     [(pod(1).name, "no longer wanted at this size", False)], id="members stay, whatever their ordinals"),
+        pytest.param(trains(members=(pid(0), pid(1))), [(pod(0), running()), (pod(pid(0, 1)), ready()), (pod(1), running())], [],
+                     id="also when a replacement is there already"),
+    ],
+)  # fmt: skip
+def test_who_is_removed(record: Record, pods: list[Seen], expected: list[tuple[str, str, bool]]) -> None:
+    assert removed(supplied(record, *pods)[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("others", "goes"),
+    [
+        pytest.param((pod(1), agent(AgentState.STOPPING)), False, id="while one still stops"),
+        pytest.param((pod(1), ready(1)), True, id="once all are parked"),
+        pytest.param((pod(1, phase="Failed"), None), True, id="or have ended"),
+    ],
+)
+def test_a_member_that_is_about_to_go_is_kept(others: Seen, goes: bool) -> None:
+    record = trains(transition=transition())
+    actions, _ = supplied(record, (pod(0, disrupted="x"), ready(1)), others)
+    assert bool([n for n, _, _ in removed(actions) if n == pod(0).name]) is goes
+
+
+def test_a_lost_member_keeps_nobody() -> None:
+    record = trains(transition=transition(), lost=(pid(0),))
+    actions, _ = supplied(record, (pod(0), silent(60)), (pod(1, disrupted="x"), ready(1)))
+    assert [(n, w) for n, w, _ in removed(actions)] == [
+        (pod(0).name, "lost"), (pod(1).name, "its node or the pod itself is about to go"),
+    ]  # fmt: skip
+
+
+def test_the_newest_ended_pod_is_kept_until_its_replacement_works() -> None:
+    ended = [(pod(pid(0, n), phase="Failed", created_at=LONG_AGO), None) for n in (1, 0)]
+    actions, _ = supplied(Record(), *ended, (pod(pid(0, 2)), agent(AgentState.INIT)), (pod(1), ready()))
+    assert removed(actions) == [(pod(pid(0, n)).name, "replaced by a newer pod", False) for n in (1, 0)]
+    actions, _ = supplied(Record(), *ended, (pod(pid(0, 2)), None), (pod(1), ready()))
+    assert removed(actions) == [(pod(0).name, "replaced by a newer pod", False)]
+
+
+# ---- how a pod is removed
+
+
+@pytest.mark.parametrize(
+    ("mine", "node", "shuts", "deletes", "force"),
+    [
+        pytest.param((pod(0), ready()), None, True, True, False, id="its agent first"),
+        pytest.param((pod(0, disrupted="x"), ready()), None, True, True, False, id="also when it is about to go"),
+        pytest.param((pod(0), agent(AgentState.SHUTDOWN)), None, False, True, False, id="who leaves is not asked"),
+        pytest.param((pod(0), agent(None)), None, False, True, False, id="nor who was never heard"),
+        pytest.param((pod(0), silent(60)), None, False, True, False, id="nor who is silent"),
+        pytest.param((pod(0, kill_at=NOW), ready()), None, True, False, False, id="it is being deleted"),
+        pytest.param((pod(0, kill_at=NOW), silent(60)), NodeFact(name="node-0", out_of_service=True), False, True, True,
+                     id="where nobody will ever do it: by force"),
+        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), None, False, True, False, id="ended: once more is enough"),
+    ],
+)  # fmt: skip
+def test_how_a_pod_is_removed(mine: Seen, node: NodeFact | None, shuts: bool, deletes: bool, force: bool) -> None:
+    replica = view_of(Record(), mine, (pod(1), ready()), nodes=[node] if node else []).by_id[pid(0)]
+    expected: list[Action] = [ShutDownAgent(pod(0).name)] if shuts else []
+    expected += [DeletePod(pod(0).name, pod(0).uid, "because", force)] if deletes else []
+    assert remove(replica, "because") == expected
+
+
+# ---- names
+
+
+def test_names_that_were_used_are_on_record() -> None:
+    record = trains(members=(pid(0, 2), pid(1)), incarnations={Slot("workers", 0): 5, Slot("workers", 7): 1})
+    after = remember(record, (pid(1, 3), pid(2)))
+    assert after.incarnations == {
+        Slot("workers", 0): 5, Slot("workers", 1): 3, Slot("workers", 2): 0, Slot("workers", 7): 1,
+    }  # fmt: skip
+    assert remember(after, (pid(1), pid(2))) is after
+
+
+def test_the_newest_name_of_a_slot_whatever_tells_of_it() -> None:
+    record = trains(members=(pid(0, 1), pid(1, 4)), lost=(pid(0, 3), pid(2)), incarnations={Slot("workers", 3): 6})
+    view = view_of(record, (pod(pid(0, 2)), ready()), (pod(pid(3, 1)), ready()), (pod(4), ready()))
+    assert newest_incarnations(record, view) == {
+        Slot("workers", n): i for n, i in ((0, 3), (1, 4), (2, 0), (3, 6), (4, 0))
+    }

@@ -1,0 +1,388 @@
+"""From one generation to the next: stopping is told once, who is gathered, and what the start notes (decisions 12, 16, 31)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import (
+    LONG_AGO,
+    NOW,
+    acts,
+    agent,
+    faulted,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.actions import DeletePod, Note, ShutDownAgent, StartWorkers
+from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact
+from elastipod_operator.core.health import judge
+from elastipod_operator.core.history import HistoryEntry
+from elastipod_operator.core.names import Slot
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Culprit, Gang, Kind, Offence, Record
+from elastipod_operator.core.scene import Scene, Step
+from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.transit import in_transition
+
+Seen = tuple[PodFact, AgentFact | None]
+DRAINED = ready(1, drained=True)
+GROWTH = "CapacityAvailable"
+
+
+def step_of(seen: Observed) -> Step:
+    """Give what the transition decides by itself, without what is told of it and when that changes."""
+    assert seen.job.policy is not None
+    assert seen.job.record is not None
+    return in_transition(seen.job.record, Scene(seen, seen.job.policy, judge(seen)))
+
+
+def stopped(number: int, mine: AgentFact = DRAINED) -> list[Seen]:
+    return [(pod(n), mine) for n in range(number)]
+
+
+# ---- what is told
+
+
+@pytest.mark.parametrize(
+    ("kind", "goal", "began_s", "told"),
+    [
+        pytest.param(Kind.RESIZE, 3, 0, [Note("Draining", "2 -> 3: a test")], id="a resize, with both sizes"),
+        pytest.param(Kind.SUSPEND, 0, 0, [Note("Draining", "all workers stop: a test")], id="a suspension"),
+        pytest.param(Kind.RECOVERY, 2, 0, [], id="not a recovery, whose fault was told"),
+        pytest.param(Kind.RESIZE, 3, 1, [], id="and nothing twice"),
+    ],
+)
+def test_the_beginning_of_a_transition_is_told(kind: Kind, goal: int, began_s: float, told: list[Note]) -> None:
+    record = trains(transition=transition(kind, began_s=began_s, goal=goal))
+    step = step_of(observed(job(record, policy(2, 4, suspend=kind is Kind.SUSPEND)), stopped(2, running())))
+    assert list(step.notes) == told
+    assert step.wake_at is not None
+    assert len(step.actions) == 2
+
+
+def test_a_fault_is_told_first_and_as_a_warning() -> None:
+    todo = plan(observed(job(trains(gang=Gang(NOW, 1))), [(pod(0), faulted()), (pod(1), running())]))
+    assert todo.record.transition is not None
+    assert todo.notes[0] == Note("WorkerCrash", todo.record.transition.message, warning=True)
+    assert todo.record.gang is None
+
+
+def test_the_backoff_of_a_recovery_differs_from_job_to_job() -> None:
+    record = trains(best_step=9, failures_in_row=3)
+    waits = set()
+    for uid in ("one", "other"):
+        pods = [(pod(0), faulted(step=9)), (pod(1), running(step=9))]
+        began = plan(observed(replace(job(record), uid=uid), pods)).record.transition
+        assert began is not None
+        waits.add(began.not_before)
+    assert len(waits) == 2
+
+
+def test_a_recovery_that_begins_with_everybody_stopped_goes_on_at_once() -> None:
+    wishes = policy(2, 2)
+    parked = [(pod(0), ready(1)), (pod(1), ready(1))]
+    todo = plan(observed(job(trains(), wishes), parked))
+    assert [n.reason for n in todo.notes] == ["WorkersStopped", "Recovered"]
+    assert (todo.record.generation, todo.record.restarts) == (2, 1)
+
+
+# ---- suspension
+
+
+def test_a_suspended_job_keeps_the_names_of_its_pods_in_mind() -> None:
+    members = (pid(0, 3), pid(1))
+    record = trains(members=members, transition=transition(Kind.SUSPEND, goal=0))
+    pods = [(pod(pid(0, 3)), DRAINED), (pod(1), DRAINED), (pod(pid(2, 1)), ready())]
+    step = step_of(observed(job(record, policy(suspend=True)), pods))
+    assert step.record.members == ()
+    assert step.record.incarnations == {Slot("workers", 0): 3, Slot("workers", 1): 0, Slot("workers", 2): 1}
+    assert [a for a in step.actions if isinstance(a, DeletePod)] == [
+        DeletePod(p.name, p.uid, "the job is suspended") for p, _ in pods
+    ]
+    assert (step.wake_at, step.takes_spec) == (None, False)
+
+
+SUSPENDED = trains(
+    members=(), window_since=LONG_AGO, incident_at=LONG_AGO, idle=seconds(7),
+    transition=transition(Kind.SUSPEND, began_s=600, from_size=3, not_before=NOW, deadline=LONG_AGO),
+)  # fmt: skip
+
+
+def test_a_resumed_job_begins_like_a_new_one() -> None:
+    step = step_of(observed(job(SUSPENDED)))
+    began = step.record.transition
+    assert began is not None
+    assert (began.kind, began.cause, began.message) == (Kind.START, "Resumed", "the user resumed the job")
+    assert (began.from_size, began.goal, began.graceful) == (0, 3, False)
+    assert (began.began_at, began.detected_at, began.deadline) == (NOW, NOW, NOW + seconds(30))
+    after = step.record
+    assert (after.members, after.window_since, after.incident_at, after.idle) == ((), None, None, seconds(607))
+    assert (step.wake_at, step.takes_spec, step.actions) == (NOW, True, ())
+    assert step.notes == (Note("Resumed", "the user resumed the job"),)
+
+
+@pytest.mark.parametrize(
+    ("from_size", "sizes", "goal"),
+    [
+        pytest.param(5, Sizes((2, 4), 2), 4, id="the size that it had, as far as it is allowed now"),
+        pytest.param(0, Sizes((2, 4), 4), 4, id="the first one when it had none"),
+        pytest.param(1, Sizes((2, 3, 4), 3), 3, id="or when that is too small now"),
+    ],
+)
+def test_the_size_that_a_resumed_job_wants(from_size: int, sizes: Sizes, goal: int) -> None:
+    record = replace(SUSPENDED, transition=transition(Kind.SUSPEND, from_size=from_size))
+    began = step_of(observed(job(record, policy(sizes=sizes)))).record.transition
+    assert began is not None
+    assert began.goal == goal
+
+
+def test_pods_of_an_edited_template_that_are_still_there_at_the_resumption_are_made_anew() -> None:
+    record = replace(SUSPENDED, lost=(pid(1),))
+    pods = [(pod(pid(0, 2)), ready(1)), (pod(1), ready(1)), (pod(2, started=False, ip=""), None)]
+    kept = step_of(observed(job(record), pods))
+    assert (kept.actions, kept.record.lost) == ((), (pid(1),))
+    step = step_of(observed(job(record, pending_edits=("template",)), pods))
+    assert step.record.lost == (pid(1), pid(0, 2), pid(2))
+    assert step.record.incarnations == {Slot("workers", 0): 2, Slot("workers", 1): 0, Slot("workers", 2): 0}
+    assert [a for a in step.actions if isinstance(a, DeletePod)] == [
+        DeletePod(p.name, p.uid, "made from a template that was edited") for p, _ in (pods[0], pods[2])
+    ]
+    assert [a.pod for a in step.actions if isinstance(a, ShutDownAgent)] == ["job-workers-0-2"]
+    assert step.takes_spec
+
+
+def test_a_job_that_is_suspended_while_it_gathers_keeps_that_on_record() -> None:
+    record = trains(transition=transition(Kind.RECOVERY, weighed=True), window_since=LONG_AGO)
+    step = step_of(observed(job(record, policy(suspend=True)), stopped(2, ready(1))))
+    began = step.record.transition
+    assert began is not None
+    assert (began.kind, began.cause, began.message, began.from_size, began.goal) == (
+        Kind.SUSPEND,
+        "Suspended",
+        "the user suspended the job",
+        2,
+        0,
+    )
+    assert (began.began_at, step.record.window_since, step.record.members) == (NOW, None, ())
+
+
+# ---- gathering
+
+
+@pytest.mark.parametrize(
+    ("changes", "began_s", "number", "size"),
+    [
+        pytest.param({"graceful": False}, 5, 2, 2, id="a drain for a node takes who is there"),
+        pytest.param({"graceful": False}, 5, 1, 0, id="but not fewer than the minimum"),
+        pytest.param({"graceful": False}, 5, 4, 4, id="and all that is ready"),
+        pytest.param({"kind": Kind.RECOVERY, "weighed": True}, 29, 2, 0, id="a recovery waits for faultyScaleDownTimeout"),
+        pytest.param({"kind": Kind.RECOVERY, "weighed": True}, 30, 2, 2, id="and no longer"),
+        pytest.param({"kind": Kind.RECOVERY, "weighed": True, "not_before": NOW + seconds(1)}, 31, 3, 0, id="its back-off"),
+        pytest.param({"kind": Kind.RECOVERY, "weighed": True, "not_before": NOW}, 31, 3, 3, id="is then over"),
+    ],
+)  # fmt: skip
+def test_who_is_gathered(changes: dict[str, Any], began_s: float, number: int, size: int) -> None:
+    record = trains(3, transition=transition(began_s=began_s, goal=3, **changes))
+    step = step_of(observed(job(record), stopped(number, ready(1))))
+    assert len(step.record.members) == (size or 3)
+    assert len(step.actions) == size
+    assert (step.record.transition is None) is bool(size)
+
+
+def test_a_full_restart_waits_for_its_pods_as_a_start_does() -> None:
+    began = transition(Kind.RECOVERY, began_s=500, goal=3, full=True, weighed=True)
+    record = trains(members=(), transition=began, window_since=NOW - seconds(59))
+    early = step_of(observed(job(record), stopped(2, ready(0))))
+    assert (early.wake_at, early.actions) == (NOW + seconds(1), ())
+    late = step_of(observed(job(replace(record, window_since=NOW - seconds(60))), stopped(2, ready(0))))
+    assert len(late.record.members) == 2
+
+
+@pytest.mark.parametrize(
+    ("began", "number", "window", "wait_s"),
+    [
+        pytest.param(transition(Kind.START, goal=3), 2, NOW, 60, id="the window of a start"),
+        pytest.param(transition(Kind.RECOVERY, goal=3, weighed=True), 2, NOW, 25, id="the patience of a recovery"),
+        pytest.param(transition(Kind.RECOVERY, goal=3, weighed=True, not_before=NOW + seconds(7)), 3, LONG_AGO, 7, id="its back-off"),
+        pytest.param(transition(Kind.START, goal=3), 1, None, None, id="too few: nothing but the watch tells"),
+    ],
+)  # fmt: skip
+def test_gathering_is_looked_at_again(began: Any, number: int, window: datetime | None, wait_s: float | None) -> None:
+    record = Record(transition=began, window_since=None if window == NOW else LONG_AGO)
+    step = step_of(observed(job(record), stopped(number, ready(0))))
+    assert step.record.window_since == window
+    assert step.wake_at == (None if wait_s is None else NOW + seconds(wait_s))
+    assert step.actions == ()
+
+
+def test_a_first_start_takes_the_wanted_size_and_every_later_one_all_that_is_ready() -> None:
+    began = transition(Kind.START, goal=3)
+    first = step_of(observed(job(Record(transition=began)), stopped(4, ready(0))))
+    later = step_of(observed(job(Record(transition=began, generation=1)), stopped(4, ready(1))))
+    assert (len(first.record.members), len(later.record.members)) == (3, 4)
+
+
+def test_a_goal_below_the_smallest_size_is_the_smallest_size() -> None:
+    record = Record(transition=transition(Kind.START, goal=1))
+    assert len(step_of(observed(job(record), stopped(4, ready(0)))).record.members) == 2
+
+
+def test_a_gang_that_lacks_some_is_watched_with_the_patience_of_this_job() -> None:
+    def after(uid: str, **changes: Any) -> Step:
+        pods = [(pod(0), ready(0)), (pod(1, phase="Pending", node="", ip="", started=False), None)]
+        record = Record(transition=transition(Kind.START), gang=Gang(NOW, 1), window_since=LONG_AGO)
+        return step_of(observed(replace(job(record), uid=uid), pods, **changes))
+
+    one, other = after("one"), after("other")
+    assert one.wake_at != other.wake_at
+    assert (one.record.gang, one.record.window_since) == (Gang(NOW, 1), None)
+    alone = [(pod(0), ready(0))]
+    record = Record(transition=transition(Kind.START))
+    assert step_of(observed(job(record), alone)).record.gang is None
+    assert step_of(observed(job(record), alone, refusal="no room")).record.gang == Gang(NOW, 1)
+
+
+def test_that_a_gang_gives_its_places_back_is_told() -> None:
+    pods = [(pod(0), ready(0)), (pod(1, phase="Pending", node="", ip="", started=False), None)]
+    record = Record(transition=transition(Kind.START), gang=Gang(NOW - seconds(181), 1))
+    assert [n.reason for n in step_of(observed(job(record), pods)).notes] == ["PlacesGivenBack"]
+
+
+def test_only_a_growth_leaves_newcomers_behind_that_still_load() -> None:
+    cold = ready(warming=True, answering_since=NOW)
+    pods = [*stopped(2), (pod(2), cold)]
+    sizes = {
+        cause: len(step_of(observed(job(trains(transition=transition(cause=cause, goal=3))), pods)).record.members)
+        for cause in (GROWTH, "PodDisrupted")
+    }
+    assert sizes == {GROWTH: 2, "PodDisrupted": 3}
+
+
+# ---- the start
+
+
+@pytest.mark.parametrize(
+    ("began", "reason", "paused_at"),
+    [
+        pytest.param(transition(Kind.START, began_s=9, goal=2, from_size=0), "Started", None, id="a start"),
+        pytest.param(transition(began_s=9, goal=2, from_size=3), "Resized", NOW - seconds(9), id="a resize, whose pause is measured"),
+        pytest.param(transition(Kind.RECOVERY, began_s=9, goal=2, from_size=2, weighed=True), "Recovered", None, id="a recovery"),
+    ],
+)  # fmt: skip
+def test_what_a_start_notes(began: Any, reason: str, paused_at: datetime | None) -> None:
+    began = replace(began, detected_at=NOW - seconds(11))
+    record = trains(
+        generation=4, transition=began, window_since=LONG_AGO, gang=Gang(NOW, 1), paused_at=LONG_AGO, grew_from=1
+    )
+    pods = [(pod(n, ip=f"10.1.0.{n}"), ready(4)) for n in range(2)]
+    step = step_of(observed(job(record), pods))
+    after = step.record
+    assert (after.generation, after.members, after.master_addr) == (5, (pid(0), pid(1)), "10.1.0.0")
+    assert (after.transition, after.window_since, after.settled_at, after.gang) == (None, None, None, None)
+    assert (after.grew_from, after.paused_at) == (0, paused_at)
+    assert step.actions == (StartWorkers(pod(0).name, 0), StartWorkers(pod(1).name, 1))
+    assert step.notes == (Note(reason, f"{began.from_size} -> 2 replicas, generation 5: a test"),)
+    assert step.history == (
+        HistoryEntry(
+            generation=5, from_size=began.from_size, to_size=2, kind=began.kind, cause="Test", at=NOW,
+            detected_at=NOW - seconds(11),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cause", "from_size", "number", "grew_from", "failures"),
+    [
+        pytest.param(GROWTH, 2, 3, 2, 0, id="a growth is one until it runs"),
+        pytest.param(GROWTH, 2, 2, 0, 1, id="one that finds nobody has failed"),
+        pytest.param(GROWTH, 3, 2, 0, 1, id="one that loses somebody too"),
+        pytest.param("PodDisrupted", 2, 3, 0, 0, id="what grows by chance is none"),
+        pytest.param("PodDisrupted", 3, 2, 0, 0, id="nor is a shrink a failure"),
+    ],
+)
+def test_what_a_growth_came_to(cause: str, from_size: int, number: int, grew_from: int, failures: int) -> None:
+    record = trains(transition=transition(cause=cause, goal=3, from_size=from_size))
+    after = step_of(observed(job(record), stopped(number))).record
+    assert (after.grew_from, after.resize_failures) == (grew_from, failures)
+    assert (after.resize_failed_at is not None) is bool(failures)
+
+
+@pytest.mark.parametrize(
+    ("before", "kind", "from_size", "number", "after"),
+    [
+        pytest.param(False, Kind.RECOVERY, 3, 2, True, id="a recovery with fewer"),
+        pytest.param(False, Kind.RECOVERY, 2, 2, False, id="not one with as many"),
+        pytest.param(True, Kind.RECOVERY, 2, 2, True, id="which changes nothing"),
+        pytest.param(True, Kind.RESIZE, 2, 3, False, id="until the size is another one"),
+        pytest.param(False, Kind.RESIZE, 3, 2, False, id="what somebody wished was no fault"),
+    ],
+)
+def test_a_shrink_after_a_fault_is_remembered(
+    before: bool, kind: Kind, from_size: int, number: int, after: bool
+) -> None:
+    began = transition(kind, began_s=40, goal=2, from_size=from_size, weighed=True)
+    record = trains(is_faulty_shrink=before, transition=began)
+    assert step_of(observed(job(record), stopped(number))).record.is_faulty_shrink is after
+
+
+def test_a_job_that_ends_in_a_recovery_tells_of_the_node_first() -> None:
+    began = transition(Kind.RECOVERY, cause="WorkerCrash", counted=True)
+    record = trains(
+        retries=1, transition=began, culprits=(Culprit(pid(0), 0, "node-0"),), offences=(Offence("node-0", 1, NOW),)
+    )
+    wishes = policy(2, 2, max_retries=0, max_offenders=1, eval_period=seconds(600))
+    step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
+    assert (step.record.outcome, step.record.outcome_reason) == ("Failed", "WorkerCrash")
+    assert step.record.outcome_message == "a test; spec.runPolicy.jobMaxRetryCount 0 is used up"
+    assert [n.reason for n in step.notes] == ["NodeAvoided", "Failed"]
+
+
+def test_a_start_after_a_fault_tells_of_the_node_first() -> None:
+    began = transition(Kind.RECOVERY, cause="WorkerCrash", counted=True)
+    record = trains(transition=began, culprits=(Culprit(pid(0), 0, "node-0"),), offences=(Offence("node-0", 1, NOW),))
+    wishes = policy(2, 2, max_offenders=1, eval_period=seconds(600))
+    step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
+    assert [n.reason for n in step.notes] == ["NodeAvoided", "Recovered"]
+
+
+def test_who_is_given_up_in_a_full_restart_is_on_record_before_anything_else_happens() -> None:
+    began = transition(Kind.RECOVERY, counted=True)
+    wishes = policy(2, 2, restarts_before_full=0)
+    record = trains(transition=began, window=replace(trains().window, restarts=1, since=NOW))
+    step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
+    assert (step.wake_at, step.record.lost) == (NOW, (pid(0), pid(1)))
+    assert {type(a) for a in step.actions} == {DeletePod, ShutDownAgent}
+    assert [n.reason for n in step.notes] == ["FullJobRestart"]
+
+
+def test_once_all_are_stopped_nothing_can_break_the_drain_any_more() -> None:
+    record = trains(3, transition=transition(goal=3))
+    step = step_of(observed(job(record, policy(3, 3)), stopped(2)))
+    assert step.record.transition is not None
+    assert not step.record.transition.graceful
+    again = plan(observed(job(step.record, policy(3, 3)), [(pod(0), faulted(1)), (pod(1), DRAINED)]))
+    assert again.record.restarts == 0
+    assert again.record.transition is not None
+    assert again.record.transition.kind is Kind.RESIZE
+
+
+def test_a_drain_waits_while_one_still_stops() -> None:
+    record = trains(transition=transition(began_s=1))
+    step = step_of(observed(job(record), [(pod(0), DRAINED), (pod(1), agent(AgentState.STOPPING))]))
+    assert not acts(
+        plan(observed(job(record), [(pod(0), DRAINED), (pod(1), agent(AgentState.STOPPING))])), StartWorkers
+    )
+    assert step.record == record
+    assert step.wake_at == record.transition.deadline + timedelta(seconds=15)  # type: ignore[union-attr]

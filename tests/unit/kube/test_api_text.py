@@ -1,0 +1,30 @@
+"""The body of an apply patch, which the API server reads as YAML."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from elastipod_operator.kube.api import as_yaml
+
+BEACH = "GLHF! \U0001f3d6\ufe0f"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        pytest.param(BEACH, '"GLHF! \U0001f3d6\\ufe0f"', id="an emoji, as gloo's errors end"),
+        pytest.param('"\\ud83d"', '"\\"\\\\ud83d\\""', id="what only looks like an escape"),
+        pytest.param("\x00\x1b[31m\x7f\x85", r'"\u0000\u001b[31m\u007f\u0085"', id="control characters"),
+        pytest.param("a\u2028b\ufeff\uffff", r'"a\u2028b\ufeff\uffff"', id="ends of lines, marks, non-characters"),
+        pytest.param("caf\u00e9", r'"caf\u00e9"', id="letters"),
+    ],
+)
+def test_what_yaml_cannot_hold_is_written_otherwise(text: str, written: str) -> None:
+    assert as_yaml({"message": text}) == f'{{"message": {written}}}'
+    assert json.loads(as_yaml({"message": text})) == {"message": text}
+
+
+def test_half_a_character_is_replaced() -> None:
+    assert json.loads(as_yaml({"message": "a\udc80b\ud83d"})) == {"message": "a\ufffdb\ufffd"}

@@ -1,0 +1,88 @@
+"""What the shell does before and after it calls agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+from tests.unit.core.builders import NOW, job, pod, trains
+from tests.unit.kube.bodies import job_body
+
+from elastipod_operator.agents.board import open_session
+from elastipod_operator.agents.commands import Command
+from elastipod_operator.core.actions import Action, DeletePod, Plan, ShutDownAgent, StartWorkers, StopWorkers
+from elastipod_operator.core.facts import Condition
+from elastipod_operator.kube.api import Api, ApiError
+from elastipod_operator.kube.store import Job, Store
+from elastipod_operator.reconciler import Reconciler, Worker
+
+
+class Notes:
+    """An API server and agents that only note who was called. is_stale: somebody wrote the job meanwhile."""
+
+    def __init__(self, *, is_stale: bool = False) -> None:
+        self.done: list[str] = []
+        self.is_stale = is_stale
+
+    async def patch_metadata(self, fact: object, version: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        self.done.append(f"patch {dict(metadata)}")
+        if self.is_stale:
+            raise ApiError(409, "the object has been modified")
+        return job_body()
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
+        self.done.append("delete")
+        return {"kind": "Status"}
+
+    async def send(self, commands: list[Command]) -> list[str]:
+        self.done += [command.path for command in commands]
+        return []
+
+
+RECORD = trains(generation=3)
+
+
+def decided(*actions: Action) -> Plan:
+    return Plan(
+        record=RECORD, actions=actions, is_record_kept=True, conditions=(Condition("Running", True, "x", "x", NOW),)
+    )
+
+
+async def carried_out(notes: Notes, todo: Plan) -> list[str]:
+    async with open_session() as session:
+        reconciler = Reconciler(cast(Api, notes), Store(), session)
+        reconciler._commander = cast(Any, notes)
+        held = Job(job_body(), job(RECORD), 10, pods={p.uid: p for p in (pod(0), pod(1))})
+        try:
+            await reconciler._write_record(held, todo)
+            await reconciler._act(held, Worker(), todo)
+        except ApiError:
+            notes.done.append("409")
+        finally:
+            await reconciler.close()
+            await asyncio.sleep(0)
+    return notes.done
+
+
+async def test_an_agent_is_told_to_leave_after_its_pod_was_deleted() -> None:
+    name = pod(0).name
+    todo = decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test"), StartWorkers(pod(1).name, 1))
+    assert await carried_out(Notes(), todo) == ["/start", "delete", "/shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("generation", "is_stale", "done"),
+    [
+        pytest.param(3, False, ["/stop"], id="of the generation on record: nothing is asked"),
+        pytest.param(2, False, ["/stop"], id="of an older one"),
+        pytest.param(4, False, ["patch {}", "/stop"], id="of a newer one: whether the record is the newest"),
+        pytest.param(4, True, ["patch {}", "409"], id="it is not: nobody is stopped"),
+    ],
+)
+async def test_who_stops_what_is_newer_than_its_record_asks_first(
+    generation: int, is_stale: bool, done: list[str]
+) -> None:
+    todo = decided(StopWorkers(pod(0).name, generation, graceful=False, timeout_s=0))
+    assert await carried_out(Notes(is_stale=is_stale), todo) == done
