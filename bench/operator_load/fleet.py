@@ -130,6 +130,7 @@ class Fleet:
             "last_added": max((pod.added_at for pod in pods), default=0),
             "ran": len(ran),
             "last_ran": max(ran, default=0),
+            "polled": sum(any(c.is_polled for c in pod.connections) for pod in pods),
             "states": _counted([pod.agent.state for pod in pods if pod.agent is not None]),
             "starts": {
                 str(generation): {"count": s.count, "first": s.first, "last": s.last, "ranks": len(s.ranks)}
@@ -188,6 +189,11 @@ class Connection(asyncio.Protocol):
         assert self._pod is not None
         assert self._pod.agent is not None
         return self._pod.agent
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether the operator knows all about the agent and waits for news."""
+        return self._after is not None
 
     def abort(self) -> None:
         """Drop the connection."""

@@ -50,7 +50,8 @@ async def starts(it: Load, sizes: Sizes, samples: Samples) -> None:
         await it.control("POST", "/hold")
         await it.create(job(name, count, "node-0", it.agent_port))
         await it.until(f"{count} agents to wait", _is_counted(it, name, "init", count), _patience(count))
-        await asyncio.sleep(2)  # the operator has seen the last of them
+        await it.until(f"{count} agents to be watched", _is_watched(it, name, count), _patience(count))
+        await asyncio.sleep(2)  # the operator is at rest
         before = await it.usage()
         released = (await it.control("POST", "/release"))["at"]
         seen = await it.until_trains(name, count, _patience(count))
@@ -70,6 +71,13 @@ def _is_counted(it: Load, name: str, state: str, count: int) -> Any:
     async def holds() -> bool:
         seen = await it.about(name)
         return bool(seen["states"].get(state, 0) == count)
+
+    return holds
+
+
+def _is_watched(it: Load, name: str, count: int) -> Any:
+    async def holds() -> bool:
+        return bool((await it.about(name))["polled"] == count)
 
     return holds
 

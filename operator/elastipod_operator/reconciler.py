@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import logging
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,31 +15,15 @@ from . import clock, metrics
 from .agents.board import Address, Board
 from .agents.commands import Command, Commander
 from .agents.orders import Orders
-from .core.actions import (
-    CreatePod,
-    DeleteJob,
-    DeletePod,
-    Plan,
-    SetFinalizer,
-    StopWorkers,
-    VerifyPods,
-)
+from .core.actions import CreatePod, DeleteJob, DeletePod, Plan, StopWorkers, VerifyPods
 from .core.backoff import backoff
-from .core.codec import encode
-from .core.facts import Condition, Observed, PodFact
-from .core.history import decode_history, encode_history, mark_running
-from .core.ledger import Phase, booked_since, goodput
-from .core.names import (
-    ANNOTATION_APPLIED,
-    ANNOTATION_HISTORY,
-    ANNOTATION_SIZE,
-    ANNOTATION_STATE,
-    FINALIZER,
-)
+from .core.facts import Observed, PodFact
 from .core.plan import plan
-from .core.record import Ledger, Record
+from .core.record import Record
+from .counts import JobCounts
 from .kube.api import CALL_ERRORS, Api, ApiError
-from .kube.applied import applied_of, effective_spec, encode_applied
+from .kube.applied import effective_spec
+from .kube.changes import is_released, metadata_changes, status_change
 from .kube.pods import pod_manifest
 from .kube.store import Job, Store
 from .kube.tokens import JobToken, Tokens, secret_manifest
@@ -86,11 +67,7 @@ class Reconciler:
         self._board = Board(session, self.wake)
         self._commander = Commander(session)
         self._workers: dict[str, Worker] = {}
-        self._states: dict[str, str] = {}
-        self._ledgers: dict[str, Ledger] = {}
-        metrics.GOODPUT.set_function(self._goodput)
-        for name in metrics.STATES:
-            metrics.JOBS.labels(name).set(0)
+        self._counts = JobCounts()
         self._writing = asyncio.Semaphore(WRITE_PARALLEL)
         self._closed = False
 
@@ -111,8 +88,7 @@ class Reconciler:
         for pod_uid in job.pods if job else ():
             self._board.forget(pod_uid)
         self._store.drop_job(uid)
-        self._count(uid, None)
-        self._count_phase(uid, Ledger())
+        self._counts.forget(uid)
         if worker is not None and worker.task is not None:
             worker.task.cancel()
 
@@ -184,40 +160,16 @@ class Reconciler:
         todo = plan(seen)
         as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
         await self._write_record(job, todo)
-        if _is_released(job):
+        if is_released(job):
             self._is_gone(job)
             return None
         is_called = await self._act(as_seen, worker, todo)
         await self._write_status(job, todo)
         await self._tell(job, todo)
-        self._count(job.fact.uid, todo.conditions[-1].type)
-        self._count_phase(job.fact.uid, todo.record.ledger)
+        self._counts.note(job.fact.uid, todo.conditions[-1].type, todo.record.ledger)
         if is_called:
             return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
         return todo.wake_at
-
-    def _count(self, uid: str, state: str | None) -> None:
-        if self._states.get(uid) == state:
-            return
-        before = self._states.pop(uid, None)
-        if before is not None:
-            metrics.JOBS.labels(before).dec()
-        if state is not None:
-            self._states[uid] = state
-            metrics.JOBS.labels(state).inc()
-
-    def _count_phase(self, uid: str, ledger: Ledger) -> None:
-        before = self._ledgers.pop(uid, Ledger())
-        if ledger != Ledger():
-            self._ledgers[uid] = ledger
-        if before.phase != ledger.phase:
-            for phase, change in ((before.phase, -1), (ledger.phase, 1)):
-                if phase in tuple(Phase):
-                    metrics.JOBS_IN_PHASE.labels(phase).inc(change)
-
-    def _goodput(self) -> float:
-        share = goodput(self._ledgers.values(), clock.now())
-        return math.nan if share is None else share
 
     # -- observe
 
@@ -256,7 +208,7 @@ class Reconciler:
     # -- write the record first
 
     async def _write_record(self, job: Job, todo: Plan) -> None:
-        metadata = self._metadata_changes(job, todo)
+        metadata = metadata_changes(job, todo)
         # Who is about to stop what is newer than its record must know that its record is the newest: another operator may
         # have gone on. A patch that changes nothing is refused just so when it rests on an old version.
         is_doubtful = any(isinstance(a, StopWorkers) and a.generation > todo.record.generation for a in todo.actions)
@@ -266,38 +218,13 @@ class Reconciler:
         before = job.fact.record or Record()
         body = await self._written("record", self._api.patch_metadata(job.fact, version, metadata))
         self._store.put_job(body)
-        for phase, spent in booked_since(before.ledger, todo.record.ledger).items():
-            metrics.PHASE_SECONDS.labels(phase).inc(spent.total_seconds())
+        self._counts.written(before, todo)
         for entry in todo.history:
-            metrics.GENERATIONS.labels(entry.kind.value).inc()
             log.info(
                 "generation allocated",
                 extra={**_about(job), "generation": entry.generation, "from": entry.from_size, "to": entry.to_size,
                        "cause": entry.cause},
             )  # fmt: skip
-
-    def _metadata_changes(self, job: Job, todo: Plan) -> dict[str, Any]:
-        present: Mapping[str, str] = job.body["metadata"].get("annotations") or {}
-        if todo.is_record_kept:
-            wanted: dict[str, str] = {}
-        else:
-            wanted = {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
-        if job.fact.policy is not None and (todo.takes_spec or (wanted and applied_of(job.body) is None)):
-            wanted[ANNOTATION_APPLIED] = encode_applied(job.body["spec"])
-        if todo.history or todo.running_since is not None:
-            entries = decode_history(present.get(ANNOTATION_HISTORY, "[]")) + todo.history
-            if todo.running_since is not None:
-                entries = mark_running(entries, todo.record.generation, todo.running_since)
-            wanted[ANNOTATION_HISTORY] = encode_history(entries)
-        finalizers = _finalizers(job, todo)
-        released = finalizers is not None and FINALIZER not in finalizers
-        changed = {} if released else {k: v for k, v in wanted.items() if v != present.get(k)}
-        metadata: dict[str, Any] = {}
-        if changed:
-            metadata["annotations"] = changed
-        if finalizers is not None:
-            metadata["finalizers"] = finalizers
-        return metadata
 
     # -- act
 
@@ -426,12 +353,8 @@ class Reconciler:
     # -- report
 
     async def _write_status(self, job: Job, todo: Plan) -> None:
-        if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
-            return  # the object is gone, or goes with its last finalizer
-        conditions = [_condition_body(c) for c in todo.conditions]
-        kept = (job.body.get("status") or {}) if todo.is_record_kept else todo.status
-        status = {**kept, "conditions": conditions}
-        if _same(job.body.get("status") or {}, status):
+        status = status_change(job, todo)
+        if status is None:
             return
         before = job.fact
         self._store.put_job(await self._written("status", self._api.apply_status(job.fact, status)))
@@ -457,43 +380,12 @@ class Reconciler:
         return answer
 
 
-def _finalizers(job: Job, todo: Plan) -> list[str] | None:
-    present = list(job.body["metadata"].get("finalizers") or ())
-    for action in todo.actions:
-        if isinstance(action, SetFinalizer):
-            if action.present and FINALIZER not in present:
-                return [*present, FINALIZER]
-            if not action.present and FINALIZER in present:
-                return [name for name in present if name != FINALIZER]
-    return None
-
-
-def _is_released(job: Job) -> bool:
-    """Whether the API server removed the job with its last finalizer."""
-    meta = job.body["metadata"]
-    return bool(meta.get("deletionTimestamp")) and not meta.get("finalizers")
-
-
 def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, ApiError) and error.status in (400, 403, 409, 422)
 
 
 def _is_taken(error: BaseException) -> bool:
     return isinstance(error, ApiError) and error.status == 409 and "already exists" in str(error)
-
-
-def _condition_body(condition: Condition) -> dict[str, str]:
-    return {
-        "type": condition.type,
-        "status": "True" if condition.status else "False",
-        "reason": condition.reason,
-        "message": condition.message,
-        "lastTransitionTime": condition.since.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-    }
-
-
-def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return json.dumps(dict(present), sort_keys=True) == json.dumps(dict(wanted), sort_keys=True)
 
 
 async def _wait(event: asyncio.Event, due: datetime | None) -> None:

@@ -253,9 +253,8 @@ def _evidence(
         return f"the agent of pod {name} is silent and the workers of others failed"
     busy = [a for a in witnesses.members if a.state in (AgentState.RUNNING, AgentState.STOPPING)]
     if busy:
-        stalled = not any(a.saving for a in busy) and _stalled(
-            busy, now
-        )  # who saves makes no steps, however long it takes
+        # Who saves makes no steps, however long it takes.
+        stalled = not any(a.saving for a in busy) and _stalled(busy, now)
         return f"the agent of pod {name} on node {pod.node} is silent and the others make no step" if stalled else ""
     if states & {AgentState.READY, AgentState.INIT}:
         return f"the agent of pod {name} on node {pod.node} is silent and the workers of others have ended"

@@ -1,0 +1,82 @@
+"""What of a job object has to be written for a decision: only what differs from what stands there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC
+from typing import Any
+
+from ..core.actions import Plan, SetFinalizer
+from ..core.codec import encode
+from ..core.facts import Condition
+from ..core.history import decode_history, encode_history, mark_running
+from ..core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE, FINALIZER
+from .applied import applied_of, encode_applied
+from .store import Job
+
+
+def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
+    """Give the part of a merge patch for metadata: the record and what goes with it, and finalizers; empty for none."""
+    present: Mapping[str, str] = job.body["metadata"].get("annotations") or {}
+    if todo.is_record_kept:
+        wanted: dict[str, str] = {}
+    else:
+        wanted = {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
+    if job.fact.policy is not None and (todo.takes_spec or (wanted and applied_of(job.body) is None)):
+        wanted[ANNOTATION_APPLIED] = encode_applied(job.body["spec"])
+    if todo.history or todo.running_since is not None:
+        entries = decode_history(present.get(ANNOTATION_HISTORY, "[]")) + todo.history
+        if todo.running_since is not None:
+            entries = mark_running(entries, todo.record.generation, todo.running_since)
+        wanted[ANNOTATION_HISTORY] = encode_history(entries)
+    finalizers = _finalizers(job, todo)
+    released = finalizers is not None and FINALIZER not in finalizers
+    changed = {} if released else {k: v for k, v in wanted.items() if v != present.get(k)}
+    metadata: dict[str, Any] = {}
+    if changed:
+        metadata["annotations"] = changed
+    if finalizers is not None:
+        metadata["finalizers"] = finalizers
+    return metadata
+
+
+def status_change(job: Job, todo: Plan) -> dict[str, Any] | None:
+    """Give the whole status that is to be written; None when it stands there, or nothing can be written any more."""
+    if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
+        return None  # the object is gone, or goes with its last finalizer
+    present = job.body.get("status") or {}
+    kept = present if todo.is_record_kept else todo.status
+    status = {**kept, "conditions": [_condition_body(c) for c in todo.conditions]}
+    return None if _same(present, status) else status
+
+
+def is_released(job: Job) -> bool:
+    """Whether the API server removed the job with its last finalizer."""
+    meta = job.body["metadata"]
+    return bool(meta.get("deletionTimestamp")) and not meta.get("finalizers")
+
+
+def _finalizers(job: Job, todo: Plan) -> list[str] | None:
+    present = list(job.body["metadata"].get("finalizers") or ())
+    for action in todo.actions:
+        if isinstance(action, SetFinalizer):
+            if action.present and FINALIZER not in present:
+                return [*present, FINALIZER]
+            if not action.present and FINALIZER in present:
+                return [name for name in present if name != FINALIZER]
+    return None
+
+
+def _condition_body(condition: Condition) -> dict[str, str]:
+    return {
+        "type": condition.type,
+        "status": "True" if condition.status else "False",
+        "reason": condition.reason,
+        "message": condition.message,
+        "lastTransitionTime": condition.since.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+
+
+def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return json.dumps(dict(present), sort_keys=True) == json.dumps(dict(wanted), sort_keys=True)
