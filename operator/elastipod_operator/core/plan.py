@@ -39,7 +39,7 @@ def plan(seen: Observed) -> Plan:
     is_new = seen.job.record is None
     record = not_later(seen.job.record or _first_record(seen, view), seen.now)
     if seen.job.deleting_since is not None:
-        return _whole(seen, view, _as_step(plan_deletion(seen, record, view)))
+        return _whole(seen, view, _with_list(_as_step(plan_deletion(seen, record, view)), seen, view))
     if seen.job.hands_off:
         return _hands_off(seen, view)
     if record.outcome:
@@ -84,7 +84,8 @@ def _first_record(seen: Observed, view: View) -> Record:
         deadline=seen.now + STOP_TIME,
     )  # fmt: skip
     members = tuple(sorted(pod for pod, r in view.by_id.items() if (r.agent.generation or 0) > 0))
-    return Record(generation=known, members=members, transition=begun)
+    # Workers ran: that training did not begin in time is nothing that a lost record can bring about.
+    return Record(generation=known, members=members, transition=begun, started_at=seen.now if members else None)
 
 
 def _forget_the_gone(record: Record, view: View) -> Record:
@@ -125,6 +126,16 @@ def _listing(record: Record, scene: Scene) -> tuple[tuple[Action, ...], datetime
         return ((VerifyPods(),) if scene.view.all_silent else ()), None
     due = scene.seen.listed_at + (LIST_SILENT if is_silent else LIST_AGAIN)
     return ((VerifyPods(),), scene.now + LOOK_AGAIN) if scene.now >= due else ((), due)
+
+
+def _with_list(step: Step, seen: Observed, view: View) -> Step:
+    """Have the pods listed from time to time: an end that the watch missed must not hold a deletion up."""
+    if not view.by_id or seen.listed_at is None:
+        return step
+    due = seen.listed_at + LIST_SILENT
+    if seen.now < due:
+        return replace(step, wake_at=soonest(step.wake_at, due))
+    return replace(step, actions=(*step.actions, VerifyPods()), wake_at=soonest(step.wake_at, seen.now + LOOK_AGAIN))
 
 
 def _as_step(parts: tuple[Record, tuple[Action, ...], datetime | None]) -> Step:

@@ -23,11 +23,12 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.api.models import CleanPodPolicy
-from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
+from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers, VerifyPods
 from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
 from elastipod_operator.core.ending import plan_deletion, plan_end
 from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact, Policy
 from elastipod_operator.core.health import judge
+from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Record
 
 Seen = tuple[PodFact, AgentFact | None]
@@ -250,3 +251,30 @@ def test_a_job_that_cannot_be_read_has_no_time_for_checkpoints() -> None:
     _, actions, wake = plan_deletion(look, trains(), judge(look))
     assert len([a for a in actions if isinstance(a, DeletePod)]) == 2
     assert wake == NOW + seconds(30)
+
+
+@pytest.mark.parametrize(
+    ("listed_ago_s", "pods", "is_listed"),
+    [
+        pytest.param(29, RUN, False, id="what the watch tells is believed for a while"),
+        pytest.param(30, RUN, True, id="then the API server is asked"),
+        pytest.param(500, [], False, id="not where there is nobody to ask about"),
+    ],
+)
+def test_an_end_that_the_watch_missed_holds_no_deletion_up(
+    listed_ago_s: float, pods: list[Seen], is_listed: bool
+) -> None:
+    """Also where the deletion lies in the future, for the API server has another clock."""
+    fact = job(trains(), policy(), created_at=ACCEPTED, deleting_since=NOW + seconds(240))
+    todo = plan(observed(fact, pods, listed_at=NOW - seconds(listed_ago_s)))
+    assert (VerifyPods() in todo.actions) is is_listed
+    if pods:
+        assert todo.wake_at == NOW + seconds(1)
+
+
+def test_a_record_that_is_lost_while_workers_run_brings_no_late_start() -> None:
+    wishes = policy(startup_deadline=seconds(20))
+    lost = plan(observed(job(None, wishes, created_at=ACCEPTED), RUN))
+    assert (lost.record.outcome, lost.record.started_at) == ("", NOW)
+    never = plan(observed(job(None, wishes, created_at=ACCEPTED), [(pod(0), ready(generation=None))]))
+    assert (never.record.outcome, never.record.outcome_reason) == ("Failed", "StartupDeadlineExceeded")
