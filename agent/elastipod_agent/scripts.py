@@ -57,7 +57,7 @@ class ScriptRunner:
             self._reaper.collect()
         await asyncio.wait([ended], timeout=1.0)
         ended.cancel()
-        await asyncio.wait([asyncio.wrap_future(self._pump.catch_up([stream]))], timeout=0.25)
+        await self._pump.caught_up([stream])
         tail = "\n".join(stream.tail.decode("utf-8", "replace").strip().splitlines()[-20:])
         return -signal.SIGKILL if child.status is None else child.status, tail
 

@@ -28,15 +28,25 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
         """Give the identity of a living process, None when there is none (a zombie counts as dead)."""
-        try:
-            # The second field, the command in brackets, may itself hold spaces and brackets.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+        fields = _stat(pid)
+        return None if fields is None or fields[0] in "ZX" else cls(pid, int(fields[19]))
 
     def is_alive(self) -> bool:
         return ProcessId.of(self.pid) == self
+
+    def is_stopped(self) -> bool:
+        """Tell whether a signal has stopped it: SIGSTOP takes effect a little after it was sent."""
+        fields = _stat(self.pid)
+        return fields is not None and fields[0] == "T" and int(fields[19]) == self.started
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Give what /proc/<pid>/stat tells from the state on, None when there is no such process."""
+    try:
+        # The second field, the command in brackets, may itself hold spaces and brackets.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def dies_with_us(command: Sequence[str | Path]) -> list[str]:

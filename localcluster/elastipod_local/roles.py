@@ -9,6 +9,7 @@ from elastipod_local.processes import ProcessId, kill_if_tagged, reap
 from elastipod_local.state import StateFile
 
 DEATH_DEADLINE_S = 20
+STOP_DEADLINE_S = 5
 
 
 class Roles:
@@ -19,8 +20,12 @@ class Roles:
         self._control_plane = control_plane
 
     def freeze(self, role: str) -> None:
-        """Hang the role's process. Raises LocalClusterError when there is no such role or it does not run."""
-        self._signal(role, signal.SIGSTOP)
+        """Hang the role's process; returns when it hangs.
+
+        Raises LocalClusterError when there is no such role or it does not run.
+        """
+        process = self._signal(role, signal.SIGSTOP)
+        wait_until(process.is_stopped, deadline_s=STOP_DEADLINE_S, what=f"{role} to hang", every_s=0.002)
 
     def thaw(self, role: str) -> None:
         """Let it go on."""

@@ -264,6 +264,11 @@ class Pod:
         found["server"], found["ahead"] = waiting[:1], waiting[1:]
         return found
 
+    def ahead(self) -> list[psutil.Process]:
+        """Give the processes that the agent has adopted ahead of its next start; not those that are still being forked."""
+        adopted = {child.pid for child in self.process.children()}
+        return [one for one in self.below()["ahead"] if one.pid in adopted]
+
     def dead(self) -> list[psutil.Process]:
         """Give the zombies below the agent."""
         return [one for one in self.process.children(recursive=True) if _is_zombie(one)]

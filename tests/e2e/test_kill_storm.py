@@ -126,7 +126,7 @@ def test_a_stopped_process_that_was_forked_ahead_ends_with_the_agent(tmp_path: P
     with warm_run(tmp_path, "--nproc-per-node=2", "train.py", python=python) as run:
         run.until_warm()
         pod = Pod(run.agent)
-        for process in until(lambda: len(found := pod.below()["ahead"]) == 2 and found, "processes forked ahead"):
+        for process in until(lambda: len(found := pod.ahead()) == 2 and found, "processes forked ahead"):
             process.suspend()
 
 
@@ -135,7 +135,7 @@ def test_a_stopped_process_that_was_forked_ahead_becomes_no_worker(tmp_path: Pat
     with warm_run(tmp_path, "train.py", python=python) as run:
         run.until_warm()
         pod = Pod(run.agent)
-        (process,) = until(lambda: pod.below()["ahead"], "the process forked ahead")
+        (process,) = until(pod.ahead, "the process forked ahead")
         process.suspend()
         until(lambda: process.status() == psutil.STATUS_STOPPED, "its stop")
         assert run.generation(1)["status"] == "completed"

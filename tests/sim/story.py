@@ -28,6 +28,7 @@ STEADY_S = 190.0
 SETTLE_S = 4000.0
 END_S = 200.0
 DEAD_NODE_S = 700.0
+LONGEST_DRAIN_S = 600.0  # gracefulShutdownTimeoutInSeconds where it is not set
 LOOKS = 3
 
 
@@ -295,7 +296,8 @@ class Play:
             raise Violation(f"pods are left: {self._situation()}")
 
     def _vanish(self) -> None:
-        gone = self.kernel.run(self.kernel.now + END_S, lambda: self.cluster.job is None)
+        # Workers that do not heed the event have all the time that a drain gives them, also in a deletion that drains.
+        gone = self.kernel.run(self.kernel.now + LONGEST_DRAIN_S + END_S, lambda: self.cluster.job is None)
         self.kernel.run(self.kernel.now + 10.0)
         if not gone or self.cluster.pods:
             raise Violation(f"deletion leaves something: {self._situation()}")

@@ -27,7 +27,6 @@ from elastipod_agent.workers.outputs import Outputs, open_outputs
 from elastipod_agent.workers.reaper import Child, Reaper, Unborn
 from elastipod_agent.workers.worker import Worker as Worker
 
-_CATCH_UP_S = 0.25
 _ENDS_TO_WAIT_S = 30.0
 
 
@@ -124,9 +123,8 @@ class WorkerGroup:
         return self._file.progress(0)
 
     async def catch_up(self, worker: Worker) -> None:
-        """Wait until all that the (dead) worker printed has been read; briefly, should the console be stuck."""
-        done = asyncio.wrap_future(self._pump.catch_up(worker.streams))
-        await asyncio.wait([done], timeout=_CATCH_UP_S)
+        """Wait until all that the (dead) worker printed has been read."""
+        await self._pump.caught_up(worker.streams)
 
     async def end(self, number: int, patience_s: float, only: Collection[int] | None = None) -> list[int]:
         """End what is left: the signal to each worker's process group, SIGKILL to all descendants after the patience.

@@ -8,6 +8,7 @@ is short against the time in which the pipe would fill.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import select
@@ -34,6 +35,7 @@ _LINE_ENDS = b"\n\r"
 _MAX_SAYINGS = 10_000
 _LONGEST_REST_S = 0.05
 _SHORTEST_REST_S = 0.001
+_CATCH_UP_S = 0.25
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 _F_GETPIPE_SZ = getattr(fcntl, "F_GETPIPE_SZ", 1032)
 
@@ -147,6 +149,10 @@ class OutputPump:
             self._asked.append((streams, done))
         self._wake()
         return done
+
+    async def caught_up(self, streams: list[Stream] | None = None) -> None:
+        """Wait for `catch_up`; briefly, should the console be stuck."""
+        await asyncio.wait([asyncio.wrap_future(self.catch_up(streams))], timeout=_CATCH_UP_S)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Carry what is there, then end the thread; a console that takes nothing is given up after the time-out."""

@@ -50,7 +50,7 @@ def keep_ledger(record: Record, seen: Observed, view: View) -> Record:
     phase = "" if record.outcome else phase_of(record, view)
     if phase == ledger.phase:
         return replace(record, ledger=ledger)
-    at = _changed_at(phase, ledger, seen, view)
+    at = _changed_at(phase, ledger, record.ended_at or seen.now, view)
     booked = _book(ledger, at)
     closed = record.outcome != ""
     return replace(record, ledger=Ledger(phase or "ended", None if closed else at, booked))
@@ -87,10 +87,9 @@ def _book(ledger: Ledger, until: datetime) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((phase, ms) for phase, ms in sums.items() if ms))
 
 
-def _changed_at(phase: str, ledger: Ledger, seen: Observed, view: View) -> datetime:
-    """Give when a phase began: now, or for a fault when the last step was seen. Never before the one that it follows."""
+def _changed_at(phase: str, ledger: Ledger, at: datetime, view: View) -> datetime:
+    """Give when a phase began: then, or for a fault when the last step was seen. Never before the one that it follows."""
     assert ledger.since is not None
-    at = seen.now
     if phase == Phase.DETECTING and ledger.phase in IN_TRAINING:
         steps = [r.agent.step_at for r in view.by_id.values() if r.agent.step_at is not None]
         at = min(at, max(steps, default=at))

@@ -73,9 +73,21 @@ def _take_edits(record: Record, scene: Scene) -> Step:
 
 
 def _first_record(seen: Observed, view: View) -> Record:
-    """A new job, or one whose record was lost: then everything that runs is stopped and started in a higher generation."""
+    """A new job, or one whose record was lost: then everything that runs is stopped and started in a higher generation.
+
+    A job whose status tells that it has ended does not begin again.
+    """
     goal = seen.job.policy.sizes.start if seen.job.policy else 1
     known = max(view.highest_generation(), seen.job.history_generation)
+    end = next((c for c in seen.job.conditions if c.type in ("Completed", "Failed") and c.status), None)
+    if end is not None:
+        return Record(
+            generation=known,
+            outcome=end.type,
+            outcome_reason=end.reason,
+            outcome_message=end.message,
+            ended_at=end.since,
+        )
     kind, cause, message = Kind.START, "JobCreated", "the job was accepted"
     if known:
         kind, cause, message = Kind.RECOVERY, "RecordLost", "the job's state record was lost"

@@ -108,6 +108,17 @@ def test_a_lost_record_is_made_anew_above_everything_that_is_known(
     assert then.record.generation == generation + 1
 
 
+@pytest.mark.parametrize("outcome", ["Completed", "Failed"])
+def test_a_job_that_has_ended_does_not_begin_again_when_its_record_is_lost(outcome: str) -> None:
+    end = Condition(outcome, True, "WorkerFault", "rank 0 exited with code 1", NOW - seconds(60))
+    alone = replace(job(None, policy(2, 2), history_generation=7), conditions=(end,))
+    todo = plan(observed(alone, [(pod(0), None)]))
+    assert (todo.record.generation, todo.record.transition) == (7, None)
+    assert (todo.record.outcome, todo.record.ended_at) == (outcome, end.since)
+    assert todo.conditions[-1] == end
+    assert not acts(todo, CreatePod)
+
+
 def test_pods_carry_the_generation_in_which_they_were_made() -> None:
     todo = plan(observed(job(trains(generation=5)), [(pod(0), running(5)), (pod(1), running(5))]))
     assert {a.generation for a in acts(todo, CreatePod)} == {5}
