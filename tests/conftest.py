@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -14,12 +15,14 @@ import pytest
 from tests.long_runs import LongRun, LongRuns
 
 TESTS = Path(__file__).resolve().parent
-TIER_TIMEOUT_S = {"unit": 60, "sim": 180, "api": 180, "e2e": 420, "chart": 300}
+TIER_TIMEOUT_S = {"unit": 60, "sim": 300, "api": 420, "e2e": 420, "chart": 300}
 ROOT_TIERS = frozenset({"api", "e2e", "chart"})
 LEAKABLE_TIERS = frozenset(
     {"unit", "sim"}
 )  # the others keep a cluster between tests; the session's end is checked instead
+CLUSTER_FIXTURES = frozenset({"cluster", "cut_short", "bare_api_server"})
 DEFAULT_SEED = 20240611
+LEFT_RUNNING = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reason = why_no_cluster()
     for item in items:
         tier = tier_of(item)
+        if CLUSTER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("cluster")
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIER_TIMEOUT_S.get(tier, 60)))
         if reason and (tier in ROOT_TIERS or item.get_closest_marker("needs_root")):
@@ -114,11 +119,22 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not children, f"the test left processes running: {children}"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what the tests in a process of pytest-xdist have left running."""
+    node.config.stash.setdefault(LEFT_RUNNING, []).extend(getattr(node, "workeroutput", {}).get("left_running", ()))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a session that leaves child processes, whatever its tier; clusters die with their fixtures."""
     _, children = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=3)
-    if children and session.exitstatus == pytest.ExitCode.OK:
+    left = [*session.config.stash.get(LEFT_RUNNING, []), *map(str, children)]
+    told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if told is not None:  # a process of pytest-xdist; the session that it belongs to fails
+        told["left_running"] = left
+        return
+    if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    for child in children:
-        print(f"\nleft running by the tests: {child}", file=sys.stderr)
+    for one in left:
+        print(f"\nleft running by the tests: {one}", file=sys.stderr)

@@ -1,7 +1,11 @@
-"""Run the tiers of the tests one after the other and close with one line of pytest's for each.
+"""Run the tiers of the tests one after the other and close with pytest's own last line for each.
 
 Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make test` calls it. A tier whose tests
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
+
+Some tiers run in several processes (pytest-xdist), and the e2e tier in two parts with a line each: its tests of agents
+alone are shared out to two processes, those with a cluster follow one after the other. Whoever asks for something of
+their own (-k, -s, --pdb, a long run) gets it in one process, as pytest does it.
 """
 
 from __future__ import annotations
@@ -17,12 +21,19 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 NO_TESTS_COLLECTED = 5
+ON_ALL_CPUS = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
+# The pytest calls of a tier; one without arguments for a tier that is not named.
+PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "unit": (ON_ALL_CPUS,),
+    "sim": (ON_ALL_CPUS,),
+    "e2e": (("-m", "not cluster", "--numprocesses=2", "--dist=loadfile"), ("-m", "cluster")),
+}
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one tier ended: its name, whether nothing failed, and the line that says so."""
+    """How one tier ended: its name, whether nothing failed, and the lines that say so."""
 
     tier: str
     ok: bool
@@ -34,7 +45,14 @@ def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
     folder = TESTS / tier
     if not any(folder.rglob("test_*.py")):
         return Outcome(tier, True, f"skipped: there is no test in {folder.relative_to(TESTS.parent)}")
-    command = [sys.executable, "-m", "pytest", "--color=no", str(folder), *arguments]
+    parts = [arguments] if arguments else PARTS.get(tier, ((),))
+    ends = [_run_pytest([str(folder), *part]) for part in parts]
+    return Outcome(tier, all(ok for ok, _ in ends), "\n".join(line for _, line in ends))
+
+
+def _run_pytest(arguments: Sequence[str]) -> tuple[bool, str]:
+    """Run pytest; gives whether nothing failed, and the line that says so."""
+    command = [sys.executable, "-m", "pytest", "--color=no", *arguments]
     closing = ""
     started = time.monotonic()
     with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace") as process:
@@ -49,11 +67,12 @@ def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
             process.wait()  # pytest got the signal too and takes its clusters down
             raise
     if process.returncode == NO_TESTS_COLLECTED:
-        return Outcome(tier, True, "skipped: no test was selected")
-    line = (
-        closing or f"pytest ended with {process.returncode} after {time.monotonic() - started:.0f} s without a summary"
+        return True, "skipped: no test was selected"
+    passed_s = time.monotonic() - started
+    return (
+        process.returncode == 0,
+        closing or f"pytest ended with {process.returncode} after {passed_s:.0f} s without a summary",
     )
-    return Outcome(tier, process.returncode == 0, line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -219,6 +219,7 @@ class Agent:
         end = await self._guarded(generation.run())
         if end is None:
             return
+        await self._pump.caught_up()  # what the run printed is shown before its end is told
         if self._keeper is None:
             self._exchange.end_run(is_faulty=False)
         self._last = end.outcome

@@ -275,11 +275,11 @@ class Generation:
         if is_late:
             note = "the workers did not drain in the time that the stop gave them and were killed"
         if outcome is Outcome.COMPLETED and self._settings.post_script is not None:
-            await self._pump.caught_up()  # what the workers printed comes before what the script prints
             note = await self._post_train(self._settings.post_script)
         return End(outcome=outcome, is_late=is_late, note=note, stuck=tuple(stuck))
 
     async def _post_train(self, script: Script) -> str:
+        await self._pump.caught_up()  # what the workers printed comes before what the script prints
         status, tail = await self._run_script(script, "post-train")
         if status == 0:
             return ""

@@ -16,6 +16,8 @@ FIRST_NODE_HOST = 10
 API_PORT = 6443
 ETCD_PORT = 2379
 ETCD_PEER_PORT = 2380
+KUEUE_WEBHOOK_PORT = 9443
+KUEUE_HEALTH_PORT = 8081
 LOOPBACK_RANGE = IPv4Network("127.18.0.0/16")
 
 
@@ -24,7 +26,7 @@ class Addressing:
     """Every address and kernel name of one cluster.
 
     block: number of its /19, None when the cluster has no nodes and listens on loopback only.
-    loopback: the 127.18.x.y on which etcd listens (and the API server, when there is no block).
+    loopback: the 127.18.x.y on which etcd and Kueue listen (and the API server, when there is no block).
     """
 
     block: int | None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.golang import go_environment, go_program
-from elastipod_local.host import Progress, quiet, tail_of, tool_environment
+from elastipod_local.host import Progress, quiet, run, tail_of, tool_environment
 from elastipod_local.paths import PACKAGE, cache_dir
 from elastipod_local.processes import dies_with_us
 from elastipod_local.state import BUILD_WAIT_S, exclusive
@@ -25,6 +25,7 @@ KUBERNETES_VERSION = "v1.34.4"
 ETCD_VERSION = "3.6.4"
 HELM_VERSION = "v4.3.1"
 KWOK_VERSION = "v0.8.0"
+KUEUE_VERSION = "v0.15.0"
 
 BUILD_DEADLINE_S = 3600
 REPORT_EVERY_S = 5.0
@@ -36,13 +37,14 @@ _KUBERNETES_FLAGS = (
 )
 _PLAIN_FLAGS = "-s -w"
 _KWOK_FLAGS = f"-s -w -X sigs.k8s.io/kwok/pkg/consts.Version={KWOK_VERSION}"
+_KUEUE_FLAGS = f"-s -w -X sigs.k8s.io/kueue/pkg/version.GitVersion={KUEUE_VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """One program: the module of this package that builds it, its Go package, and how to recognize one found on PATH.
 
-    `version_arguments` make the program print a text that holds `version`.
+    `version_arguments` make the program print a text that holds `version`; a program without any is always built.
     """
 
     module: str
@@ -68,9 +70,13 @@ PROGRAMS: Mapping[str, Program] = {
     "helm": Program("helm", "helm.sh/helm/v4/cmd/helm", _PLAIN_FLAGS, ("version",), HELM_VERSION),
     # Plays nodes by the hundred, for benchmarks.
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", _KWOK_FLAGS, ("--version",), KWOK_VERSION),
+    "kueue": Program("kueue", "sigs.k8s.io/kueue/cmd/kueue", _KUEUE_FLAGS, (), KUEUE_VERSION),
 }
+# What is kept beside a module's programs out of the source that they are built from: Go module, folder in it, our name.
+BESIDE: Mapping[str, tuple[str, str, str]] = {"kueue": ("sigs.k8s.io/kueue", "charts/kueue", "chart")}
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy")
+KUEUE = ("kueue", "helm")
 
 
 def ensure(names: Iterable[str], progress: Progress = quiet) -> dict[str, Path]:
@@ -98,6 +104,8 @@ def module_cache(module: str) -> Path:
     for name, program in sorted(PROGRAMS.items()):
         if program.module == module:
             digest.update(f"{name} {program.package} {program.flags}\n".encode())
+    if module in BESIDE:
+        digest.update(" ".join(BESIDE[module]).encode())
     return cache_dir() / "bin" / digest.hexdigest()[:16]
 
 
@@ -109,6 +117,8 @@ def _built(name: str) -> Path | None:
 def _installed(name: str) -> Path | None:
     """Find the program in KUBEBUILDER_ASSETS or on PATH, if it is of exactly our version."""
     program = PROGRAMS[name]
+    if not program.version_arguments:
+        return None
     folders = os.pathsep.join(filter(None, [os.environ.get("KUBEBUILDER_ASSETS"), tool_environment()["PATH"]]))
     candidate = shutil.which(name, path=folders)
     if candidate is None:
@@ -140,8 +150,21 @@ def build_module(module: str, progress: Progress = quiet) -> Path:
         for flags in sorted({program.flags for program in programs.values()}):
             chosen = {name: program for name, program in programs.items() if program.flags == flags}
             _go_build(go, PACKAGE / "go" / module, draft, flags, chosen, log, progress)
+        if module in BESIDE:
+            _copy_source(go, PACKAGE / "go" / module, draft, *BESIDE[module])
         draft.rename(target)
     return target
+
+
+def beside(module: str) -> Path:
+    """Give the folder of a built module's source that BESIDE keeps."""
+    return module_cache(module) / BESIDE[module][2]
+
+
+def _copy_source(go: Path, source: Path, target: Path, go_module: str, folder: str, name: str) -> None:
+    """Copy a folder of a Go module's source, which the build has fetched, into `target`."""
+    listed = run([go, "list", "-m", "-f", "{{.Dir}}", go_module], cwd=source, env=go_environment())
+    run(["cp", "--recursive", "--no-preserve=mode", Path(listed.stdout.strip()) / folder, target / name])
 
 
 def _go_build(

@@ -15,6 +15,7 @@ from elastipod_local.cluster import Cluster
 from elastipod_local.errors import LocalClusterError, UnsupportedError
 from elastipod_local.host import Progress, require_linux, require_root
 from elastipod_local.images import ensure_images
+from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.packages import ensure_packages
 from elastipod_local.paths import DEFAULT_NAME, cluster_dir
 from elastipod_local.state import NodeOptions, StateFile
@@ -34,6 +35,7 @@ examples:
   eval "$(elastipod local env)"           let kubectl and helm of this shell use it
   elastipod local node add                a third node
   elastipod local node kill node-1        power loss; `node return node-1` brings it back
+  elastipod local kueue                   install Kueue (or `up --kueue`)
   elastipod local images                  rebuild the images from the checkout, import them into running nodes
   elastipod local down                    take everything down again
 """
@@ -88,8 +90,18 @@ def _progress_to_stderr() -> Progress:
 
 def _up(arguments: argparse.Namespace, progress: Progress) -> int:
     options = NodeOptions(cpus=arguments.node_cpus, memory_mib=arguments.node_memory, slots=arguments.slots)
-    Cluster.up(arguments.name, nodes=arguments.nodes, options=options, progress=progress)
+    kueue = _kueue_options(arguments) if arguments.kueue else None
+    Cluster.up(arguments.name, nodes=arguments.nodes, options=options, kueue=kueue, progress=progress)
     return 0
+
+
+def _kueue(arguments: argparse.Namespace, progress: Progress) -> int:
+    Cluster.attach(arguments.name, progress=progress).add_kueue(_kueue_options(arguments))
+    return 0
+
+
+def _kueue_options(arguments: argparse.Namespace) -> KueueOptions:
+    return KueueOptions(frameworks=tuple(filter(None, arguments.kueue_frameworks.split(","))))
 
 
 def _down(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -194,6 +206,11 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--slots", type=_count(0), default=1, help="units of elastipod.io/slot on each node (default: 1)")
     up.add_argument("--node-cpus", type=float, metavar="CPUS", help="CPUs that a node offers (default: the machine's)")
     up.add_argument("--node-memory", type=int, metavar="MIB", help="memory that a node offers (default: the machine's)")
+    up.add_argument("--kueue", action="store_true", help="install Kueue as well, webhooks included")
+    kueue = command("kueue", "install Kueue in a running cluster, or start it anew with other frameworks", _kueue)
+    for added in (up, kueue):
+        frameworks = "Kueue's integrations that are on, separated by commas, as batch/job,pod (default: %(default)s)"
+        added.add_argument("--kueue-frameworks", metavar="LIST", default="batch/job", help=frameworks)
     command("down", "take the cluster down, leaving nothing but its logs", _down)
     command("status", "say what runs", _status)
     command("images", "build the images from the checkout; import them into running nodes", _images)

@@ -10,10 +10,12 @@ from types import TracebackType
 from elastipod_local import binaries, network
 from elastipod_local.addressing import Addressing
 from elastipod_local.cgroups import NodeGroup, machine_layout
-from elastipod_local.controlplane import ControlPlane
+from elastipod_local.controlplane import KUEUE, ControlPlane
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import Progress, delete_tree, is_root, quiet, require_linux, require_root, run, undisturbed
 from elastipod_local.images import ImageSet, ensure_images, stored_seed
+from elastipod_local.kueue import Kueue
+from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.node import Disk
 from elastipod_local.nodes import Nodes
 from elastipod_local.packages import ensure_packages
@@ -25,6 +27,7 @@ from elastipod_local.teardown import is_running, tear_down
 
 CHANGE_WAIT_S = 180  # for another change of the same cluster
 DEFAULT_OPTIONS = NodeOptions()
+DEFAULT_KUEUE = KueueOptions()
 
 
 class Cluster:
@@ -96,13 +99,15 @@ class Cluster:
         nodes: int = 2,
         run_dir: Path | None = None,
         options: NodeOptions = DEFAULT_OPTIONS,
+        kueue: KueueOptions | None = None,
         progress: Progress = quiet,
     ) -> "Cluster":
         """Bring a cluster up and return when all its nodes are Ready. What a crashed run left is removed first.
 
         nodes: 0 gives a control plane alone, which needs no root (and without it listens on loopback). run_dir: folder
-        of this one cluster. Whatever was made is taken down again on any failure. Raises LocalClusterError when the
-        cluster is up already, UnsupportedError where this machine or user cannot have one.
+        of this one cluster. kueue: install Kueue as well. Whatever was made is taken down again on any failure.
+        Raises LocalClusterError when the cluster is up already, UnsupportedError where this machine or user cannot
+        have one.
         """
         require_linux()
         if nodes:
@@ -116,10 +121,10 @@ class Cluster:
                 )
             tear_down(cluster._files, lambda _: progress("removed what an earlier run had left"))
             delete_tree(cluster.folder / "logs")
-            cluster._programs(nodes)  # the long part comes first: nothing of the cluster exists while it builds
+            cluster._programs(nodes, kueue)  # the long part comes first: nothing of the cluster exists while it builds
             images = cluster._images() if nodes else None
             try:
-                cluster._bring_up(nodes, images, options)
+                cluster._bring_up(nodes, images, options, kueue)
             except BaseException:
                 progress("that did not work; taking down what was made")
                 with undisturbed():
@@ -210,6 +215,32 @@ class Cluster:
             nodes.import_images(found.images)
             self._files.update(lambda state: replace(state, images=found.key))
 
+    # --- Kueue ---
+
+    def add_kueue(self, options: KueueOptions = DEFAULT_KUEUE) -> None:
+        """Install Kueue, or start the one that is there anew with these options; returns when its webhooks answer.
+
+        It runs as the role `kueue`, which can be frozen, killed and started. Raises LocalClusterError with the end of
+        its log when it does not start.
+        """
+        self._programs(0, options)
+        with self._files.locked(wait_s=CHANGE_WAIT_S):
+            self._install_kueue(options)
+
+    def _install_kueue(self, options: KueueOptions) -> None:
+        state = self._files.update(lambda state: replace(state, kueue=options))
+        control_plane = self._control_plane(state.addressing, nodes=state.addressing.block is not None)
+        kueue = self._kueue(control_plane)
+        self._progress(f"installing Kueue {binaries.KUEUE_VERSION}")
+        kueue.install(options)
+        if (running := state.control_plane.get(KUEUE)) is not None and running.is_alive():
+            Roles(self._files, control_plane).kill(KUEUE)
+        self._start_role(control_plane, KUEUE)
+        kueue.wait_ready(self.state().control_plane[KUEUE])
+
+    def _kueue(self, control_plane: ControlPlane) -> Kueue:
+        return Kueue(control_plane, self.kubectl, self.helm, binaries.beside(KUEUE))
+
     # --- mishaps of the control plane ---
 
     def freeze_role(self, role: str) -> None:
@@ -228,9 +259,12 @@ class Cluster:
             roles.kill(role)
 
     def start_role(self, role: str) -> None:
-        """Start a role that was killed; returns when the API server is ready again."""
+        """Start a role that was killed; returns when the API server, or Kueue when it was that, is ready again."""
         with self._changing_roles() as roles:
             roles.start(role)
+            if role == KUEUE:
+                state = self.state()
+                self._kueue(self._control_plane(state.addressing, nodes=False)).wait_ready(state.control_plane[KUEUE])
 
     @contextmanager
     def _changing_roles(self) -> Iterator[Roles]:
@@ -252,8 +286,9 @@ class Cluster:
 
     # --- how ---
 
-    def _programs(self, nodes: int) -> dict[str, Path]:
-        return binaries.ensure([*binaries.CONTROL_PLANE, *(binaries.NODE if nodes else ())], self._progress)
+    def _programs(self, nodes: int, kueue: KueueOptions | None = None) -> dict[str, Path]:
+        wanted = [*binaries.CONTROL_PLANE, *(binaries.NODE if nodes else ()), *(binaries.KUEUE if kueue else ())]
+        return binaries.ensure(wanted, self._progress)
 
     def _images(self) -> ImageSet:
         ensure_packages(self._progress)
@@ -269,17 +304,22 @@ class Cluster:
         return Disk(*stored)
 
     def _control_plane(self, addressing: Addressing, *, nodes: bool) -> ControlPlane:
-        return ControlPlane(self.folder, self.name, addressing, self._programs(int(nodes)))
+        return ControlPlane(self.folder, self.name, addressing, self._programs(int(nodes), self.state().kueue))
 
-    def _bring_up(self, nodes: int, images: ImageSet | None, options: NodeOptions) -> None:
+    def _bring_up(self, nodes: int, images: ImageSet | None, options: NodeOptions, kueue: KueueOptions | None) -> None:
         addressing = self._take_addresses(options)
         self.shared.mkdir(exist_ok=True)
         control_plane = self._control_plane(addressing, nodes=bool(nodes))
         control_plane.create_pki()
         self._progress("starting the control plane")
         for role in control_plane.commands():
+            if role == "kube-controller-manager":
+                # It gives up after 10 s without an API server, which a busy machine may well need.
+                control_plane.wait_serving(self.state().control_plane["kube-apiserver"])
             self._start_role(control_plane, role)
         control_plane.wait_ready(self.state().control_plane["kube-apiserver"])
+        if kueue is not None:
+            self._install_kueue(kueue)
         if images is not None:
             self._files.update(lambda state: replace(state, images=images.key))
             Nodes(self._files, control_plane, self._progress).add(nodes, Disk(images.seed, images.site_packages))

@@ -1,4 +1,4 @@
-"""etcd, API server, controller manager and scheduler of one cluster, as processes of the machine itself."""
+"""etcd, API server, controller manager, scheduler and, on request, Kueue of one cluster, as processes of the machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from elastipod_local.host import tail_of, wait_until
 from elastipod_local.processes import ProcessId, spawn
 
 READY_DEADLINE_S = 180
+KUEUE = "kueue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,12 @@ class ControlPlane:
         etcd.create()
         etcd.issue("etcd", "etcd", serves=[where.loopback])
         etcd.issue("apiserver-etcd-client", "kube-apiserver")
-        self._client("admin", "elastipod-local:admin", self.kubeconfig, group="system:masters")
+        self.create_client("admin", "elastipod-local:admin", self.kubeconfig, group="system:masters")
         for role in ("kube-controller-manager", "kube-scheduler", "kube-proxy"):
-            self._client(role, f"system:{role}", self.pki_dir / f"{role}.kubeconfig")
+            self.create_client(role, f"system:{role}", self.pki_dir / f"{role}.kubeconfig")
 
-    def _client(self, file_name: str, user: str, kubeconfig: Path, group: str | None = None) -> None:
+    def create_client(self, file_name: str, user: str, kubeconfig: Path, group: str | None = None) -> None:
+        """Issue a certificate for a user of the API server and write the kubeconfig that holds it."""
         issued = self.authority.issue(file_name, user, group=group)
         pki.write_kubeconfig(
             kubeconfig,
@@ -73,8 +75,9 @@ class ControlPlane:
         )
 
     def start(self, role: str) -> ProcessId:
-        """Start one role (a key of `commands()`)."""
-        return spawn(self.commands()[role], owner=self.folder, log=self.log(role))
+        """Start one role (a key of `commands()`, or KUEUE once it was installed)."""
+        command = self.kueue_command() if role == KUEUE else self.commands()[role]
+        return spawn(command, owner=self.folder, log=self.log(role))
 
     def commands(self) -> dict[str, list[str]]:
         """Give the command line of every role, in the order in which they are started."""
@@ -97,6 +100,20 @@ class ControlPlane:
                 "--secure-port=0",
             ],
         }
+
+    @property
+    def kueue_dir(self) -> Path:
+        """Folder of Kueue's configuration, certificates and kubeconfig."""
+        return self.folder / "kueue"
+
+    def kueue_command(self) -> list[str]:
+        """Give Kueue's command line, as its chart has it."""
+        return [
+            str(self.programs[KUEUE]),
+            f"--config={self.kueue_dir}/config.yaml",
+            f"--kubeconfig={self.kueue_dir}/kubeconfig",
+            "--zap-log-level=2",
+        ]
 
     def _etcd_flags(self) -> list[str]:
         client = f"https://{self.addressing.loopback}:{ETCD_PORT}"
@@ -150,9 +167,8 @@ class ControlPlane:
             "--profiling=false",
         ]
 
-    def wait_ready(self, api_server: ProcessId) -> None:
+    def wait_serving(self, api_server: ProcessId) -> None:
         """Return when the API server says it is ready; raises LocalClusterError with its log's end if it died."""
-
         server = self.api_server
 
         def ready() -> bool:
@@ -162,6 +178,11 @@ class ControlPlane:
 
         hint = f"log: {self.log('kube-apiserver')}"
         wait_until(ready, deadline_s=READY_DEADLINE_S, what="the API server to be ready", every_s=0.1, hint=hint)
+
+    def wait_ready(self, api_server: ProcessId) -> None:
+        """Return when the API server serves and pods can be created; raises as `wait_serving`."""
+        self.wait_serving(api_server)
+        server = self.api_server
         # The controller manager makes it; pods of the default namespace cannot be created before.
         wait_until(
             lambda: server.answers_ok("/api/v1/namespaces/default/serviceaccounts/default"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID_FOR = timedelta(days=365)
@@ -19,6 +19,7 @@ VALID_FOR = timedelta(days=365)
 BACKDATED = timedelta(hours=1)
 
 Name = str | IPv4Address
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -54,18 +55,22 @@ class Authority:
     def key(self) -> Path:
         return self.folder / f"{self.name}.key"
 
-    def create(self) -> None:
-        """Make the authority's own key and certificate."""
-        key = ec.generate_private_key(ec.SECP256R1())
+    def create(self, *, names: Sequence[Name] = (), with_rsa: bool = False) -> None:
+        """Make the authority's own key and certificate.
+
+        names: its subject alternative names, for programs that look for one; with_rsa: for those that read no other key.
+        """
+        key: PrivateKey = rsa.generate_private_key(65537, 2048) if with_rsa else ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"elastipod-local-{self.name}")])
-        certificate = (
+        builder = (
             _builder(subject, subject, key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .sign(key, hashes.SHA256())
         )
-        _write_pair(Issued(self.certificate, self.key), certificate, key)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(n) for n in names]), False)
+        _write_pair(Issued(self.certificate, self.key), builder.sign(key, hashes.SHA256()), key)
 
     def issue(
         self, file_name: str, common_name: str, *, group: str | None = None, serves: Sequence[Name] = ()
@@ -76,7 +81,7 @@ class Authority:
         """
         issuer = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         issuer_key = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
-        assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
+        assert isinstance(issuer_key, PrivateKey)
         key = ec.generate_private_key(ec.SECP256R1())
         parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group)] if group else []
         subject = x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
@@ -136,7 +141,9 @@ def write_kubeconfig(path: Path, *, server: str, authority: Authority, client: I
     write_private(path, json.dumps(content, indent=1).encode() + b"\n")  # JSON is YAML
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+) -> x509.CertificateBuilder:
     now = datetime.now(timezone.utc)
     return (
         x509.CertificateBuilder()
@@ -167,12 +174,13 @@ def _alternative(name: Name) -> x509.GeneralName:
     return x509.IPAddress(name) if isinstance(name, IPv4Address) else x509.DNSName(name)
 
 
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _private_pem(key: PrivateKey) -> bytes:
+    # RSA keys as the programs expect them that insist on RSA: PKCS #1.
+    rsa_format = serialization.PrivateFormat.TraditionalOpenSSL
+    form = rsa_format if isinstance(key, rsa.RSAPrivateKey) else serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _write_pair(files: Issued, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+def _write_pair(files: Issued, certificate: x509.Certificate, key: PrivateKey) -> None:
     write_private(files.key, _private_pem(key))
     write_private(files.certificate, certificate.public_bytes(serialization.Encoding.PEM))

@@ -14,6 +14,7 @@ from typing import IO
 
 from elastipod_local.addressing import Addressing
 from elastipod_local.errors import LocalClusterError
+from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.processes import ProcessId
 
 FORMAT = 1
@@ -69,6 +70,7 @@ class ClusterState:
     images: str = ""  # key of the image set that new nodes start from
     control_plane: dict[str, ProcessId] = field(default_factory=dict)
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    kueue: KueueOptions | None = None  # None: the cluster has no Kueue
 
     def with_node(self, name: str, record: NodeRecord | None) -> "ClusterState":
         """Give the state with this node's record in place, or without the node for None."""
@@ -179,6 +181,7 @@ def decode(text: str) -> ClusterState:
         images=record["images"],
         control_plane={role: ProcessId(**process) for role, process in record["control_plane"].items()},
         nodes={name: _decode_node(node) for name, node in record["nodes"].items()},
+        kueue=KueueOptions.from_record(record["kueue"]) if record.get("kueue") else None,
     )
 
 

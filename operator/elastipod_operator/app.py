@@ -1,4 +1,4 @@
-"""The operator's process: kopf handlers, leader lease, health and metrics endpoint. Wiring and nothing else."""
+"""The operator's process: kopf handlers, the watch of Workloads, leader lease, health and metrics endpoint. Wiring and nothing else."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
 from .kopf_storage import NoComparison, NoProgress
 from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.lease import Lease
+from .kube.queue_api import QueueApi
 from .kube.store import Store
 from .kube.tokens import KeyProblem, Tokens, read_install_keys
+from .kube.workload_watch import WorkloadWatch
 from .logs import set_up_logging
 from .reconciler import Reconciler
 
@@ -170,15 +172,21 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
         # A pod on a node that was not seen yet would look like one on a deleted node.
         for node in await _all_nodes(api):
             store.put_node(node)
-        watching = asyncio.create_task(_kopf(options, handlers(store, reconciler), stop))
+        quota = WorkloadWatch(QueueApi(api), store, reconciler.wake, reconciler.queues_are_back)
+        watches = [
+            asyncio.create_task(_kopf(options, handlers(store, reconciler), stop)),
+            asyncio.create_task(quota.run(options.namespaces)),
+        ]
         try:
-            await asyncio.wait([watching])
-            watching.result()
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
         finally:
             # Decisions end first: kopf takes its time, and the lease may be somebody else's by then (decision 1).
             await reconciler.close()
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for one in watches:
+                one.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
 
 async def _all_nodes(api: Api) -> list[dict[str, Any]]:

@@ -19,3 +19,18 @@ RECONCILE_SECONDS = Histogram(
 )
 API_CALLS = Counter("elastipod_api_writes_total", "Writes to the API server", ["what", "outcome"])
 AGENT_FAILURES = Counter("elastipod_agent_call_failures_total", "Calls to agents that failed")
+QUOTA_WAIT_SECONDS = Histogram(
+    "elastipod_quota_wait_seconds",
+    "Time that Kueue took to admit a Workload, as this operator saw it",
+    ["share"],
+    buckets=(1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000),
+)
+EVICTIONS = Counter("elastipod_quota_evictions_total", "Workloads whose quota Kueue took back", ["share", "cause"])
+EVICTION_CAUSES = (
+    "Preempted", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped", "NodeFailures", "Deactivated",
+)  # fmt: skip
+
+
+def eviction_cause(reason: str) -> str:
+    """Give one of few causes for a reason of Kueue's."""
+    return next((cause for cause in EVICTION_CAUSES if reason.startswith(cause)), "Other")

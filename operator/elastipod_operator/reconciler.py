@@ -24,9 +24,12 @@ from .counts import JobCounts
 from .kube.api import CALL_ERRORS, Api, ApiError
 from .kube.applied import effective_spec
 from .kube.changes import is_released, metadata_changes, status_change
+from .kube.placement import Placement
 from .kube.pods import pod_manifest
+from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
 from .kube.tokens import JobToken, Tokens, secret_manifest
+from .queueing import Queues
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class Reconciler:
         self._commander = Commander(session)
         self._workers: dict[str, Worker] = {}
         self._counts = JobCounts()
+        self._queues = Queues(QueueApi(api), store, self.wake, self._list_pods)
         self._writing = asyncio.Semaphore(WRITE_PARALLEL)
         self._closed = False
 
@@ -89,8 +93,13 @@ class Reconciler:
             self._board.forget(pod_uid)
         self._store.drop_job(uid)
         self._counts.forget(uid)
+        self._queues.forget(uid)
         if worker is not None and worker.task is not None:
             worker.task.cancel()
+
+    def queues_are_back(self) -> None:
+        """Have what waits for Kueue tried again: its objects can be read again."""
+        self._queues.are_back()
 
     def forget_pod(self, pod_uid: str) -> None:
         """Stop asking the agent of a pod that is gone."""
@@ -155,6 +164,7 @@ class Reconciler:
     async def _pass(self, job: Job, worker: Worker) -> datetime | None:
         if not job.listed:
             await self._list_pods(job)
+        await self._queues.look(job)
         self._follow_agents(job)
         seen = self._observe(job, worker)
         todo = plan(seen)
@@ -192,7 +202,7 @@ class Reconciler:
         return Address(job.fact.uid, pod.ip, port, self._tokens.held_by(job.fact, pod.token_secret))
 
     def _observe(self, job: Job, worker: Worker) -> Observed:
-        pods = tuple(job.pods.values())
+        pods, quota = tuple(job.pods.values()), self._queues.seen(job)
         return Observed(
             now=clock.now(),
             job=job.fact,
@@ -203,6 +213,9 @@ class Reconciler:
             refused_until=worker.refused_until,
             listed_at=job.listed_at,
             room_at=self._store.room_at,
+            workloads=quota.workloads,
+            default_queue=quota.default_queue,
+            queue_trouble=quota.trouble,
         )
 
     # -- write the record first
@@ -245,6 +258,8 @@ class Reconciler:
             elif isinstance(action, DeleteJob):
                 await self._written("job", self._api.delete_job(job.fact))
         await self._send(job, [call for call in calls if call.path == "/shutdown"])
+        await self._queues.ask(job, todo)
+        await self._queues.give_back(job, todo)
         return bool(calls)
 
     async def _send(self, job: Job, calls: list[Command]) -> None:
@@ -274,13 +289,17 @@ class Reconciler:
             self._refused(job, worker, f"{CANNOT_AUTHENTICATE}: {error}")
             return
         secret = token.secret if token is not None else ""
-        results = await asyncio.gather(*(self._create_pod(job, a, secret) for a in actions), return_exceptions=True)
+        placed, problem = await self._queues.placed(job, actions)
+        results = await asyncio.gather(*(self._create_pod(job, *one, secret) for one in placed), return_exceptions=True)
         errors = [error for error in results if isinstance(error, BaseException)]
         if failures := [error for error in errors if not _is_refusal(error)]:
             raise failures[0]
         refusals = [str(error) for error in errors if not _is_taken(error)]
         if len(refusals) < len(errors):
             refusals += await self._taken_by_others(job, actions)
+        if problem and not refusals:
+            self._refused(job, worker, problem)
+            return
         if not refusals:
             if worker.refusal:
                 worker.refusal, worker.refusals, worker.refused_until = "", 0, None
@@ -306,11 +325,11 @@ class Reconciler:
             if not _is_taken(error):
                 raise
 
-    async def _create_pod(self, job: Job, order: CreatePod, token_secret: str) -> None:
+    async def _create_pod(self, job: Job, order: CreatePod, placed: Placement | None, token_secret: str) -> None:
         assert job.fact.policy is not None
         manifest = pod_manifest(
             job.fact, effective_spec(job.body), job.fact.policy, order.pod, order.nnodes, token_secret,
-            generation=order.generation, avoids=order.avoids,
+            generation=order.generation, avoids=order.avoids, placed=placed,
         )  # fmt: skip
         async with self._writing:
             self._store.put_pod(await self._written("pod", self._api.create_pod(manifest)))

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,18 +19,19 @@ from typing import Any
 
 from tests.api.compat_jobs import EXPECTED, FOLDER, name_of, namespace_of
 from tests.api.compat_nodes import PlayedNodes
+from tests.api.compat_queues import compat_queues, set_apart
 from tests.api.jobs import job
 
 from elastipod_local.cluster import Cluster
 
 NAMESPACES = ("default", "compat-spread", "compat-states")
-NODES = {"ml.p5.48xlarge": 150, "ml.g6e.12xlarge": 6, "ml.trn1.32xlarge": 2}
+NODES = {"ml.p5.48xlarge": 158, "ml.g6e.12xlarge": 6, "ml.trn1.32xlarge": 2}
 MANNERS = {"deaf-trainer": "deaf", "mute": "mute", "faulted": "faulty", "failed": "faulty"}
 # In no manifest: jobs that stay in the states through which a good life only passes.
 STATES = {
     "waiting": "Created", "suspended": "Suspended", "mute": "PodsRunning", "faulted": "Faulted", "failed": "Failed"
 }  # fmt: skip
-LIMIT_S = 40.0
+LIMIT_S = 120.0  # each phase ends as soon as all are there
 
 
 @dataclass
@@ -72,6 +73,7 @@ def live(cluster: Cluster, folder: Path, between: Callable[[], None] = lambda: N
         PlayedNodes(cluster.kubeconfig, NODES, MANNERS) as nodes,
         operator(cluster, folder) as log,
     ):
+        set_apart(cluster, [f"p5-{number}" for number in range(8)])
         for namespace in NAMESPACES[:2]:
             paths = [f"--filename={FOLDER / m}.yaml" for m in EXPECTED if namespace_of(m) == namespace]
             lives.applied += cluster.kubectl(
@@ -96,11 +98,7 @@ def live(cluster: Cluster, folder: Path, between: Callable[[], None] = lambda: N
             _collect(cluster, lives.ended, lambda b: _state(b) in ("Completed", "Failed"))
         with _timed(lives, "states"):
             _collect(cluster, lives.states, lambda b: _state(b) == STATES[_name(b)], set(STATES), "compat-states")
-        time.sleep(2)  # what is to be cleaned is cleaned
-        for namespace in NAMESPACES:
-            listed = json.loads(cluster.kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]
-            here = [p["metadata"] for p in listed if "deletionTimestamp" not in p["metadata"]]
-            lives.left += [(meta["labels"]["HPJob"], meta["name"]) for meta in here]
+        lives.left = _left_when_cleaned(cluster)
         lives.events = json.loads(cluster.kubectl("get", "events", "-A", "-o", "json"))["items"]
         between()
         lives.pods, lives.starts = dict(nodes.seen), dict(nodes.starts)
@@ -108,8 +106,21 @@ def live(cluster: Cluster, folder: Path, between: Callable[[], None] = lambda: N
     return lives
 
 
+def _left_when_cleaned(cluster: Cluster) -> list[tuple[str, str]]:
+    """Give the jobs and names of the pods that stay, once those that are to be cleaned are on their way out."""
+    cleaned = {name_of(m) for m, e in EXPECTED.items() if not e.keeps_pods}
+    end = time.monotonic() + LIMIT_S
+    while True:
+        listed = json.loads(cluster.kubectl("get", "pods", "-A", "-o", "json"))["items"]
+        here = [p["metadata"] for p in listed if "deletionTimestamp" not in p["metadata"]]
+        left = [(m["labels"]["HPJob"], m["name"]) for m in here if m["namespace"] in NAMESPACES]
+        if time.monotonic() > end or not any(job_name in cleaned for job_name, _ in left):
+            return left
+        time.sleep(0.2)
+
+
 def prepare(cluster: Cluster) -> None:
-    """Make what the manifests take for granted: namespaces, priority classes and the claim of the shared file system."""
+    """Make what the manifests take for granted: namespaces, classes, queues and the claim of the shared file system."""
     bodies: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in NAMESPACES[1:]
     ]
@@ -132,6 +143,7 @@ def prepare(cluster: Cluster) -> None:
             "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume,
                      "resources": {"requests": size}},
         })  # fmt: skip
+    bodies += compat_queues(NAMESPACES[0])
     cluster.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies}))
     for namespace in NAMESPACES[:2]:  # the scheduler is slow to look again at pods whose claim was not bound yet
         cluster.kubectl(
@@ -140,12 +152,17 @@ def prepare(cluster: Cluster) -> None:
 
 
 @contextmanager
-def operator(cluster: Cluster, folder: Path) -> Iterator[Path]:
-    """Run the operator beside the cluster, with an install key; gives its log."""
+def operator(
+    cluster: Cluster, folder: Path, namespaces: Sequence[str] = NAMESPACES, more: Mapping[str, str] | None = None
+) -> Iterator[Path]:
+    """Run the operator beside the cluster, with an install key; gives its log.
+
+    namespaces: empty for all. more: further variables of its environment, which win.
+    """
     key, log = folder / "install-key", folder / "operator.log"
     key.write_text("0123456789abcdef" * 4 + "\n", encoding="utf-8")
-    environ = {**os.environ, **cluster.environment(), "WATCH_NAMESPACES": ",".join(NAMESPACES), "METRICS_PORT": "0"}
-    environ["ELASTIPOD_INSTALL_KEY_FILE"] = str(key)
+    environ = {**os.environ, **cluster.environment(), "WATCH_NAMESPACES": ",".join(namespaces), "METRICS_PORT": "0"}
+    environ |= {"ELASTIPOD_INSTALL_KEY_FILE": str(key), **(more or {})}
     command = [sys.executable, "-m", "elastipod.cli", "operator"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)

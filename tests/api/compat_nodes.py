@@ -34,7 +34,8 @@ DRAIN_S = 0.05
 P5 = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "5120Mi", "cpu": "192", "memory": "2Ti"}
 G6E = {"nvidia.com/gpu": "4", "cpu": "48", "memory": "384Gi"}
 TRAINIUM = {"aws.amazon.com/neurondevice": "16", "vpc.amazonaws.com/efa": "8", "cpu": "128", "memory": "512Gi"}
-KINDS = {"ml.p5.48xlarge": P5, "ml.g6e.12xlarge": G6E, "ml.trn1.32xlarge": TRAINIUM}
+PLAIN = {"cpu": "16", "memory": "32Gi"}
+KINDS = {"ml.c5.4xlarge": PLAIN, "ml.p5.48xlarge": P5, "ml.g6e.12xlarge": G6E, "ml.trn1.32xlarge": TRAINIUM}
 
 
 class PlayedAgent:
@@ -177,6 +178,7 @@ class PlayedNodes:
         self._runners: dict[str, web.AppRunner] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._finishing: set[str] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._problem: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="played nodes")
@@ -251,6 +253,8 @@ class PlayedNodes:
                     task.cancel()
                 await asyncio.gather(*self._busy.values(), return_exceptions=True)
                 await asyncio.gather(*(self._close(uid) for uid in list(self._runners)))
+                await asyncio.gather(*self._closing)
+                await asyncio.sleep(0.3)  # connections are gone some turns of the loop after they were closed
 
     async def _make_node(self, name: str, kind: str) -> None:
         labels = {
@@ -386,6 +390,9 @@ class PlayedNodes:
 
     async def _end(self, pod: dict[str, Any], *, delete: bool) -> None:
         meta = pod["metadata"]
+        beginning = self._busy.get(f"{meta['uid']} begins")
+        if beginning is not None:  # what is only being opened cannot be closed yet
+            await asyncio.wait([beginning])
         await self._close(meta["uid"])
         if delete:
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
@@ -403,7 +410,9 @@ class PlayedNodes:
             agent.close()
         runner = self._runners.pop(uid, None)
         if runner is not None:
-            await runner.cleanup()
+            task = asyncio.create_task(runner.cleanup())
+            self._closing.add(task)  # who is cancelled here leaves it to the end of all
+            await asyncio.shield(task)
 
     async def _patch_status(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
         meta = pod["metadata"]

@@ -7,11 +7,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.api.kueue_objects import FAIR_KUEUE
 
+from elastipod_local import binaries
 from elastipod_local.cluster import Cluster
+from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import wait_until
+from elastipod_local.kueue_config import KueueOptions
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what the clusters need, minutes the first time: before the first test, whose time limit it would break."""
+    ready = [item for item in session.items if not item.get_closest_marker("skip")]
+    used = {name for item in ready for name in getattr(item, "fixturenames", ())}
+    has_kueue = bool(used & {"kueue_server", "fair_kueue_server"})
+    wanted = [
+        *(binaries.CONTROL_PLANE if has_kueue or "bare_api_server" in used else ()),
+        *(binaries.KUEUE if has_kueue else ()),
+    ]
+    if session.config.option.collectonly:
+        return
+    try:
+        binaries.ensure(wanted, session.config.pluginmanager.get_plugin("terminalreporter").write_line)
+    except LocalClusterError as failed:
+        raise pytest.UsageError(str(failed)) from failed
 
 
 @pytest.fixture(scope="session")
@@ -21,15 +42,22 @@ def bare_api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
         yield cluster
 
 
+def serve_jobs(cluster: Cluster) -> None:
+    """Apply the CRD of `crds/` and wait until the API server serves it."""
+    cluster.kubectl("apply", "-f", str(CHECKOUT / "crds"))
+
+    def is_served() -> bool:
+        """The description of a kind follows a moment after the kind itself."""
+        calls = (("get", "hpjob", "--all-namespaces", "-o", "json"), ("explain", "hpjob.spec.elasticPolicy"))
+        return all(cluster.kubectl(*call, check=False) for call in calls)
+
+    wait_until(is_served, deadline_s=30, what="the API server to serve jobs", every_s=0.1)
+
+
 @pytest.fixture(scope="session")
 def api_server(bare_api_server: Cluster) -> Cluster:
     """The control plane with the CRD of `crds/`, served."""
-    bare_api_server.kubectl("apply", "-f", str(CHECKOUT / "crds"))
-
-    def is_served() -> bool:
-        return bare_api_server.kubectl("get", "hpjob", "--all-namespaces", "-o", "json", check=False) != ""
-
-    wait_until(is_served, deadline_s=30, what="the API server to serve jobs", every_s=0.1)
+    serve_jobs(bare_api_server)
     return bare_api_server
 
 
@@ -38,4 +66,30 @@ def namespace(api_server: Cluster) -> str:
     """A namespace of the test's own; it goes with the API server."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     api_server.kubectl("create", "namespace", name)
+    return name
+
+
+@pytest.fixture(scope="session")
+def kueue_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A control plane of its own with Kueue, its webhooks and our CRD."""
+    folder = tmp_path_factory.mktemp("kueue") / "cluster"
+    with Cluster.up("api-kueue", nodes=0, run_dir=folder, kueue=KueueOptions()) as cluster:
+        serve_jobs(cluster)
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def fair_kueue_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A second one beside it, whose Kueue shares fairly and has the pod integration on."""
+    folder = tmp_path_factory.mktemp("fair-kueue") / "cluster"
+    with Cluster.up("api-fair-kueue", nodes=0, run_dir=folder, kueue=FAIR_KUEUE) as cluster:
+        cluster.kubectl("create", "namespace", "other")
+        yield cluster
+
+
+@pytest.fixture
+def kueue_namespace(kueue_server: Cluster) -> str:
+    """A namespace of the test's own in `kueue_server`; it goes with the cluster."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    kueue_server.kubectl("create", "namespace", name)
     return name

@@ -17,12 +17,13 @@ from elastipod_operator.kube.translate import job_fact
 
 pytestmark = pytest.mark.timeout(600)  # the lives of all jobs pass in the first test; a peer's environment is made once
 SEEN_BY_HYP = {"Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed"}
+QUEUE_GROUP = "kueue.x-k8s.io/"
 ELASTIC = [m for m, e in EXPECTED.items() if len(e.sizes) > 1]
 
 
 @pytest.fixture(scope="module")
-def hyp(api_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hyp]:
-    client = Hyp(api_server, tmp_path_factory.mktemp("hyp"), (NAMESPACES[0], NAMESPACES[2]))
+def hyp(kueue_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hyp]:
+    client = Hyp(kueue_server, tmp_path_factory.mktemp("hyp"), (NAMESPACES[0], NAMESPACES[2]))
     try:
         yield client
     finally:
@@ -30,7 +31,7 @@ def hyp(api_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def lives(api_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFactory) -> Lives:
+def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFactory) -> Lives:
     def ask_hyp() -> None:
         time.sleep(1)  # the last states are listed
         for verb in ("list", "list-pods", "describe"):
@@ -42,13 +43,13 @@ def lives(api_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFactor
         hyp.run("delete", "hyp-pytorch-job", "--job-name", "recipe-elastic-a1b2c")
         wait_until(
             lambda: (
-                api_server.kubectl("get", "hpjob", "recipe-elastic-a1b2c", "--ignore-not-found", "-o", "name") == ""
+                kueue_server.kubectl("get", "hpjob", "recipe-elastic-a1b2c", "--ignore-not-found", "-o", "name") == ""
             ),
             deadline_s=20,
             what="the deleted job to be gone, while the operator runs",
         )
 
-    return live(api_server, tmp_path_factory.mktemp("lives"), ask_hyp)
+    return live(kueue_server, tmp_path_factory.mktemp("lives"), ask_hyp)
 
 
 def slots(pods: Iterable[str]) -> list[str]:
@@ -111,8 +112,14 @@ def test_its_pods(lives: Lives, manifest: str):
         assert "MASTER_ADDR" not in plain
         spec = next(s for s in templates if pod_name.startswith(f"{name}-{s}-"))
         wished = templates[spec]
-        assert (wished.get("metadata") or {}).get("labels", {}).items() <= pod["metadata"]["labels"].items()
-        assert (wished.get("metadata") or {}).get("annotations", {}).items() <= pod["metadata"]["annotations"].items()
+        meta = wished.get("metadata") or {}
+        labels = {key: value for key, value in meta.get("labels", {}).items() if not key.startswith(QUEUE_GROUP)}
+        assert labels.items() <= pod["metadata"]["labels"].items()
+        assert meta.get("annotations", {}).items() <= pod["metadata"]["annotations"].items()
+        # They would make the pod a job of Kueue's own; what Kueue itself reads on pods is there.
+        assert not pod["metadata"]["labels"].keys() & {f"{QUEUE_GROUP}queue-name", f"{QUEUE_GROUP}priority-class"}
+        queue = job_of(manifest)["metadata"].get("labels", {}).get(f"{QUEUE_GROUP}queue-name")
+        assert bool(queue) == (f"{QUEUE_GROUP}workload" in pod["metadata"]["annotations"])
         asked = wished["spec"]["containers"][0]
         assert (container["command"], container.get("args")) == (asked["command"], asked.get("args"))
         assert {e["name"] for e in asked.get("env", ())} <= {e["name"] for e in container["env"]}
@@ -205,8 +212,8 @@ class TestHyp:
             assert said["code"] == 0, said
             assert state in said["output"]
 
-    def test_delete_takes_the_config_map_along(self, lives: Lives, hyp: Hyp, api_server: Cluster):
+    def test_delete_takes_the_config_map_along(self, lives: Lives, hyp: Hyp, kueue_server: Cluster):
         said = hyp.said["delete hyp-pytorch-job --job-name recipe-elastic-a1b2c"]
         assert said["code"] == 0, said
-        kept = api_server.kubectl("get", "configmap,hpjob", "-o", "name")
+        kept = kueue_server.kubectl("get", "configmap,hpjob", "-o", "name")
         assert "recipe-elastic-a1b2c" not in kept

@@ -15,7 +15,7 @@ from tests.api.compat_nodes import PlayedNodes, until
 from tests.api.jobs import job
 
 pytestmark = pytest.mark.timeout(180)
-JOBS, RENEWALS = 20, 6  # a renewal every two seconds
+JOBS, RENEWALS = 20, 4  # a renewal every two seconds
 
 
 @contextmanager

@@ -43,6 +43,8 @@ def roles_in_force(installed: Cluster) -> None:
         ("create", "events", "", "default", True),
         ("patch", "pods", "", "default", False),
         ("list", "nodes", "", "default", True),
+        ("list", "priorityclasses.scheduling.k8s.io", "", "default", True),
+        ("create", "priorityclasses.scheduling.k8s.io", "", "default", False),
         ("patch", "nodes", "", "default", False),
         ("create", "secrets", "", "default", True),
         ("get", "secrets", "", "default", False),

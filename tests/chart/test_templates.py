@@ -34,6 +34,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "resources": {"limits": {"memory": "1Gi"}},
         "serviceAccount": {"annotations": {"example.com/role": "r"}},
         "rbac": {"userRoles": False},
+        "kueue": {"externalFramework": True, "namespace": "queues", "serviceAccount": "manager"},
         "nodeSelector": {"pool": "system"},
         "tolerations": [{"operator": "Exists"}],
         "affinity": {"nodeAffinity": {}},
@@ -149,10 +150,23 @@ def test_rights_are_those_that_the_operator_needs():
         "hyperpodpytorchjobs",
         "hyperpodpytorchjobs/finalizers",
         "hyperpodpytorchjobs/status",
+        "localqueues",
         "nodes",
         "pods",
+        "priorityclasses",
+        "resourceflavors",
         "secrets",
+        "workloadpriorityclasses",
+        "workloads",
+        "workloads/status",
     }
+    kueue = {(resource, verb) for group, resource, verb in everywhere if group == "kueue.x-k8s.io"}
+    assert {resource for resource, verb in kueue if verb not in ("get", "list", "watch")} == {
+        "workloads",
+        "workloads/status",
+    }
+    assert ("workloads", "patch") not in kueue
+    assert ("workloads", "update") not in kueue
     assert {verb for _, resource, verb in everywhere if resource == "secrets"} == {"create"}
     assert not [grant for grant in everywhere if "*" in grant]
     assert ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "create") not in everywhere
@@ -164,10 +178,12 @@ def test_rights_are_those_that_the_operator_needs():
 def test_with_a_list_of_namespaces_rights_end_there():
     objects = render({"watchNamespaces": ["team-a", "team-b"]})
     everywhere = granted(objects, "ClusterRole", "", "aws-hyperpod-elastipod")
-    assert {verb for _, _, verb in everywhere} == {"list", "watch"}
-    assert {resource for _, resource, _ in everywhere} == {"nodes"}
+    assert {verb for _, _, verb in everywhere} == {"get", "list", "watch"}
+    of_the_cluster = {"nodes", "priorityclasses", "resourceflavors", "workloadpriorityclasses"}
+    assert {resource for _, resource, _ in everywhere} == of_the_cluster
     for namespace in ("team-a", "team-b"):
         assert ("", "pods", "create") in granted(objects, "Role", namespace, "elastipod")
+        assert ("kueue.x-k8s.io", "workloads", "create") in granted(objects, "Role", namespace, "elastipod")
         (subject,) = objects["RoleBinding", namespace, "elastipod"]["subjects"]
         assert (subject["name"], subject["namespace"]) == ("elastipod", "aws-hyperpod")
     assert environment(objects)["WATCH_NAMESPACES"] == "team-a,team-b"
@@ -177,6 +193,17 @@ def test_an_account_of_the_users_own():
     objects = render(VALUE_SETS["own account, no roles"])
     assert deployment(objects)["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
     assert {kind for kind, _, _ in objects} == {"CustomResourceDefinition", "ClusterRole", "Deployment", "Secret"}
+
+
+def test_kueue_may_read_jobs_only_when_asked_for():
+    name = "aws-hyperpod-elastipod-kueue"
+    assert ("ClusterRole", "", name) not in render()
+    objects = render({"kueue": {"externalFramework": True}})
+    assert granted(objects, "ClusterRole", "", name) == {
+        ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", verb) for verb in ("get", "list", "watch")
+    }
+    (subject,) = objects["ClusterRoleBinding", "", name]["subjects"]
+    assert (subject["name"], subject["namespace"]) == ("kueue-controller-manager", "kueue-system")
 
 
 def key_file(objects: Objects) -> tuple[str, str]:
@@ -214,6 +241,7 @@ def test_without_tokens_there_is_no_key_and_no_right_to_secrets():
     [
         ({"authentication": {"existingSecret": 1}}, "/authentication/existingSecret"),
         ({"port": 80}, "/port"),
+        ({"kueue": {"serviceAccount": ""}}, "/kueue/serviceAccount"),
         ({"logLevel": "loud"}, "/logLevel"),
         ({"watchNamespaces": "team-a"}, "/watchNamespaces"),
         ({"replicaCount": 2}, "replicaCount"),
@@ -235,3 +263,6 @@ def test_notes_say_what_matters():
     assert "all namespaces" in notes()
     assert "the namespaces team-a" in notes(watchNamespaces=["team-a"])
     assert "keep it current yourself" in notes(crds={"install": False})
+    assert "Kueue 0.15 or newer" in notes()
+    assert "externalFrameworks" not in notes()
+    assert "externalFrameworks" in notes(kueue={"externalFramework": True})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,22 +12,26 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import elastipod_agent
 
 PACKAGES = Path(elastipod_agent.__file__).parents[1]
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 def free_port() -> int:
-    """Give a port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Give a port that nobody uses now, and that no outgoing connection is given meanwhile, as it might be by the kernel."""
+    while True:
+        port = random.randrange(12_000, 29_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -36,6 +41,26 @@ def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_
         assert time.monotonic() < deadline, f"waited {patience_s:g} s in vain for {what}"
         time.sleep(0.01)
     return value
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Tell whether a process has ended; whoever has become its parent may not have collected it yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def until_gone(processes: Iterable[psutil.Process]) -> None:
+    """Wait until all of them have ended; who was killed a moment ago may still be on its way."""
+    known = list(processes)
+    until(lambda: all(map(is_gone, known)), f"the end of {known}")
+
+
+def suspend(process: psutil.Process) -> None:
+    """Stop a process with SIGSTOP, and wait until the kernel says so: only then can others see it."""
+    process.suspend()
+    until(lambda: process.status() == psutil.STATUS_STOPPED, f"the stop of {process}")
 
 
 class AgentProcess:

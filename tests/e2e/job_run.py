@@ -48,13 +48,18 @@ class JobRun:
         minimum: int = 2,
         maximum: int = 4,
         step: int = 2,
+        start: int | None = None,
         command: list[str] | None = None,
         image: str = "docker.io/elastipod/train:dev",
         container: dict[str, Any] | None = None,
+        pod: dict[str, Any] | None = None,
         cpu: str = "600m",
         **spec: Any,
     ) -> str:
-        """Apply the job; its workers train the example language model with a tiny model unless `command` says otherwise."""
+        """Apply the job; its workers train the example language model with a tiny model unless `command` says otherwise.
+
+        start: replicas that it waits for to begin; the minimum unless named, and more join as they become ready.
+        """
         data = f"/data/{self.name}"
         train = ["hyperpodrun", "/opt/elastipod/examples/lm/train.py", *TINY_MODEL]
         train += [f"--checkpoint-dir={data}/checkpoints", f"--sample-log-dir={data}/samples", *script_arguments]
@@ -69,19 +74,21 @@ class JobRun:
             **(container or {}),
         }
         volume = {"name": "data", "persistentVolumeClaim": {"claimName": "training-data"}}
-        template = {"spec": {"containers": [body], "volumes": [volume]}}
+        template = {"spec": {"containers": [body], "volumes": [volume], **(pod or {})}}
         self.spec = {
             "nprocPerNode": "1",
             "elasticPolicy": {
                 "minReplicas": minimum,
                 "maxReplicas": maximum,
                 "replicaIncrementStep": step,
-                "scalingTimeoutInSeconds": 1,
+                "scalingTimeoutInSeconds": 60 if start else 1,
                 "gracefulShutdownTimeoutInSeconds": 90,
                 "faultyScaleDownTimeoutInSeconds": 5,
             },
             "elastipod": {"minStableSeconds": 1},
-            "replicaSpecs": [{"name": "worker", "replicas": minimum, "maxReplicas": maximum, "template": template}],
+            "replicaSpecs": [
+                {"name": "worker", "replicas": start or minimum, "maxReplicas": maximum, "template": template}
+            ],
             **spec,
         }
         return self.apply_again()
@@ -99,6 +106,11 @@ class JobRun:
     def scale(self, replicas: int) -> None:
         """What a user types to shrink or grow."""
         self.cluster.kubectl("scale", f"hyperpodjob/{self.name}", f"--replicas={replicas}")
+
+    def be_quick(self) -> None:
+        """What a user edits who does not want a growth to wait for further replicas."""
+        quick = {"spec": {"elasticPolicy": {"scalingTimeoutInSeconds": 1}}}
+        self.cluster.kubectl("patch", "hpjob", self.name, "--type=merge", "-p", json.dumps(quick))
 
     def delete(self, *, wait: bool = True) -> None:
         """Delete the job and, unless told otherwise, wait until its pods are gone."""
@@ -193,7 +205,7 @@ class JobRun:
 
     # -- wait
 
-    def until(self, what: str, check: Callable[[], T], within_s: float = 90) -> T:
+    def until(self, what: str, check: Callable[[], T], within_s: float = 90, every_s: float = 0.3) -> T:
         """Wait until check() gives something true; fails with what was seen last, the conditions and the operator's log."""
         deadline = time.monotonic() + within_s
         last: object = None
@@ -205,8 +217,18 @@ class JobRun:
             else:
                 if value:
                     return value
-            time.sleep(0.3)
+            time.sleep(every_s)
         raise AssertionError(f"waited {within_s:g} s for {what}; last seen: {last!r}\n{self.story()}")
+
+    def until_draining(self, pods: list[dict[str, Any]]) -> None:
+        """Wait until one of these pods' workers are asked to leave, or have just left: it takes no second."""
+        self.until("the drain", lambda: any(self.agent(p)["status"] != "running" for p in pods), every_s=0.02)
+
+    def events(self) -> dict[str, str]:
+        """The messages of the job's Events by their reasons."""
+        where = f"involvedObject.name={self.name}"
+        listed = self.cluster.kubectl("get", "events", "--field-selector", where, "-o", "json")
+        return {event["reason"]: event["message"] for event in json.loads(listed)["items"]}
 
     def until_training(self, size: int, beyond_step: int = 0, within_s: float = 90) -> None:
         """Wait until that many replicas train and made a step."""

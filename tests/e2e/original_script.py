@@ -37,7 +37,7 @@ START: dict[str, Any] = {
 }
 UPDATE = {name: value for name, value in START.items() if name != "progress"}
 RULE = {"name": "loss", "logPattern": "loss=([0-9.]+)", "expectedStartCutOffInSeconds": 600}
-SHUTDOWN_S = 8.0
+DEAF_S = 8.0  # the original does not leave while it stops workers that go on
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 CHECKPOINT = {"a": {"progressData": "/data/a", "progressCount": 7}}
 
@@ -377,7 +377,7 @@ def observe(lane: Lane, agent: ControlledAgent, step: Step) -> tuple[Observation
     if step.times == 1:
         seen |= reduce_body(replies[0].body)
     if step.path == "/shutdown" and step.method == "POST":
-        code = agent.exit_code(SHUTDOWN_S)
+        code = agent.exit_code(DEAF_S if lane.state == "stopping" else PATIENCE_S)
         return {**seen, "exit": code, "left": 0 if code is None else len(agent.living_pids())}, False
     was_refused = all(reply.code >= 400 for reply in replies)
     if step.method == "POST" and not was_refused and step.path != "/update":

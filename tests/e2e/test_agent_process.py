@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.agent_process import PACKAGES, AgentProcess, free_port, until
+from tests.e2e.agent_process import PACKAGES, AgentProcess, free_port, until, until_gone
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -80,6 +80,8 @@ time.sleep(600)
 """
 
 RunAgent = Callable[..., AgentProcess]
+# An exit is told when it happens, not at somebody's next look; a busy machine takes its time.
+AT_ONCE_S = 3.0
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def run_agent(tmp_path: Path) -> Iterator[RunAgent]:
     yield run
     for agent in agents:
         agent.end()
-    assert not [p for p in psutil.process_iter(["environ"]) if f"HOME={tmp_path}" in _environment(p)], "left running"
+    until_gone(p for p in psutil.process_iter(["environ"]) if f"HOME={tmp_path}" in _environment(p))
 
 
 def _environment(process: psutil.Process) -> list[str]:
@@ -153,7 +155,7 @@ def test_a_killed_worker_is_a_fault_at_once_and_the_next_generation_runs(run_age
     killed_at = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     seen = agent.until("faulted")
-    assert time.monotonic() - killed_at < 1.0
+    assert time.monotonic() - killed_at < AT_ONCE_S
     assert seen["reason"] == "WorkerCrash"
     assert seen["failure"]["signal"] == "SIGKILL"
     assert seen["failure"]["exitcode"] is None
@@ -194,10 +196,10 @@ def test_a_worker_that_ignores_the_event_is_killed_when_its_time_is_up(run_agent
     agent.start(1)
     agent.until_printed("pid")
     asked_at = time.monotonic()
-    agent.drain(1, timeout=0.5)
+    agent.drain(1, timeout=1)
     assert agent.status()["status"] == "stopping"
     seen = agent.until("ready")
-    assert 0.4 < time.monotonic() - asked_at < 3
+    assert 0.9 < time.monotonic() - asked_at < 10
     assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
 
 
@@ -260,7 +262,7 @@ def test_no_worker_outlives_an_agent_that_is_killed(run_agent: RunAgent) -> None
     left_behind = Path(worker.environ()["ELASTIPOD_WORKER_FILE"]).parents[1]
     agent.process.kill()
     agent.process.wait()
-    until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker's end")
+    until_gone([worker])
     shutil.rmtree(left_behind, ignore_errors=True)
 
 
@@ -347,7 +349,7 @@ def test_clients_that_stall_do_not_delay_supervision(run_agent: RunAgent) -> Non
         killed_at = time.monotonic()
         os.kill(worker_pids(agent)[0], signal.SIGKILL)
         agent.until("faulted")
-        assert time.monotonic() - killed_at < 1.0
+        assert time.monotonic() - killed_at < AT_ONCE_S
 
 
 def test_sigterm_is_told_at_once_and_training_goes_on_until_the_drain(run_agent: RunAgent) -> None:

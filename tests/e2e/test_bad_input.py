@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.agent_process import AgentProcess, until
+from tests.e2e.agent_process import AgentProcess, until, until_gone
 from tests.e2e.test_agent_process import FAMILY, POLL, RunAgent, run_agent, worker_pids
 
 __all__ = ["run_agent"]
@@ -261,7 +261,7 @@ def test_a_second_sigterm_ends_it_at_once(start: Callable[..., AgentProcess]) ->
     assert worker.is_running()
     agent.process.terminate()
     assert agent.process.wait(10) == 128 + signal.SIGTERM
-    assert not worker.is_running()
+    until_gone([worker])
 
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")  # whatever it starts is PID 1 of a container
@@ -322,7 +322,6 @@ def test_a_shell_as_pid_1_keeps_sigterm_from_the_agent_and_its_end_ends_all(star
     assert agent.drain(1) == (200, None), "as the operator does when the pod is being deleted"
     assert agent.until("ready")["drained"] is True
     first.kill()
-    psutil.wait_procs([first, *container], timeout=10)
-    assert not [one for one in container if one.is_running()]
+    until_gone([first, *container])
     agent.process.wait(10)
     shutil.rmtree(root)  # a container's memory would be gone with it

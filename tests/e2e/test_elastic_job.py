@@ -19,7 +19,6 @@ from tests.e2e.job_run import JobRun
 from elastipod_local.cluster import Cluster
 
 DETECTION_LIMIT_S = 15.0
-CRASHING_SCRIPT = ["hyperpodrun", "--no-python", "python3", "-c", "raise ValueError('the learning rate is missing')"]
 
 
 def leader(cluster: Cluster) -> dict[str, Any]:
@@ -82,9 +81,12 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
     assert job.generations() == generations
 
     # Killed in the middle of a resize: exactly one more generation, same result.
-    before = job.history()[-1]["generation"]
+    before, pods = job.history()[-1]["generation"], job.running_pods()
+    for pod in pods:
+        job.token(pod)  # asking for it would take longer than the drain
     job.scale(2)
-    job.until("the drain", lambda: "stopping" in {job.agent(p)["status"] for p in job.running_pods()}, 20)
+    job.until_draining(pods)
+    job.until("the Event of the drain", lambda: "Draining" in job.events(), every_s=0.02)
     kill_operator(cluster)
     job.until_training(2, beyond_step=job.step())
     assert [e["generation"] for e in job.history() if e["generation"] > before] == [before + 1]
@@ -94,9 +96,9 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
     assert steps[before + 1][0] == steps[before][-1] + 1, "a planned resize repeats no step and skips none"
 
     # What users type.
-    table = cluster.kubectl("get", "hpjob", job.name)
+    table = job.until("the whole size", lambda: "2/2/2" in (text := cluster.kubectl("get", "hpjob", job.name)) and text)
     assert "Running" in table
-    assert "2/2/2" in table
+    job.until("the Event of the resize", lambda: "Resized" in job.events())
     told = cluster.kubectl("describe", "hpjob", job.name)
     assert all(word in told for word in ("Started", "Draining", "Resized", "2 replicas train in generation"))
     for pod in job.running_pods():
@@ -120,7 +122,7 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
 
 
 def test_power_loss(job: JobRun, cluster: Cluster) -> None:
-    job.apply("--steps=150", "--min-step-time=0.2", "--checkpoint-every=20")
+    job.apply("--steps=80", "--min-step-time=0.2", "--checkpoint-every=20", start=4)
     job.until_training(4, beyond_step=25)
     safe = leader(cluster)["spec"]["nodeName"]
     victim = next(p["spec"]["nodeName"] for p in job.running_pods() if p["spec"]["nodeName"] != safe)
@@ -142,70 +144,18 @@ def test_power_loss(job: JobRun, cluster: Cluster) -> None:
     assert job.body()["status"]["restartCount"] == 1
 
 
-# What a user gets to read when a job cannot train, and what the job is: (name, changes, condition, its reason, words in it).
-TROUBLES = [
-    (
-        "no-agent",
-        {"command": ["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"]},
-        "PodsReady",
-        "AgentNotAnswering",
-        ("hyperpodrun", "port 8080"),
-    ),
-    (
-        "no-image",
-        {"image": "docker.io/elastipod/no-such-image:1", "container": {"imagePullPolicy": "Never"}},
-        "PodsReady",
-        "ImagePullFailed",
-        ("no-such-image", "pull"),
-    ),
-    (
-        "ends",
-        {"command": ["sh", "-c", "echo not training; exit 3"]},
-        "PodsReady",
-        "ContainerEnded",
-        ("exit code 3", "hyperpodrun"),
-    ),
-    (
-        "crashes",
-        {"command": CRASHING_SCRIPT, "runPolicy": {"jobMaxRetryCount": 1, "cleanPodPolicy": "All"}},
-        "Failed",
-        "WorkerCrash",
-        ("the learning rate is missing", "jobMaxRetryCount 1"),
-    ),
-    (
-        "crashes-again-and-again",
-        {"command": CRASHING_SCRIPT},
-        "Faulted",
-        "WorkerCrash",
-        ("the learning rate is missing", "failures in a row", "next try"),
-    ),
-]
-
-
-def test_jobs_that_cannot_train_say_why(cluster: Cluster) -> None:
-    jobs = {name: JobRun(cluster, f"trouble-{name}") for name, *_ in TROUBLES}
-    try:
-        for name, changes, *_ in TROUBLES:
-            jobs[name].apply(minimum=1, maximum=1, step=1, cpu="100m", **changes)
-        for name, _, kind, reason, words in TROUBLES:
-            told = jobs[name].until(
-                f"{kind} {reason}", lambda job=jobs[name], kind=kind, reason=reason: job.told(kind, reason), 60
-            )
-            assert all(word in told for word in words), (name, told)
-    finally:
-        for job in jobs.values():
-            job.delete(wait=False)
-        for job in jobs.values():
-            job.delete()
-
-
 def test_examples_train_as_they_are(cluster: Cluster) -> None:
+    """As users apply them, but that the short one, which may take all nodes first, is shorter still."""
     digits, fsdp2 = JobRun(cluster, "digits"), JobRun(cluster, "lm-fsdp2")
+    texts = [(ROOT / "examples" / manifest).read_text() for manifest in ("digits/job.yaml", "lm/job-fsdp2.yaml")]
+    assert "--epochs=20" in texts[0]
     try:
-        for manifest in ("digits/job.yaml", "lm/job-fsdp2.yaml"):
-            cluster.kubectl("apply", "-f", str(ROOT / "examples" / manifest))
+        for text in texts:
+            cluster.kubectl("apply", "-f", "-", input=text.replace("--epochs=20", "--epochs=4"))
         digits.until("digits to complete", lambda: digits.state() == "Completed", 150)
         fsdp2.until("steps of the sharded model", lambda: fsdp2.step() > 5, 150)
     finally:
-        digits.delete()
-        fsdp2.delete()
+        for job in (digits, fsdp2):
+            job.delete(wait=False)
+        for job in (digits, fsdp2):
+            job.delete()

@@ -82,7 +82,7 @@ def test_hyp_from_create_to_delete(job: JobRun, cluster: Cluster, hyp: Hyp) -> N
     assert "4 replicas train in generation" in hyp.succeed("describe", *of_job)
 
     hyp.succeed("delete", *of_job)
-    job.until("the job to be gone", lambda: not job.pods() and not exists(cluster, job.name), 10)
+    job.until("the job to be gone", lambda: not job.pods() and not exists(cluster, job.name))
     states = states_since_start(hyp, job.name)
     assert set(states) <= {"Created", "PodsRunning", "Running", "Suspended"}
     assert states.count("Suspended") == 1

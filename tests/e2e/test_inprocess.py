@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.agent_process import AgentProcess, free_port, until
+from tests.e2e.agent_process import AgentProcess, free_port, until, until_gone
 from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
 from tests.long_runs import LongRun
 
@@ -319,11 +319,11 @@ def test_a_script_that_never_comes_to_the_barrier_is_a_fault_of_the_next_start(
 def test_a_killed_agent_leaves_no_worker(pods: Any) -> None:
     job = pods(1, 2)
     job.start(1)
-    pids = job.pids(1).values()
-    socket_path = Path(psutil.Process(job.pids(1)[0]).environ()[SOCKET_ENV])
+    workers = [psutil.Process(pid) for pid in job.pids(1).values()]
+    socket_path = Path(workers[0].environ()[SOCKET_ENV])
     job.agents[0].process.kill()
     job.agents[0].process.wait()
-    until(lambda: not [pid for pid in pids if psutil.pid_exists(pid)], "the workers' end")
+    until_gone(workers)
     shutil.rmtree(socket_path.parent, ignore_errors=True)  # in a pod it goes with the container's memory
 
 

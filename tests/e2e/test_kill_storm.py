@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
-from tests.e2e.agent_process import AgentProcess, until
+from tests.e2e.agent_process import AgentProcess, suspend, until, until_gone
 from tests.e2e.storm import PLAIN, STANDING, TORCH, Callers, Pod, Storm, Tally, bad_lines
 from tests.e2e.warm_run import make_bare_python, warm_run
 from tests.long_runs import LongRun
@@ -68,7 +67,7 @@ def storm_over(
                 assert pod.agent.process.wait(20) in (0, 1, 143), pod.agent.printed()[-3000:]
             else:
                 assert pod.agent.end() in (0, 1), pod.agent.printed()[-3000:]
-            until(lambda: not [one for one in known if one.is_running()], "the end of all processes")  # noqa: B023
+            until_gone(known)
             assert not bad_lines(pod), pod.agent.printed()
     finally:
         for agent in agents:
@@ -127,7 +126,7 @@ def test_a_stopped_process_that_was_forked_ahead_ends_with_the_agent(tmp_path: P
         run.until_warm()
         pod = Pod(run.agent)
         for process in until(lambda: len(found := pod.ahead()) == 2 and found, "processes forked ahead"):
-            process.suspend()
+            suspend(process)
 
 
 def test_a_stopped_process_that_was_forked_ahead_becomes_no_worker(tmp_path: Path, python: Path) -> None:
@@ -136,11 +135,10 @@ def test_a_stopped_process_that_was_forked_ahead_becomes_no_worker(tmp_path: Pat
         run.until_warm()
         pod = Pod(run.agent)
         (process,) = until(pod.ahead, "the process forked ahead")
-        process.suspend()
-        until(lambda: process.status() == psutil.STATUS_STOPPED, "its stop")
+        suspend(process)
         assert run.generation(1)["status"] == "completed"
         assert run.starts() == (1, 0)
-        assert not process.is_running()
+        until_gone([process])
 
 
 def test_a_server_that_is_stopped_while_it_imports_is_not_waited_for(tmp_path: Path, python: Path) -> None:
@@ -148,7 +146,7 @@ def test_a_server_that_is_stopped_while_it_imports_is_not_waited_for(tmp_path: P
     (tmp_path / "train.py").write_text("", "utf-8")
     with warm_run(tmp_path, "--preload=slow", "train.py", python=python) as run:
         server = run.server()
-        server.suspend()
+        suspend(server)
         assert run.generation(1, 15)["status"] == "completed"
         assert "it is stopped by a signal" in run.events("workers start cold")[0]
         until(lambda: not server.is_running(), "the end of the stopped server")
@@ -180,20 +178,23 @@ def test_a_stop_during_the_post_train_script_brings_the_standing_workers_back(tm
 
 
 def test_a_drain_of_a_run_that_no_worker_has_begun_is_no_late_one(tmp_path: Path) -> None:
-    (tmp_path / "pre.sh").write_text("sleep 1\n", "utf-8")
+    hold = tmp_path / "hold"
+    (tmp_path / "pre.sh").write_text(f"while [ -e {hold} ]; do sleep 0.05; done\n", "utf-8")
     with storm_over(tmp_path / "run", "inprocess", 1, sys.executable, options=_script(tmp_path, "pre")) as storm:
         pod = storm.pods[1]
         (tmp_path / "run" / "over-1").touch()
         pod.agent.start(1)
         pod.agent.until("completed")
+        hold.touch()
         pod.agent.stop(1)
         pod.agent.until("ready")
         assert not pod.below()["worker"], "they are started anew after the script"
         assert pod.agent.start(2)[0] == 200
         assert pod.agent.drain(2, timeout=600)[0] == 200
+        hold.unlink()
         seen = pod.agent.until("ready")
         assert (seen["drained"], seen.get("reason")) == (False, None)
-        assert len(pod.below()["worker"]) == 2
+        until(lambda: len(pod.below()["worker"]) == 2, "the workers, which may be between fork and exec")
 
 
 def _script(folder: Path, name: str) -> tuple[str, ...]:

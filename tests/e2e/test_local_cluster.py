@@ -26,6 +26,8 @@ from elastipod_local.paths import cluster_dir
 from elastipod_local.processes import ProcessId
 from elastipod_local.state import NodePhase, StateFile
 
+pytestmark = pytest.mark.cluster
+
 POD = """
 apiVersion: v1
 kind: Pod
@@ -41,7 +43,10 @@ spec:
     command: [python, -c, "{program}"]
     volumeMounts: [{{name: shared, mountPath: /mnt/shared}}]
 """
-SERVER = "import http.server as h; print('serving', flush=True); h.HTTPServer(('', 8080), h.BaseHTTPRequestHandler).serve_forever()"
+SERVER = (
+    "import http.server as h; server = h.HTTPServer(('', 8080), h.BaseHTTPRequestHandler); "
+    "print('serving', flush=True); server.serve_forever()"
+)
 PACKAGES = str(Path(elastipod_local.__file__).parents[1])
 
 
@@ -62,9 +67,11 @@ def cut_short() -> Iterator[Cluster]:
     shutil.rmtree(cluster.folder, ignore_errors=True)
 
 
-def run_pod(cluster: Cluster, name: str, node: str, program: str = SERVER) -> None:
-    cluster.kubectl("apply", "-f", "-", input=POD.format(name=name, node=node, program=program))
+def run_pod(cluster: Cluster, name: str, node: str) -> None:
+    """Run a pod, and wait until its server listens: a pod without probes is ready as soon as its process is there."""
+    cluster.kubectl("apply", "-f", "-", input=POD.format(name=name, node=node, program=SERVER))
     cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+    wait_until(lambda: "serving" in cluster.kubectl("logs", name), deadline_s=60, what=f"{name} to serve", every_s=0.1)
 
 
 def node_ready(cluster: Cluster, name: str) -> str:

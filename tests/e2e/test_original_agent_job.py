@@ -117,6 +117,7 @@ def test_a_job_with_the_original_agent(job: JobRun, cluster: Cluster, scripts: N
     job.until("steps beyond a checkpoint", lambda: last_step(job) > resized_at + SAVE_EVERY + 2)
 
     pod, (pid, *_) = next(iter(job.worker_pids().items()))
+    job.until("steps that are far from any checkpoint", lambda: 2 <= last_step(job) % SAVE_EVERY <= 8, every_s=0.05)
     cluster.kubectl("exec", pod, "--", "sh", "-c", f"kill -KILL {pid}")
     job.until("steps after the recovery", lambda: steps_of(job)[-1]["restart"] == 2)
     last = last_step(job) + REMAINDER

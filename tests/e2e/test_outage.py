@@ -42,7 +42,7 @@ class Speed:
         return (self.during_steps / self.during_s) / (self.before_steps / self.before_s)
 
 
-def while_training(job: JobRun, name: str, outage: Outage, before_s: float) -> Speed:
+def while_training(job: JobRun, name: str, outage: Outage, before_s: float, seconds: float) -> Speed:
     """Have an outage while the job trains; nothing of it may change, nor may it be slower."""
     pods, began = job.running_pods(), time.time()
     workers, history, restarts = training_processes(job.name), job.history(), job.body()["status"]["restartCount"]
@@ -50,7 +50,7 @@ def while_training(job: JobRun, name: str, outage: Outage, before_s: float) -> S
     assert all(len(of_pod) == 1 for of_pod in workers.values())
     time.sleep(before_s - (time.time() - began))
     cut = time.time()
-    outage(job.cluster, OUTAGE_S)
+    outage(job.cluster, seconds)
     back = time.time()
     speed = Speed(
         name,
@@ -74,7 +74,7 @@ def while_resizing(job: JobRun, outage: Outage, size: int, seconds: float) -> fl
     for pod in pods:
         job.token(pod)  # cannot be asked for later
     job.scale(size)
-    job.until("the drain", lambda: any(job.agent(pod)["status"] != "running" for pod in pods), 90)
+    job.until_draining(pods)
     outage(job.cluster, seconds)
     back = time.time()
     job.until_training(size, within_s=120)
@@ -108,9 +108,10 @@ def calm(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.usefixtures("calm")
 def test_api_server_away(job: JobRun) -> None:
-    job.apply("--steps=330", *ARGUMENTS)
+    """The short form of `make test-long NAME=outage`, where every outage lasts OUTAGE_S."""
+    job.apply("--steps=220", *ARGUMENTS, start=4)
     job.until_training(4)
-    speed = while_training(job, "the API server hangs", frozen_api_server, before_s=10)
+    speed = while_training(job, "the API server hangs", frozen_api_server, before_s=10, seconds=SHORT_OUTAGE_S)
     report(job.name, [asdict(speed)])
     while_resizing(job, dead_api_server, 2, SHORT_OUTAGE_S)
     job.until("completion", lambda: job.state() == "Completed", 120)
@@ -125,7 +126,7 @@ def test_every_outage(job: JobRun, long_run: LongRun) -> None:
     job.until_training(4)
     told: list[dict[str, object]] = []
     for number, (name, outage) in enumerate(OUTAGES.items()):
-        speed = while_training(job, name, outage, before_s=OUTAGE_S)
+        speed = while_training(job, name, outage, before_s=OUTAGE_S, seconds=OUTAGE_S)
         print(f"{name} while training: {speed.ratio:.2f} of the speed before", flush=True)
         took = while_resizing(job, outage, 4 if number % 2 else 2, OUTAGE_S)
         print(f"{name} during a resize: completed {took:.1f} s after its end", flush=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.agent_process import PACKAGES, AgentProcess, until
+from tests.e2e.agent_process import PACKAGES, AgentProcess, suspend, until, until_gone
 from tests.e2e.warm_run import WarmRun, make_bare_python, warm_run
 
 pytestmark = pytest.mark.timeout(60)
@@ -61,7 +60,7 @@ def test_a_stopped_server_is_not_waited_for(tmp_path: Path, python: Path) -> Non
     with warm_run(tmp_path, script(tmp_path), python=python) as run:
         run.until_warm(1)
         server = run.server()
-        server.suspend()
+        suspend(server)
         assert run.generation(1)["status"] == "completed"
         assert "it is stopped by a signal" in run.events("workers start cold")[0]
         assert run.starts() == (0, 1)
@@ -181,15 +180,7 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path, python: Path) 
     family = until(lambda: len(found := run.below()) >= 3 and found, "server and workers")
     agent.process.kill()
     agent.process.wait()
-    for process in family:
-        until(partial(_is_gone, process), f"the end of {process}")
-
-
-def _is_gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    until_gone(family)
 
 
 def test_an_orphan_that_never_ran_another_program_ends_with_its_worker(tmp_path: Path, python: Path) -> None:

@@ -9,24 +9,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.e2e.agent_process import free_port
 from tests.e2e.worker_nursery import NurseryWorker, WorkerNursery
 
 from elastipod.worker_file import EventLevel, WorkerFile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -38,7 +31,11 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEA
 
 def worker_environment() -> dict[str, str]:
     """Give what every worker is started with, whatever its rank."""
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY / "agent"), "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        **{"PYTHONPATH": str(REPOSITORY / "agent"), "OMP_NUM_THREADS": "1"},
+        "PYTHONFAULTHANDLER": "1",  # SIGABRT has it print where its threads are
+    }
 
 
 class TrainingRun:
@@ -88,7 +85,7 @@ class TrainingRun:
 
     def reach(self, step: int) -> None:
         """Wait until rank 0 has completed a step."""
-        wait_until(lambda: self.alive() and self.step() >= step, f"step {step} of generation {self.generation}")
+        self._wait_until(lambda: self.alive() and self.step() >= step, f"step {step} of generation {self.generation}")
 
     def step(self) -> int:
         progress = self.files[0].progress(0)
@@ -104,7 +101,7 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Wait until all workers have exited with 0."""
-        wait_until(lambda: self.alive(may_have_ended=True) and not self.running(), "all workers exit")
+        self._wait_until(lambda: self.alive(may_have_ended=True) and not self.running(), "all workers exit")
 
     def kill(self, rank: int) -> None:
         """Kill one worker with SIGKILL, then, as an agent does, all others."""
@@ -144,6 +141,22 @@ class TrainingRun:
         for file in self.files:
             file.close()
         self.workers, self.files = [], []
+
+    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait as long as steps are made; when nothing happens any more, tell what the workers said and where they stand."""
+        step, deadline = -1, 0.0
+        while not condition():
+            if self.step() != step:
+                step, deadline = self.step(), time.monotonic() + DEADLINE_S
+            assert time.monotonic() < deadline, f"at step {step} in vain for {DEADLINE_S:g} s: {what}\n{self._story()}"
+            time.sleep(0.01)
+
+    def _story(self) -> str:
+        for worker in self.workers:
+            worker.send_signal(signal.SIGABRT)
+        for worker in self.workers:
+            worker.wait(DEADLINE_S)
+        return "\n".join(f"rank {rank}:\n{self.output(rank)[-4000:]}" for rank in range(len(self.workers)))
 
     def _end(self) -> None:
         for worker in self.workers:

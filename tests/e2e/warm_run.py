@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.e2e.agent_process import AgentProcess, until
+from tests.e2e.agent_process import AgentProcess, until, until_gone
 
 SERVER_PATIENCE_S = 90.0
 
@@ -91,7 +91,7 @@ def warm_run(
         known = psutil.Process(agent.process.pid).children(recursive=True)
     finally:
         agent.end()
-    assert not [process for process in known if process.is_running()], "the agent left processes behind"
+    until_gone(known)
 
 
 def _command_line(process: psutil.Process) -> list[str]:

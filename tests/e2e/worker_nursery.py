@@ -1,8 +1,8 @@
 """Quick starts of Python workers for tests: one process loads torch once, every worker is a fork of it.
 
 `WorkerNursery` is the test's side. Run as a script, this file is the process: it reads one order a line from stdin, forks a
-worker that runs a script as `python script ...` would, and writes {"pid"} and later {"pid", "code"} to stdout. It ends,
-with its workers, when stdin does.
+worker that runs a script as `python script ...` would, and writes {"order", "pid"} and later {"pid", "code"} to stdout. It
+ends, with its workers, when stdin does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-STARTED_WITHIN_S = 120.0
+STARTED_WITHIN_S = 240.0
 
 
 class NurseryWorker:
@@ -56,7 +56,8 @@ class WorkerNursery:
             [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._workers: dict[int, NurseryWorker] = {}
-        self._born: list[NurseryWorker] = []
+        self._num_orders = 0
+        self._born: dict[int, NurseryWorker] = {}  # by order
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, name="nursery-reader")
         self._reader.start()
@@ -64,12 +65,16 @@ class WorkerNursery:
     def start(self, command: Sequence[str], environment: dict[str, str], output: Path) -> NurseryWorker:
         """Run a script with its arguments and exactly this environment; stdout and stderr go to a file."""
         assert self._process.stdin is not None
-        order = {"command": list(command), "environment": environment, "output": str(output)}
+        self._num_orders += 1
+        number = self._num_orders
+        order = {"number": number, "command": list(command), "environment": environment, "output": str(output)}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         with self._changed:
-            assert self._changed.wait_for(lambda: self._born, STARTED_WITHIN_S), "the nursery did not fork in time"
-            return self._born.pop()
+            assert self._changed.wait_for(lambda: number in self._born, STARTED_WITHIN_S), (
+                "the nursery did not fork in time"
+            )
+            return self._born.pop(number)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -90,7 +95,7 @@ class WorkerNursery:
                     worker.ended.set()
                 else:
                     worker = self._workers[event["pid"]] = NurseryWorker(event["pid"])
-                    self._born.append(worker)
+                    self._born[event["order"]] = worker
                 self._changed.notify_all()
 
 
@@ -109,7 +114,7 @@ def main() -> None:
             if child == 0:
                 _become_worker(order)
             children.add(child)
-            _say({"pid": child})
+            _say({"order": order["number"], "pid": child})
         _reap(children)
     for child in children:
         os.kill(child, signal.SIGKILL)

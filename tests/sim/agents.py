@@ -18,7 +18,7 @@ from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
 
 if TYPE_CHECKING:
-    from tests.sim.cluster import SimPod
+    from tests.sim.objects import SimPod
 
 FAREWELL_S = 2.0
 

@@ -140,6 +140,12 @@ class Watchman:
                 raise Violation(
                     f"{number} pods of {shape.name} train; its limit is {shape.limit}, the others are spares"
                 )
+        base = policy.specs[0]
+        of_base = sum(member.spec == base.name for member in new.members)
+        if of_base < min(policy.sizes.minimum, base.limit):
+            raise Violation(
+                f"generation {new.generation} trains with {of_base} pods of the base spec, which holds the minimum"
+            )
         self._noted(old, new)
         is_first = new.generation == 1 and old.transition is not None and old.transition.kind is Kind.START
         if (
@@ -217,13 +223,13 @@ class Watchman:
         policy, faults = policy_of(JobSpec.model_validate(spec)), self.worker_faults
         self.met[f"failed: {new.outcome_reason}"] += 1
         begun = {
-            "DeadlineExceeded": (EPOCH, policy.active_deadline),
-            "StartupDeadlineExceeded": (EPOCH if old.started_at is None else None, policy.startup_deadline),
-            "FaultDeadlineExceeded": (old.incident_at, policy.fault_deadline),
+            "DeadlineExceeded": (EPOCH + old.idle, policy.active_deadline),
+            "StartupDeadlineExceeded": (EPOCH + old.idle if old.started_at is None else None, policy.startup_deadline),
+            "FaultDeadlineExceeded": (old.incident_at, policy.fault_deadline),  # being suspended ends a fault
         }
         if new.outcome_reason in begun:
             since, limit = begun[new.outcome_reason]
-            if since is None or limit is None or (self.has_true_time and now + WRITING_TIME < since + old.idle + limit):
+            if since is None or limit is None or (self.has_true_time and now + WRITING_TIME < since + limit):
                 raise Violation(f"the job failed before its time: {new.outcome_message}")
             return
         out_of_retries = policy.max_retries is not None and policy.max_retries < faults
@@ -341,7 +347,9 @@ class Watchman:
     def step(self, run: Run, runs: Mapping[int, Run]) -> None:
         """A generation makes a step."""
         # Members that are all out of everybody's sight cannot be kept from going on; what they save is refused.
-        unseen = all(agent.pod.name in self._touched for agent in run.members.values())
+        lost = {f"{JOB_NAME}-{_short(member)}" for member in self.record.lost}
+        names = [agent.pod.name for agent in run.members.values()]
+        unseen = all(name in self._touched or (name in self._hidden and name in lost) for name in names)
         if run.generation < self._stepped and unseen:
             return
         if run.generation < self._stepped:

@@ -12,6 +12,7 @@ PATIENT = {
     "gracefulShutdownTimeoutInSeconds": 60,
     "faultyScaleDownTimeoutInSeconds": 20,
 }
+TWO = [{"name": "base", "replicas": 2}, {"name": "extra", "replicas": 0, "maxReplicas": 2}]
 
 
 def _story(
@@ -105,9 +106,19 @@ STORIES: dict[str, Story] = {
         Event(100, "crash_worker", 0), Event(200, "kill_node", 2), nodes=9,
         specs=[{"name": "base", "replicas": 2, "spares": 1}, {"name": "extra", "replicas": 0, "maxReplicas": 2}],
     ),
+    "a node of the base is lost for good: another pod makes room": _story(Event(100, "kill_node", 1), nodes=3, specs=TWO),
+    "elastic pods alone do not start": _story(
+        Event(1, "kill_node", 0), Event(1, "kill_node", 0), Event(300, "add_node"), nodes=4, specs=TWO
+    ),
+    "all of the base is lost while others train": _story(
+        Event(100, "delete_node", 0), Event(100, "delete_node", 0), nodes=4, specs=TWO
+    ),
     "only the state is lost, and no agent lives": _story(
         Event(100, "operator_dies", 1, 30), Event(101, "force_delete_pod", 0), Event(101, "force_delete_pod", 0),
         Event(101, "force_delete_pod", 0), Event(101, "force_delete_pod", 0), Event(102, "wipe_state"),
+    ),
+    "the record is lost while the operator is away, and one of many trains": _story(
+        Event(60, "operator_dies", 1, 60), Event(80, "wipe_record"), low=1, high=5, step=4, nodes=4,
     ),
     "the template is edited while the job runs": _story(
         Event(60, "edit_template", 7), Event(100, "kill_node", 1), Event(150, "add_node"), Event(200, "suspend", 0, 20),
@@ -124,6 +135,9 @@ STORIES: dict[str, Story] = {
     "the clock is set forward in a drain": _story(Event(100, "drain_node", 0), Event(100.5, "clock_jumps", 10, 0)),
     "the clock is set back and the operator begins anew": _story(
         Event(60, "add_node"), Event(61, "clock_jumps", 1, 0), nodes=3
+    ),
+    "a container ends while the operator's clock is an hour behind": _story(
+        Event(61, "clock_jumps", 1, 0), Event(150, "kill_container", 1)
     ),
     "room for a part of an increment": _story(
         low=2, high=6, nodes=5, specs=[{"name": "workers", "replicas": 2, "maxReplicas": 6}], step=4

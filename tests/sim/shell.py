@@ -5,17 +5,18 @@ It can die between any two calls; a new one begins with nothing but what the API
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import copy
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, cast
 
-from tests.sim.cluster import JOB_UID, ApiFailure, Body, Cluster, SimPod
+from tests.sim.api_server import JOB_UID, ApiFailure
+from tests.sim.board import SimBoard
+from tests.sim.cluster import Cluster
 from tests.sim.invariants import Watchman
-from tests.sim.kernel import EPOCH, Kernel, Process, Script, stamp
+from tests.sim.kernel import EPOCH, Kernel, Process, Script
+from tests.sim.objects import Body
 
-from elastipod_operator.agents.answers import BadAnswer, read
 from elastipod_operator.agents.board import Address, Board
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.agents.orders import Orders
@@ -26,23 +27,13 @@ from elastipod_operator.core.actions import (
     DeleteJob,
     DeletePod,
     Plan,
-    SetFinalizer,
     StopWorkers,
     VerifyPods,
 )
 from elastipod_operator.core.backoff import backoff
-from elastipod_operator.core.codec import encode
-from elastipod_operator.core.facts import AgentFact, Observed, PodFact
-from elastipod_operator.core.health import SILENCE_LIMIT
-from elastipod_operator.core.history import decode_history, encode_history, mark_running
-from elastipod_operator.core.names import (
-    ANNOTATION_APPLIED,
-    ANNOTATION_HISTORY,
-    ANNOTATION_SIZE,
-    ANNOTATION_STATE,
-    FINALIZER,
-)
-from elastipod_operator.kube.applied import applied_of, effective_spec, encode_applied
+from elastipod_operator.core.facts import Observed, PodFact
+from elastipod_operator.kube.applied import effective_spec
+from elastipod_operator.kube.changes import metadata_changes, status_change
 from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.store import Job, Store
 
@@ -50,31 +41,6 @@ SETTLE_S = 3.0
 RETRY_S, LAST_RETRY_S = 0.2, 15.0
 COMMAND_RETRY_S = 1.0
 REFUSAL, LAST_REFUSAL = timedelta(seconds=5), timedelta(seconds=120)
-
-
-@dataclass(slots=True)
-class Watched:
-    """One agent on the board."""
-
-    fact: AgentFact
-    heard_at: float
-    worker_data: tuple[Any, ...] = ()
-
-
-class SimBoard:
-    """What the agents of the job said last: the part of the operator's board that orders are written from."""
-
-    def __init__(self) -> None:
-        self.watched: dict[str, Watched] = {}
-
-    def fact(self, pod_uid: str) -> AgentFact:
-        return self.watched[pod_uid].fact if pod_uid in self.watched else AgentFact()
-
-    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
-        return {}
-
-    def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
-        return [entry for uid in pod_uids if uid in self.watched for entry in self.watched[uid].worker_data]
 
 
 class Shell:
@@ -89,7 +55,7 @@ class Shell:
             wall=lambda: EPOCH.timestamp() + kernel.now + cluster.clock_offset_s, steady=lambda: kernel.now
         )
         self._store = Store(self._clock.now)
-        self._board = SimBoard()
+        self._board = SimBoard(kernel, rng, cluster, self._clock.now, self.wake, self._held)
         self._sent: dict[tuple[object, ...], float] = {}
         self._pass: Process | None = None
         self._again = False
@@ -104,9 +70,9 @@ class Shell:
         """Die after so many further calls."""
         self.held_until = 0.0
         """It stands still until then, and goes on where it was."""
-        cluster.followers.append(self._agent_changed)
+        cluster.followers.append(self._board.agent_changed)
         self._watch = cluster.watch(self._watched)
-        self._heart = kernel.spawn(self._beat(), self._held)
+        self._heart = kernel.spawn(self._board.beat(), self._held)
 
     def die(self) -> None:
         """The process ends between two calls."""
@@ -114,7 +80,8 @@ class Shell:
             return
         self.alive = False
         self._cluster.unwatch(self._watch)
-        self._cluster.followers.remove(self._agent_changed)
+        self._cluster.followers.remove(self._board.agent_changed)
+        self._board.is_open = False
         self._heart.kill()
         if self._pass is not None:
             self._pass.kill()
@@ -122,7 +89,7 @@ class Shell:
     def _held(self) -> float:
         return self.held_until
 
-    # -- watches and agents
+    # -- watches
 
     def _watched(self, kind: str, change: str, body: Body) -> None:
         if self._kernel.now < self.held_until:
@@ -139,66 +106,16 @@ class Shell:
             elif self._store.put_job(body):
                 self.wake()
         elif change == "DELETED":
-            self._board.watched.pop(body["metadata"]["uid"], None)
+            self._board.forget(body["metadata"]["uid"])
             self._store.drop_pod(body)
             self.wake()
         elif self._store.put_pod(body):
             self.wake()
 
-    def _agent_changed(self, pod: SimPod) -> None:
-        self._kernel.after(self._rng.uniform(0.005, 0.1), lambda: self._refresh(pod))
-
-    def _refresh(self, pod: SimPod) -> None:
-        if not self.alive or pod.uid not in self._board.watched or pod.agent is None or not pod.answers():
-            return
-        if self._kernel.now < self.held_until:
-            return
-        said, late_s = pod.agent.status(), pod.agent.lags_until - self._kernel.now
-        if late_s <= 0:
-            self._take(pod, said)
-        else:  # what it said arrives when it is not true any more
-            self._watchman.met["agent: answers late"] += 1
-            self._kernel.after(min(late_s, 1.0 + pod.agent.lag_s), lambda: self._take(pod, said))
-
-    def _take(self, pod: SimPod, said: Body) -> None:
-        watched = self._board.watched.get(pod.uid)
-        if not self.alive or watched is None:
-            return
-        before, now = watched.fact, self._clock.now()
-        try:
-            answer = read(said, before, now)
-        except BadAnswer:
-            return
-        watched.fact, watched.worker_data, watched.heard_at = answer.fact, answer.worker_data, self._kernel.now
-        back = before.last_answer is None or now - before.last_answer >= SILENCE_LIMIT
-        if back or _matters(before) != _matters(watched.fact):
-            self.wake()
-
-    def _beat(self) -> Script:
-        while True:
-            yield 1.0
-            for uid, watched in list(self._board.watched.items()):
-                pod = self._cluster.pods.get(uid)
-                if pod is not None and pod.answers() and self._kernel.now - watched.heard_at >= 4.0:
-                    self._refresh(pod)
-                since = watched.fact.last_answer or watched.fact.trying_since
-                if since is not None and self._clock.now() - since >= SILENCE_LIMIT:
-                    self.wake()
-
-    def _follow_agents(self, job: Job) -> None:
-        for uid, pod in job.pods.items():
-            if pod.ended:
-                self._board.watched.pop(uid, None)
-            elif pod.ip and pod.started and uid not in self._board.watched:
-                self._board.watched[uid] = Watched(AgentFact(trying_since=self._clock.now()), -4.0)
-                real = self._cluster.pods.get(uid)
-                if real is not None:
-                    self._agent_changed(real)
-
     def _forget(self) -> None:
         """The job is gone."""
         self._store.drop_job(JOB_UID)
-        self._board.watched.clear()
+        self._board.clear()
 
     # -- passes
 
@@ -263,13 +180,14 @@ class Shell:
         self.passes += 1
         if not job.listed:
             yield from self._list_pods()
-        self._follow_agents(job)
+        self._board.follow(job)
         todo = planning.plan(self._observe(job))
         self.last_actions = todo.actions
+        as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
         yield from self._write_record(job, todo)
-        orders = self._orders(job, todo)
-        yield from self._command([order for order in orders if order.path != "/shutdown"], job)
-        yield from self._create_all(job, todo)
+        orders = self._orders(as_seen, todo)
+        yield from self._command([order for order in orders if order.path != "/shutdown"], as_seen)
+        yield from self._create_all(as_seen, todo)
         for action in todo.actions:
             if isinstance(action, DeletePod):
                 yield from self._delete(action)
@@ -277,7 +195,7 @@ class Shell:
                 yield from self._list_pods()
             elif isinstance(action, DeleteJob):
                 yield from self._call(self._cluster.delete_job)
-        yield from self._command([order for order in orders if order.path == "/shutdown"], job)
+        yield from self._command([order for order in orders if order.path == "/shutdown"], as_seen)
         yield from self._write_status(job, todo)
         for note in todo.notes:
             self._watchman.met[f"Event: {note.reason}"] += 1
@@ -292,7 +210,7 @@ class Shell:
         known = set(job.pods) if job else set()
         self._store.replace_pods(JOB_UID, bodies, version)
         for uid in known - set(job.pods if job else ()):
-            self._board.watched.pop(uid, None)
+            self._board.forget(uid)
 
     def _observe(self, job: Job) -> Observed:
         pods = tuple(job.pods.values())
@@ -303,26 +221,7 @@ class Shell:
         )  # fmt: skip
 
     def _write_record(self, job: Job, todo: Plan) -> Script:
-        present = job.body["metadata"].get("annotations") or {}
-        wanted = {} if todo.is_record_kept else {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
-        if job.fact.policy is not None and (todo.takes_spec or (wanted and applied_of(job.body) is None)):
-            wanted[ANNOTATION_APPLIED] = encode_applied(job.body["spec"])
-        if todo.history or todo.running_since is not None:
-            entries = decode_history(present.get(ANNOTATION_HISTORY, "[]")) + todo.history
-            if todo.running_since is not None:
-                entries = mark_running(entries, todo.record.generation, todo.running_since)
-            wanted[ANNOTATION_HISTORY] = encode_history(entries)
-        metadata: Body = {}
-        present_finalizers = job.body["metadata"].get("finalizers") or []
-        for action in todo.actions:
-            if isinstance(action, SetFinalizer) and action.present and FINALIZER not in present_finalizers:
-                metadata["finalizers"] = [*present_finalizers, FINALIZER]
-            elif isinstance(action, SetFinalizer) and not action.present and FINALIZER in present_finalizers:
-                metadata["finalizers"] = [f for f in present_finalizers if f != FINALIZER]
-        released = FINALIZER not in metadata.get("finalizers", [FINALIZER])
-        changed = {} if released else {k: v for k, v in wanted.items() if v != present.get(k)}
-        if changed:
-            metadata["annotations"] = changed
+        metadata = metadata_changes(job, todo)
         is_doubtful = any(isinstance(a, StopWorkers) and a.generation > todo.record.generation for a in todo.actions)
         if metadata or is_doubtful:
             version = job.body["metadata"]["resourceVersion"]
@@ -350,7 +249,7 @@ class Shell:
             order.path, pod.id, order.body, ending=job.fact.deleting_since is not None, by_the_past=is_late
         )
         if order.path == "/shutdown":
-            self._watchman.sent_away(pod.name)
+            self._note_sent_away(pod.name, pod.uid)
             real = self._cluster.pods.get(pod.uid)
             if is_late and real is not None and real.agent is not None:  # this call has no generation
                 self._watchman.touched(pod.name, self._kernel.now + 60.0)
@@ -399,7 +298,7 @@ class Shell:
                 self._store.put_pod((yield from self._call(lambda m=manifest: self._cluster.create_pod(m))))
             except ApiFailure as failure:
                 if failure.status == 409:
-                    job.listed = False
+                    self._list_again()
                 elif failure.status == 403:
                     refusals.append(str(failure))
                 else:
@@ -415,8 +314,14 @@ class Shell:
         self._refused_until = self._clock.now() + wait
         self._kernel.after(wait.total_seconds(), self.wake)
 
+    def _list_again(self) -> None:
+        """Somebody else made a pod of that name: the next look lists the pods."""
+        job = self._store.jobs.get(JOB_UID)
+        if job is not None:
+            job.listed = False
+
     def _delete(self, action: DeletePod) -> Script:
-        self._watchman.sent_away(action.name)
+        self._note_sent_away(action.name, action.uid)
         try:
             call = self._call(lambda: self._cluster.delete_pod(action.name, action.uid, force=action.force))
             body = yield from call
@@ -428,20 +333,18 @@ class Shell:
             self._store.put_pod(body)
         else:
             self._store.drop_pod_uid(JOB_UID, action.uid)
-            self._board.watched.pop(action.uid, None)
+            self._board.forget(action.uid)
             self._again = True
 
+    def _note_sent_away(self, name: str, uid: str) -> None:
+        """From here on it ends because the operator wants it, unless its container has ended already."""
+        real = self._cluster.pods.get(uid)
+        if real is None or real.exit_code is None:
+            self._watchman.sent_away(name)
+
     def _write_status(self, job: Job, todo: Plan) -> Script:
-        if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
-            return
-        conditions = [
-            {"type": c.type, "status": "True" if c.status else "False", "reason": c.reason, "message": c.message,
-             "lastTransitionTime": stamp(c.since)}
-            for c in todo.conditions
-        ]  # fmt: skip
-        kept = (job.body.get("status") or {}) if todo.is_record_kept else todo.status
-        status = {**kept, "conditions": conditions}
-        if (job.body.get("status") or {}) != status:
+        status = status_change(job, todo)
+        if status is not None:
             before = job.fact
             self._store.put_job((yield from self._call(lambda: self._cluster.apply_status(status))))
             # The answer may carry an edit that the watch will then not tell as new.
@@ -450,10 +353,3 @@ class Shell:
 
 def _nothing() -> None:
     """The effect of calls that travel by themselves."""
-
-
-def _matters(fact: AgentFact) -> tuple[object, ...]:
-    is_first_step = fact.step is not None
-    return (
-        fact.state, fact.generation, fact.drained, fact.saving, fact.terminating, fact.failure, fact.reason, is_first_step
-    )  # fmt: skip

@@ -15,6 +15,8 @@ from tests.sim.invariants import Violation, Watchman, lineage
 from tests.sim.kernel import Kernel
 from tests.sim.shell import Shell
 from tests.sim.training import Phase, Training
+from tests.sim.victims import UNFENCED
+from tests.sim.wishes import sizes
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core import offenders
@@ -76,7 +78,7 @@ def draw(seed: int) -> Story:
     make = rng.choices((Make.OURS, Make.IN_PROCESS, Make.FOREIGN), (6, 3, 1))[0]
     is_fixed = rng.random() < 0.06
     events = (faults.draw(rng, CHAOS_S) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 6, 8, 10))))
-    happens = (e for e in events if make is not Make.FOREIGN or e.what not in faults.UNFENCED)
+    happens = (e for e in events if make is not Make.FOREIGN or e.what not in UNFENCED)
     return Story(
         seed=seed,
         nodes=rng.randint(low, high + 1),
@@ -222,12 +224,12 @@ class Play:
             return True
         if record.transition is not None or record.settled_at is None or not record.members:
             return False
-        sizes = faults.sizes(job.spec)
+        allowed = sizes(job.spec)
         run = self.training.runs.get(record.generation)
         at_work = (
             run is not None and run.phase is Phase.STEPPING and all(m.works(m.generation) for m in run.members.values())
         )
-        return at_work and len(record.members) == sizes.fit(min(self.capacity(), sizes.maximum))
+        return at_work and len(record.members) == allowed.fit(min(self.capacity(), allowed.maximum))
 
     def _situation(self) -> str:
         record, job = self.watchman.record, self.cluster.job

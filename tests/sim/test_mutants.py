@@ -200,6 +200,10 @@ def count_a_spare_as_a_member(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transit, "usable", membership.rank_order)
 
 
+def train_without_the_base(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(membership, "lacks_base", lambda *_: False)
+
+
 def start_the_workers_of_spares(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(running, "HoldSpare", running.StartWorkers)
 
@@ -213,6 +217,10 @@ def forget_the_labels_and_the_history(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(plan, "_first_record", first)
+
+
+def start_before_everybody_has_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transit, "_may_yet_tell", lambda *_: False)
 
 
 def make_pods_from_an_edited_template(patch: pytest.MonkeyPatch) -> None:
@@ -290,8 +298,10 @@ MUTANTS: tuple[Mutant, ...] = (
     fail_at_the_first_full_restart,
     avoid_more_nodes_than_allowed,
     count_a_spare_as_a_member,
+    train_without_the_base,
     start_the_workers_of_spares,
     forget_the_labels_and_the_history,
+    start_before_everybody_has_told,
     make_pods_from_an_edited_template,
     forget_to_book_a_phase,
     end_a_job_at_its_first_setback,

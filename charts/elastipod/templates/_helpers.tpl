@@ -64,6 +64,17 @@ app.kubernetes.io/component: operator
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+# What jobs with a queue ask of Kueue.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+# The one called default adopts jobs without a queue.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [localqueues]
+  verbs: [get]
 {{- end }}
 
 {{/* A role and its binding to the operator's account. Takes a dict: kind (Role or ClusterRole), name, namespace, rules, root. */}}

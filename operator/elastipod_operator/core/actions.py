@@ -14,12 +14,16 @@ from .record import Reach, Record
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """generation: the newest one of the job, for the pod's label. avoids: nodes that it must not be placed on."""
+    """generation: the newest one of the job, for the pod's label. avoids: nodes that it must not be placed on.
+
+    workload: on whose quota it runs; empty without a queue.
+    """
 
     pod: PodId
     nnodes: int
     generation: int = 0
     avoids: tuple[str, ...] = ()
+    workload: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,59 @@ class VerifyPods:
 
 
 @dataclass(frozen=True, slots=True)
+class NameQueue:
+    """Write the queue that the job is in into its label, together with the record."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskWorkload:
+    """Ask Kueue, in this queue, for the pods of one share, spares included: counts by spec."""
+
+    number: int
+    counts: tuple[tuple[str, int], ...]
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropWorkload:
+    """Give quota back, or stop asking for it, by deletion; only once the API server shows no pod of its slots."""
+
+    name: str
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBase:
+    """Give the quota of an evicted base back by its status; it stays in the queue. Only once no pod of its slots is there."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishWorkload:
+    """Tell Kueue that the job has ended; only once no pod of its slots is there."""
+
+    name: str
+    uid: str
+    succeeded: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkPodsReady:
+    """Tell Kueue whether all pods of an admitted Workload are ready. was_ready: they all were before."""
+
+    name: str
+    uid: str
+    ready: bool
+    was_ready: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SetFinalizer:
     present: bool
 
@@ -85,6 +142,12 @@ Action = (
     | StopWorkers
     | ShutDownAgent
     | VerifyPods
+    | NameQueue
+    | AskWorkload
+    | DropWorkload
+    | ReleaseBase
+    | FinishWorkload
+    | MarkPodsReady
     | SetFinalizer
     | DeleteJob
 )

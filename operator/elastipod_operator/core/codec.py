@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from .names import PodId
-from .record import Culprit, Gang, Kind, Ledger, Measures, Offence, Reach, Record, Transition, Window
+from .record import Culprit, Gang, Kind, Ledger, Measures, Offence, Reach, Record, Shed, Transition, Window
 from .sizes import MAX_REPLICAS
 
 VERSION = 1
@@ -99,6 +99,8 @@ def _optional_parts(record: Record) -> dict[str, Any]:
         parts["shrunk"] = True
     if record.ledger != Ledger():
         parts["ledger"] = [record.ledger.phase, stamp(record.ledger.since), [list(row) for row in record.ledger.booked]]
+    if record.queue or record.shed:
+        parts["queue"] = [record.queue, *([record.shed.tries, stamp(record.shed.until)] if record.shed else ())]
     if record.outcome:
         parts["outcome"] = [record.outcome, record.outcome_reason, record.outcome_message[: 2 * MAX_TEXT]]
     return parts
@@ -137,6 +139,7 @@ def _record(body: dict[str, Any]) -> Record:
     grew_from, resize_failures, resize_failed_at = body.get("growth", [0, 0, None])
     paused_at, pause, paces = body.get("measures", [None, None, []])
     phase, since, booked = body.get("ledger", ["", None, []])
+    queue, *shed = body.get("queue", [""])
     said = {m.slot: m.incarnation for m in members}
     unsaid = {pod.slot: pod.incarnation for pod in _pods(body["incarnations"])}
     return Record(
@@ -163,6 +166,7 @@ def _record(body: dict[str, Any]) -> Record:
         ),
         idle=_from_ms(body.get("idle", 0)), is_faulty_shrink=bool(body.get("shrunk", False)),
         ledger=Ledger(str(phase), read_time(since), tuple((str(name), int(ms)) for name, ms in booked)),
+        queue=str(queue), shed=Shed(int(shed[0]), needed_time(shed[1])) if shed else None,
         outcome=str(outcome[0]), outcome_reason=str(outcome[1]), outcome_message=str(outcome[2]),
     )  # fmt: skip
 

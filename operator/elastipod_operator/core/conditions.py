@@ -7,12 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .actions import Note
+from .asking import increments_from
+from .base_first import base_minimum
 from .escalation import NO_PROGRESS_LIMIT, does_not_progress
 from .facts import AgentState, Condition, Observed, Policy
 from .growth import growth_due
 from .health import Health, Replica, View
 from .membership import wanted_slots
 from .payback import growth_hold
+from .quota import Quota
 from .record import Kind, Record
 from .status import size_text, status_fields
 
@@ -41,9 +44,9 @@ class Line:
     message: str
 
 
-def describe(seen: Observed, record: Record, view: View) -> Report:
+def describe(seen: Observed, record: Record, view: View, quota: Quota | None = None) -> Report:
     """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
-    lines, wake = _lines(seen, record, view)
+    lines, wake = _lines(seen, record, view, quota)
     old = {condition.type: condition for condition in seen.job.conditions}
     conditions = tuple(_dated(line, old, seen.now) for line in lines)
     notes = tuple(
@@ -80,7 +83,7 @@ def _dated(line: Line, old: dict[str, Condition], now: datetime) -> Condition:
     return Condition(line.type, line.status, line.reason, line.message, since)
 
 
-def _lines(seen: Observed, record: Record, view: View) -> tuple[list[Line], datetime | None]:
+def _lines(seen: Observed, record: Record, view: View, quota: Quota | None) -> tuple[list[Line], datetime | None]:
     created = Line("Created", True, "Accepted", "the job was accepted")
     if record.outcome:
         ended = Line(record.outcome, True, record.outcome_reason, record.outcome_message)
@@ -95,7 +98,7 @@ def _lines(seen: Observed, record: Record, view: View) -> tuple[list[Line], date
         for line in (
             _pods_ready(seen, view, policy),
             _warning(seen, record, policy),
-            _scaling(seen, record, view, policy),
+            _scaling(seen, record, view, policy, quota),
         )
         if line
     ]
@@ -128,6 +131,8 @@ def _refused(created: Line, record: Record, refusal: str) -> list[Line]:
 def _state(seen: Observed, record: Record, view: View, policy: Policy) -> tuple[Line, datetime | None]:
     transition = record.transition
     if transition is not None and transition.kind is Kind.SUSPEND:
+        if policy.held is not None:
+            return Line("Suspended", True, policy.held.reason, policy.held.message), None
         return Line(
             "Suspended", True, "SuspendedByUser", "spec.runPolicy.suspend is true; set it to false to resume"
         ), None
@@ -174,6 +179,10 @@ def _waiting_for(record: Record, view: View, policy: Policy) -> str:
     gang = record.gang
     if gang is not None and gang.rest_until is not None:
         return f"there was room for too few replicas; one pod waits for room, the others follow from {_clock(gang.rest_until)} on"
+    base = policy.specs[0].name
+    of_base = sum(r.id.spec == base for r in view.candidates())
+    if policy.sizes.minimum <= ready and of_base < (least := base_minimum(policy)):
+        return f"{of_base} of {least} replicas of {base} are ready, without which no others train{_why_not_ready(view)}"
     if ready < aim:
         return f"{ready} of {aim} replicas are ready{_why_not_ready(view)}"
     return f"{ready} replicas are ready"
@@ -241,12 +250,14 @@ def _warning(seen: Observed, record: Record, policy: Policy) -> Line | None:
     return Line("Warning", False, found[0][0], "; ".join(text for _, text in found)) if found else None
 
 
-def _scaling(seen: Observed, record: Record, view: View, policy: Policy) -> Line | None:
+def _scaling(seen: Observed, record: Record, view: View, policy: Policy, quota: Quota | None) -> Line | None:
     """Say why the job has the size it has."""
     size = len(record.members)
     if not size or record.transition is not None:
         return None
-    maximum = policy.sizes.maximum
+    maximum = policy.wished_sizes.maximum
+    if quota is not None and policy.sizes.maximum <= size < maximum:
+        return _queued(seen, record, policy, quota)
     if size >= maximum:
         return Line("Scaling", False, "AtMaximum", f"{size} replicas train, the most that is allowed")
     due = growth_due(record, policy, seen.job.uid)
@@ -277,6 +288,23 @@ def _scaling(seen: Observed, record: Record, view: View, policy: Policy) -> Line
     ]  # fmt: skip
     text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{_scheduling(waiting)}"
     return Line("Scaling", False, "WaitingForCapacity", text)
+
+
+def _queued(seen: Observed, record: Record, policy: Policy, quota: Quota) -> Line:
+    """Say what the increments wait for, in Kueue's own words."""
+    missing = policy.wished_sizes.maximum - len(record.members)
+    waiting = [w for number, w in sorted(quota.present.items()) if number and not w.admitted]
+    until = increments_from(record, policy, seen.now)
+    if waiting:
+        why = next((w.waits for w in waiting if w.waits), "Kueue has not looked at them yet")
+        return Line(
+            "Scaling", False, "Queued", f"{missing} more replicas are wanted and wait in queue {quota.queue}: {why}"
+        )
+    if until is not None:
+        text = f"{missing} more replicas are wanted; queue {quota.queue} is asked again from {_clock(until)} on"
+        return Line("Scaling", False, "Queued", text)
+    why = f": {seen.queue_trouble[1]}" if seen.queue_trouble is not None else ""
+    return Line("Scaling", False, "Queued", f"{missing} more replicas are asked of queue {quota.queue}{why}")
 
 
 def _clock(at: datetime) -> str:

@@ -79,7 +79,7 @@ def plan_deletion(seen: Observed, record: Record, view: View) -> Parts:
     actions: list[Action] = []
     force = seen.now >= limit + DELETION_LIMIT
     for replica in view.by_id.values():
-        if force and not replica.pod.ended:
+        if force:
             actions.append(DeletePod(replica.pod.name, replica.pod.uid, "the job is deleted", force=True))
         else:
             actions += remove(replica, "the job is deleted")

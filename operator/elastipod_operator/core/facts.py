@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..api.models import CleanPodPolicy
-from .names import PodId
+from .names import PodId, Slot
 from .record import Record
 from .sizes import Sizes
 
@@ -33,6 +33,14 @@ class SpecShape:
     name: str
     limit: int
     spares: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why a queue keeps a job from running: reason is CamelCase, message Kueue's own sentence where there is one."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +76,16 @@ class Policy:
     """New pods get a token of the job, when the operator has an install key (decision 34)."""
     warnings: tuple[str, ...] = ()
     """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
+    full_sizes: Sizes | None = None
+    """The sizes that the user allows, where a queue grants less; None: `sizes` are they."""
+    granted: Mapping[Slot, str] | None = None
+    """The slots that have quota, with the names of their Workloads; None where no queue limits the pods."""
+    held: Held | None = None
+    """Why the job is suspended though the user does not wish it; None: he does, or it is not."""
+
+    @property
+    def wished_sizes(self) -> Sizes:
+        return self.full_sizes or self.sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +123,9 @@ class JobFact:
     has_finalizer: bool = False
     deleting_since: datetime | None = None
     drain_on_delete: bool = False
+    queue: str = ""
+    """The queue that the job's label names (docs/design/queues.md)."""
+    queue_in_template: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +154,8 @@ class PodFact:
     """The job's generation when it was made, as its label says."""
     avoids: tuple[str, ...] = ()
     """Nodes that it was made to avoid."""
+    workload: str = ""
+    """The Workload on whose quota it was made."""
 
     @property
     def ended(self) -> bool:
@@ -199,6 +222,35 @@ class AgentFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadFact:
+    """A Workload of Kueue's that the job owns: number 0 is the base, others are increments.
+
+    counts: pods by spec. reserved, admitted: conditions of these names. evicted: Kueue's reason, while it wants the quota
+    back (Evicted and QuotaReserved are both true); what_evicted is its sentence. waits: why it is not admitted.
+    pods_ready: None where the condition was never written. is_active: spec.active. is_outdated: it asks for pods of
+    other templates than those that pods are made from now.
+    """
+
+    name: str
+    uid: str
+    number: int
+    counts: tuple[tuple[str, int], ...]
+    created_at: datetime
+    queue: str = ""
+    reserved: bool = False
+    admitted: bool = False
+    evicted: str = ""
+    what_evicted: str = ""
+    evicted_at: datetime | None = None
+    waits: str = ""
+    pods_ready: bool | None = None
+    finished: bool = False
+    is_active: bool = True
+    is_outdated: bool = False
+    is_deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Everything that one decision rests on."""
 
@@ -217,3 +269,10 @@ class Observed:
     """When the API server was last asked for the job's pods; None when the shell does not say."""
     room_at: datetime | None = None
     """When a node was last found fit for pods, or another job ended: there may be more room than before."""
+    workloads: tuple[WorkloadFact, ...] = ()
+    default_queue: bool | None = None
+    """Whether there is a LocalQueue `default` in the job's namespace; None: not asked."""
+    queue_trouble: tuple[str, str] | None = None
+    """Reason and sentence why the last call for quota came to nothing."""
+    withdrawn: Mapping[Slot, tuple[str, str]] = field(default_factory=dict)
+    """Slots without quota, with cause and sentence; worked out by `core.quota`."""

@@ -11,7 +11,7 @@ from .actions import Note
 from .backoff import backoff, jitter
 from .facts import Policy
 from .health import Health, Replica, View
-from .membership import remember, room_for, soonest, spare_slots
+from .membership import capped, remember, room_for, soonest, spare_slots
 from .names import Slot
 from .record import Gang, Record
 
@@ -30,22 +30,22 @@ class Places:
 
     whole: int
     partial: int
-    is_short: bool
-    """Some pod waits for a place, or was refused."""
 
 
-def places(record: Record, view: View, policy: Policy, *, refused: bool) -> Places:
+def places(record: Record, view: View, policy: Policy) -> Places:
     """Count the places that the job holds."""
-    living = [r for r in view.newest.values() if _lives(r)]
-    bound = [r.id for r in living if r.pod.node]
-    is_short = refused or any(not r.pod.node for r in living)
+    bound = [r.id for r in view.newest.values() if _is_bound(r)]
     if record.transition is not None:
-        held = room_for(bound, policy)
-        whole = policy.sizes.fit(held)
-        return Places(whole, 0 if whole else held, is_short)
-    held = room_for({*record.members, *bound}, policy)
-    whole = max(len(record.members), policy.sizes.fit(held))
-    return Places(whole, max(0, held - whole), is_short)
+        whole = policy.sizes.fit(room_for(bound, policy))
+        return Places(whole, 0 if whole else capped(bound, policy))
+    held = {*record.members, *bound}
+    whole = max(len(record.members), policy.sizes.fit(room_for(held, policy)))
+    return Places(whole, max(0, capped(held, policy) - whole))
+
+
+def _is_short(view: View) -> bool:
+    """Whether some pod waits for a place."""
+    return any(_lives(r) and not r.pod.node for r in view.newest.values())
 
 
 def _lives(replica: Replica) -> bool:
@@ -59,13 +59,13 @@ def watch_gang(
 
     It rests longer each time, and no longer than until there came to be more room somewhere.
     """
-    have, gang = places(record, view, policy, refused=refused), record.gang
+    have, gang = places(record, view, policy), record.gang
     if gang is not None and gang.rest_until is not None:
         is_over = now >= gang.rest_until or (view.room_at is not None and view.room_at > gang.since + DEMAND_PAUSE)
         if not is_over or not have.partial:
             return record, ()
         return replace(record, gang=Gang(now, have.partial, gang.tries)), ()
-    if not have.partial or not have.is_short:
+    if not have.partial or not (refused or _is_short(view)):
         return _unwatched(record, now), ()
     if gang is None or have.partial > gang.bound:
         return replace(record, gang=Gang(now, have.partial, gang.tries if gang else 0)), ()
@@ -120,7 +120,7 @@ def restrict(wanted: list[Slot], record: Record, view: View, policy: Policy, now
     if gang is None or gang.rest_until is None:
         return wanted
     members = {member.slot for member in record.members} if record.transition is None else set()
-    whole = places(record, view, policy, refused=False).whole if record.transition is None else 0
+    whole = places(record, view, policy).whole if record.transition is None else 0
     spares = [s for s in wanted if s in spare_slots(policy, wanted) and s not in members]  # nobody waits for those
     others = [s for s in wanted if s not in members and s not in spares]
     others.sort(key=lambda s: not _is_bound(view.newest.get(s)))

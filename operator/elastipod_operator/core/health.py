@@ -33,7 +33,7 @@ class Health(StrEnum):
     PENDING = "pending"  # not started, or its agent has not answered yet
     GOOD = "good"  # its agent answers
     SILENT = "silent"  # its agent does not answer at present; nothing is proven
-    DOOMED = "doomed"  # it answers, but it or its node will go: drain it
+    DOOMED = "doomed"  # it answers, but it, its node or its quota will go: drain it
     LOST = "lost"  # it will never train again, though the API server may still list it
     ENDED = "ended"  # its containers have ended
 
@@ -50,6 +50,8 @@ class Replica:
     detail: str = ""
     gone: bool = False
     """Gone for good in the sense of decision 6: its place may be given away and its object removed."""
+    unattended: bool = False
+    """It has ended, and the kubelet that would take its object away is gone."""
 
     @property
     def id(self) -> PodId:
@@ -139,7 +141,9 @@ def judge(seen: Observed) -> View:
         if pod.id in given_up and not pod.ended:
             replica = Replica(pod, agent, Health.LOST, "GivenUp", gone=_gone(pod, agent, node, seen.now, grace))
         else:
-            replica = _judge_pod(pod, agent, node, witnesses, seen.now, grace, is_member=pod.id in members)
+            withdrawn = seen.withdrawn.get(pod.id.slot)
+            is_member = pod.id in members
+            replica = _judge_pod(pod, agent, node, witnesses, seen.now, grace, is_member=is_member, withdrawn=withdrawn)
         by_id[pod.id] = replica
         if pod.id.slot not in newest or newest[pod.id.slot].id.incarnation < pod.id.incarnation:
             newest[pod.id.slot] = replica
@@ -160,9 +164,11 @@ def _judge_pod(
     grace: timedelta,
     *,
     is_member: bool,
+    withdrawn: tuple[str, str] | None = None,
 ) -> Replica:
     if pod.ended:
-        return Replica(pod, agent, Health.ENDED, "PodFailed", pod.trouble or f"pod {pod.name} ended", gone=True)
+        detail, unattended = pod.trouble or f"pod {pod.name} ended", _unattended(node, now, grace)
+        return Replica(pod, agent, Health.ENDED, "PodFailed", detail, gone=True, unattended=unattended)
     if node is not None and node.out_of_service:
         return Replica(pod, agent, Health.LOST, "NodeOutOfService", f"node {node.name} is out of service", gone=True)
     gone = _gone(pod, agent, node, now, grace)
@@ -174,7 +180,7 @@ def _judge_pod(
         if evidence:
             return Replica(pod, agent, Health.LOST, "NodeLost", evidence, gone)
         return Replica(pod, agent, Health.SILENT, "AgentSilent", f"the agent of pod {pod.name} does not answer", gone)
-    doomed = _doom(pod, node, agent)
+    doomed = withdrawn or _doom(pod, node, agent)
     if doomed:
         return Replica(pod, agent, Health.DOOMED, *doomed, gone=gone)
     if agent.state is None:
@@ -207,10 +213,13 @@ def _gone(pod: PodFact, agent: AgentFact, node: NodeFact | None, now: datetime, 
         return True
     if not pod.node:
         return False
-    if node is None:
-        return _silent(agent, now)
-    if node.out_of_service:
-        return True
+    return _silent(agent, now) if node is None else _unattended(node, now, grace)
+
+
+def _unattended(node: NodeFact | None, now: datetime, grace: timedelta) -> bool:
+    """Whether a node's kubelet will not come back; of nodes that were deleted, others take the pods away."""
+    if node is None or node.out_of_service:
+        return node is not None
     return node.not_ready_since is not None and not node.ready and now - node.not_ready_since > grace
 
 

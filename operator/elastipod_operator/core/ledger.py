@@ -1,7 +1,7 @@
 """Where a job's time goes: every second is booked to one phase, and the phases sum to its life so far.
 
 Kept in the record, so that it survives the operator. A phase may be found out a little later than it began: fault
-detection is booked back to the last step that was seen. Queues will book `queued`.
+detection is booked back to the last step that was seen.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from .facts import Observed
 from .health import Health, Replica, View
-from .record import Kind, Ledger, Record
+from .record import SUSPENDED_BY_USER, Kind, Ledger, Record
 
 MILLISECOND = timedelta(milliseconds=1)
 
@@ -108,7 +108,9 @@ def phase_of(record: Record, view: View) -> Phase:
         return _running_phase(record, view)
     at_work = [r for m in record.members if (r := view.get(m)) is not None and not r.parked and _may_work(r)]
     if transition.kind is Kind.SUSPEND:
-        return _draining_phase(at_work) if at_work else Phase.SUSPENDED
+        if at_work:
+            return _draining_phase(at_work)
+        return Phase.SUSPENDED if transition.cause == SUSPENDED_BY_USER else Phase.QUEUED
     if transition.kind is Kind.RECOVERY:
         if not transition.weighed:
             return Phase.DETECTING

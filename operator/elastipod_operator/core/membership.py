@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from .actions import Action, CreatePod, DeletePod, ShutDownAgent
+from .base_first import lacks_base
 from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId, Slot
@@ -30,18 +31,28 @@ def rank_order(candidates: list[Replica], record: Record, policy: Policy) -> lis
 
 
 def usable(candidates: list[Replica], record: Record, policy: Policy) -> list[Replica]:
-    """Give those who may train, in the order of their group ranks: of each spec no more than its limit, the rest are spares."""
+    """Give those who may train, in the order of their group ranks: of each spec no more than its limit, the rest are spares.
+
+    Without the minimum of the base spec only its own pods count, which are too few then.
+    """
     left = {spec.name: spec.limit for spec in policy.specs}
     chosen: list[Replica] = []
     for replica in rank_order(candidates, record, policy):
         if left.get(replica.id.spec, 0) > 0:
             left[replica.id.spec] -= 1
             chosen.append(replica)
+    if lacks_base((r.id for r in chosen), policy):
+        return [r for r in chosen if r.id.spec == policy.specs[0].name]
     return chosen
 
 
-def room_for(pods: Iterable[PodId], policy: Policy) -> int:
-    """Count the pods that may train together: of each spec no more than its limit, and no more than the largest size."""
+def room_for(pods: Collection[PodId], policy: Policy) -> int:
+    """Count the pods that may train together: 0 without the minimum of the base spec."""
+    return 0 if lacks_base(pods, policy) else capped(pods, policy)
+
+
+def capped(pods: Collection[PodId], policy: Policy) -> int:
+    """Count pods, of each spec no more than its limit, and no more than the largest size."""
     number = Counter(pod.spec for pod in pods)
     return min(policy.sizes.maximum, sum(min(spec.limit, number[spec.name]) for spec in policy.specs))
 
@@ -50,6 +61,7 @@ def wanted_slots(policy: Policy, record: Record, view: View) -> list[Slot]:
     """Give the slots that should hold a pod: as many as the largest allowed size, and the spares of each spec in use.
 
     Within a spec, slots of members stay, then those of living pods, then the lowest ordinals; the base spec fills first.
+    In a queue only slots with quota count.
     """
     members = {member.slot for member in record.members}
     left = policy.sizes.maximum
@@ -58,6 +70,8 @@ def wanted_slots(policy: Policy, record: Record, view: View) -> list[Slot]:
         room = min(left, spec.limit)
         known = {slot for slot in (*view.newest, *members) if slot.spec == spec.name}
         slots = known | {Slot(spec.name, ordinal) for ordinal in range(room + spec.spares)}
+        if policy.granted is not None:
+            slots = {slot for slot in policy.granted if slot.spec == spec.name}
 
         def key(slot: Slot) -> tuple[bool, int, int]:
             return slot not in members, _distance(view.newest.get(slot)), slot.ordinal
@@ -133,7 +147,8 @@ def supply(
             wakes.append(due)
             continue
         pod = PodId(slot.spec, slot.ordinal, newest.get(slot, -1) + 1)
-        actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids))
+        workload = policy.granted.get(slot, "") if policy.granted is not None else ""
+        actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids, workload))
     if (due := _spares_give_way(policy, record, view, wanted, spares)) is not None:
         if due > now:
             wakes.append(due)
@@ -224,7 +239,7 @@ def _removals(wanted: set[Slot], record: Record, view: View) -> list[Action]:
         elif replica.id.slot not in wanted:
             why = "no longer wanted at this size"
         elif replica.health is Health.DOOMED:
-            why = "its node or the pod itself is about to go"
+            why = replica.detail
         elif replica.health is Health.LOST:
             why = "lost"
         else:
@@ -256,9 +271,9 @@ def remove(replica: Replica, why: str) -> list[Action]:
     actions: list[Action] = []
     if replica.health in (Health.GOOD, Health.DOOMED) and replica.agent.state not in (None, AgentState.SHUTDOWN):
         actions.append(ShutDownAgent(replica.pod.name))
-    # Once more where a deletion is under way already but a kubelet may never complete it.
-    if replica.pod.kill_at is None or replica.gone:
-        force = replica.gone and not replica.pod.ended
+    # Once more where a deletion is under way already but no kubelet will complete it.
+    force = replica.unattended if replica.pod.ended else replica.gone
+    if replica.pod.kill_at is None or force:
         actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force))
     return actions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import NamedTuple
 
 GROUP = "sagemaker.amazonaws.com"
@@ -25,6 +26,12 @@ ANNOTATION_HISTORY = "elastipod.io/history"
 ANNOTATION_DRAIN_ON_DELETE = "elastipod.io/drain-on-delete"
 ANNOTATION_APPLIED = "elastipod.io/applied"
 ANNOTATION_AVOIDS = "elastipod.io/avoids"
+
+# Kueue's own (docs/design/queues.md).
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
+ANNOTATION_WORKLOAD = "kueue.x-k8s.io/workload"
+LABEL_SHARE = "elastipod.io/share"
 
 DEFAULT_AGENT_PORT = 8080
 
@@ -61,6 +68,12 @@ def pod_id_of(labels: dict[str, str]) -> PodId | None:
     except (KeyError, ValueError):
         return None
     return PodId(spec, ordinal, incarnation) if spec and ordinal >= 0 and incarnation >= 0 else None
+
+
+def workload_name(job: str, uid: str, number: int) -> str:
+    """Give the name of a job's Workload: number 0 is its base. At most 63 characters, and none of a former job of that name."""
+    role = "base" if number == 0 else f"more-{number}"
+    return f"{job[:40].rstrip('-.')}-{role}-{sha256(uid.encode()).hexdigest()[:5]}"
 
 
 def master_port(generation: int) -> int:

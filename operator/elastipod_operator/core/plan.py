@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, Note, Plan, SetFinalizer, VerifyPods
+from .asking import resting_slots, with_asks
+from .base_first import base_first
 from .clocks import not_later
 from .conditions import describe
 from .deadlines import next_deadline, overdue
@@ -21,9 +23,11 @@ from .health import Health, View, judge
 from .incidents import STOP_TIME
 from .ledger import keep_ledger, next_change
 from .membership import Limits, remember, soonest, supply, wanted_slots
+from .names import Slot
 from .offenders import avoided
 from .payback import growth_hold
-from .record import Kind, Record, Transition
+from .quota import Quota, must_ask_anew, under_quota, with_queue
+from .record import RECORD_LOST, Kind, Record, Transition
 from .running import running
 from .scene import Scene, Step, finish
 from .transit import give_up_all, in_transition
@@ -35,28 +39,37 @@ LIST_SILENT = timedelta(seconds=30)
 
 def plan(seen: Observed) -> Plan:
     """Decide for one job. Pure: same observation, same plan; carrying out a plan twice does no harm."""
-    view = judge(seen)
     is_new = seen.job.record is None
-    record = not_later(seen.job.record or _first_record(seen, view), seen.now)
+    record = not_later(seen.job.record or _first_record(seen, judge(seen)), seen.now)
+    record = with_queue(record, seen)
+    seen, quota = under_quota(seen, record)
+    view = judge(seen)
     if seen.job.deleting_since is not None:
         return _whole(seen, view, _with_list(_as_step(plan_deletion(seen, record, view)), seen, view))
     if seen.job.hands_off:
         return _hands_off(seen, view)
     if record.outcome:
-        return _whole(seen, view, _as_step(plan_end(seen, record, view)))
+        return _whole(seen, view, with_asks(_as_step(plan_end(seen, record, view)), seen, view, quota), quota)
     if seen.job.policy is None:
         return _whole(seen, view, Step(record))
-    scene = Scene(seen, seen.job.policy, view)
+    step = _decided(record, Scene(seen, seen.job.policy, view, quota), is_new)
+    return _whole(seen, view, with_asks(step, seen, view, quota), quota)
+
+
+def _decided(record: Record, scene: Scene, is_new: bool) -> Step:
+    """Decide for a job that has not ended and whose spec can be used."""
+    seen, view = scene.seen, scene.view
     record = _forget_the_gone(remember(record, view.by_id), view)
     if seen.job.pending_edits and not record.generation and not scene.policy.suspend:
-        return _whole(seen, view, _take_edits(record, scene))
+        return _take_edits(record, scene)
     late = overdue(seen, record)
     if late is not None:
-        return _whole(seen, view, finish(record, scene, "Failed", late.reason, late.message))
+        return finish(record, scene, "Failed", late.reason, late.message)
     step = running(record, scene) if record.transition is None else in_transition(record, scene)
     step = replace(step, wake_at=soonest(step.wake_at, next_deadline(seen, step.record)))
-    step = replace(step, takes_spec=step.takes_spec or (is_new and not view.by_id))
-    return _whole(seen, view, _with_supply(step, scene))
+    asks_anew = scene.quota is not None and must_ask_anew(seen, record)
+    step = replace(step, takes_spec=step.takes_spec or asks_anew or (is_new and not view.by_id))
+    return _with_supply(step, scene)
 
 
 def _hands_off(seen: Observed, view: View) -> Plan:
@@ -89,8 +102,9 @@ def _first_record(seen: Observed, view: View) -> Record:
             ended_at=end.since,
         )
     kind, cause, message = Kind.START, "JobCreated", "the job was accepted"
-    if known:
-        kind, cause, message = Kind.RECOVERY, "RecordLost", "the job's state record was lost"
+    if known or view.by_id:  # no pod is made before there is a record
+        kind = Kind.RECOVERY if known else Kind.START
+        cause, message = RECORD_LOST, "the job's state record was lost"
     begun = Transition(
         kind=kind, cause=cause, message=message, from_size=0, goal=goal, began_at=seen.now, detected_at=seen.now,
         deadline=seen.now + STOP_TIME,
@@ -111,7 +125,10 @@ def _with_supply(step: Step, scene: Scene) -> Step:
     idle = record.transition is not None and record.transition.kind is Kind.SUSPEND
     if record.outcome or idle or scene.policy.suspend:
         return step
-    wanted = restrict(wanted_slots(scene.policy, record, scene.view), record, scene.view, scene.policy, scene.now)
+    if step.takes_spec and scene.seen.job.pending_edits:
+        return replace(step, wake_at=scene.now)  # pods are made from the spec on record: first it is written
+    wanted = _wanted(record, scene)
+    wanted, base_due = base_first(wanted, record, scene.view, scene.policy, scene.now)
     limits = Limits(
         avoids=avoided(record, scene.policy, scene.now),
         refused_until=scene.seen.refused_until,
@@ -123,7 +140,14 @@ def _with_supply(step: Step, scene: Scene) -> Step:
     if fresh:
         wake = soonest(wake, scene.now + LOOK_AGAIN)  # the status tells of pods as they are after the changes
     listing, due = _listing(record, scene)
-    return replace(step.also(*fresh, *listing), wake_at=soonest(step.wake_at, wake, due))
+    return replace(step.also(*fresh, *listing), wake_at=soonest(step.wake_at, wake, due, base_due))
+
+
+def _wanted(record: Record, scene: Scene) -> list[Slot]:
+    wanted = wanted_slots(scene.policy, record, scene.view)
+    if scene.quota is None:
+        return restrict(wanted, record, scene.view, scene.policy, scene.now)
+    return [slot for slot in wanted if slot not in resting_slots(record, scene.quota, scene.now)]
 
 
 def _listing(record: Record, scene: Scene) -> tuple[tuple[Action, ...], datetime | None]:
@@ -155,11 +179,11 @@ def _as_step(parts: tuple[Record, tuple[Action, ...], datetime | None]) -> Step:
     return Step(record, actions, wake_at=wake)
 
 
-def _whole(seen: Observed, view: View, step: Step) -> Plan:
+def _whole(seen: Observed, view: View, step: Step, quota: Quota | None = None) -> Plan:
     step = replace(step, record=keep_ledger(step.record, seen, view))
     if step.takes_spec:
         seen = replace(seen, job=replace(seen.job, pending_edits=()))
-    report = describe(seen, step.record, view)
+    report = describe(seen, step.record, view, quota)
     if not seen.job.has_finalizer and seen.job.deleting_since is None:
         step = replace(step, actions=(SetFinalizer(True), *step.actions))
     return Plan(

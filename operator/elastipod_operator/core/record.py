@@ -12,6 +12,12 @@ from enum import StrEnum
 
 from .names import PodId, Slot
 
+# The cause of a suspension that the user wishes; all other causes are a queue's.
+SUSPENDED_BY_USER = "Suspended"
+
+# Cause of the first transition on a record that was made anew, since the old one was lost.
+RECORD_LOST = "RecordLost"
+
 
 class Kind(StrEnum):
     """Why the workers are stopped, or not yet started."""
@@ -122,6 +128,14 @@ class Ledger:
     booked: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """Increments were taken back: how often in a row, and until when none is asked for again."""
+
+    tries: int
+    until: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What the operator decided and must not forget.
@@ -133,7 +147,8 @@ class Record:
     seen. best_step: the newest step known at the last incident. failures_in_row: recoveries without a newer step; stalled:
     those of them that worker faults caused. grew_from: the size before the growth that has not reached RUNNING yet, 0 when
     there is none. paused_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
-    suspended. is_faulty_shrink: the last change of size was a shrink after a fault.
+    suspended. is_faulty_shrink: the last change of size was a shrink after a fault. queue: the one on whose quota the pods
+    run; empty for none.
     """
 
     generation: int = 0
@@ -167,6 +182,8 @@ class Record:
     measures: Measures = Measures()
     idle: timedelta = timedelta(0)
     ledger: Ledger = Ledger()
+    queue: str = ""
+    shed: Shed | None = None
     outcome: str = ""
     outcome_reason: str = ""
     outcome_message: str = ""

@@ -16,7 +16,7 @@ from .membership import room_for, soonest
 from .offenders import forget_old, next_pardon
 from .payback import with_pause
 from .record import Kind, Record
-from .scene import Scene, Step, awaits_start, begin, finish
+from .scene import Scene, Step, awaits_start, begin, finish, suspension
 from .stopping import hard_stop, takes_part
 from .transit import in_transition, recover
 
@@ -54,10 +54,10 @@ def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Rec
     policy = scene.policy
     size = len(record.members)
     if policy.suspend:
-        return begin(record, scene, Kind.SUSPEND, "Suspended", "the user suspended the job", goal=0)
-    doomed = [r for r in members if r.health is Health.DOOMED]
+        return suspension(record, scene)
+    doomed = [r for r in (_without_quota(r, scene) for r in members) if r.health is Health.DOOMED]
     if doomed:
-        healthy = {r.id for r in members if r.health is not Health.DOOMED}
+        healthy = {r.id for r in members}.difference(r.id for r in doomed)
         ready = {r.id for r in scene.view.candidates()}
         goal = policy.sizes.fit(room_for(healthy | ready, policy)) or policy.sizes.minimum
         kill_at = soonest(*(r.pod.kill_at for r in doomed))
@@ -73,6 +73,15 @@ def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Rec
         message = f"the workers of pod {drained[0].pod.name} were asked to stop by somebody else and did"
         return begin(record, scene, Kind.RESIZE, "DrainedFromOutside", message, goal=size)
     return None
+
+
+def _without_quota(replica: Replica, scene: Scene) -> Replica:
+    """Give a member whose quota is taken back as doomed, also while its agent does not answer: it must leave all the same."""
+    withdrawn = scene.seen.withdrawn.get(replica.id.slot)
+    if withdrawn is None or replica.health is not Health.SILENT:
+        return replica
+    cause, sentence = withdrawn
+    return replace(replica, health=Health.DOOMED, why=cause, detail=sentence)
 
 
 def _several(doomed: list[Replica]) -> str:

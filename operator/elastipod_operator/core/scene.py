@@ -12,7 +12,8 @@ from .health import Health, Replica, View
 from .history import HistoryEntry
 from .incidents import STOP_TIME
 from .payback import with_pace
-from .record import Kind, Record, Transition
+from .quota import Quota
+from .record import SUSPENDED_BY_USER, Kind, Record, Transition
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What every part of the decision looks at. key: tells this job's waits from those of others."""
+    """What every part of the decision looks at. key: tells this job's waits from those of others. quota: None without a queue."""
 
     seen: Observed
     policy: Policy
     view: View
+    quota: Quota | None = None
     now: datetime = field(init=False)
     key: str = field(init=False)
 
@@ -83,6 +85,13 @@ def awaits_start(replica: Replica, record: Record) -> bool:
     if replica.agent.state not in (AgentState.READY, AgentState.INIT):
         return False
     return replica.agent.generation is None or replica.agent.generation < record.generation
+
+
+def suspension(record: Record, scene: Scene) -> Record:
+    """Begin to stop all workers, because the user or the queue wishes it."""
+    held = scene.policy.held
+    cause, message = (SUSPENDED_BY_USER, "the user suspended the job") if held is None else (held.reason, held.message)
+    return begin(record, scene, Kind.SUSPEND, cause, message, goal=0)
 
 
 def finish(record: Record, scene: Scene, outcome: str, reason: str, message: str) -> Step:

@@ -18,7 +18,7 @@ GOING = (Health.ENDED, Health.LOST, Health.DOOMED)
 def size_text(seen: Observed, record: Record, view: View) -> str:
     """Give the size as it is printed: running/target/max."""
     policy = seen.job.policy
-    maximum = policy.sizes.maximum if policy else 0
+    maximum = policy.wished_sizes.maximum if policy else 0
     transition = record.transition
     target = transition.goal if transition is not None else len(record.members)
     if transition is None and policy is not None:
@@ -47,7 +47,7 @@ def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
             "faultyRankList": [str(c.rank) for c in record.culprits if c.rank >= 0],
         }
     policy = seen.job.policy
-    if policy is not None and policy.sizes.minimum != policy.sizes.maximum:
+    if policy is not None and policy.wished_sizes.minimum != policy.wished_sizes.maximum:
         scaling = _scaling(record, view, policy)
         status["elasticScalingStatus"] = {**scaling, "lastUpdated": _last_updated(scaling, seen)}
     return status

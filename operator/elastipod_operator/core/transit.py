@@ -10,14 +10,14 @@ from .escalation import weigh
 from .facts import Policy
 from .gangs import next_look, watch_gang
 from .growth import CAUSE, growth_failed, note_broken_growth, warm
-from .health import Replica
+from .health import AGENT_EXPECTED, Health, Replica
 from .history import HistoryEntry
 from .incidents import STOP_TIME, Incident, begin_recovery, find_incident
 from .membership import remember, remove, usable
 from .payback import with_pace
-from .record import Kind, Record, Transition
-from .scene import Scene, Step, begin, finish
-from .stopping import is_forced, stop_members
+from .record import RECORD_LOST, SUSPENDED_BY_USER, Kind, Record, Transition
+from .scene import Scene, Step, finish, suspension
+from .stopping import LOOK_AGAIN, is_forced, stop_members
 
 
 def recover(record: Record, scene: Scene, incident: Incident) -> Step:
@@ -66,20 +66,26 @@ def _suspended(record: Record, scene: Scene) -> Step:
     if scene.policy.suspend:
         removals: list[Action] = []
         for replica in scene.view.by_id.values():
-            removals += remove(replica, "the job is suspended")
+            removals += remove(
+                replica, "the job is suspended" if scene.policy.held is None else scene.policy.held.message
+            )
         return Step(replace(remember(record, scene.view.by_id), members=()), tuple(removals))
     transition = record.transition
     assert transition is not None
-    goal = scene.policy.sizes.fit(transition.from_size) or scene.policy.sizes.start
+    sizes = scene.policy.wished_sizes  # a queue grants the rest later
+    goal = sizes.fit(transition.from_size) or sizes.start
+    cause, message = "Resumed", "the user resumed the job"
+    if transition.cause != SUSPENDED_BY_USER:
+        cause, message = "Admitted", f"queue {record.queue} granted the job its quota"
     resumed = replace(
-        transition, kind=Kind.START, cause="Resumed", message="the user resumed the job", goal=goal, from_size=0,
+        transition, kind=Kind.START, cause=cause, message=message, goal=goal, from_size=0,
         began_at=scene.now, detected_at=scene.now, deadline=scene.now + STOP_TIME, graceful=False,
     )  # fmt: skip
     record = replace(
         remember(record, scene.view.by_id), transition=resumed, members=(), window_since=None, incident_at=None,
         idle=record.idle + (scene.now - transition.began_at),  # no deadline runs meanwhile (decision 16)
     )  # fmt: skip
-    step = Step(record, notes=(Note("Resumed", resumed.message),), wake_at=scene.now, takes_spec=True)
+    step = Step(record, notes=(Note(cause, message),), wake_at=scene.now, takes_spec=True)
     # Who resumes the job before its pods were gone finds them made from the old template.
     return give_up_all(step, scene, "made from a template that was edited") if scene.seen.job.pending_edits else step
 
@@ -100,7 +106,9 @@ def _gather(record: Record, scene: Scene) -> Step:
     transition, sizes, now = record.transition, scene.policy.sizes, scene.now
     assert transition is not None
     if scene.policy.suspend:
-        return _suspended(begin(record, scene, Kind.SUSPEND, "Suspended", "the user suspended the job", goal=0), scene)
+        return _suspended(suspension(record, scene), scene)
+    if transition.cause == RECORD_LOST and any(_may_yet_tell(r, now) for r in scene.view.by_id.values()):
+        return Step(record, wake_at=now + LOOK_AGAIN)
     candidates = scene.view.candidates()
     if transition.kind is Kind.RESIZE and transition.cause == CAUSE:
         candidates = warm(candidates, now)
@@ -121,6 +129,13 @@ def _gather(record: Record, scene: Scene) -> Step:
     if size < goal and now < patience:
         return Step(record, wake_at=patience)
     return _start(record, scene, ready[:size])
+
+
+def _may_yet_tell(replica: Replica, now: datetime) -> bool:
+    """Whether an agent was not heard yet that may know of a generation which nothing else tells of any more (decision 1)."""
+    agent, pod = replica.agent, replica.pod
+    is_expected = agent.trying_since is None or now - agent.trying_since < AGENT_EXPECTED
+    return pod.started and not pod.ended and replica.health is not Health.LOST and agent.state is None and is_expected
 
 
 def _patience(record: Record, transition: Transition, policy: Policy) -> datetime:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,23 +61,23 @@ class Api:
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[list[dict[str, Any]], int]:
         """Give the pods of a job, consistently read, and the version of the list."""
         path = f"/api/v1/namespaces/{namespace}/pods"
-        answer = await self._call("GET", path, query=[("labelSelector", f"{LABEL_UID}={job_uid}")])
+        answer = await self.call("GET", path, query=[("labelSelector", f"{LABEL_UID}={job_uid}")])
         return answer["items"], int(answer["metadata"].get("resourceVersion") or 0)
 
     async def list_nodes(self) -> list[dict[str, Any]]:
         """Give all nodes."""
-        answer = await self._call("GET", "/api/v1/nodes", query=[("resourceVersion", "0")])
+        answer = await self.call("GET", "/api/v1/nodes", query=[("resourceVersion", "0")])
         nodes: list[dict[str, Any]] = answer["items"]
         return nodes
 
     async def read_job(self, namespace: str, name: str) -> dict[str, Any]:
         """Give a job as it is now."""
-        return await self._call("GET", _job_path(namespace, name))
+        return await self.call("GET", _job_path(namespace, name))
 
     async def patch_metadata(self, job: JobFact, version: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Write annotations or finalizers if the job is still at `version`; otherwise the answer is 409."""
         body = {"metadata": {**metadata, "resourceVersion": version, "uid": job.uid}}
-        return await self._call("PATCH", _job_path(job.namespace, job.name), body, content_type=MERGE_PATCH)
+        return await self.call("PATCH", _job_path(job.namespace, job.name), body, content_type=MERGE_PATCH)
 
     async def apply_status(self, job: JobFact, status: Mapping[str, Any]) -> dict[str, Any]:
         """Apply the whole status, of which we are the only writer."""
@@ -89,30 +89,30 @@ class Api:
         }
         query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
         path = _job_path(job.namespace, job.name) + "/status"
-        return await self._call("PATCH", path, as_yaml(body), query=query, content_type=APPLY_PATCH)
+        return await self.call("PATCH", path, as_yaml(body), query=query, content_type=APPLY_PATCH)
 
     async def delete_job(self, job: JobFact) -> None:
         """Delete the job if it is still the same one."""
-        await self._call("DELETE", _job_path(job.namespace, job.name), {"preconditions": {"uid": job.uid}})
+        await self.call("DELETE", _job_path(job.namespace, job.name), {"preconditions": {"uid": job.uid}})
 
     async def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create a pod; 409 means that it is there already."""
         namespace = manifest["metadata"]["namespace"]
         query = [("fieldManager", FIELD_MANAGER)]
-        return await self._call("POST", f"/api/v1/namespaces/{namespace}/pods", dict(manifest), query=query)
+        return await self.call("POST", f"/api/v1/namespaces/{namespace}/pods", dict(manifest), query=query)
 
     async def create_secret(self, manifest: Mapping[str, Any]) -> None:
         """Create a Secret; 409 means that it is there already."""
         namespace = manifest["metadata"]["namespace"]
         query = [("fieldManager", FIELD_MANAGER)]
-        await self._call("POST", f"/api/v1/namespaces/{namespace}/secrets", dict(manifest), query=query)
+        await self.call("POST", f"/api/v1/namespaces/{namespace}/secrets", dict(manifest), query=query)
 
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
         """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once."""
         body: dict[str, Any] = {"preconditions": {"uid": uid}}
         if force:
             body["gracePeriodSeconds"] = 0
-        return await self._call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+        return await self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
 
     async def emit(self, job: JobFact, note: Note) -> None:
         """Write a Kubernetes Event about the job."""
@@ -137,26 +137,26 @@ class Api:
             "lastTimestamp": now,
             "count": 1,
         }
-        await self._call("POST", f"/api/v1/namespaces/{job.namespace}/events", body)
+        await self.call("POST", f"/api/v1/namespaces/{job.namespace}/events", body)
 
     async def label_pod(self, namespace: str, name: str, labels: Mapping[str, str | None]) -> None:
         """Set labels of a pod; None takes one off."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        await self._call("PATCH", path, {"metadata": {"labels": dict(labels)}}, content_type=MERGE_PATCH)
+        await self.call("PATCH", path, {"metadata": {"labels": dict(labels)}}, content_type=MERGE_PATCH)
 
     async def read_lease(self, namespace: str, name: str) -> dict[str, Any]:
         """Give the leader lease; 404 when there is none yet."""
-        return await self._call("GET", f"{_leases(namespace)}/{name}")
+        return await self.call("GET", f"{_leases(namespace)}/{name}")
 
     async def create_lease(self, namespace: str, body: Mapping[str, Any]) -> None:
         """Create the leader lease; 409 when somebody was quicker."""
-        await self._call("POST", _leases(namespace), body)
+        await self.call("POST", _leases(namespace), body)
 
     async def replace_lease(self, namespace: str, name: str, body: Mapping[str, Any]) -> None:
         """Replace the leader lease if nobody wrote it since it was read; otherwise 409."""
-        await self._call("PUT", f"{_leases(namespace)}/{name}", body)
+        await self.call("PUT", f"{_leases(namespace)}/{name}", body)
 
-    async def _call(
+    async def call(
         self,
         method: str,
         path: str,
@@ -165,18 +165,9 @@ class Api:
         query: list[tuple[str, str]] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        request = await self._client.param_serialize(
-            method=method,
-            resource_path=path,
-            query_params=query or [],
-            header_params={"Accept": "application/json", "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-        response = await self._client.call_api(*request, _request_timeout=CALL_TIMEOUT_S)
-        raw: bytes = await response.read()  # type: ignore[no-untyped-call]  # the client has no annotations here
-        if not 200 <= response.status <= 299:
-            raise ApiError(response.status, _message(raw))
+        """Make one call and give the answer's body."""
+        response = await self._request(method, path, body, query or [], content_type, CALL_TIMEOUT_S)
+        raw: bytes = await response.read()
         try:
             answer: dict[str, Any] = json.loads(raw)
         except ValueError as error:
@@ -184,6 +175,49 @@ class Api:
                 response.status, "the answer is not JSON; is there a proxy before the API server?"
             ) from error
         return answer
+
+    async def watch(self, path: str, query: list[tuple[str, str]], limit_s: float) -> AsyncIterator[dict[str, Any]]:
+        """Give the events of a watch until the API server ends it; one that falls silent ends with TimeoutError."""
+        limit = aiohttp.ClientTimeout(total=limit_s)
+        response = await self._request("GET", path, None, [*query, ("watch", "true")], "application/json", limit)
+        stream: aiohttp.ClientResponse = response.response
+        try:
+            async for line in lines_of(stream.content.iter_any()):
+                yield json.loads(line)
+        finally:
+            stream.close()
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | str | None,
+        query: list[tuple[str, str]],
+        content_type: str,
+        limit: int | aiohttp.ClientTimeout,
+    ) -> Any:
+        request = await self._client.param_serialize(
+            method=method,
+            resource_path=path,
+            query_params=query,
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        response = await self._client.call_api(*request, _request_timeout=limit)
+        if not 200 <= response.status <= 299:
+            raise ApiError(response.status, _message(await response.read()))  # type: ignore[no-untyped-call]  # the client has no annotations here
+        return response
+
+
+async def lines_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Give the lines of a stream; what comes after the last end of a line is not whole and is left out."""
+    rest = b""
+    async for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
 
 
 def as_yaml(body: Mapping[str, Any]) -> str:

@@ -7,17 +7,24 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import Any
 
-from ..core.actions import Plan, SetFinalizer
+from ..core.actions import NameQueue, Plan, SetFinalizer
 from ..core.codec import encode
 from ..core.facts import Condition
 from ..core.history import decode_history, encode_history, mark_running
-from ..core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE, FINALIZER
+from ..core.names import (
+    ANNOTATION_APPLIED,
+    ANNOTATION_HISTORY,
+    ANNOTATION_SIZE,
+    ANNOTATION_STATE,
+    FINALIZER,
+    LABEL_QUEUE,
+)
 from .applied import applied_of, encode_applied
 from .store import Job
 
 
 def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
-    """Give the part of a merge patch for metadata: the record and what goes with it, and finalizers; empty for none."""
+    """Give the part of a merge patch for metadata: the record and what goes with it, finalizers, the queue; empty for none."""
     present: Mapping[str, str] = job.body["metadata"].get("annotations") or {}
     if todo.is_record_kept:
         wanted: dict[str, str] = {}
@@ -38,6 +45,9 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
         metadata["annotations"] = changed
     if finalizers is not None:
         metadata["finalizers"] = finalizers
+    queue = next((action.queue for action in todo.actions if isinstance(action, NameQueue)), "")
+    if queue and queue != job.fact.queue and not released:
+        metadata["labels"] = {LABEL_QUEUE: queue}
     return metadata
 
 

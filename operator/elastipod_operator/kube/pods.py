@@ -19,6 +19,7 @@ from ..core.names import (
     LABEL_UID,
     PodId,
 )
+from .placement import Placement, place
 from .tokens import ENV_NAME as TOKEN_ENV
 from .tokens import token_entry
 
@@ -41,12 +42,14 @@ def pod_manifest(
     *,
     generation: int = 0,
     avoids: tuple[str, ...] = (),
+    placed: Placement | None = None,
 ) -> dict[str, Any]:
     """Give the pod to be created. `spec` is the job's spec as the API server holds it, whose templates are used as they are.
 
     Name and namespace in the template's metadata are ignored; variables that the user set are left alone, but for the
     token: with another one than the operator's, the agent would not listen to it. token_secret: "" for none.
-    generation: the newest one of the job. avoids: nodes that it is kept off.
+    generation: the newest one of the job. avoids: nodes that it is kept off. placed: what it gets from its quota.
+    Labels and annotations of Kueue's in the template speak for the job: on the pod they would make it a job of its own.
     """
     replica_spec = next(s for s in spec["replicaSpecs"] if s["name"] == pod.spec)
     template = replica_spec.get("template") or {}
@@ -65,7 +68,7 @@ def pod_manifest(
         _add_port(container, policy.agent_port)
     _keep_away(body, avoids)
     ours = {ANNOTATION_AVOIDS: ",".join(avoids)} if avoids else {}
-    return {
+    manifest: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -86,6 +89,8 @@ def pod_manifest(
         },
         "spec": body,
     }
+    place(manifest, placed)
+    return manifest
 
 
 def _keep_away(body: dict[str, Any], nodes: tuple[str, ...]) -> None:

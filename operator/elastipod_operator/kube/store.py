@@ -11,9 +11,19 @@ from datetime import datetime
 from typing import Any
 
 from .. import clock
-from ..core.facts import JobFact, NodeFact, PodFact
+from ..core.facts import JobFact, NodeFact, PodFact, WorkloadFact
 from ..core.names import LABEL_UID
+from .kept import Kept
 from .translate import Doom, doom_of, job_fact, node_fact, pod_fact, tolerations_of
+from .workloads import LABEL_OF_JOB, digest_of, workload_fact
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A Workload of a job, and the digest of the templates for which it was made."""
+
+    fact: WorkloadFact
+    digest: str
 
 
 @dataclass(slots=True)
@@ -33,6 +43,7 @@ class Job:
     """Version of the last list: a pod that is neither in it nor newer is gone, whatever a late event says."""
     pod_versions: dict[str, int] = field(default_factory=dict)
     """The newest version seen of each pod, of those that are gone too."""
+    workloads: Kept[Asked] = field(default_factory=Kept)
 
 
 class Store:
@@ -48,7 +59,7 @@ class Store:
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
         """Take a job from a watch or from the answer to a write; False when a newer one is known already."""
-        uid, version = body["metadata"]["uid"], _version(body)
+        uid, version = body["metadata"]["uid"], version_of(body)
         known = self.jobs.get(uid)
         if known is None:
             self.jobs[uid] = Job(body, job_fact(body), version)
@@ -76,7 +87,7 @@ class Store:
         job = self.jobs.get(job_uid)
         if job is None or not _is_owned(body, job.fact):
             return None
-        uid, version = body["metadata"]["uid"], _version(body)
+        uid, version = body["metadata"]["uid"], version_of(body)
         if version <= job.pod_versions.get(uid, job.list_version):
             return None
         container = job.fact.policy.container if job.fact.policy else ""
@@ -85,6 +96,9 @@ class Store:
             return None
         job.pod_versions[uid] = version
         before = job.pods.get(uid)
+        seen_at = self._now() if before is None else before.created_at
+        if fact.created_at > seen_at:  # our clock is behind that of the API server; waits are measured with ours
+            fact = replace(fact, created_at=seen_at)
         job.pods[uid] = fact
         return str(job_uid) if fact != before else None
 
@@ -94,7 +108,7 @@ class Store:
         job, uid = self.jobs.get(job_uid), body["metadata"]["uid"]
         if job is None or (uid not in job.pods and not _is_owned(body, job.fact)):
             return None
-        job.pod_versions[uid] = max(_version(body), job.pod_versions.get(uid, -1))
+        job.pod_versions[uid] = max(version_of(body), job.pod_versions.get(uid, -1))
         job.pods.pop(uid, None)
         return str(job_uid)
 
@@ -117,6 +131,51 @@ class Store:
         for body in bodies:
             self.put_pod(body)
         job.listed, job.listed_at, job.list_version = True, self._now(), max(version, job.list_version)
+
+    def put_workload(self, body: Mapping[str, Any]) -> str | None:
+        """Take a Workload; gives the UID of its job when something changed. Only one that the job owns is its own."""
+        job = self._owner_of_workload(body)
+        fact = workload_fact(body) if job is not None else None
+        if job is None or fact is None:
+            return None
+        changed = job.workloads.put(fact.uid, version_of(body), Asked(fact, digest_of(body)))
+        return job.fact.uid if changed else None
+
+    def drop_workload(self, body: Mapping[str, Any]) -> str | None:
+        """Forget a Workload that is gone; gives the UID of its job when it was known."""
+        job = self._owner_of_workload(body)
+        if job is None or not job.workloads.drop(body["metadata"]["uid"], version_of(body)):
+            return None
+        return job.fact.uid
+
+    def replace_workloads(self, job_uid: str, bodies: Sequence[Mapping[str, Any]], version: int) -> bool:
+        """Take a full list of a job's Workloads; False when nothing changed."""
+        job = self.jobs.get(job_uid)
+        if job is None:
+            return False
+        own = [(body, workload_fact(body)) for body in bodies if _is_owned(body, job.fact)]
+        found = {fact.uid: (version_of(body), Asked(fact, digest_of(body))) for body, fact in own if fact is not None}
+        return job.workloads.replace(found, version)
+
+    def replace_all_workloads(self, namespace: str, bodies: Sequence[Mapping[str, Any]], version: int) -> list[str]:
+        """Take a full list of the Workloads of all jobs of a namespace ("": of all); gives the jobs that see a change."""
+        by_job: dict[str, list[Mapping[str, Any]]] = {}
+        for body in bodies:
+            by_job.setdefault(_job_of_workload(body), []).append(body)
+        jobs = [
+            uid for uid, job in self.jobs.items() if job.workloads.is_listed and namespace in ("", job.fact.namespace)
+        ]
+        return [uid for uid in jobs if self.replace_workloads(uid, by_job.get(uid, ()), version)]
+
+    def clear_workloads(self, namespace: str) -> list[str]:
+        """Forget the Workloads of a namespace ("": of all), for the API server knows none any more; gives the jobs that had some."""
+        return [
+            uid for uid, job in self.jobs.items() if namespace in ("", job.fact.namespace) and job.workloads.clear()
+        ]
+
+    def _owner_of_workload(self, body: Mapping[str, Any]) -> Job | None:
+        job = self.jobs.get(_job_of_workload(body))
+        return job if job is not None and _is_owned(body, job.fact) else None
 
     def put_node(self, body: Mapping[str, Any]) -> list[str]:
         """Take a node; gives the UIDs of the jobs that have pods there, or wait for room, when something changed."""
@@ -176,7 +235,11 @@ def _is_owned(body: Mapping[str, Any], job: JobFact) -> bool:
     )
 
 
-def _version(body: Mapping[str, Any]) -> int:
-    """resourceVersions of one kind of object are comparable as numbers on every API server with etcd behind it."""
+def _job_of_workload(body: Mapping[str, Any]) -> str:
+    return str((body["metadata"].get("labels") or {}).get(LABEL_OF_JOB) or "")
+
+
+def version_of(body: Mapping[str, Any]) -> int:
+    """Give an object's version. Those of one kind are comparable as numbers on every API server with etcd behind it."""
     text = str(body["metadata"].get("resourceVersion") or "0")
     return int(text) if text.isdigit() else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -20,9 +20,11 @@ from ..core.names import (
     ANNOTATION_DRAIN_ON_DELETE,
     ANNOTATION_HISTORY,
     ANNOTATION_STATE,
+    ANNOTATION_WORKLOAD,
     DEFAULT_AGENT_PORT,
     FINALIZER,
     LABEL_GENERATION,
+    LABEL_QUEUE,
     PodId,
     pod_id_of,
 )
@@ -31,6 +33,7 @@ from ..core.sizes import SizeError, SizeRequest, resolve
 from .applied import changed_specs, effective_spec, pending_edits
 from .pods import pod_manifest
 from .templates import check_worker_counts, template_warnings
+from .times import time_of, time_or
 from .tokens import secret_of
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
@@ -73,23 +76,35 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
-        created_at=_time(meta["creationTimestamp"]),
+        created_at=time_of(meta["creationTimestamp"]),
         policy=policy,
         refusal=refusal,
         record=record,
         hands_off=hands_off,
         pending_edits=pending_edits(body) if policy is not None else (),
         history_generation=_newest_generation(annotations.get(ANNOTATION_HISTORY, "")),
-        conditions=_conditions_of(status.get("conditions"), _time(meta["creationTimestamp"])),
+        conditions=_conditions_of(status.get("conditions"), time_of(meta["creationTimestamp"])),
         scaling=_mapping(status.get("elasticScalingStatus")),
         has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
-        deleting_since=_time(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        deleting_since=time_of(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         drain_on_delete=annotations.get(ANNOTATION_DRAIN_ON_DELETE) == "true",
+        queue=str(_mapping(meta.get("labels")).get(LABEL_QUEUE) or ""),
+        queue_in_template=_queue_in_template(body.get("spec")),
     )
     if policy is None:
         return fact
     problem = _template_problem(fact, policy, body)
     return replace(fact, policy=None, refusal=problem) if problem else fact
+
+
+def _queue_in_template(spec: Any) -> str:
+    specs = _mapping(spec).get("replicaSpecs")
+    for one in specs if isinstance(specs, Sequence) else ():
+        meta = _mapping(_mapping(_mapping(one).get("template")).get("metadata"))
+        queue = _mapping(meta.get("labels")).get(LABEL_QUEUE)
+        if queue:
+            return str(queue)
+    return ""
 
 
 def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
@@ -237,18 +252,10 @@ def _conditions_of(listed: Any, created_at: datetime) -> tuple[Condition, ...]:
     return tuple(
         Condition(
             str(c.get("type")), c.get("status") == "True", str(c.get("reason", "")), str(c.get("message", "")),
-            _time_or(c.get("lastTransitionTime"), created_at),
+            time_or(c.get("lastTransitionTime"), created_at),
         )
         for c in found
     )  # fmt: skip
-
-
-def _time_or(text: Any, otherwise: datetime) -> datetime:
-    try:
-        at = _time(text) if text else otherwise
-    except ValueError:
-        return otherwise
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 def _mapping(found: Any) -> Mapping[str, Any]:
@@ -276,18 +283,19 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         id=identity,
         name=meta["name"],
         uid=meta["uid"],
-        created_at=_time(meta["creationTimestamp"]),
+        created_at=time_of(meta["creationTimestamp"]),
         phase=status.get("phase") or "Pending",
         ip=status.get("podIP") or "",
         node=spec.get("nodeName") or "",
         started=bool((mine.get("state") or {}).get("running")),
-        kill_at=_time(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        kill_at=time_of(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         disrupted=str(disruption.get("reason") or "Disruption") if disruption else "",
         trouble=trouble,
         trouble_reason=reason,
         token_secret=secret_of(body, container),
         generation=_number((meta.get("labels") or {}).get(LABEL_GENERATION)),
         avoids=tuple(filter(None, (meta.get("annotations") or {}).get(ANNOTATION_AVOIDS, "").split(","))),
+        workload=(meta.get("annotations") or {}).get(ANNOTATION_WORKLOAD, ""),
     )
 
 
@@ -402,9 +410,3 @@ def _taint_text(taint: Mapping[str, Any]) -> str:
 
 def _seconds(value: int | None) -> timedelta | None:
     return timedelta(seconds=value) if value is not None else None
-
-
-def _time(text: Any) -> datetime:
-    if isinstance(text, datetime):
-        return text.astimezone(UTC)
-    return datetime.fromisoformat(str(text).replace("Z", "+00:00"))

@@ -20,7 +20,7 @@ from elastipod_operator.core.facts import (
     SpecShape,
 )
 from elastipod_operator.core.names import PodId
-from elastipod_operator.core.record import Kind, Record, Transition
+from elastipod_operator.core.record import SUSPENDED_BY_USER, Kind, Record, Transition
 from elastipod_operator.core.sizes import Sizes
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -104,8 +104,9 @@ def transition(kind: Kind = Kind.RESIZE, *, began_s: float = 5.0, goal: int = 2,
     """Give a transition that began some seconds ago, with its time for checkpoints left."""
     began = NOW - seconds(began_s)
     graceful = kind in (Kind.RESIZE, Kind.SUSPEND)
+    cause = SUSPENDED_BY_USER if kind is Kind.SUSPEND else "Test"
     base = Transition(
-        kind=kind, cause="Test", message="a test", from_size=2, goal=goal, began_at=began, detected_at=began,
+        kind=kind, cause=cause, message="a test", from_size=2, goal=goal, began_at=began, detected_at=began,
         deadline=began + seconds(600 if graceful else 30), graceful=graceful,
     )  # fmt: skip
     return replace(base, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.core.builders import (
@@ -20,8 +21,8 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, SetFinalizer
-from elastipod_operator.core.facts import Condition
+from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, SetFinalizer, StartWorkers, StopWorkers
+from elastipod_operator.core.facts import AgentFact, Condition
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Record
 
@@ -108,6 +109,41 @@ def test_a_lost_record_is_made_anew_above_everything_that_is_known(
     assert then.record.generation == generation + 1
 
 
+@pytest.mark.parametrize(
+    ("late", "waits"),
+    [
+        pytest.param(AgentFact(trying_since=NOW - seconds(29.9)), True, id="an agent that may answer yet"),
+        pytest.param(AgentFact(trying_since=NOW - seconds(30)), False, id="not for ever"),
+        pytest.param(None, True, id="an agent that is to be asked yet"),
+        pytest.param(ready(0), False, id="all have told"),
+    ],
+)
+@pytest.mark.parametrize("labels", [0, 4])
+def test_after_the_loss_of_a_record_nobody_starts_before_all_have_told(
+    late: AgentFact | None, waits: bool, labels: int
+) -> None:
+    """One of them may run the generation that would be given away once more."""
+    wishes = policy(1, 2)
+    pods = [(pod(0, generation=labels), ready(0)), (pod(1), late)]
+    todo = plan(observed(job(None, wishes), pods))
+    assert todo.record.transition is None or todo.record.transition.cause == "RecordLost"
+    assert bool(acts(todo, StartWorkers)) is not waits
+    if waits:
+        assert todo.wake_at is not None
+        told = plan(observed(job(todo.record, wishes), [pods[0], (pod(1), running(9))]))
+        assert [a.generation for a in acts(told, StopWorkers)] == [9]
+        then = plan(observed(job(told.record, wishes), [pods[0], (pod(1), ready(9))]))
+        assert then.record.generation == 10
+
+
+@pytest.mark.parametrize(
+    "gone", [{"phase": "Pending", "started": False}, {"phase": "Failed"}], ids=["has not begun", "has ended"]
+)
+def test_who_has_nothing_to_tell_is_not_waited_for(gone: dict[str, Any]) -> None:
+    todo = plan(observed(job(None, policy(1, 2)), [(pod(0), ready(0)), (pod(1, **gone), None)]))
+    assert acts(todo, StartWorkers)
+
+
 @pytest.mark.parametrize("outcome", ["Completed", "Failed"])
 def test_a_job_that_has_ended_does_not_begin_again_when_its_record_is_lost(outcome: str) -> None:
     end = Condition(outcome, True, "WorkerFault", "rank 0 exited with code 1", NOW - seconds(60))
@@ -117,6 +153,17 @@ def test_a_job_that_has_ended_does_not_begin_again_when_its_record_is_lost(outco
     assert (todo.record.outcome, todo.record.ended_at) == (outcome, end.since)
     assert todo.conditions[-1] == end
     assert not acts(todo, CreatePod)
+
+
+def test_an_edited_template_is_on_record_before_pods_are_made_from_it() -> None:
+    """Otherwise those of the very pass in which the job is resumed would be made from the old one."""
+    stopped = trains(members=(), transition=transition(Kind.SUSPEND, goal=0))
+    todo = plan(observed(job(stopped, policy(2, 2), pending_edits=EDITED)))
+    assert todo.takes_spec
+    assert not acts(todo, CreatePod)
+    assert todo.wake_at == NOW
+    then = plan(observed(job(todo.record, policy(2, 2))))
+    assert len(acts(then, CreatePod)) == 2
 
 
 def test_pods_carry_the_generation_in_which_they_were_made() -> None:

@@ -192,7 +192,8 @@ def test_drain_on_delete_takes_a_checkpoint_first(
         pytest.param(pod(0, kill_at=NOW), NodeFact(name="node-0", ready=False, not_ready_since=LONG_AGO), [True],
                      id="its node is dead: forced"),
         pytest.param(pod(0, kill_at=NOW), NodeFact(name="node-0"), [], id="its kubelet is at it"),
-        pytest.param(pod(0, phase="Failed", kill_at=NOW), NodeFact(name="node-0"), [False], id="ended: once more is enough"),
+        pytest.param(pod(0, phase="Failed", kill_at=NOW), NodeFact(name="node-0"), [], id="also when it has ended"),
+        pytest.param(pod(0, phase="Failed"), NodeFact(name="node-0"), [False], id="nobody deleted it yet"),
     ],
 )  # fmt: skip
 def test_a_pod_whose_deletion_is_under_way(first: PodFact, node: NodeFact, force: list[bool]) -> None:

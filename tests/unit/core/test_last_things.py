@@ -218,10 +218,16 @@ def test_a_deletion_asks_nobody_for_a_checkpoint() -> None:
 def test_what_is_left_of_a_deleted_job_goes_by_force(ago_s: float, drain: bool, force: bool, wait_s: float) -> None:
     actions, wake = delete(ago_s, (pod(0), silent(99)), (pod(1, phase="Failed"), None), drain=drain)
     assert [(a.name, a.why, a.force) for a in actions if isinstance(a, DeletePod)] == [
-        (pod(0).name, "the job is deleted", force),
-        (pod(1).name, "the job is deleted", False),
+        (pod(n).name, "the job is deleted", force) for n in range(2)
     ]
     assert wake == NOW + seconds(wait_s)
+
+
+@pytest.mark.parametrize(("ago_s", "calls"), [(29, []), (30, [True])])
+def test_an_ended_pod_whose_kubelet_died_before_its_object_went(ago_s: float, calls: list[bool]) -> None:
+    """Its deletion is under way and would be for ever; the job must not stay because of it."""
+    actions, _ = delete(ago_s, (pod(0, phase="Failed", kill_at=NOW), None))
+    assert [a.force for a in actions if isinstance(a, DeletePod)] == calls
 
 
 def test_drain_on_delete_gives_the_time_that_is_left_since_the_deletion() -> None:

@@ -50,25 +50,24 @@ def view_of(record: Record, *pods: Seen) -> View:
 @pytest.mark.parametrize(
     ("record", "wishes", "pods", "expected"),
     [
-        pytest.param(STARTS, FOUR, [], Places(0, 0, False), id="none"),
-        pytest.param(STARTS, FOUR, [bound(0), waits(1)], Places(0, 1, True), id="one of four"),
-        pytest.param(STARTS, FOUR, [bound(n) for n in range(3)], Places(0, 3, False), id="three of four, the last is not made yet"),
-        pytest.param(STARTS, EVEN, [*(bound(n) for n in range(3)), waits(3)], Places(2, 0, True),
+        pytest.param(STARTS, FOUR, [], Places(0, 0), id="none"),
+        pytest.param(STARTS, FOUR, [bound(0), waits(1)], Places(0, 1), id="one of four"),
+        pytest.param(STARTS, FOUR, [bound(n) for n in range(3)], Places(0, 3), id="three of four, the last is not made yet"),
+        pytest.param(STARTS, EVEN, [*(bound(n) for n in range(3)), waits(3)], Places(2, 0),
                      id="before a start what goes beyond a size harms nobody"),
-        pytest.param(STARTS, FOUR, [bound(0), (pod(2, phase="Failed"), None)], Places(0, 1, False), id="who has ended holds none"),
-        pytest.param(STARTS, FOUR, [bound(0), (pod(1, disrupted="x"), ready(0))], Places(0, 1, False), id="nor who is about to go"),
-        pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), waits(3)], Places(2, 1, True),
+        pytest.param(STARTS, FOUR, [bound(0), (pod(2, phase="Failed"), None)], Places(0, 1), id="who has ended holds none"),
+        pytest.param(STARTS, FOUR, [bound(0), (pod(1, disrupted="x"), ready(0))], Places(0, 1), id="nor who is about to go"),
+        pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), waits(3)], Places(2, 1),
                      id="half an increment"),
-        pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), bound(3)], Places(4, 0, False),
+        pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), bound(3)], Places(4, 0),
                      id="a whole one"),
-        pytest.param(trains(), EVEN, [(pod(0), running())], Places(2, 0, False), id="members count, also one that is not seen"),
-        pytest.param(trains(3), EVEN, [], Places(3, 0, False), id="and at a size that is not allowed any more"),
-        pytest.param(trains(1), EVEN, [], Places(1, 0, False), id="or too small now"),
+        pytest.param(trains(), EVEN, [(pod(0), running())], Places(2, 0), id="members count, also one that is not seen"),
+        pytest.param(trains(3), EVEN, [], Places(3, 0), id="and at a size that is not allowed any more"),
+        pytest.param(trains(1), EVEN, [], Places(1, 0), id="or too small now"),
     ],
 )  # fmt: skip
 def test_places(record: Record, wishes: Policy, pods: list[Seen], expected: Places) -> None:
-    assert places(record, view_of(record, *pods), wishes, refused=False) == expected
-    assert places(record, view_of(record, *pods), wishes, refused=True).is_short
+    assert places(record, view_of(record, *pods), wishes) == expected
 
 
 def given_back(tries: int, key: str = "k") -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -43,6 +44,7 @@ from elastipod_operator.core.sizes import Sizes
 
 Seen = tuple[PodFact, AgentFact | None]
 PAIR = policy(2, 2)
+AWAY = NodeFact(name="node-0", ready=False, not_ready_since=LONG_AGO)
 TWO = policy(2, 4, specs=(SpecShape("base", 2), SpecShape("extra", 2)))
 
 
@@ -80,7 +82,8 @@ def test_a_spec_that_the_job_no_longer_has_comes_last_and_does_not_train() -> No
     present = [of("old", 0), of("extra", 0), of("base", 0)]
     candidates = view_of(Record(), *((pod(p), ready()) for p in present)).candidates()
     assert [r.id.spec for r in rank_order(candidates, Record(), TWO)] == ["base", "extra", "old"]
-    assert [r.id.spec for r in usable(candidates, Record(), TWO)] == ["base", "extra"]
+    wishes = replace(TWO, sizes=Sizes((1, 2), 1))
+    assert [r.id.spec for r in usable(candidates, Record(), wishes)] == ["base", "extra"]
 
 
 def test_of_each_spec_no_more_train_than_it_may() -> None:
@@ -94,7 +97,8 @@ def test_of_each_spec_no_more_train_than_it_may() -> None:
 @pytest.mark.parametrize(
     ("number", "room"),
     [
-        pytest.param({"base": 1, "extra": 1}, 2, id="they add up"),
+        pytest.param({"base": 2, "extra": 1}, 3, id="they add up"),
+        pytest.param({"base": 1, "extra": 2}, 0, id="but not without the minimum of the base spec"),
         pytest.param({"base": 5}, 2, id="no more than the spec's limit"),
         pytest.param({"base": 2, "extra": 2, "old": 9}, 3, id="no more than the largest size, whatever else there is"),
         pytest.param({"old": 9}, 0, id="other specs do not count"),
@@ -269,7 +273,7 @@ def test_the_spares_of_each_spec_are_its_last() -> None:
         pytest.param(Record(), [(pod(n), ready()) for n in range(3)], [(pod(2).name, "no longer wanted at this size", False)],
                      id="one too many"),
         pytest.param(Record(), [(pod(0, disrupted="x"), ready()), (pod(1), ready())],
-                     [(pod(0).name, "its node or the pod itself is about to go", False)], id="one that goes"),
+                     [(pod(0).name, f"pod {pod(0).name} is being disrupted (x)", False)], id="one that goes"),
         pytest.param(Record(lost=(pid(0),)), [(pod(0), ready()), (pod(1), ready())], [(pod(0).name, "lost", False)], id="a lost one"),
         pytest.param(trains(), [(pod(0), running(step=9, step_at=NOW)), (pod(1), silent(20))], [], id="who may come back"),
         pytest.param(trains(), [(pod(n), running()) for n in range(2)], [], id="those who train"),
@@ -301,7 +305,7 @@ def test_a_lost_member_keeps_nobody() -> None:
     record = trains(transition=transition(), lost=(pid(0),))
     actions, _ = supplied(record, (pod(0), silent(60)), (pod(1, disrupted="x"), ready(1)))
     assert [(n, w) for n, w, _ in removed(actions)] == [
-        (pod(0).name, "lost"), (pod(1).name, "its node or the pod itself is about to go"),
+        (pod(0).name, "lost"), (pod(1).name, f"pod {pod(1).name} is being disrupted (x)"),
     ]  # fmt: skip
 
 
@@ -327,7 +331,14 @@ def test_the_newest_ended_pod_is_kept_until_its_replacement_works() -> None:
         pytest.param((pod(0, kill_at=NOW), ready()), None, True, False, False, id="it is being deleted"),
         pytest.param((pod(0, kill_at=NOW), silent(60)), NodeFact(name="node-0", out_of_service=True), False, True, True,
                      id="where nobody will ever do it: by force"),
-        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), None, False, True, False, id="ended: once more is enough"),
+        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), None, False, False, False,
+                     id="also when its containers have ended: the API server takes no second one"),
+        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), NodeFact(name="node-0", out_of_service=True), False, True, True,
+                     id="ended, but its kubelet died before its object went"),
+        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), AWAY, False, True, True, id="ended on a node that is away for long"),
+        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), replace(AWAY, not_ready_since=NOW), False, False, False,
+                     id="ended on a node that may come back"),
+        pytest.param((pod(0, phase="Failed"), None), None, False, True, False, id="ended"),
     ],
 )  # fmt: skip
 def test_how_a_pod_is_removed(mine: Seen, node: NodeFact | None, shuts: bool, deletes: bool, force: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -44,6 +45,24 @@ def test_a_pod_that_comes_before_its_job_is_left_to_the_first_list() -> None:
     assert pods(store) == {}
     store.replace_pods(JOB_UID, [pod_body(version=20)], version=30)
     assert pods(store) == {"job-workers-0-0": "Running"}
+
+
+def test_no_pod_was_made_later_than_it_was_first_seen() -> None:
+    """The API server's clock may be ahead of ours by any time; a replacement must not wait for ours to get there."""
+    made = datetime.fromisoformat(pod_body()["metadata"]["creationTimestamp"])
+    now = made - timedelta(hours=1)
+    store = Store(lambda: now)
+    store.put_job(job_body(version=10))
+    store.put_pod(pod_body(version=20))
+    now += timedelta(minutes=1)
+    store.put_pod(pod_body(version=21))
+    (pod,) = store.jobs[JOB_UID].pods.values()
+    assert pod.created_at == made - timedelta(hours=1)
+    ahead = Store(lambda: made + timedelta(hours=1))
+    ahead.put_job(job_body(version=10))
+    ahead.put_pod(pod_body(version=20))
+    (pod,) = ahead.jobs[JOB_UID].pods.values()
+    assert pod.created_at == made
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,29 @@ def test_another_version_is_not_used(assets: Path, monkeypatch: pytest.MonkeyPat
     assert built == ["kubernetes", "helm"]
 
 
+def test_a_program_that_tells_no_version_is_built(assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_program(assets, "kueue", f"kueue {binaries.KUEUE_VERSION}")
+    built: list[str] = []
+    monkeypatch.setattr(binaries, "build_module", lambda module, progress: built.append(module))
+    binaries.ensure(["kueue"])
+    assert built == ["kueue"]
+
+
+def test_what_lies_beside_a_program_is_kept_with_it(
+    assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chart = tmp_path / "source" / "charts" / "kueue"
+    chart.mkdir(parents=True)
+    (chart / "values.yaml").write_text("replicas: 1\n")
+    for path in (chart / "values.yaml", chart):
+        path.chmod(0o555)  # as Go keeps its modules
+    go = fake_program(assets, "go", str(tmp_path / "source"))
+    monkeypatch.setattr(binaries, "go_program", lambda progress: go)
+    binaries.build_module("kueue")
+    assert (binaries.beside("kueue") / "values.yaml").read_text() == "replicas: 1\n"
+    assert binaries.beside("kueue").stat().st_mode & 0o200
+
+
 def test_a_built_program_is_not_built_again(assets: Path) -> None:
     folder = binaries.module_cache("helm")
     folder.mkdir(parents=True)

@@ -11,6 +11,7 @@ import pytest
 from elastipod_local import binaries, cli
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import LocalClusterError
+from elastipod_local.kueue_config import KueueOptions
 
 
 def test_not_linux_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +40,21 @@ def test_a_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(Cluster, "up", fail)
     assert cli.main(["up"]) == cli.EXIT_FAILED
     assert capsys.readouterr().err == "elastipod local: it broke; mend it\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["up"], None),
+        (["up", "--kueue"], KueueOptions()),
+        (["up", "--kueue", "--kueue-frameworks", "batch/job,pod"], KueueOptions(frameworks=("batch/job", "pod"))),
+    ],
+)
+def test_kueue_is_asked_for(argv: list[str], expected: KueueOptions | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(Cluster, "up", lambda *_, kueue, **__: asked.append(kueue))
+    assert cli.main(argv) == 0
+    assert asked == [expected]
 
 
 def test_ctrl_c_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

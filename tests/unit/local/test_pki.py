@@ -57,6 +57,16 @@ def test_only_the_authority_may_sign(authority: Authority) -> None:
     assert root.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
+def test_an_authority_can_have_a_name_and_an_rsa_key(tmp_path: Path) -> None:
+    made = Authority(tmp_path, "named")
+    made.create(names=["kueue-ca"], with_rsa=True)
+    names = load(made.certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["kueue-ca"]
+    assert made.key.read_bytes().startswith(b"-----BEGIN RSA PRIVATE KEY-----")  # PKCS #1
+    leaf = load(made.issue("leaf", "leaf", serves=["localhost"]).certificate)
+    leaf.verify_directly_issued_by(load(made.certificate))
+
+
 def test_every_file_is_private(authority: Authority, tmp_path: Path) -> None:
     authority.issue("leaf", "leaf")
     write_signing_keys(tmp_path)

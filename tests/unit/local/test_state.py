@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elastipod_local.addressing import Addressing
 from elastipod_local.errors import LocalClusterError
+from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.processes import ProcessId
 from elastipod_local.state import (
     ClusterState,
@@ -40,6 +41,13 @@ states = st.builds(
     images=st.sampled_from(["", "0123abcd"]),
     control_plane=st.dictionaries(st.sampled_from(["etcd", "kube-apiserver"]), processes),
     nodes=st.dictionaries(st.sampled_from(["node-1", "node-2"]), nodes),
+    kueue=st.none()
+    | st.builds(
+        KueueOptions,
+        st.lists(st.sampled_from(["batch/job", "pod"])).map(tuple),
+        st.just(()) | st.just(("Job.v1.example.com",)),
+        st.just({}) | st.just({"waitForPodsReady": {"timeout": "5s"}}),
+    ),
 )
 STATE = ClusterState("x", Phase.STARTING, Addressing.for_block(0))
 
@@ -47,6 +55,12 @@ STATE = ClusterState("x", Phase.STARTING, Addressing.for_block(0))
 @given(states)
 def test_a_state_reads_back_as_it_was_written(state: ClusterState) -> None:
     assert decode(encode(state)) == state
+
+
+def test_a_state_from_before_there_was_kueue_reads_as_without() -> None:
+    record = json.loads(encode(STATE))
+    del record["kueue"]
+    assert decode(json.dumps(record)) == STATE
 
 
 def test_no_file_is_no_cluster(tmp_path: Path) -> None:

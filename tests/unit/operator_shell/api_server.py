@@ -71,6 +71,7 @@ class ApiServer:
         if wanted["resourceVersion"] != job["metadata"]["resourceVersion"]:
             return _status(409, "the object has been modified")
         job["metadata"].setdefault("annotations", {}).update(wanted.get("annotations", {}))
+        job["metadata"].setdefault("labels", {}).update(wanted.get("labels", {}))
         job["metadata"]["finalizers"] = wanted.get("finalizers", job["metadata"].get("finalizers", []))
         self.put(self.jobs, job)
         if job["metadata"].get("deletionTimestamp") and not job["metadata"]["finalizers"]:
@@ -109,6 +110,20 @@ class ApiServer:
             return _status(404, f'pods "{name}" not found')
         return web.json_response({"kind": "Status"})
 
+    def routes(self) -> list[web.RouteDef]:
+        """Give what is served."""
+        return [
+            web.route("*", JOBS, self.job),
+            web.patch(JOBS + "/status", self.job),
+            web.get(PODS, self.list_pods),
+            web.post(PODS, self.create_pod),
+            web.post("/api/v1/namespaces/{namespace}/secrets", self.create_secret),
+            web.delete(PODS + "/{name}", self.delete_pod),
+            web.post("/api/v1/namespaces/{namespace}/events", self.event),
+            web.post(LEASES, self.lease),
+            web.route("*", LEASES + "/{name}", self.lease),
+        ]
+
     async def event(self, request: web.Request) -> web.Response:
         self.events.append(await request.json())
         return web.json_response({}, status=201)
@@ -135,19 +150,7 @@ def _status(code: int, message: str) -> web.Response:
 async def serving(server: ApiServer) -> AsyncIterator[Api]:
     """Serve on a port of loopback; gives the operator's calls to it."""
     application = web.Application(middlewares=[server.log])
-    application.add_routes(
-        [
-            web.route("*", JOBS, server.job),
-            web.patch(JOBS + "/status", server.job),
-            web.get(PODS, server.list_pods),
-            web.post(PODS, server.create_pod),
-            web.post("/api/v1/namespaces/{namespace}/secrets", server.create_secret),
-            web.delete(PODS + "/{name}", server.delete_pod),
-            web.post("/api/v1/namespaces/{namespace}/events", server.event),
-            web.post(LEASES, server.lease),
-            web.route("*", LEASES + "/{name}", server.lease),
-        ]
-    )
+    application.add_routes(server.routes())
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

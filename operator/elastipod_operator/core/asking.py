@@ -1,0 +1,188 @@
+"""Asking Kueue for quota, and giving back what is not used any more (docs/design/queues.md, spec 40).
+
+Asking is greedy: increments wait in the queue until they are granted. Giving back waits until the pods are gone (decision 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from .actions import Action, AskWorkload, DropWorkload, FinishWorkload, MarkPodsReady, NameQueue, Note, ReleaseBase
+from .backoff import backoff
+from .facts import Observed, Policy, WorkloadFact
+from .health import Health, Replica, View
+from .membership import soonest, soonest_allowed
+from .names import Slot
+from .payback import growth_hold
+from .quota import Quota, Share, fits, left_until
+from .record import Record, Shed
+from .scene import Step
+
+# Of the increments of one job so many wait in the queue at a time: a job of thousands must not flood Kueue.
+MAX_WAITING = 16
+# An increment that is taken back so long after the last one begins a new row of attempts.
+SHED_MEMORY = timedelta(minutes=30)
+
+
+def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> Step:
+    """Add what is to be asked of Kueue and given back to it. seen: bounded by the quota, as `under_quota` gives it."""
+    record = step.record
+    if record.queue and record.queue != seen.job.queue and seen.job.record is None:
+        step = step.also(NameQueue(record.queue))
+    if quota is None or seen.job.policy is None:
+        return step
+    if record.outcome:
+        return step.also(*_finishes(record, view, quota))
+    policy = seen.job.policy
+    record, drops, notes = _drops(record, seen, view, quota, policy)
+    asks, wake = _asks(record, seen, quota, policy)
+    marks = _marks(view, quota)
+    waits = (left_until(seen, record, quota.shares[number]) for number in quota.granted if number)
+    wake = soonest(step.wake_at, wake, *waits)
+    step = replace(step, record=record, notes=(*step.notes, *notes), wake_at=wake)
+    return step.also(*drops, *asks, *marks)
+
+
+def is_resting(record: Record, now: datetime) -> bool:
+    """Whether places for less than a whole gang or increment were given back a short while ago."""
+    return record.gang is not None and record.gang.rest_until is not None and now < record.gang.rest_until
+
+
+def resting_slots(record: Record, quota: Quota, now: datetime) -> frozenset[Slot]:
+    """Give the slots that need no pod while places are given back: those of shares of which nobody trains."""
+    if not is_resting(record, now):
+        return frozenset()
+    return frozenset(slot for share in quota.shares if not _is_in_use(share, record) for slot in share.slots)
+
+
+def increments_from(record: Record, policy: Policy, now: datetime) -> datetime | None:
+    """Give until when no increment is asked for; None when they are: after faults, losses of quota, and vain attempts."""
+    rest = record.gang.rest_until if is_resting(record, now) and record.gang is not None else None
+    snooze = record.recovered_at + policy.snooze if record.recovered_at is not None else None
+    shed = record.shed.until if record.shed is not None else None
+    until = soonest_allowed(rest, snooze, shed, growth_hold(record, policy))
+    return until if until is not None and until > now else None
+
+
+def _finishes(record: Record, view: View, quota: Quota) -> list[Action]:
+    succeeded = record.outcome == "Completed"
+    return [
+        FinishWorkload(w.name, w.uid, succeeded, record.outcome_message)
+        for w in quota.present.values()
+        if not (w.finished or w.is_deleting) and not _pods_on(w, quota, view)
+    ]
+
+
+def _drops(
+    record: Record, seen: Observed, view: View, quota: Quota, policy: Policy
+) -> tuple[Record, list[Action], list[Note]]:
+    """Give back what is not wanted any more, once its pods are gone. What Kueue took back is not asked for again at once."""
+    actions: list[Action] = []
+    notes: list[Note] = []
+    for number, workload in sorted(quota.present.items()):
+        why = _why_unwanted(number, workload, record, seen, quota, policy)
+        if not why or workload.is_deleting:
+            continue
+        is_empty = not _pods_on(workload, quota, view)
+        if number in quota.useless or (number and workload.evicted and is_empty):
+            record, note = _shed(record, workload, policy, seen)
+            notes += [note] if note is not None else []
+        if not is_empty:
+            continue
+        if number == 0 and workload.evicted:
+            actions.append(ReleaseBase(workload.name, workload.uid))
+        else:
+            actions.append(DropWorkload(workload.name, workload.uid, why))
+    return record, actions, notes
+
+
+def _why_unwanted(
+    number: int, workload: WorkloadFact, record: Record, seen: Observed, quota: Quota, policy: Policy
+) -> str:
+    """Say why a Workload is to go; empty when it is to stay."""
+    if workload.evicted:
+        return workload.what_evicted or workload.evicted
+    if not quota.queue:
+        return "the job is in no queue any more"
+    if policy.suspend and policy.held is None:
+        return "the user suspended the job"
+    if number >= len(quota.shares):
+        return "the job may not grow so far any more"
+    if not fits(workload, quota.shares[number]):
+        return "the sizes or templates of the job were edited"
+    if not workload.reserved and workload.queue != quota.queue:
+        return f"the job is in queue {quota.queue} now"
+    if number == 0:
+        return ""
+    if 0 not in quota.granted:
+        return "the base of the job has no quota"
+    if number in quota.useless:
+        return quota.useless[number]
+    if is_resting(record, seen.now) and not _is_in_use(quota.shares[number], record):
+        return "there was room for a part of it only"
+    return "it was marked as finished by somebody else" if workload.finished else ""
+
+
+def _is_in_use(share: Share, record: Record) -> bool:
+    return record.transition is None and not {m.slot for m in record.members}.isdisjoint(share.slots)
+
+
+def _pods_on(workload: WorkloadFact, quota: Quota, view: View) -> list[Replica]:
+    """Give the pods on a Workload's quota that are not gone yet."""
+    slots = quota.shares[workload.number].slots if workload.number < len(quota.shares) else ()
+    return [
+        r for r in view.by_id.values() if not r.gone and (r.pod.workload == workload.name or r.id.slot in slots)
+    ]  # fmt: skip
+
+
+def _shed(record: Record, workload: WorkloadFact, policy: Policy, seen: Observed) -> tuple[Record, Note | None]:
+    """Note that an increment was taken back; of several at one time the first counts."""
+    shed = record.shed
+    if shed is not None and seen.now < shed.until:
+        return record, None
+    tries = shed.tries + 1 if shed is not None and seen.now - shed.until < SHED_MEMORY else 1
+    until = seen.now + backoff(policy.backoff_base, policy.backoff_max, tries, seen.job.uid)
+    pods = sum(pods for _, pods in workload.counts)
+    note = Note("QuotaGivenBack", f"the quota of {pods} replicas is given back to queue {workload.queue}")
+    return replace(record, shed=Shed(tries, until)), note
+
+
+def _asks(record: Record, seen: Observed, quota: Quota, policy: Policy) -> tuple[list[Action], datetime | None]:
+    if not quota.queue or (policy.suspend and policy.held is None):
+        return [], None
+    if 0 not in quota.present:
+        return [AskWorkload(0, quota.shares[0].counts, quota.queue)], None
+    if 0 not in quota.granted:
+        return [], None
+    missing = [share for share in quota.shares[1:] if share.number not in quota.present]
+    until = increments_from(record, policy, seen.now)
+    if until is not None:
+        return [], until if missing else None
+    if _is_uneven(quota) and len(quota.granted) < len(quota.present):
+        return [], None  # where steps differ, a larger one is of no use without the smaller ones
+    waiting = sum(not w.admitted for w in quota.present.values())
+    room = 1 if _is_uneven(quota) else max(0, MAX_WAITING - waiting)
+    base = quota.granted[0]
+    return [AskWorkload(share.number, share.counts, base.queue) for share in missing[:room]], None
+
+
+def _is_uneven(quota: Quota) -> bool:
+    """Whether the increments differ in size: then not every set of them makes an allowed size."""
+    return len({sum(share.trains.values()) for share in quota.shares[1:]}) > 1
+
+
+def _marks(view: View, quota: Quota) -> list[Action]:
+    """Tell Kueue of the pods of each granted share: spares are not waited for."""
+    actions: list[Action] = []
+    for number, workload in quota.granted.items():
+        share = quota.shares[number]
+        good = [r for s in share.slots if (r := view.newest.get(s)) is not None and _is_ready(r)]
+        is_ready = len(good) >= sum(share.trains.values())
+        if is_ready != bool(workload.pods_ready):
+            actions.append(MarkPodsReady(workload.name, workload.uid, is_ready, workload.pods_ready is not None))
+    return actions
+
+
+def _is_ready(replica: Replica) -> bool:
+    return replica.health in (Health.GOOD, Health.SILENT) or replica.pod.phase == "Succeeded"

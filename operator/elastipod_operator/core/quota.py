@@ -1,0 +1,219 @@
+"""What Kueue grants a job, in the terms of all other decisions (docs/design/queues.md, spec 40).
+
+A job with a queue asks for its smallest size (the base) and for each way to the next size (an increment). Each of these
+shares stands for fixed slots. Without the base the job is held, which is a suspension; what is granted bounds sizes and
+slots; pods of slots whose quota is taken back are doomed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from .facts import Held, Observed, Policy, SpecShape, WorkloadFact
+from .names import Slot
+from .record import Record
+from .sizes import Sizes
+
+DEFAULT_QUEUE = "default"
+# So long pods that were lost to a fault wait for a place before the quota of their increment is given back.
+FAULT_PATIENCE = timedelta(seconds=120)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one Workload asks for: number 0 is the base. trains: pods by spec that may train; counts: those and the spares."""
+
+    number: int
+    trains: Mapping[str, int]
+    counts: tuple[tuple[str, int], ...]
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The shares that the job wishes, its Workloads, and those of them that are granted now, by number.
+
+    queue: empty when the job is in none any more, and what it has is only to be given back.
+    """
+
+    queue: str
+    shares: tuple[Share, ...]
+    present: Mapping[int, WorkloadFact]
+    granted: Mapping[int, WorkloadFact]
+    useless: Mapping[int, str]
+    """Increments that Kueue granted, and why the job gives them back all the same."""
+
+
+def shares_of(policy: Policy) -> tuple[Share, ...]:
+    """Give what the job asks for, the base first; each spec's slots follow each other from share to share.
+
+    The spares of a spec come with the first share that uses it.
+    """
+    before: dict[str, int] = {}
+    taken: dict[str, int] = {}
+    found: list[Share] = []
+    for number, size in enumerate(policy.wished_sizes.allowed):
+        filled = _filled(policy.specs, size)
+        trains = {name: filled[name] - before.get(name, 0) for name in filled if filled[name] > before.get(name, 0)}
+        counts: list[tuple[str, int]] = []
+        slots: list[Slot] = []
+        for spec in policy.specs:
+            if spec.name not in trains:
+                continue
+            pods = trains[spec.name] + (0 if before.get(spec.name) else spec.spares)
+            first = taken.get(spec.name, 0)
+            taken[spec.name] = first + pods
+            counts.append((spec.name, pods))
+            slots += (Slot(spec.name, ordinal) for ordinal in range(first, first + pods))
+        found.append(Share(number, trains, tuple(counts), tuple(slots)))
+        before = filled
+    return tuple(found)
+
+
+def with_queue(record: Record, seen: Observed) -> Record:
+    """Note the queue that the job is in. Another label acts once nothing runs: what runs keeps the quota that it has."""
+    job = seen.job
+    wished = job.queue
+    if job.record is None:
+        wished = wished or job.queue_in_template or (DEFAULT_QUEUE if seen.default_queue else "")
+    elif record.members or seen.pods or any(w.reserved for w in seen.workloads):
+        return record
+    return record if wished == record.queue else replace(record, queue=wished)
+
+
+def under_quota(seen: Observed, record: Record) -> tuple[Observed, Quota | None]:
+    """Give what the other decisions see: wishes bounded by what is granted, and slots whose quota is taken back."""
+    policy, queue = seen.job.policy, record.queue
+    if policy is None or not (queue or seen.workloads):
+        return seen, None
+    shares = shares_of(policy)
+    present = {w.number: w for w in seen.workloads}
+    if not queue:
+        return seen, Quota("", shares, present, {}, {})
+    granted = {s.number: w for s in shares if (w := present.get(s.number)) is not None and is_granted(w, s)}
+    if 0 not in granted or must_ask_anew(seen, record):
+        quota = Quota(queue, shares, present, {}, {})
+        if policy.suspend:
+            return seen, quota
+        held = replace(policy, suspend=True, held=_why_held(seen, present.get(0), shares[0], queue))
+        return replace(seen, job=replace(seen.job, policy=held)), quota
+    useless = _useless(seen, record, granted, shares, policy.sizes)
+    kept = {number: w for number, w in granted.items() if number not in useless}
+    quota = Quota(queue, shares, present, kept, useless)
+    bounded = _bounded(policy, quota)
+    slots = bounded.granted or {}
+    withdrawn = {slot: _why_withdrawn(slot, quota) for pod in seen.pods if (slot := pod.id.slot) not in slots}
+    return replace(seen, job=replace(seen.job, policy=bounded), withdrawn=withdrawn), quota
+
+
+def must_ask_anew(seen: Observed, record: Record) -> bool:
+    """Whether the template was edited while nothing runs: pods of the new one need quota of their own."""
+    return bool(seen.job.pending_edits) and not record.members and not seen.pods
+
+
+def is_granted(workload: WorkloadFact, share: Share) -> bool:
+    """Whether pods of this share may run: admitted, not called back, and for the pods that are wished now."""
+    is_held = workload.admitted and not (workload.evicted or workload.finished or workload.is_deleting)
+    return is_held and fits(workload, share)
+
+
+def fits(workload: WorkloadFact, share: Share) -> bool:
+    """Whether it asks for what is wished: a Workload cannot be changed, only given back."""
+    return sorted(workload.counts) == sorted(share.counts) and not workload.is_outdated
+
+
+def _filled(specs: tuple[SpecShape, ...], size: int) -> dict[str, int]:
+    """Give how many replicas of each spec train at a size: the base spec first."""
+    filled: dict[str, int] = {}
+    for spec in specs:
+        filled[spec.name] = min(size, spec.limit)
+        size -= filled[spec.name]
+    return filled
+
+
+def _useless(
+    seen: Observed, record: Record, granted: Mapping[int, WorkloadFact], shares: tuple[Share, ...], sizes: Sizes
+) -> dict[int, str]:
+    """Find granted increments that are of no use: pods that find no place after a fault, and sizes that are not allowed.
+
+    What was given back stays so until its time has come again.
+    """
+    found = dict.fromkeys(
+        (number for number in granted if number and _is_left_by_fault(seen, record, shares[number])),
+        "pods that were lost to a fault find no place again",
+    )
+    if record.shed is not None and seen.now < record.shed.until:
+        in_use = {pod.id.slot for pod in seen.pods}.union(member.slot for member in record.members)
+        idle = (number for number in granted if number and in_use.isdisjoint(shares[number].slots))
+        found.update(dict.fromkeys(idle, "increments were given back a short while ago"))
+    left = [number for number in sorted(granted) if number not in found]
+    while sum(sum(shares[number].trains.values()) for number in left) not in sizes.allowed:
+        found[left.pop()] = "it makes no allowed size as long as smaller increments have no quota"
+    return found
+
+
+def left_until(seen: Observed, record: Record, share: Share) -> datetime | None:
+    """Give until when the pods of a share that a fault left without replicas have time to find places; None: they need none."""
+    if not record.is_faulty_shrink or record.transition is not None:
+        return None
+    if not {member.slot for member in record.members}.isdisjoint(share.slots):
+        return None
+    waiting = [pod.created_at for pod in seen.pods if pod.id.slot in share.slots and not (pod.node or pod.ended)]
+    return min(waiting) + FAULT_PATIENCE if waiting else None
+
+
+def _is_left_by_fault(seen: Observed, record: Record, share: Share) -> bool:
+    until = left_until(seen, record, share)
+    return until is not None and until <= seen.now
+
+
+def _bounded(policy: Policy, quota: Quota) -> Policy:
+    trains: Counter[str] = Counter()
+    pods: Counter[str] = Counter()
+    slots: dict[Slot, str] = {}
+    for number, workload in quota.granted.items():
+        share = quota.shares[number]
+        trains.update(share.trains)
+        pods.update(dict(share.counts))
+        slots.update(dict.fromkeys(share.slots, workload.name))
+    specs = tuple(SpecShape(s.name, trains[s.name], pods[s.name] - trains[s.name]) for s in policy.specs)
+    sizes = replace(policy.sizes, allowed=tuple(size for size in policy.sizes.allowed if size <= trains.total()))
+    return replace(policy, sizes=sizes, specs=specs, full_sizes=policy.sizes, granted=slots)
+
+
+def _why_held(seen: Observed, base: WorkloadFact | None, share: Share, queue: str) -> Held:
+    if seen.queue_trouble is not None and base is None:
+        return Held(*seen.queue_trouble)
+    if base is None:
+        return Held("Queued", f"queue {queue} is asked for {sum(share.trains.values())} replicas")
+    if base.evicted:
+        return Held(base.evicted, f"Kueue takes the quota back: {base.what_evicted}")
+    if base.finished:
+        return Held(
+            "QuotaEnded", f"Workload {base.name} was marked as finished by somebody else; delete it to ask again"
+        )
+    if not fits(base, share) or seen.job.pending_edits:
+        return Held("SpecEdited", "the smallest size or a template was edited; quota is asked for anew")
+    if not base.is_active:
+        return Held("Deactivated", f"Workload {base.name} was deactivated: {base.waits or 'spec.active is false'}")
+    return Held("Queued", f"waits in queue {queue}: {base.waits or 'Kueue has not looked at it yet'}")
+
+
+def _why_withdrawn(slot: Slot, quota: Quota) -> tuple[str, str]:
+    share = next((s for s in quota.shares if slot in s.slots), None)
+    if share is None:
+        return "ScaledByUser", f"replica {slot.spec}-{slot.ordinal} is beyond the largest size"
+    workload = quota.present.get(share.number)
+    pods = sum(pods for _, pods in share.counts)
+    if workload is None:
+        return "QuotaLost", f"the quota of {pods} replicas is gone: there is no Workload for increment {share.number}"
+    if workload.evicted:
+        return workload.evicted, f"Kueue takes the quota of {pods} replicas back: {workload.what_evicted}"
+    if share.number in quota.useless:
+        return "QuotaReturned", quota.useless[share.number]
+    if not fits(workload, share):
+        return "SpecEdited", f"the sizes were edited; the quota of {pods} replicas is given back and asked for anew"
+    return "QuotaLost", f"the quota of {pods} replicas is gone: {workload.waits or 'it is not admitted any more'}"

@@ -1,0 +1,54 @@
+"""Objects of one kind that belong to one job, as the watches and the operator's own calls have shown them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """Objects by UID. Reads may be stale: older versions never replace newer ones, nor bring back what is gone."""
+
+    def __init__(self) -> None:
+        self.is_listed = False
+        """True once the API server was asked for all: before that an absent object proves nothing."""
+        self._items: dict[str, T] = {}
+        self._versions: dict[str, int] = {}
+        self._list_version = -1
+
+    @property
+    def items(self) -> tuple[T, ...]:
+        return tuple(self._items.values())
+
+    def put(self, uid: str, version: int, item: T) -> bool:
+        """Take an object; False when nothing is new about it."""
+        if version <= self._versions.get(uid, self._list_version):
+            return False
+        self._versions[uid] = version
+        before = self._items.get(uid)
+        self._items[uid] = item
+        return item != before
+
+    def drop(self, uid: str, version: int = -1) -> bool:
+        """Forget an object that is gone; False when it was not known."""
+        self._versions[uid] = max(version, self._versions.get(uid, -1))
+        return self._items.pop(uid, None) is not None
+
+    def replace(self, found: Mapping[str, tuple[int, T]], version: int) -> bool:
+        """Take a full list: what is not in it and not newer than it is gone. False when nothing changed."""
+        before = dict(self._items)
+        for uid in list(self._items):
+            if uid not in found and self._versions[uid] <= version:
+                self.drop(uid, version)
+        for uid, (its_version, item) in found.items():
+            self.put(uid, its_version, item)
+        self.is_listed, self._list_version = True, max(version, self._list_version)
+        return self._items != before
+
+    def clear(self) -> bool:
+        """Forget all, for their kind is gone; False when there were none."""
+        had_some = bool(self._items)
+        self._items.clear()
+        return had_some

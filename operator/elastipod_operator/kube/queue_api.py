@@ -1,0 +1,93 @@
+"""The calls that concern Kueue: Workloads, and what their admission refers to. As of kueue.x-k8s.io/v1beta2 only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from ..core.names import FIELD_MANAGER, LABEL_SHARE
+from .api import APPLY_PATCH, MERGE_PATCH, Api, as_yaml
+from .workloads import GROUP, LABEL_OF_JOB, VERSION
+
+ROOT = f"/apis/{GROUP}/{VERSION}"
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+# A watch that the API server does not end by then is taken for dead.
+WATCH_MARGIN_S = 30
+
+Body = dict[str, Any]
+
+
+class QueueApi:
+    """Reads and writes around queues. Raises as Api does."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def list_workloads(self, namespace: str, job_uid: str = "") -> tuple[list[Body], int]:
+        """Give Workloads, consistently read, and the version of the list: a job's, or those of all jobs. namespace: "" for all."""
+        selector = f"{LABEL_OF_JOB}={job_uid},{LABEL_SHARE}" if job_uid else LABEL_SHARE
+        answer = await self._api.call("GET", _workloads(namespace), query=[("labelSelector", selector)])
+        return answer["items"], int(answer["metadata"].get("resourceVersion") or 0)
+
+    def watch_workloads(self, namespace: str, version: int, seconds: int) -> AsyncIterator[Body]:
+        """Give the events of the Workloads of all jobs from a version on, for so long."""
+        query = [
+            ("labelSelector", LABEL_SHARE),
+            ("resourceVersion", str(version)),
+            ("timeoutSeconds", str(seconds)),
+            ("allowWatchBookmarks", "true"),
+        ]
+        return self._api.watch(_workloads(namespace), query, seconds + WATCH_MARGIN_S)
+
+    async def read_workload(self, namespace: str, name: str) -> Body:
+        """Give a Workload as it is now."""
+        return await self._api.call("GET", f"{_workloads(namespace)}/{name}")
+
+    async def create_workload(self, manifest: Mapping[str, Any]) -> Body:
+        """Create a Workload; 409 means that it is there already."""
+        path = _workloads(manifest["metadata"]["namespace"])
+        return await self._api.call("POST", path, dict(manifest), query=[("fieldManager", FIELD_MANAGER)])
+
+    async def delete_workload(self, namespace: str, name: str, uid: str) -> Body:
+        """Delete a Workload if it is still the same one; gives it where something keeps it, or a Status."""
+        return await self._api.call("DELETE", f"{_workloads(namespace)}/{name}", {"preconditions": {"uid": uid}})
+
+    async def patch_workload_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
+        """Merge into the status if the Workload is still at the patch's version; otherwise the answer is 409."""
+        path = f"{_workloads(namespace)}/{name}/status"
+        query = [("fieldManager", FIELD_MANAGER)]
+        return await self._api.call("PATCH", path, patch, query=query, content_type=MERGE_PATCH)
+
+    async def apply_workload_status(self, manager: str, body: Mapping[str, Any]) -> Body:
+        """Apply the conditions of one field manager."""
+        meta = body["metadata"]
+        path = f"{_workloads(meta['namespace'])}/{meta['name']}/status"
+        query = [("fieldManager", manager), ("force", "true")]
+        return await self._api.call("PATCH", path, as_yaml(body), query=query, content_type=APPLY_PATCH)
+
+    async def read_local_queue(self, namespace: str, name: str) -> Body:
+        """Give a LocalQueue."""
+        return await self._api.call("GET", f"{ROOT}/namespaces/{namespace}/localqueues/{name}")
+
+    async def read_flavor(self, name: str) -> Body:
+        """Give a ResourceFlavor."""
+        return await self._api.call("GET", f"{ROOT}/resourceflavors/{name}")
+
+    async def read_class(self, kind: str, name: str) -> Body:
+        """Give a WorkloadPriorityClass or a PriorityClass."""
+        folder = f"{ROOT}/workloadpriorityclasses" if kind == "WorkloadPriorityClass" else PRIORITY_CLASSES
+        return await self._api.call("GET", f"{folder}/{name}")
+
+    async def list_priority_classes(self) -> list[Body]:
+        """Give all PriorityClasses."""
+        answer = await self._api.call("GET", PRIORITY_CLASSES)
+        found: list[Body] = answer["items"]
+        return found
+
+    async def read_node(self, name: str) -> Body:
+        """Give a node."""
+        return await self._api.call("GET", f"/api/v1/nodes/{name}")
+
+
+def _workloads(namespace: str) -> str:
+    return f"{ROOT}/namespaces/{namespace}/workloads" if namespace else f"{ROOT}/workloads"

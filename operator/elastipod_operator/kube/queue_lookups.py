@@ -1,0 +1,137 @@
+"""What Workloads refer to: priority classes, flavors, and the nodes of a base. Read when needed, kept for a short while."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from .. import clock
+from ..core.actions import AskWorkload
+from .api import ApiError
+from .placement import first_domain, node_labels
+from .queue_api import QueueApi
+from .workloads import (
+    Priority,
+    PriorityWish,
+    base_wish,
+    extras_priority,
+    is_placed_alike,
+    own_wish,
+    required_level,
+)
+
+KEPT_FOR = timedelta(seconds=30)
+
+HOSTNAME = "kubernetes.io/hostname"
+
+Body = Mapping[str, Any]
+
+
+class Trouble(Exception):
+    """Quota cannot be asked for; reason is CamelCase, the text one sentence."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NotYet(Exception):
+    """It is too early to ask: the base has no place yet beside which the others could be."""
+
+
+class Lookups:
+    """Reads flavors and classes. Raises Trouble where one is missing, otherwise as Api does."""
+
+    def __init__(self, api: QueueApi) -> None:
+        self._api = api
+        self._kept: dict[tuple[str, str], tuple[datetime, Body]] = {}
+
+    async def priority(self, job: Body, spec: Body, order: AskWorkload, base: Body | None) -> Priority:
+        """Work out the priority of a Workload to be made. base: the job's base, for increments."""
+        wish = base_wish(job, spec) if base is None else own_wish(spec, order)
+        if wish is not None:
+            return await self._of_class(wish)
+        assert base is not None
+        return extras_priority(_value((base.get("spec") or {}).get("priority")))
+
+    async def _of_class(self, wish: PriorityWish) -> Priority:
+        if not wish.name:
+            return await self._default()
+        body = await self._read(wish.kind, wish.name, lambda: self._api.read_class(wish.kind, wish.name))
+        if body is None:
+            what = (
+                "label kueue.x-k8s.io/priority-class" if wish.kind == "WorkloadPriorityClass" else "priorityClassName"
+            )
+            raise Trouble("PriorityClassMissing", f"{wish.kind} {wish.name}, which {what} names, does not exist")
+        return Priority(_value(body.get("value")), wish.kind, wish.name)
+
+    async def _default(self) -> Priority:
+        found = [c for c in await self._api.list_priority_classes() if c.get("globalDefault")]
+        if not found:
+            return Priority(0)
+        # Kubernetes itself takes the lowest where several say that they are the default.
+        first = min(found, key=lambda c: _value(c.get("value")))
+        return Priority(_value(first.get("value")), "PriorityClass", first["metadata"]["name"])
+
+    async def flavors(self, names: Iterable[str]) -> dict[str, Body]:
+        """Give flavors by name; those that do not exist are left out."""
+        found: dict[str, Body] = {}
+        for name in names:
+            body = await self._read("ResourceFlavor", name, lambda name=name: self._api.read_flavor(name))  # type: ignore[misc]
+            if body is not None:
+                found[name] = body
+        return found
+
+    async def pins(
+        self, base: Body, spec: Body, order: AskWorkload, flavors: Mapping[str, Body], nodes: Iterable[str]
+    ) -> dict[str, dict[str, str]]:
+        """Give the node labels by spec that pods of an increment must have: training is as slow as its slowest replica.
+
+        They are those of the flavors of the base, where the spec asks for the same nodes; and where all pods of a spec are
+        to be in one domain of the topology, this domain. nodes: those of the base's pods. Raises NotYet where the domain is
+        not known.
+        """
+        by_name = {s["name"]: s for s in spec["replicaSpecs"]}
+        in_base = [s["name"] for s in (base.get("spec") or {}).get("podSets") or () if s.get("name") in by_name]
+        found: dict[str, dict[str, str]] = {}
+        for name, count in order.counts:
+            like = next((n for n in in_base if n == name or is_placed_alike(by_name[n], by_name[name])), "")
+            if not count or not like:
+                continue
+            found[name] = node_labels(base, like, flavors)
+            level = required_level(spec, name)
+            if level:
+                found[name][level] = await self._domain(level, first_domain(base, like), nodes)
+        return found
+
+    async def _domain(self, level: str, place: Mapping[str, str], nodes: Iterable[str]) -> str:
+        if level in place:
+            return place[level]
+        # Where hosts are the lowest level, Kueue names only these.
+        for node in (*filter(None, [place.get(HOSTNAME)]), *nodes):
+            body = await self._read("Node", node, lambda node=node: self._api.read_node(node))  # type: ignore[misc]
+            value = ((body or {}).get("metadata", {}).get("labels") or {}).get(level)
+            if value:
+                return str(value)
+        raise NotYet(f"no pod of the base has a place yet whose {level} is known")
+
+    async def _read(self, kind: str, name: str, read: Callable[[], Awaitable[Body]]) -> Body | None:
+        now = clock.now()
+        at, body = self._kept.get((kind, name), (None, None))
+        if at is not None and now - at < KEPT_FOR:
+            return body
+        try:
+            body = await read()
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._kept.pop((kind, name), None)
+            return None
+        self._kept = {key: (at, kept) for key, (at, kept) in self._kept.items() if now - at < KEPT_FOR}
+        self._kept[kind, name] = (now, body)
+        return body
+
+
+def _value(found: Any) -> int:
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0

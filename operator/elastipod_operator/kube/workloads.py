@@ -1,0 +1,278 @@
+"""Workloads of Kueue: what is asked for, and what its answer says (docs/design/queues.md). Pure.
+
+A Workload carries templates stripped to what decides about quota and placement: no variables and no secrets, and
+nothing that Kueue does not read could make it refuse one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from ..core.actions import AskWorkload
+from ..core.facts import JobFact, WorkloadFact
+from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_QUEUE_PRIORITY, LABEL_SHARE, workload_name
+from .times import time_or
+
+GROUP = "kueue.x-k8s.io"
+VERSION = "v1beta2"
+LABEL_OF_JOB = f"{GROUP}/job-uid"
+ANNOTATION_TEMPLATES = "elastipod.io/templates"
+
+# What of a pod Kueue counts, or compares with the labels and taints of its flavors.
+POD_FIELDS = (
+    "nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "resources", "resourceClaims",
+)  # fmt: skip
+PLACE_FIELDS = ("nodeSelector", "affinity", "tolerations")
+# Extras stand below every base, also of less important jobs (decision 33).
+EXTRAS_BAND = -1_000_000_000
+BAND_WIDTH = 1_000_000
+
+REQUIRED = f"{GROUP}/podset-required-topology"
+PREFERRED = f"{GROUP}/podset-preferred-topology"
+UNCONSTRAINED = f"{GROUP}/podset-unconstrained-topology"
+SLICE_REQUIRED = f"{GROUP}/podset-slice-required-topology"
+SLICE_SIZE = f"{GROUP}/podset-slice-size"
+TOPOLOGY_ANNOTATIONS = (REQUIRED, PREFERRED, UNCONSTRAINED, SLICE_REQUIRED, SLICE_SIZE)
+
+Body = Mapping[str, Any]
+
+
+# -- what is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityWish:
+    """The class that a Workload's priority comes from; without a name it is the cluster's default."""
+
+    kind: str = "PriorityClass"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """A Workload's priority and the class that it names; no class for a plain number."""
+
+    value: int
+    kind: str = ""
+    name: str = ""
+
+
+def base_wish(job: Body, spec: Body) -> PriorityWish:
+    """Say where the priority of a job's base comes from: labels of the job, then of its templates, then the pods' class."""
+    templates = [_mapping(s.get("template")) for s in spec["replicaSpecs"]]
+    owners = [_mapping(job["metadata"]), *(_mapping(t.get("metadata")) for t in templates)]
+    for meta in owners:
+        name = _mapping(meta.get("labels")).get(LABEL_QUEUE_PRIORITY)
+        if name:
+            return PriorityWish("WorkloadPriorityClass", str(name))
+    return PriorityWish(name=_class_of(templates[0]))
+
+
+def own_wish(spec: Body, order: AskWorkload) -> PriorityWish | None:
+    """Give the class of an increment whose pods are all of one elastic spec that has another than the base spec; else None."""
+    base, *others = spec["replicaSpecs"]
+    names = [name for name, count in order.counts if count]
+    if not order.number or len(names) != 1:
+        return None
+    elastic = next((s for s in others if s["name"] == names[0]), None)
+    name = _class_of(_mapping(elastic.get("template"))) if elastic is not None else ""
+    return PriorityWish(name=name) if name and name != _class_of(_mapping(base.get("template"))) else None
+
+
+def extras_priority(base: int) -> Priority:
+    """Give the priority of increments of a job whose base has this one: the same order among jobs, in the band of extras."""
+    return Priority(EXTRAS_BAND + max(-BAND_WIDTH, min(BAND_WIDTH, base)))
+
+
+def workload_manifest(
+    job: JobFact,
+    spec: Body,
+    order: AskWorkload,
+    priority: Priority,
+    pins: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
+    """Give the Workload to be created. spec: the one from which pods are made. pins: node labels by spec that its pods must have."""
+    pod_sets = [_pod_set(s, count, (pins or {}).get(s["name"], {})) for s, count in _asked(spec, order.counts) if count]
+    wanted: dict[str, Any] = {"queueName": order.queue, "priority": priority.value, "podSets": pod_sets}
+    if priority.name:
+        group = GROUP if priority.kind == "WorkloadPriorityClass" else "scheduling.k8s.io"
+        wanted["priorityClassRef"] = {"group": group, "kind": priority.kind, "name": priority.name}
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "Workload",
+        "metadata": {
+            "name": workload_name(job.name, job.uid, order.number),
+            "namespace": job.namespace,
+            "labels": {LABEL_OF_JOB: job.uid, LABEL_JOB: job.name, LABEL_SHARE: str(order.number)},
+            "annotations": {ANNOTATION_TEMPLATES: templates_digest(spec, [name for name, n in order.counts if n])},
+            "ownerReferences": [{**owner, "blockOwnerDeletion": True}],
+        },
+        "spec": wanted,
+    }
+
+
+def templates_digest(spec: Body, names: Sequence[str]) -> str:
+    """Give a short text that differs where the stripped templates of these specs differ."""
+    parts = {
+        s["name"]: (stripped(_mapping(s.get("template"))), _topology_of(_mapping(s.get("template"))))
+        for s in spec["replicaSpecs"]
+        if s["name"] in names
+    }
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def stripped(template: Body) -> dict[str, Any]:
+    """Give the part of a template's spec that decides about quota and placement."""
+    pod = _mapping(template.get("spec"))
+    kept = {name: pod[name] for name in POD_FIELDS if pod.get(name) is not None}
+    kept["containers"] = [_container(c, at) for at, c in enumerate(pod.get("containers") or [{}])]
+    starters = [
+        _container(c, at, ("restartPolicy", "resources")) for at, c in enumerate(pod.get("initContainers") or ())
+    ]
+    return {**kept, "initContainers": starters} if starters else kept
+
+
+def is_placed_alike(one: Body, other: Body) -> bool:
+    """Whether two replicaSpecs ask for the same nodes."""
+    specs = [_mapping(_mapping(s.get("template")).get("spec")) for s in (one, other)]
+    return all((specs[0].get(name) or None) == (specs[1].get(name) or None) for name in PLACE_FIELDS)
+
+
+def required_level(spec: Body, name: str) -> str:
+    """Give the level of the topology within which all pods of a spec must be; empty when any will do."""
+    found = next(s for s in spec["replicaSpecs"] if s["name"] == name)
+    return str(_annotations(_mapping(found.get("template"))).get(REQUIRED) or "")
+
+
+def _asked(spec: Body, counts: tuple[tuple[str, int], ...]) -> list[tuple[Body, int]]:
+    by_name = {s["name"]: s for s in spec["replicaSpecs"]}
+    return [(by_name[name], count) for name, count in counts]
+
+
+def _pod_set(spec: Body, count: int, pins: Mapping[str, str]) -> dict[str, Any]:
+    template = _mapping(spec.get("template"))
+    pod = stripped(template)
+    if pins:
+        pod["nodeSelector"] = {**pins, **(pod.get("nodeSelector") or {})}
+    wanted: dict[str, Any] = {"name": spec["name"], "count": count, "template": {"spec": pod}}
+    topology = _topology_of(template)
+    slice_size = topology.get("podSetSliceSize", 1)
+    if count % slice_size:  # Kueue refuses what is not made of whole slices
+        topology = {key: value for key, value in topology.items() if not key.startswith("podSetSlice")}
+    return {**wanted, "topologyRequest": topology} if topology else wanted
+
+
+def _topology_of(template: Body) -> dict[str, Any]:
+    """Read the annotations that Kueue reads in its own jobs."""
+    found = _annotations(template)
+    wish: dict[str, Any] = {}
+    if found.get(REQUIRED):
+        wish["required"] = found[REQUIRED]
+    elif found.get(PREFERRED):
+        wish["preferred"] = found[PREFERRED]
+    elif str(found.get(UNCONSTRAINED)).lower() == "true":
+        wish["unconstrained"] = True
+    size = str(found.get(SLICE_SIZE) or "")
+    if found.get(SLICE_REQUIRED) and size.isdecimal() and int(size) > 0:
+        wish |= {"podSetSliceRequiredTopology": found[SLICE_REQUIRED], "podSetSliceSize": int(size)}
+    return wish
+
+
+def _container(container: Body, at: int, names: tuple[str, ...] = ("resources",)) -> dict[str, Any]:
+    kept = {name: container[name] for name in names if container.get(name) is not None}
+    return {"name": container.get("name") or f"container-{at}", **kept}
+
+
+def _class_of(template: Body) -> str:
+    return str(_mapping(template.get("spec")).get("priorityClassName") or "")
+
+
+def _annotations(template: Body) -> Body:
+    return _mapping(_mapping(template.get("metadata")).get("annotations"))
+
+
+# -- what the answer says
+
+
+def workload_fact(body: Body) -> WorkloadFact | None:
+    """Read a Workload; None when its label does not say which share it is. What Kueue left out counts as not there."""
+    meta, spec, status = _mapping(body["metadata"]), _mapping(body.get("spec")), _mapping(body.get("status"))
+    share = str(_mapping(meta.get("labels")).get(LABEL_SHARE) or "")
+    if not share.isdecimal() or len(share) > 6:
+        return None
+    created = time_or(meta.get("creationTimestamp"), datetime.min)
+    conditions = conditions_of(body)
+    reserved = is_true(conditions, "QuotaReserved")
+    evicted = conditions.get("Evicted", {}) if reserved and is_true(conditions, "Evicted") else {}
+    return WorkloadFact(
+        name=str(meta["name"]),
+        uid=str(meta["uid"]),
+        number=int(share),
+        counts=tuple((str(s.get("name")), _count(s.get("count"))) for s in _mappings(spec.get("podSets"))),
+        created_at=created,
+        queue=str(spec.get("queueName") or ""),
+        reserved=reserved,
+        admitted=reserved and is_true(conditions, "Admitted"),
+        evicted=str(evicted.get("reason") or "Evicted") if evicted else "",
+        what_evicted=str(evicted.get("message") or ""),
+        evicted_at=time_or(evicted.get("lastTransitionTime"), created) if evicted else None,
+        waits=_waits(conditions, status),
+        pods_ready=is_true(conditions, "PodsReady") if "PodsReady" in conditions else None,
+        finished=is_true(conditions, "Finished"),
+        is_active=spec.get("active") is not False,
+        is_deleting=bool(meta.get("deletionTimestamp")),
+    )
+
+
+def digest_of(body: Body) -> str:
+    """Give the digest of the templates for which a Workload was made; empty where that is not told."""
+    return str(_mapping(_mapping(body["metadata"]).get("annotations")).get(ANNOTATION_TEMPLATES) or "")
+
+
+def conditions_of(body: Body) -> dict[str, Body]:
+    """Give the conditions by type."""
+    return {str(c.get("type")): c for c in _mappings(_mapping(body.get("status")).get("conditions"))}
+
+
+def is_true(conditions: Mapping[str, Body], kind: str) -> bool:
+    """Whether a condition is there and true."""
+    return conditions.get(kind, {}).get("status") == "True"
+
+
+def _waits(conditions: Mapping[str, Body], status: Body) -> str:
+    """Give Kueue's own sentence why there is no admission yet, with what admission checks say."""
+    if is_true(conditions, "QuotaReserved"):
+        if is_true(conditions, "Admitted"):
+            return ""
+        return "; ".join(filter(None, (str(conditions.get("Admitted", {}).get("message") or ""), *_checks(status))))
+    return str(conditions.get("QuotaReserved", {}).get("message") or "")
+
+
+def _checks(status: Body) -> list[str]:
+    open_ones = [c for c in _mappings(status.get("admissionChecks")) if c.get("state") != "Ready"]
+    return [
+        f"admission check {c.get('name')} is {c.get('state')}" + (f": {c['message']}" if c.get("message") else "")
+        for c in open_ones
+    ]
+
+
+def _count(found: Any) -> int:
+    return found if isinstance(found, int) and not isinstance(found, bool) else 1
+
+
+def _mapping(found: Any) -> Body:
+    return found if isinstance(found, Mapping) else {}
+
+
+def _mappings(found: Any) -> list[Body]:
+    return (
+        [one for one in found if isinstance(one, Mapping)]
+        if isinstance(found, Sequence) and not isinstance(found, str)
+        else []
+    )

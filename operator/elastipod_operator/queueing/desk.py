@@ -1,0 +1,175 @@
+"""What all calls around quota share: what is remembered of a job between two passes, and what comes of a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from .. import clock, metrics
+from ..core.facts import WorkloadFact
+from ..kube.api import ApiError
+from ..kube.placement import PlacementError
+from ..kube.queue_api import QueueApi
+from ..kube.queue_lookups import Lookups, Trouble
+from ..kube.store import Job, Store
+
+log = logging.getLogger(__name__)
+
+# What failed is tried again after so long, twice as long each time.
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+NOT_THERE = (
+    "the API server knows no Workloads of kueue.x-k8s.io/v1beta2; install Kueue 0.15 or newer, or take the label "
+    "kueue.x-k8s.io/queue-name off the job and its templates"
+)
+
+
+@dataclass(slots=True)
+class Retry:
+    """When something that failed is tried again."""
+
+    tries: int = 0
+    at: datetime | None = None
+
+    def is_due(self) -> bool:
+        """Whether it may be tried now."""
+        return self.at is None or clock.now() >= self.at
+
+    def failed(self) -> float:
+        """Note a failure; gives the seconds until it is tried again."""
+        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**self.tries)
+        self.tries, self.at = self.tries + 1, clock.now() + timedelta(seconds=wait_s)
+        return wait_s
+
+    def worked(self) -> None:
+        """Note that it worked."""
+        self.tries, self.at = 0, None
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is remembered of a job; all of it may be lost without harm."""
+
+    default_queue: bool | None = None
+    troubles: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Reasons and sentences by what came to nothing."""
+    asking: Retry = field(default_factory=Retry)
+    giving: Retry = field(default_factory=Retry)
+    marking: Retry = field(default_factory=Retry)
+    vain_releases: dict[str, int] = field(default_factory=dict)
+    """By UID of the Workload."""
+    admitted: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Workloads as they were last read, by name: pods can be replaced while Kueue is away."""
+    waiting: dict[str, datetime] = field(default_factory=dict)
+    """Since when Workloads were seen to wait, by UID; for metrics, as are those that are being taken back."""
+    evicted: set[str] = field(default_factory=set)
+
+
+class Desk:
+    """The API, the store and the memories. wake: have a job looked at soon."""
+
+    def __init__(self, api: QueueApi, store: Store, wake: Callable[[str], None]) -> None:
+        self.api = api
+        self.store = store
+        self.wake = wake
+        self.lookups = Lookups(api)
+        self._memories: dict[str, Memory] = {}
+
+    def memory(self, job: Job) -> Memory:
+        """Give what is remembered of a job."""
+        return self._memories.setdefault(job.fact.uid, Memory())
+
+    def known(self, job: Job) -> Memory | None:
+        """Give what is remembered of a job, if anything ever was."""
+        return self._memories.get(job.fact.uid)
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered of a job."""
+        self._memories.pop(uid, None)
+
+    def retry_all(self) -> None:
+        """Have everything that failed tried at once."""
+        for uid, memory in list(self._memories.items()):
+            if memory.troubles or any(one.tries for one in (memory.asking, memory.giving, memory.marking)):
+                memory.asking, memory.giving, memory.marking = Retry(), Retry(), Retry()
+                self.wake(uid)
+
+    def trouble(self, job: Job, what: str, trouble: Trouble) -> None:
+        """Have the user told what is wrong."""
+        troubles, said = self.memory(job).troubles, (trouble.reason, str(trouble))
+        if troubles.get(what) != said:
+            troubles[what] = said
+            self.wake(job.fact.uid)
+
+    def solved(self, job: Job, what: str) -> None:
+        """Have the user told of it no more."""
+        memory = self.known(job)
+        if memory is not None and memory.troubles.pop(what, None) is not None:
+            self.wake(job.fact.uid)
+
+    def failed(self, job: Job, retry: Retry, what: str, error: Exception) -> None:
+        """Note a failure, and have the job looked at when it is to be tried again."""
+        log.warning("%s: %s %s", what, type(error).__name__, error, extra=about(job))
+        self.look_later(job, retry.failed())
+
+    def look_later(self, job: Job, seconds: float) -> None:
+        """Have a job looked at after a while."""
+        asyncio.get_running_loop().call_later(seconds, self.wake, job.fact.uid)
+
+    def workload(self, job: Job, name: str) -> WorkloadFact | None:
+        """Give a Workload of a job as it is known."""
+        return next((one.fact for one in job.workloads.items if one.fact.name == name), None)
+
+    def put(self, job: Job, body: Mapping[str, Any]) -> None:
+        """Take a Workload as it was read or written."""
+        if self.store.put_workload(body) is not None:
+            self.wake(job.fact.uid)
+
+    def drop(self, job: Job, name: str) -> None:
+        """Forget a Workload that is gone."""
+        fact = self.workload(job, name)
+        if fact is not None and job.workloads.drop(fact.uid):
+            self.wake(job.fact.uid)
+
+    async def written(self, call: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """Make a call that writes, and count it."""
+        try:
+            answer = await call
+        except Exception:
+            metrics.API_CALLS.labels("workload", "failed").inc()
+            raise
+        metrics.API_CALLS.labels("workload", "ok").inc()
+        return answer
+
+
+def is_kueue_away(error: ApiError | TimeoutError) -> bool:
+    """Whether the API server could not ask Kueue, which checks and converts its own objects, or still tries to."""
+    if isinstance(error, TimeoutError):
+        return True
+    text = str(error)
+    return error.status >= 500 and ("failed calling webhook" in text or "conversion webhook" in text)
+
+
+def trouble_of(error: Exception) -> Trouble:
+    """Put into words why quota could not be asked for."""
+    if isinstance(error, Trouble):
+        return error
+    if isinstance(error, PlacementError):
+        return Trouble("PodPlacementFailed", str(error))
+    if not isinstance(error, ApiError):
+        return Trouble(
+            "KueueUnavailable", f"the API server, or Kueue behind it, does not answer: {type(error).__name__}"
+        )
+    if error.status == 404 and 'namespaces "' not in str(error):
+        return Trouble("KueueUnavailable", NOT_THERE)
+    if is_kueue_away(error):
+        return Trouble("KueueUnavailable", f"Kueue does not answer the API server: {error}")
+    return Trouble("WorkloadRefused", f"the API server refused to ask for quota: {error}")
+
+
+def about(job: Job) -> dict[str, str]:
+    """Give what a line of the log says of a job."""
+    return {"job": f"{job.fact.namespace}/{job.fact.name}"}

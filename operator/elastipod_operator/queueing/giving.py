@@ -1,0 +1,124 @@
+"""Giving quota back, and telling Kueue how the pods are.
+
+Quota is given back only when the API server shows no living pod on it (decision 6): a watch may be late.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from .. import clock
+from ..core.actions import DropWorkload, FinishWorkload, MarkPodsReady, Plan, ReleaseBase
+from ..core.facts import PodFact, WorkloadFact
+from ..core.quota import shares_of
+from ..kube.api import CALL_ERRORS, ApiError
+from ..kube.store import Job
+from ..kube.workload_status import finished_status, pods_ready_status, release_patch
+from ..kube.workloads import workload_fact
+from .desk import FIRST_RETRY_S, Desk, about, is_kueue_away
+
+log = logging.getLogger(__name__)
+
+# A base that could not be released so many times is deleted, and asked for anew.
+RELEASE_TRIES = 3
+
+GiveBack = DropWorkload | ReleaseBase | FinishWorkload
+
+
+async def give_back(desk: Desk, job: Job, todo: Plan, list_pods: Callable[[Job], Awaitable[None]]) -> None:
+    """Carry out what gives quota back; what fails is tried again later."""
+    orders = [a for a in todo.actions if isinstance(a, GiveBack)]
+    if not orders or not desk.memory(job).giving.is_due():
+        return
+    try:
+        await list_pods(job)
+        for order in orders:
+            workload = desk.workload(job, order.name)
+            if workload is not None and workload.uid == order.uid:
+                await _give(desk, job, order, workload)
+    except CALL_ERRORS as error:
+        desk.failed(job, desk.memory(job).giving, "quota could not be given back", error)
+    else:
+        desk.memory(job).giving.worked()
+
+
+async def mark(desk: Desk, job: Job, todo: Plan) -> None:
+    """Tell Kueue which Workloads have all their pods ready."""
+    orders = [a for a in todo.actions if isinstance(a, MarkPodsReady)]
+    if not orders or not desk.memory(job).marking.is_due():
+        return
+    try:
+        for order in orders:
+            await _apply(desk, job, order.name, pods_ready_status(job.fact.namespace, order, clock.now()))
+    except CALL_ERRORS as error:
+        desk.failed(job, desk.memory(job).marking, "Kueue could not be told of pods", error)
+    else:
+        desk.memory(job).marking.worked()
+
+
+def pods_on(job: Job, workload: WorkloadFact) -> list[PodFact]:
+    """Give the pods that live on a Workload's quota: those made for it, and those in its slots."""
+    policy = job.fact.policy
+    shares = shares_of(policy) if policy is not None else ()
+    slots = shares[workload.number].slots if workload.number < len(shares) else ()
+    return [p for p in job.pods.values() if not p.ended and (p.workload == workload.name or p.id.slot in slots)]
+
+
+async def _give(desk: Desk, job: Job, order: GiveBack, workload: WorkloadFact) -> None:
+    if pods_on(job, workload):
+        desk.look_later(job, FIRST_RETRY_S)
+        return
+    how = type(order).__name__
+    log.info("quota given back", extra={**about(job), "workload": order.name, "uid": order.uid, "how": how})
+    if isinstance(order, FinishWorkload):
+        await _apply(desk, job, order.name, finished_status(job.fact.namespace, order, clock.now()))
+    elif isinstance(order, DropWorkload):
+        await _delete(desk, job, order)
+    else:
+        await _release(desk, job, order)
+
+
+async def _release(desk: Desk, job: Job, order: ReleaseBase) -> None:
+    vain = desk.memory(job).vain_releases
+    if vain.get(order.uid, 0) >= RELEASE_TRIES:
+        await _delete(desk, job, order)
+        return
+    try:
+        body = await desk.api.read_workload(job.fact.namespace, order.name)
+        fact = workload_fact(body)
+        if fact is not None and fact.uid == order.uid and fact.evicted:
+            patch = release_patch(body, clock.now())
+            body = await desk.written(desk.api.patch_workload_status(job.fact.namespace, order.name, patch))
+        vain.pop(order.uid, None)
+        desk.put(job, body)
+    except ApiError as error:
+        if error.status == 404:
+            desk.drop(job, order.name)
+            return
+        if error.status != 409 and not is_kueue_away(error):
+            vain[order.uid] = vain.get(order.uid, 0) + 1
+        raise
+
+
+async def _delete(desk: Desk, job: Job, order: DropWorkload | ReleaseBase) -> None:
+    try:
+        body = await desk.written(desk.api.delete_workload(job.fact.namespace, order.name, order.uid))
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
+        body = {}
+    if body.get("kind") == "Workload":  # somebody's finalizer keeps it
+        desk.put(job, body)
+    else:
+        desk.drop(job, order.name)
+
+
+async def _apply(desk: Desk, job: Job, name: str, status: tuple[str, dict[str, Any]]) -> None:
+    try:
+        desk.put(job, await desk.written(desk.api.apply_workload_status(*status)))
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
+        desk.drop(job, name)  # gone, or another one by now, of which the watch tells

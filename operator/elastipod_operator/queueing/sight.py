@@ -1,0 +1,123 @@
+"""What a decision sees of Kueue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .. import clock, metrics
+from ..core.facts import WorkloadFact
+from ..core.quota import DEFAULT_QUEUE
+from ..kube.api import ApiError
+from ..kube.applied import effective_spec
+from ..kube.store import Job
+from ..kube.workloads import templates_digest
+from .desk import Desk, Memory, is_kueue_away, trouble_of
+
+log = logging.getLogger(__name__)
+
+LISTING = "listing"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """As in `Observed`."""
+
+    workloads: tuple[WorkloadFact, ...] = ()
+    default_queue: bool | None = None
+    trouble: tuple[str, str] | None = None
+
+
+async def look(desk: Desk, job: Job) -> None:
+    """Ask what must be known before a decision about a job; nothing that is known is asked again."""
+    fact = job.fact
+    if fact.deleting_since is not None:
+        return  # it may go without Kueue
+    named = bool(fact.queue or fact.queue_in_template)
+    if fact.record is None and not named and desk.memory(job).default_queue is None:
+        desk.memory(job).default_queue = await _has_default(desk, fact.namespace)
+    if not job.workloads.is_listed and (named or _is_in_queue(desk, job)):
+        await _list(desk, job)
+
+
+def seen(desk: Desk, job: Job) -> Seen:
+    """Give what is known now."""
+    memory, workloads = desk.known(job), _workloads(job)
+    if memory is None and not workloads:
+        return Seen()
+    memory = desk.memory(job)
+    _measure(memory, workloads)
+    return Seen(workloads, memory.default_queue, next(iter(memory.troubles.values()), None))
+
+
+def _workloads(job: Job) -> tuple[WorkloadFact, ...]:
+    """Give the Workloads of a job, compared with the templates from which its pods are made now."""
+    asked = job.workloads.items
+    if not asked or job.fact.policy is None:
+        return tuple(one.fact for one in asked)
+    spec = effective_spec(job.body)
+    now = {names: templates_digest(spec, names) for names in {_names(one.fact) for one in asked}}
+    return tuple(
+        replace(one.fact, is_outdated=bool(one.digest) and one.digest != now[_names(one.fact)]) for one in asked
+    )
+
+
+def _names(workload: WorkloadFact) -> tuple[str, ...]:
+    return tuple(name for name, count in workload.counts if count)
+
+
+async def _has_default(desk: Desk, namespace: str) -> bool:
+    try:
+        await desk.api.read_local_queue(namespace, DEFAULT_QUEUE)
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        if error.status == 403:
+            log.warning("cannot look for LocalQueue %s in namespace %s: %s", DEFAULT_QUEUE, namespace, error)
+            return False
+        # Only what is there has to be converted.
+        if is_kueue_away(error) and "conversion" in str(error):
+            return True
+        raise
+    return True
+
+
+def _is_in_queue(desk: Desk, job: Job) -> bool:
+    record, memory = job.fact.record, desk.known(job)
+    if record is not None and record.queue:
+        return True
+    # A label that was taken off does not take the quota away that pods live on.
+    return bool(memory is not None and memory.default_queue) or any(pod.workload for pod in job.pods.values())
+
+
+async def _list(desk: Desk, job: Job) -> None:
+    fact = job.fact
+    try:
+        bodies, version = await desk.api.list_workloads(fact.namespace, fact.uid)
+    except ApiError as error:
+        if error.status == 404:
+            desk.store.replace_workloads(fact.uid, (), 0)
+        elif job.pods:
+            raise
+        # Without pods nothing is lost by taking it for a job that has no quota yet; the next pass asks again.
+        trouble = trouble_of(error)
+        desk.memory(job).troubles[LISTING] = (trouble.reason, str(trouble))
+        return
+    desk.memory(job).troubles.pop(LISTING, None)
+    desk.store.replace_workloads(fact.uid, bodies, version)
+
+
+def _measure(memory: Memory, workloads: Sequence[WorkloadFact]) -> None:
+    now = clock.now()
+    for workload in workloads:
+        share = "increment" if workload.number else "base"
+        if not (workload.admitted or workload.finished):
+            memory.waiting.setdefault(workload.uid, now)
+        elif (since := memory.waiting.pop(workload.uid, None)) is not None and workload.admitted:
+            metrics.QUOTA_WAIT_SECONDS.labels(share).observe((now - since).total_seconds())
+        if workload.evicted and workload.uid not in memory.evicted:
+            metrics.EVICTIONS.labels(share, metrics.eviction_cause(workload.evicted)).inc()
+    present = {workload.uid for workload in workloads}
+    memory.evicted = {workload.uid for workload in workloads if workload.evicted}
+    memory.waiting = {uid: since for uid, since in memory.waiting.items() if uid in present}

@@ -1,0 +1,131 @@
+"""What the agents of the job said last, as the operator's board has it: heartbeats, changes, answers that come late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from random import Random
+from typing import Any
+
+from tests.sim.cluster import Cluster
+from tests.sim.kernel import Kernel, Script
+from tests.sim.objects import Body, SimPod
+
+from elastipod_operator.agents.answers import BadAnswer, read
+from elastipod_operator.core.facts import AgentFact
+from elastipod_operator.core.health import SILENCE_LIMIT
+from elastipod_operator.kube.store import Job
+
+HEARTBEAT_S = 4.0
+
+
+@dataclass(slots=True)
+class Watched:
+    """One agent on the board."""
+
+    fact: AgentFact
+    heard_at: float
+    worker_data: tuple[Any, ...] = ()
+
+
+class SimBoard:
+    """The part of the operator's board that decisions and orders are made from.
+
+    wake: called when something that matters changed. held_until: the operator stands still until then.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        rng: Random,
+        cluster: Cluster,
+        now: Callable[[], datetime],
+        wake: Callable[[], None],
+        held_until: Callable[[], float],
+    ) -> None:
+        self._kernel = kernel
+        self._rng = rng
+        self._cluster = cluster
+        self._now = now
+        self._wake = wake
+        self._held_until = held_until
+        self._watched: dict[str, Watched] = {}
+        self.is_open = True
+
+    def fact(self, pod_uid: str) -> AgentFact:
+        return self._watched[pod_uid].fact if pod_uid in self._watched else AgentFact()
+
+    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+        return {}
+
+    def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
+        return [entry for uid in pod_uids if uid in self._watched for entry in self._watched[uid].worker_data]
+
+    def follow(self, job: Job) -> None:
+        """Begin to ask those who can be asked, and stop with those that have ended."""
+        for uid, pod in job.pods.items():
+            if pod.ended:
+                self.forget(uid)
+            elif pod.ip and pod.started and uid not in self._watched:
+                self._watched[uid] = Watched(AgentFact(trying_since=self._now()), -HEARTBEAT_S)
+                real = self._cluster.pods.get(uid)
+                if real is not None:
+                    self.agent_changed(real)
+
+    def forget(self, pod_uid: str) -> None:
+        """Stop asking the agent of a pod that is gone."""
+        self._watched.pop(pod_uid, None)
+
+    def clear(self) -> None:
+        """Stop asking anybody."""
+        self._watched.clear()
+
+    def beat(self) -> Script:
+        """Ask everybody every few seconds."""
+        while True:
+            yield 1.0
+            for uid, watched in list(self._watched.items()):
+                pod = self._cluster.pods.get(uid)
+                if pod is not None and pod.answers() and self._kernel.now - watched.heard_at >= HEARTBEAT_S:
+                    self._refresh(pod)
+                since = watched.fact.last_answer or watched.fact.trying_since
+                if since is not None and self._now() - since >= SILENCE_LIMIT:
+                    self._wake()
+
+    def agent_changed(self, pod: SimPod) -> None:
+        """An agent answers a long poll."""
+        self._kernel.after(self._rng.uniform(0.005, 0.1), lambda: self._refresh(pod))
+
+    def _refresh(self, pod: SimPod) -> None:
+        if not self.is_open or pod.uid not in self._watched or pod.agent is None or not pod.answers():
+            return
+        if self._kernel.now < self._held_until():
+            return
+        said, late_s = pod.agent.status(), pod.agent.lags_until - self._kernel.now
+        if late_s <= 0:
+            self._take(pod, said)
+        else:  # what it said arrives when it is not true any more
+            self._cluster.met["agent: answers late"] += 1
+            self._kernel.after(min(late_s, 1.0 + pod.agent.lag_s), lambda: self._take(pod, said))
+
+    def _take(self, pod: SimPod, said: Body) -> None:
+        watched = self._watched.get(pod.uid)
+        if not self.is_open or watched is None:
+            return
+        before, now = watched.fact, self._now()
+        try:
+            answer = read(said, before, now)
+        except BadAnswer:
+            return
+        watched.fact, watched.worker_data, watched.heard_at = answer.fact, answer.worker_data, self._kernel.now
+        back = before.last_answer is None or now - before.last_answer >= SILENCE_LIMIT
+        if back or _matters(before) != _matters(watched.fact):
+            self._wake()
+
+
+def _matters(fact: AgentFact) -> tuple[object, ...]:
+    is_first_step = fact.step is not None
+    return (
+        fact.state, fact.generation, fact.drained, fact.saving, fact.terminating, fact.failure, fact.reason, is_first_step
+    )  # fmt: skip

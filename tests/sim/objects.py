@@ -1,0 +1,160 @@
+"""What the API server of the model holds: nodes, pods with the agents in them, the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.agents import SimAgent
+from tests.sim.kernel import EPOCH, stamp
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+NAMESPACE = "team"
+
+Body = dict[str, Any]
+
+
+@dataclass(slots=True)
+class SimNode:
+    """A machine. until: virtual times; what lasts until then ends by itself.
+
+    frozen: all stands still. cut: nobody can reach it. hidden, deaf, mute: only the operator cannot; deaf: its calls do not
+    arrive, mute: their answers and all states do not.
+    """
+
+    name: str
+    powered: bool = True
+    ready: bool = True
+    cordoned: bool = False
+    tainted: bool = False
+    out_of_service: bool = False
+    frozen_until: float = 0.0
+    cut_until: float = 0.0
+    hidden_until: float = 0.0
+    deaf_until: float = 0.0
+    mute_until: float = 0.0
+    sick_until: float = 0.0
+    silent_since: float | None = None
+    version: int = 0
+
+    def body(self) -> Body:
+        taints = [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}] if self.tainted else []
+        if self.out_of_service:
+            taints.append({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"})
+        return {
+            "metadata": {"name": self.name, "resourceVersion": str(self.version), "labels": {}},
+            "spec": {"unschedulable": self.cordoned, "taints": taints},
+            "status": {"conditions": [{"type": "Ready", "status": "True" if self.ready else "Unknown"}]},
+        }
+
+
+def avoided_by(manifest: Mapping[str, Any]) -> frozenset[str]:
+    """Give the nodes that a pod must not be placed on, as the scheduler reads it."""
+    affinity = (manifest["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    demands = [demand for term in terms for demand in term.get("matchFields") or ()]
+    return frozenset(d["values"][0] for d in demands if (d["key"], d["operator"]) == ("metadata.name", "NotIn"))
+
+
+class SimPod:
+    """A pod object and, while its container runs, its agent."""
+
+    def __init__(self, cluster: Cluster, manifest: Mapping[str, Any], uid: str) -> None:
+        self._cluster = cluster
+        meta = manifest["metadata"]
+        self.name: str = meta["name"]
+        self.uid = uid
+        self.labels: dict[str, str] = dict(meta["labels"])
+        self.owners: list[Body] = list(meta["ownerReferences"])
+        self.grace_s = float(manifest["spec"]["terminationGracePeriodSeconds"])
+        self.created_at = cluster.kernel.now
+        self.version = 0
+        self.node: SimNode | None = None
+        self.placed_at = 0.0
+        self.phase = "Pending"
+        self.ip = ""
+        self.exit_code: int | None = None
+        self.deleted_at: float | None = None
+        self.disrupted = ""
+        self.annotations: dict[str, str] = dict(meta.get("annotations") or {})
+        self.image: str = manifest["spec"]["containers"][0].get("image", "")
+        self.avoids = avoided_by(manifest)
+        self.is_unwanted = False
+        """The operator itself deleted it."""
+        self.agent: SimAgent | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+    def body(self) -> Body:
+        meta: Body = {
+            "name": self.name, "namespace": NAMESPACE, "uid": self.uid, "labels": self.labels,
+            "annotations": self.annotations, "resourceVersion": str(self.version),
+            "creationTimestamp": stamp(self._cluster.utc(self.created_at)),
+            "ownerReferences": self.owners,
+        }  # fmt: skip
+        if self.deleted_at is not None:
+            meta["deletionTimestamp"] = stamp(self._cluster.utc(self.deleted_at + self.grace_s))
+        status: Body = {"phase": self.phase, "podIP": self.ip, "conditions": []}
+        if self.disrupted:
+            status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": self.disrupted}]
+        if self.phase == "Running":
+            status["containerStatuses"] = [{"name": "train", "state": {"running": {"startedAt": stamp(EPOCH)}}}]
+        elif self.ended:
+            state = {"terminated": {"exitCode": self.exit_code or 0}}
+            status["containerStatuses"] = [{"name": "train", "state": state}]
+        return {
+            "kind": "Pod",
+            "metadata": meta,
+            "spec": {"nodeName": self.node.name if self.node else ""},
+            "status": status,
+        }
+
+    def node_runs(self) -> bool:
+        """Whether its node is on, awake and connected to the other nodes."""
+        node, now = self.node, self._cluster.kernel.now
+        return node is not None and node.powered and node.frozen_until <= now and node.cut_until <= now
+
+    def hears(self) -> bool:
+        """Whether the operator's calls arrive at its agent."""
+        node, now = self.node, self._cluster.kernel.now
+        return self._is_open() and node is not None and max(node.hidden_until, node.deaf_until) <= now
+
+    def answers(self) -> bool:
+        """Whether answers of its agent arrive at the operator."""
+        node, now = self.node, self._cluster.kernel.now
+        return self._is_open() and node is not None and max(node.hidden_until, node.mute_until) <= now
+
+    def _is_open(self) -> bool:
+        return self.agent is not None and self.agent.alive and self.node_runs() and not self.agent.hangs()
+
+    def agent_changed(self) -> None:
+        for follower in list(self._cluster.followers):
+            follower(self)
+
+    def container_exits(self, code: int = 0) -> None:
+        """The container's process is gone; its kubelet reports that."""
+        if self.agent is not None and self.agent.alive:
+            self.agent.die()
+        elif self.agent is not None and self.exit_code is not None:
+            return
+        self.exit_code = code
+        self._cluster.kernel.spawn(self._cluster.report_end(self))
+
+
+@dataclass(slots=True)
+class SimJob:
+    """The job object."""
+
+    spec: Body
+    annotations: dict[str, str] = field(default_factory=dict)
+    finalizers: list[str] = field(default_factory=list)
+    status: Body = field(default_factory=dict)
+    version: int = 1
+    deleted_at: float | None = None
+    wishes: dict[str, str] = field(default_factory=dict)
+    """Annotations of the user."""

@@ -1,0 +1,154 @@
+"""What befalls pods: their workers, containers and agents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.sim.agents import Crash, Lie, SimAgent
+from tests.sim.events import Event, Make
+from tests.sim.objects import SimNode, SimPod
+from tests.sim.victims import AFTERMATH_S, DELAYS, a_node, a_pod, touch
+
+if TYPE_CHECKING:
+    from tests.sim.story import Play
+
+REASONS = ("WorkerCrash", "WorkerCrash", "WorkerUnhealthy", "LogHang_loss", "LogSlow_speed", "LogFault_xid")
+MODES = ("", "local_process_level_restart", "process_level_restart", "job_level_restart")
+MANY = 1000
+# Longer than any checkpoint takes that nothing disturbs: the rest of a step, and half a minute.
+LONGEST_SAVE_S = 40
+
+
+def crash_worker(play: Play, event: Event) -> str:
+    pod = a_pod(play, event, training=True)
+    return _crash(play, pod, event) if pod is not None else ""
+
+
+def _crash(play: Play, pod: SimPod, event: Event) -> str:
+    agent = pod.agent
+    assert agent is not None
+    reason, asks = REASONS[event.number % len(REASONS)], ""
+    if agent.make is Make.IN_PROCESS:
+        asks = MODES[event.number // 7 % len(MODES)]
+        _note_what_is_asked(play, agent, asks)
+    touch(play, pod, event)
+    play.watchman.worker_faults += 1
+    play.watchman.met[f"crash: {reason}"] += 1
+    agent.crash(Crash(1, None, "Traceback ...\nValueError: boom", reason, asks))
+    return f"{pod.name} {reason} {asks}"
+
+
+def _note_what_is_asked(play: Play, agent: SimAgent, asks: str) -> None:
+    """Where nothing but this fault disturbs a generation, everybody must hear that its workers ask for new processes."""
+    play.watchman.met[f"asks for {asks or 'nothing'}"] += 1
+    play.watchman.asked_for_pods += asks == "job_level_restart"
+    run, record = play.training.runs.get(agent.generation), play.watchman.record
+    is_alone = run is not None and not run.spoiled and record.transition is None and record.settled_at is not None
+    if asks == "process_level_restart" and is_alone and not any(e.what in DELAYS for e in play.story.events):
+        play.watchman.asked_for_processes(agent.generation)
+
+
+def take_master_port(play: Play, event: Event) -> str:
+    """Somebody else has the port that rank 0 is to open: no fault of the workers, whoever fails over it."""
+    run = max(play.training.runs.values(), key=lambda r: r.generation, default=None)
+    agent = run.members.get(0) if run is not None else None
+    if agent is None or not agent.works(agent.generation):
+        return ""
+    touch(play, agent.pod, event)
+    play.watchman.worker_faults += agent.make is Make.FOREIGN  # who does not say what it was
+    agent.crash(Crash(1, None, "EADDRINUSE: master port 10010 is in use on this host", "WorkerFault"))
+    return agent.pod.name
+
+
+def agent_hangs(play: Play, event: Event) -> str:
+    """The agent's process stands still; its workers go on."""
+    pod = a_pod(play, event)
+    if pod is None or pod.agent is None:
+        return ""
+    pod.agent.hangs_until = play.kernel.now + event.seconds
+    play.watchman.hidden(pod.name, pod.agent.hangs_until + AFTERMATH_S)
+    return f"{pod.name} for {event.seconds:g} s"
+
+
+def agent_lags(play: Play, event: Event) -> str:
+    """What the agent says arrives seconds later."""
+    pod = a_pod(play, event)
+    if pod is None or pod.agent is None:
+        return ""
+    pod.agent.lags_until, pod.agent.lag_s = play.kernel.now + event.seconds, float(event.number % 9)
+    play.watchman.hidden(pod.name, pod.agent.lags_until + AFTERMATH_S)
+    return f"{pod.name} by {pod.agent.lag_s:g} s for {event.seconds:g} s"
+
+
+def agent_lies(play: Play, event: Event) -> str:
+    pod = a_pod(play, event)
+    if pod is None or pod.agent is None:
+        return ""
+    lie = tuple(Lie)[event.number // 7 % len(Lie)]
+    touch(play, pod, event)
+    play.watchman.worker_faults += MANY  # each word of it may be believed
+    play.watchman.is_lied_to |= lie in (Lie.NEWER, Lie.ENORMOUS)
+    pod.agent.lie, pod.agent.lies_until = lie, play.kernel.now + event.seconds
+    pod.agent_changed()
+    return f"{pod.name} {lie.value} for {event.seconds:g} s"
+
+
+def crash_again_and_again(play: Play, event: Event) -> str:
+    """The workers of one node fail as often as they are started there."""
+    node = a_node(play, event)
+    if node is None:
+        return ""
+    times = 2 + event.number % 4
+    for nth in range(times):
+        one = replace(event, number=event.number + 7 * nth)
+        play.kernel.after(nth * event.seconds, lambda one=one: _crash_on(play, node, one))
+    return f"{node.name}, {times} times, every {event.seconds:g} s"
+
+
+def _crash_on(play: Play, node: SimNode, event: Event) -> None:
+    if play.is_healed:
+        return
+    for pod in play.cluster.on_node(node):
+        if pod.agent is not None and pod.agent.works(pod.agent.generation):
+            play.say(f"** crash on {node.name}: {_crash(play, pod, event)}")
+
+
+def kill_container(play: Play, event: Event) -> str:
+    pod = a_pod(play, event)
+    if pod is None or pod.agent is None or not pod.node_runs():
+        return ""
+    touch(play, pod, event)
+    play.watchman.worker_faults += 1
+    pod.container_exits(137)
+    return pod.name
+
+
+def stop_from_outside(play: Play, event: Event) -> str:
+    """Somebody else calls /stop of an agent, as the plain protocol has it."""
+    pod = a_pod(play, event, training=True)
+    if pod is None or pod.agent is None:
+        return ""
+    graceful = bool(event.number % 2) and play.training.heeds_events
+    if not graceful:
+        touch(play, pod, event)
+        play.watchman.worker_faults += 1
+    pod.agent.stop({"is_graceful": graceful, "timeout": LONGEST_SAVE_S})
+    return f"{pod.name}, {'graceful' if graceful else 'hard'}"
+
+
+def delete_pod(play: Play, event: Event) -> str:
+    pod = a_pod(play, event)
+    if pod is None:
+        return ""
+    play.cluster.delete(pod)
+    return pod.name
+
+
+def force_delete_pod(play: Play, event: Event) -> str:
+    pod = a_pod(play, event)
+    if pod is None:
+        return ""
+    touch(play, pod, event)
+    play.cluster.delete(pod, force=True)
+    return pod.name

@@ -1,0 +1,71 @@
+"""Whom a fault hits, and what may be seen of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.sim.events import Event
+from tests.sim.objects import SimNode, SimPod
+
+if TYPE_CHECKING:
+    from tests.sim.story import Play
+
+# What keeps the operator from seeing or acting in time.
+HINDRANCES = {
+    *("api_down", "api_loses_answers", "api_throttles", "api_fails", "busy_job", "lossy_calls"),
+    *("slow_watch", "broken_watch", "repeated_watch"),
+    *(
+        "operator_dies",
+        "operator_dies_soon",
+        "operator_dies_after",
+        "operator_stands_still",
+        "second_operator",
+        "clock_jumps",
+    ),
+    *("hide_node", "hide_all", "deafen_node", "mute_node", "agent_hangs", "agent_lags", "agent_lies"),
+}
+# What may keep a pod from being drained before it is killed.
+DELAYS = HINDRANCES | {"freeze_node", "cut_node", "kill_node", "delete_node"}
+# What ends an agent.
+ENDS_OF_PODS = {"delete_pod", "force_delete_pod", "kill_container", "drain_node", "return_node"}
+# Calls without a generation are not fenced: what comes late or from somebody else does harm there.
+UNFENCED = {
+    *("lossy_calls", "wipe_record", "wipe_state", "stop_from_outside", "operator_stands_still", "second_operator"),
+    *("deafen_node", "mute_node", "agent_lags", "agent_lies"),
+}
+# A power loss shows at last when its node is found not ready; a slow watch adds to it.
+AFTERMATH_S = 600.0
+
+Fault = Callable[["Play", "Event"], str]
+"""Does it; gives what happened in words, nothing when it hit nobody."""
+
+
+def a_pod(play: Play, event: Event, *, training: bool = False) -> SimPod | None:
+    pods = sorted((p for p in play.cluster.pods.values() if not p.ended), key=lambda p: p.name)
+    if training:
+        pods = [p for p in pods if p.agent is not None and p.agent.works(p.agent.generation)]
+    return pods[event.number % len(pods)] if pods else None
+
+
+def touch(play: Play, pod: SimPod, event: Event) -> None:
+    if any(other.what in HINDRANCES for other in play.story.events):
+        play.watchman.worker_faults += 1  # it may look like one to an operator that did not see it come
+    play.watchman.touched(pod.name, play.kernel.now + event.seconds + AFTERMATH_S)
+    if pod.agent is not None:
+        play.training.touched(pod.agent, event.what)
+
+
+def a_node(play: Play, event: Event) -> SimNode | None:
+    nodes = [n for n in play.cluster.nodes.values() if n.powered]
+    return nodes[event.number % len(nodes)] if nodes else None
+
+
+def touch_node(play: Play, node: SimNode, event: Event) -> None:
+    for pod in play.cluster.on_node(node):
+        touch(play, pod, event)
+
+
+def hide(play: Play, node: SimNode, until: float) -> None:
+    for pod in play.cluster.on_node(node):
+        play.watchman.hidden(pod.name, until + AFTERMATH_S)

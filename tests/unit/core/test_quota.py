@@ -1,0 +1,439 @@
+"""What Kueue grants, in the terms of the other decisions: shares, holding, withdrawing, asking and giving back (spec 40)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import (
+    NOW,
+    acts,
+    agent,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    silent,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.actions import (
+    AskWorkload,
+    CreatePod,
+    DeletePod,
+    DropWorkload,
+    FinishWorkload,
+    MarkPodsReady,
+    NameQueue,
+    ReleaseBase,
+    StopWorkers,
+)
+from elastipod_operator.core.codec import decode, encode
+from elastipod_operator.core.facts import (
+    AgentFact,
+    AgentState,
+    NodeFact,
+    Observed,
+    PodFact,
+    Policy,
+    SpecShape,
+    WorkloadFact,
+)
+from elastipod_operator.core.names import PodId, Slot, workload_name
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.quota import shares_of
+from elastipod_operator.core.record import Gang, Kind, Record, Shed
+from elastipod_operator.core.sizes import Sizes
+
+QUEUE = "gpus"
+Seen = tuple[PodFact, AgentFact | None]
+
+
+def workload(number: int, pods: int = 1, **changes: Any) -> WorkloadFact:
+    """Give an admitted Workload over the one spec."""
+    base = WorkloadFact(
+        name=workload_name("job", "job-uid", number), uid=f"uid-{number}", number=number, counts=(("workers", pods),),
+        created_at=NOW - seconds(3600), queue=QUEUE, reserved=True, admitted=True, pods_ready=True,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def pending(number: int, pods: int = 1, **changes: Any) -> WorkloadFact:
+    return workload(number, pods, reserved=False, admitted=False, pods_ready=None, waits="no room", **changes)
+
+
+def evicted(number: int, pods: int = 1, **changes: Any) -> WorkloadFact:
+    return workload(number, pods, evicted="Preempted", what_evicted="a more important job came", **changes)
+
+
+def look(
+    record: Record | None, workloads: Sequence[WorkloadFact], *pods: Seen, wishes: Policy | None = None, **changes: Any
+) -> Observed:
+    """Give an observation of a job in the queue."""
+    about = {name: changes.pop(name) for name in ("queue", "queue_in_template", "pending_edits") if name in changes}
+    fact = job(record, wishes or policy(2, 4, payback=False), **{"queue": QUEUE, **about})
+    return observed(fact, pods, workloads=tuple(workloads), **changes)
+
+
+def queued(record: Record) -> Record:
+    return replace(record, queue=QUEUE)
+
+
+def on(number: int, ordinal: int, **changes: Any) -> Any:
+    return pod(ordinal, workload=workload_name("job", "job-uid", number), **changes)
+
+
+def train(size: int, **changes: Any) -> list[Seen]:
+    """Give the pods of a job that trains with its base of 2 and increments of one."""
+    return [(on(max(0, n - 1), n, **changes), running()) for n in range(size)]
+
+
+FOUR = [workload(0, 2), workload(1), workload(2)]
+
+
+# ---- shares
+
+
+def test_the_base_is_the_smallest_size_and_each_increment_the_way_to_the_next() -> None:
+    base, first, second = shares_of(policy(2, 4))
+    assert base.slots == (Slot("workers", 0), Slot("workers", 1))
+    assert (first.slots, second.slots) == ((Slot("workers", 2),), (Slot("workers", 3),))
+
+
+def test_spares_come_with_the_first_share_of_their_spec() -> None:
+    wishes = policy(sizes=Sizes((2, 3, 5), 2), specs=(SpecShape("base", 3, spares=1), SpecShape("extra", 2, spares=2)))
+    base, first, second = shares_of(wishes)
+    assert base.counts == (("base", 3),)
+    assert (base.slots[-1], first.slots) == (Slot("base", 2), (Slot("base", 3),))
+    assert second.counts == (("extra", 4),)
+    assert (base.trains, second.trains) == ({"base": 2}, {"extra": 2})
+
+
+def test_a_share_may_reach_over_two_specs() -> None:
+    wishes = policy(sizes=Sizes((2, 4), 2), specs=(SpecShape("base", 3), SpecShape("extra", 1)))
+    assert shares_of(wishes)[1].counts == (("base", 1), ("extra", 1))
+
+
+# ---- in which queue
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        pytest.param({"queue": QUEUE}, [], id="the job's label"),
+        pytest.param({"queue": "", "queue_in_template": "t"}, [NameQueue("t")], id="the template's one becomes the job's"),
+        pytest.param({"queue": "", "default_queue": True}, [NameQueue("default")], id="a queue named default adopts it"),
+    ],
+)  # fmt: skip
+def test_a_new_job_learns_its_queue(changes: dict[str, Any], named: list[NameQueue]) -> None:
+    todo = plan(look(None, [], **changes))
+    assert todo.record.queue
+    assert acts(todo, NameQueue) == named
+    assert [a.queue for a in acts(todo, AskWorkload)] == [todo.record.queue]
+    assert not acts(todo, CreatePod)
+
+
+def test_a_job_without_a_queue_asks_nobody() -> None:
+    todo = plan(look(None, [], queue="", default_queue=False))
+    assert todo.record.queue == ""
+    assert not acts(todo, AskWorkload)
+    assert len(acts(todo, CreatePod)) == 4
+
+
+def test_a_label_that_comes_while_the_job_runs_acts_when_nothing_runs() -> None:
+    todo = plan(look(trains(), [], *train(2)))
+    assert (todo.record.queue, acts(todo, AskWorkload), todo.record.transition) == ("", [], None)
+    idle = replace(trains(), members=(), transition=transition(Kind.SUSPEND, goal=0))
+    assert plan(look(idle, [], wishes=policy(2, 4, suspend=True))).record.queue == QUEUE
+
+
+def test_a_job_that_leaves_its_queue_gives_back_what_waits() -> None:
+    todo = plan(look(queued(Record(transition=transition(Kind.SUSPEND))), [pending(0, 2)], queue=""))
+    assert todo.record.queue == ""
+    assert [a.name for a in acts(todo, DropWorkload)] == [pending(0).name]
+
+
+def test_a_job_in_another_queue_asks_there() -> None:
+    record = Record(queue="old", transition=transition(Kind.SUSPEND, cause="Queued"))
+    todo = plan(look(record, [pending(0, 2, queue="old")]))
+    assert todo.record.queue == QUEUE
+    assert [a.name for a in acts(todo, DropWorkload)] == [pending(0).name]
+    again = plan(look(todo.record, []))
+    assert acts(again, AskWorkload) == [AskWorkload(0, (("workers", 2),), QUEUE)]
+
+
+# ---- held
+
+
+def test_no_pod_before_the_base_is_admitted() -> None:
+    todo = plan(look(None, []))
+    assert acts(todo, AskWorkload) == [AskWorkload(0, (("workers", 2),), QUEUE)]
+    waiting = plan(look(todo.record, [pending(0, 2)]))
+    assert not acts(waiting, CreatePod)
+    assert not acts(waiting, AskWorkload)
+    state = waiting.conditions[-1]
+    assert (state.type, state.reason, state.message) == ("Suspended", "Queued", "waits in queue gpus: no room")
+    assert waiting.record.ledger.phase == "queued"
+
+
+def test_kueue_that_is_not_there_is_told() -> None:
+    todo = plan(look(None, [], queue_trouble=("KueueUnavailable", "the API server knows no Workloads")))
+    state = todo.conditions[-1]
+    assert (state.type, state.reason) == ("Suspended", "KueueUnavailable")
+
+
+def test_an_admitted_base_lets_its_pods_come_and_the_increments_be_asked_for() -> None:
+    held = plan(look(None, [pending(0, 2)])).record
+    todo = plan(look(held, [workload(0, 2, pods_ready=None)]))
+    assert (todo.record.transition and todo.record.transition.cause) == "Admitted"
+    assert [(a.pod, a.workload) for a in acts(todo, CreatePod)] == [(pid(n), workload(0).name) for n in range(2)]
+    assert [a.number for a in acts(todo, AskWorkload)] == [1, 2]
+    assert todo.size == "0/2/4"
+
+
+def test_a_quota_that_is_only_reserved_starts_nothing() -> None:
+    held = plan(look(None, [pending(0, 2)])).record
+    assert not acts(plan(look(held, [workload(0, 2, admitted=False)])), CreatePod)
+
+
+def test_an_evicted_base_stops_the_job_and_is_released_when_its_pods_are_gone() -> None:
+    todo = plan(look(queued(trains()), [evicted(0, 2)], *train(2)))
+    assert todo.record.transition is not None
+    assert (todo.record.transition.kind, todo.record.transition.cause) == (Kind.SUSPEND, "Preempted")
+    assert {a.graceful for a in acts(todo, StopWorkers)} == {True}
+    assert not acts(todo, ReleaseBase)
+    parked = [(on(0, n), ready(1, drained=True)) for n in range(2)]
+    going = plan(look(todo.record, [evicted(0, 2)], *parked))
+    assert len(acts(going, DeletePod)) == 2
+    assert not acts(going, ReleaseBase)
+    gone = plan(look(going.record, [evicted(0, 2)]))
+    assert acts(gone, ReleaseBase) == [ReleaseBase(workload(0).name, "uid-0")]
+    assert not acts(gone, AskWorkload)
+    back = plan(look(gone.record, [workload(0, 2)]))
+    assert back.record.transition is not None
+    assert (back.record.transition.kind, len(acts(back, CreatePod))) == (Kind.START, 2)
+
+
+def test_increments_go_with_their_base() -> None:
+    record = queued(trains(members=(), transition=transition(Kind.SUSPEND, cause="Preempted", goal=0)))
+    todo = plan(look(record, [evicted(0, 2), workload(1), pending(2)]))
+    assert [a.name for a in acts(todo, DropWorkload)] == [workload(1).name, pending(2).name]
+
+
+def test_a_base_that_somebody_took_away_stops_the_job() -> None:
+    todo = plan(look(queued(trains()), [], *train(2)))
+    assert todo.record.transition is not None
+    assert todo.record.transition.kind is Kind.SUSPEND
+    assert [a.number for a in acts(todo, AskWorkload)] == [0]
+
+
+# ---- growing and shrinking
+
+
+def test_granted_increments_bring_their_pods() -> None:
+    todo = plan(look(queued(trains()), [workload(0, 2), workload(1), pending(2)], *train(2)))
+    assert [(a.pod, a.workload) for a in acts(todo, CreatePod)] == [(pid(2), workload(1).name)]
+    assert not acts(todo, AskWorkload)
+
+
+def test_what_increments_wait_for_is_told_in_kueues_words() -> None:
+    todo = plan(look(queued(trains()), [workload(0, 2), pending(1), pending(2)], *train(2)))
+    scaling = next(c for c in todo.conditions if c.type == "Scaling")
+    assert (scaling.reason, scaling.message) == ("Queued", "2 more replicas are wanted and wait in queue gpus: no room")
+    assert todo.size == "2/2/4"
+
+
+def test_an_evicted_increment_is_left_in_order_and_then_given_back() -> None:
+    record = queued(trains(4))
+    shares = [workload(0, 2), workload(1), evicted(2)]
+    todo = plan(look(record, shares, *train(4)))
+    assert todo.record.transition is not None
+    assert (todo.record.transition.cause, todo.record.transition.goal) == ("Preempted", 3)
+    assert {a.graceful for a in acts(todo, StopWorkers)} == {True}
+    assert not acts(todo, DropWorkload)
+    parked = [(p, ready(1, drained=True)) for p, _ in train(4)]
+    shrunk = plan(look(todo.record, shares, *parked))
+    assert shrunk.record.members == (pid(0), pid(1), pid(2))
+    assert [a.name for a in acts(shrunk, DeletePod)] == [on(2, 3).name]
+    assert not acts(shrunk, DropWorkload)
+    gone = plan(look(shrunk.record, shares, *train(3)))
+    assert [a.name for a in acts(gone, DropWorkload)] == [evicted(2).name]
+    assert gone.record.shed == Shed(1, gone.record.shed.until if gone.record.shed else NOW)
+    assert not acts(gone, AskWorkload)
+    later = plan(look(gone.record, shares[:2], *train(3)))
+    assert not acts(later, AskWorkload)
+    assert gone.record.shed is not None
+    assert later.wake_at is not None
+    assert later.wake_at <= gone.record.shed.until
+    asked = plan(replace(look(gone.record, shares[:2], *train(3)), now=gone.record.shed.until))
+    assert [a.number for a in acts(asked, AskWorkload)] == [2]
+
+
+def test_a_silent_member_leaves_its_quota_too() -> None:
+    heard = [(on(0, 0), running(step=1, step_at=NOW)), (on(0, 1), running(step=1, step_at=NOW))]
+    unheard = (on(1, 2), silent(20))
+    todo = plan(look(queued(trains(3)), [workload(0, 2), evicted(1)], *heard, unheard))
+    assert todo.record.transition is not None
+    assert (todo.record.transition.cause, todo.record.transition.goal) == ("Preempted", 2)
+
+
+def test_a_hole_in_the_middle_is_nothing_special() -> None:
+    shares = [workload(0, 2), evicted(1), workload(2)]
+    todo = plan(look(queued(trains(4)), shares, *train(4)))
+    parked = [(p, ready(1, drained=True)) for p, _ in train(4)]
+    shrunk = plan(look(todo.record, shares, *parked))
+    assert shrunk.record.members == (pid(0), pid(1), pid(3))
+    assert [a.name for a in acts(shrunk, DeletePod)] == [on(1, 2).name]
+
+
+def test_uneven_increments_are_asked_for_one_after_the_other() -> None:
+    wishes = policy(sizes=Sizes((2, 4, 8), 2), specs=(SpecShape("workers", 8),), payback=False)
+    todo = plan(look(queued(trains()), [workload(0, 2)], *train(2), wishes=wishes))
+    assert [a.counts for a in acts(todo, AskWorkload)] == [(("workers", 2),)]
+    assert not acts(
+        plan(look(queued(trains()), [workload(0, 2), pending(1, 2)], *train(2), wishes=wishes)), AskWorkload
+    )
+
+
+def test_increments_that_make_no_allowed_size_alone_are_given_back() -> None:
+    wishes = policy(sizes=Sizes((2, 4, 8), 2), specs=(SpecShape("workers", 8),), payback=False)
+    todo = plan(look(queued(trains()), [workload(0, 2), workload(2, 4)], *train(2), wishes=wishes))
+    assert [a.name for a in acts(todo, DropWorkload)] == [workload(2).name]
+    assert not acts(todo, CreatePod)
+
+
+def test_only_so_many_increments_wait_at_a_time() -> None:
+    wishes = policy(2, 60, payback=False)
+    todo = plan(look(queued(trains()), [workload(0, 2), *(pending(n) for n in range(1, 11))], *train(2), wishes=wishes))
+    assert [a.number for a in acts(todo, AskWorkload)] == list(range(11, 17))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(trains(recovered_at=NOW - seconds(30)), id="it snoozes after a fault"),
+        pytest.param(trains(shed=Shed(1, NOW + seconds(5))), id="increments were taken back"),
+        pytest.param(trains(gang=Gang(NOW, 0, 1, NOW + seconds(60))), id="there was room for a part only"),
+    ],
+)
+def test_when_no_increment_is_asked_for(record: Record) -> None:
+    wishes = policy(2, 4, snooze=seconds(60), payback=False)
+    shares = [workload(0, 2)]
+    assert not acts(plan(look(queued(record), shares, *train(2), wishes=wishes)), AskWorkload)
+    assert acts(plan(look(queued(trains()), shares, *train(2), wishes=wishes)), AskWorkload)
+
+
+def test_an_increment_whose_pods_find_no_place_is_given_back() -> None:
+    resting = queued(trains(gang=Gang(NOW, 0, 1, NOW + seconds(60))))
+    waits = (on(1, 2, node="", phase="Pending", started=False), None)
+    todo = plan(look(resting, FOUR, *train(2), waits))
+    assert [a.name for a in acts(todo, DeletePod)] == [waits[0].name]
+    assert [a.name for a in acts(todo, DropWorkload)] == [workload(2).name]
+    assert [a.name for a in acts(plan(look(resting, FOUR, *train(2))), DropWorkload)] == [
+        workload(1).name,
+        workload(2).name,
+    ]
+
+
+def test_a_fault_that_leaves_no_place_gives_the_quota_of_its_pods_back() -> None:
+    record = queued(trains(3, is_faulty_shrink=True))
+    waits = (on(2, 3, node="", phase="Pending", started=False, created_at=NOW - seconds(100)), None)
+    todo = plan(look(record, FOUR, *train(3), waits))
+    assert not acts(todo, DeletePod)
+    assert todo.wake_at is not None
+    assert todo.wake_at <= NOW + seconds(20)
+    late = replace(look(record, FOUR, *train(3), waits), now=NOW + seconds(20))
+    given_up = plan(late)
+    assert [a.name for a in acts(given_up, DeletePod)] == [waits[0].name]
+    assert not acts(given_up, DropWorkload)
+    gone = plan(replace(look(given_up.record, FOUR, *train(3)), now=NOW + seconds(21)))
+    assert [a.name for a in acts(gone, DropWorkload)] == [workload(2).name]
+    assert not acts(gone, CreatePod)
+    assert not acts(gone, AskWorkload)
+
+
+def test_quota_is_kept_while_a_pod_may_still_run() -> None:
+    lost = replace(queued(trains()), lost=(PodId("workers", 3, 0),))
+    gone_node = (on(2, 3, node="node-9"), agent(last_answer=NOW - seconds(60)))
+    seen = look(lost, [workload(0, 2), workload(1), evicted(2)], *train(2), gone_node)
+    down = NodeFact(name="node-9", ready=False, not_ready_since=NOW - seconds(5))
+    assert not acts(plan(replace(seen, nodes={**seen.nodes, "node-9": down})), DropWorkload)
+
+
+# ---- edits, suspension, the end
+
+
+def test_a_suspended_job_gives_everything_back_once_its_pods_are_gone() -> None:
+    wishes = policy(2, 4, suspend=True)
+    begun = plan(look(queued(trains(3)), FOUR[:2], *train(3), wishes=wishes))
+    assert not acts(begun, DropWorkload)
+    todo = plan(look(replace(begun.record, members=()), FOUR[:2], wishes=wishes))
+    assert [a.name for a in acts(todo, DropWorkload)] == [w.name for w in FOUR[:2]]
+    assert not acts(todo, AskWorkload)
+    assert todo.conditions[-1].reason == "SuspendedByUser"
+
+
+def test_an_edited_template_needs_quota_of_its_own_before_it_runs() -> None:
+    held = plan(look(None, [pending(0, 2)])).record
+    todo = plan(look(held, [workload(0, 2)], pending_edits=("spec.replicaSpecs[workers].template",)))
+    assert todo.takes_spec
+    assert not acts(todo, CreatePod)
+    dropped = plan(look(todo.record, [workload(0, 2, is_outdated=True)]))
+    assert [a.name for a in acts(dropped, DropWorkload)] == [workload(0).name]
+
+
+def test_a_larger_minimum_is_asked_for_anew() -> None:
+    todo = plan(look(queued(trains()), [workload(0, 2)], *train(2), wishes=policy(3, 4)))
+    assert todo.record.transition is not None
+    assert (todo.record.transition.kind, todo.record.transition.cause) == (Kind.SUSPEND, "SpecEdited")
+
+
+def test_a_lower_maximum_gives_the_last_increment_back() -> None:
+    todo = plan(look(queued(trains(3)), FOUR, *train(3), wishes=policy(2, 3)))
+    assert [a.name for a in acts(todo, DropWorkload)] == [workload(2).name]
+
+
+@pytest.mark.parametrize("outcome", ["Completed", "Failed"])
+def test_the_end_is_told_to_kueue_once_the_pods_are_gone(outcome: str) -> None:
+    record = queued(trains(outcome=outcome, outcome_reason=outcome, outcome_message="why", ended_at=NOW))
+    runs = (on(0, 0), agent(AgentState.COMPLETED))
+    assert not acts(plan(look(record, [workload(0, 2)], runs)), FinishWorkload)
+    todo = plan(look(record, FOUR[:2], (replace(runs[0], phase="Succeeded"), None)))
+    assert acts(todo, FinishWorkload) == [
+        FinishWorkload(w.name, w.uid, outcome == "Completed", "why") for w in FOUR[:2]
+    ]  # fmt: skip
+    assert not acts(plan(look(record, [workload(0, 2, finished=True)])), FinishWorkload)
+
+
+@pytest.mark.parametrize(
+    ("known", "pods", "expected"),
+    [
+        pytest.param(None, 2, [True], id="all are there"),
+        pytest.param(True, 2, [], id="known"),
+        pytest.param(True, 1, [False], id="one went"),
+        pytest.param(None, 1, [], id="not yet, which needs no word"),
+    ],
+)
+def test_kueue_is_told_of_ready_pods(known: bool | None, pods: int, expected: list[bool]) -> None:
+    todo = plan(look(queued(trains()), [workload(0, 2, pods_ready=known)], *train(pods)))
+    assert [a.ready for a in acts(todo, MarkPodsReady)] == expected
+
+
+# ---- the record
+
+
+def test_the_record_keeps_queue_and_losses() -> None:
+    for record in (queued(trains()), replace(queued(trains()), shed=Shed(3, NOW))):
+        assert decode(encode(record)) == record
+
+
+def test_the_same_look_gives_the_same_actions() -> None:
+    seen = look(queued(trains()), [workload(0, 2), pending(1), evicted(2)], *train(2))
+    assert plan(seen) == plan(seen)
