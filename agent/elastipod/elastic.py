@@ -152,6 +152,9 @@ _abandoned: list[_Detector] = []  # a forked child's copies of its parent's conn
 def _close_at_exit() -> None:
     if _detector is not None:
         _detector.close()
+    # At its very end Python puts the default action in the place of its handlers: an event would kill a worker that leaves.
+    if isinstance(getattr(signal.getsignal(signal.SIGUSR1), "__self__", None), _Detector):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _forget_in_child() -> None:

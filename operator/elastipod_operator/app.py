@@ -172,7 +172,9 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
         # A pod on a node that was not seen yet would look like one on a deleted node.
         for node in await _all_nodes(api):
             store.put_node(node)
-        quota = WorkloadWatch(QueueApi(api), store, reconciler.wake, reconciler.queues_are_back)
+        quota = WorkloadWatch(
+            QueueApi(api), store, reconciler.wake, reconciler.queues_are_back, reconciler.queues_wanted
+        )
         watches = [
             asyncio.create_task(_kopf(options, handlers(store, reconciler), stop)),
             asyncio.create_task(quota.run(options.namespaces)),

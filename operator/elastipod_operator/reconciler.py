@@ -97,6 +97,11 @@ class Reconciler:
         if worker is not None and worker.task is not None:
             worker.task.cancel()
 
+    @property
+    def queues_wanted(self) -> asyncio.Event:
+        """Set once there is a job with a queue."""
+        return self._queues.wanted
+
     def queues_are_back(self) -> None:
         """Have what waits for Kueue tried again: its objects can be read again."""
         self._queues.are_back()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import ssl
@@ -30,6 +31,8 @@ from elastipod_agent.core.states import move
 
 T = TypeVar("T")
 HEARTBEAT_S = 8.0
+# No address is given twice: the pod that had it before may still be somebody's.
+NUMBERS = itertools.count(1)
 DRAIN_S = 0.05
 P5 = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "5120Mi", "cpu": "192", "memory": "2Ti"}
 G6E = {"nvidia.com/gpu": "4", "cpu": "48", "memory": "384Gi"}
@@ -331,7 +334,7 @@ class PlayedNodes:
 
     async def _begin_pod(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
-        number = len(self._addresses) + 1
+        number = next(NUMBERS)
         address = self._addresses[meta["uid"]] = f"127.{64 + os.getpid() % 128}.{number // 250}.{number % 250 + 1}"
         manner = self._manners.get(meta["labels"]["HPJob"], "")
         if manner != "mute":

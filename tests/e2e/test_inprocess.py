@@ -220,7 +220,8 @@ def test_a_drain_leaves_processes_that_return_and_replaces_those_that_exit(pods:
             job.start(generation)
             assert agent.drain(generation) == (200, None)
             seen = agent.until("ready")
-            assert (seen["drained"], seen["reason"], seen["generation"]) == (True, "Drained", generation)
+            told = (seen["drained"], seen["reason"], seen["generation"])
+            assert told == (True, "Drained", generation), agent.printed()
         assert (job.pids(1) == job.pids(2)) is is_kept, "the event is asked for anew in each run"
         job.start(3)
         agent.stop(3, restart_mode="ipr")

@@ -27,16 +27,28 @@ GONE_AFTER = 2
 
 
 class WorkloadWatch:
-    """Keeps a store up to date. wake: have a job looked at soon. is_back: Kueue's objects can be read again."""
+    """Keeps a store up to date. wake: have a job looked at soon. is_back: Kueue's objects can be read again.
 
-    def __init__(self, api: QueueApi, store: Store, wake: Callable[[str], None], is_back: Callable[[], None]) -> None:
+    wanted: set once there is a job with a queue. Without one nothing is asked: most clusters have no Kueue to ask.
+    """
+
+    def __init__(
+        self,
+        api: QueueApi,
+        store: Store,
+        wake: Callable[[str], None],
+        is_back: Callable[[], None],
+        wanted: asyncio.Event,
+    ) -> None:
         self._api = api
         self._store = store
         self._wake = wake
         self._is_back = is_back
+        self._wanted = wanted
 
     async def run(self, namespaces: Sequence[str]) -> None:
         """Watch these namespaces, or all when there are none, until cancelled."""
+        await self._wanted.wait()
         async with asyncio.TaskGroup() as group:
             for namespace in namespaces or ("",):
                 group.create_task(self._follow(namespace), name=f"workloads of {namespace or 'all namespaces'}")

@@ -7,6 +7,7 @@ has pods, for without it the job would seem to have lost its quota; and where po
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from ..core.actions import CreatePod, Plan
@@ -27,6 +28,11 @@ class Queues:
     ) -> None:
         self._desk = Desk(api, store, wake)
         self._list_pods = list_pods
+
+    @property
+    def wanted(self) -> asyncio.Event:
+        """Set once there is a job with a queue."""
+        return self._desk.wanted
 
     def forget(self, uid: str) -> None:
         """Stop caring for a job that is gone."""

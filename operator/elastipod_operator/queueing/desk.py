@@ -76,6 +76,8 @@ class Desk:
         self.store = store
         self.wake = wake
         self.lookups = Lookups(api)
+        self.wanted = asyncio.Event()
+        """Set once there is a job with a queue."""
         self._memories: dict[str, Memory] = {}
 
     def memory(self, job: Job) -> Memory:

@@ -38,6 +38,7 @@ async def look(desk: Desk, job: Job) -> None:
     if fact.record is None and not named and desk.memory(job).default_queue is None:
         desk.memory(job).default_queue = await _has_default(desk, fact.namespace)
     if not job.workloads.is_listed and (named or _is_in_queue(desk, job)):
+        desk.wanted.set()
         await _list(desk, job)
 
 

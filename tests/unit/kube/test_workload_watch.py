@@ -60,11 +60,15 @@ class Followed:
         self.script = script
 
     async def run(self, namespaces: Iterable[str] = ()) -> list[str]:
+        wanted = asyncio.Event()
         watch = WorkloadWatch(
-            cast(QueueApi, self.script), self.store, lambda uid: self.told.append(uid), lambda: self.told.append("back")
+            cast(QueueApi, self.script), self.store, self.told.append, lambda: self.told.append("back"), wanted
         )
         asked = len(self.script.answers)
         task = asyncio.create_task(watch.run(list(namespaces)))
+        await asyncio.sleep(0)
+        assert self.script.lists == [], "nothing is asked before a job has a queue"
+        wanted.set()
         await until(lambda: len(self.script.lists) > asked)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

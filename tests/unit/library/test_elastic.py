@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,3 +126,20 @@ def test_progress_goes_into_this_workers_slot(pod: WorkerFile, monkeypatch: pyte
 
 def test_progress_outside_a_pod_does_nothing() -> None:
     report(1, 16)
+
+
+LEAVES = """
+import os, signal
+from elastipod import elastic_event_detected
+
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR1):
+        kill(pid, number)  # when Python has given its handlers up
+
+elastic_event_detected()
+last = Last()
+"""
+
+
+def test_an_event_does_not_kill_a_process_that_is_leaving() -> None:
+    assert subprocess.run([sys.executable, "-c", LEAVES], timeout=30).returncode == 0
