@@ -15,7 +15,7 @@ from .health import Health, Replica, View
 from .membership import soonest, soonest_allowed
 from .names import Slot
 from .payback import growth_hold
-from .quota import Quota, Share, fits, left_until
+from .quota import Quota, Share, fits, is_on, left_until
 from .record import Record, Shed
 from .scene import Step
 
@@ -44,24 +44,24 @@ def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> St
     return step.also(*drops, *asks, *marks)
 
 
-def is_resting(record: Record, now: datetime) -> bool:
-    """Whether places for less than a whole gang or increment were given back a short while ago."""
-    return record.gang is not None and record.gang.rest_until is not None and now < record.gang.rest_until
+def rest_until(record: Record, now: datetime) -> datetime | None:
+    """Give until when places for less than a whole gang or increment are left to others; None when they are not."""
+    until = record.gang.rest_until if record.gang is not None else None
+    return until if until is not None and now < until else None
 
 
 def resting_slots(record: Record, quota: Quota, now: datetime) -> frozenset[Slot]:
     """Give the slots that need no pod while places are given back: those of shares of which nobody trains."""
-    if not is_resting(record, now):
+    if rest_until(record, now) is None:
         return frozenset()
     return frozenset(slot for share in quota.shares if not _is_in_use(share, record) for slot in share.slots)
 
 
 def increments_from(record: Record, policy: Policy, now: datetime) -> datetime | None:
     """Give until when no increment is asked for; None when they are: after faults, losses of quota, and vain attempts."""
-    rest = record.gang.rest_until if is_resting(record, now) and record.gang is not None else None
     snooze = record.recovered_at + policy.snooze if record.recovered_at is not None else None
     shed = record.shed.until if record.shed is not None else None
-    until = soonest_allowed(rest, snooze, shed, growth_hold(record, policy))
+    until = soonest_allowed(rest_until(record, now), snooze, shed, growth_hold(record, policy))
     return until if until is not None and until > now else None
 
 
@@ -119,7 +119,7 @@ def _why_unwanted(
         return "the base of the job has no quota"
     if number in quota.useless:
         return quota.useless[number]
-    if is_resting(record, seen.now) and not _is_in_use(quota.shares[number], record):
+    if rest_until(record, seen.now) is not None and not _is_in_use(quota.shares[number], record):
         return "there was room for a part of it only"
     return "it was marked as finished by somebody else" if workload.finished else ""
 
@@ -130,10 +130,7 @@ def _is_in_use(share: Share, record: Record) -> bool:
 
 def _pods_on(workload: WorkloadFact, quota: Quota, view: View) -> list[Replica]:
     """Give the pods on a Workload's quota that are not gone yet."""
-    slots = quota.shares[workload.number].slots if workload.number < len(quota.shares) else ()
-    return [
-        r for r in view.by_id.values() if not r.gone and (r.pod.workload == workload.name or r.id.slot in slots)
-    ]  # fmt: skip
+    return [r for r in view.by_id.values() if not r.gone and is_on(r.pod, workload, quota.shares)]
 
 
 def _shed(record: Record, workload: WorkloadFact, policy: Policy, seen: Observed) -> tuple[Record, Note | None]:

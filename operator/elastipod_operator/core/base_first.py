@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from .facts import Policy
-from .health import Health, Replica, View
+from .health import Replica, View
 from .names import PodId, Slot
 from .record import Kind, Record
 
@@ -53,4 +53,4 @@ def base_first(
 
 def _living(slots: list[Slot], view: View) -> list[Replica]:
     found = (view.newest.get(slot) for slot in slots)
-    return [r for r in found if r is not None and r.health not in (Health.ENDED, Health.LOST, Health.DOOMED)]
+    return [r for r in found if r is not None and r.lives]

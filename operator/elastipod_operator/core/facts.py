@@ -249,6 +249,11 @@ class WorkloadFact:
     is_outdated: bool = False
     is_deleting: bool = False
 
+    @property
+    def is_granted(self) -> bool:
+        """Whether pods may run on it: admitted, and neither called back nor over."""
+        return self.admitted and not (self.evicted or self.finished or self.is_deleting)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from .actions import Note
 from .backoff import backoff, jitter
 from .facts import Policy
-from .health import Health, Replica, View
-from .membership import capped, remember, room_for, soonest, spare_slots
+from .health import View
+from .membership import capped, is_placed, remember, room_for, soonest, spare_slots
 from .names import Slot
 from .record import Gang, Record
 
@@ -34,7 +34,7 @@ class Places:
 
 def places(record: Record, view: View, policy: Policy) -> Places:
     """Count the places that the job holds."""
-    bound = [r.id for r in view.newest.values() if _is_bound(r)]
+    bound = [r.id for r in view.newest.values() if is_placed(r)]
     if record.transition is not None:
         whole = policy.sizes.fit(room_for(bound, policy))
         return Places(whole, 0 if whole else capped(bound, policy))
@@ -45,11 +45,7 @@ def places(record: Record, view: View, policy: Policy) -> Places:
 
 def _is_short(view: View) -> bool:
     """Whether some pod waits for a place."""
-    return any(_lives(r) and not r.pod.node for r in view.newest.values())
-
-
-def _lives(replica: Replica) -> bool:
-    return replica.health not in (Health.ENDED, Health.LOST, Health.DOOMED)
+    return any(r.lives and not r.pod.node for r in view.newest.values())
 
 
 def watch_gang(
@@ -123,14 +119,10 @@ def restrict(wanted: list[Slot], record: Record, view: View, policy: Policy, now
     whole = places(record, view, policy).whole if record.transition is None else 0
     spares = [s for s in wanted if s in spare_slots(policy, wanted) and s not in members]  # nobody waits for those
     others = [s for s in wanted if s not in members and s not in spares]
-    others.sort(key=lambda s: not _is_bound(view.newest.get(s)))
+    others.sort(key=lambda s: not is_placed(view.newest.get(s)))
     demand = 1 if now >= gang.since + DEMAND_PAUSE else 0
     return [
         *(s for s in wanted if s in members),
         *others[: whole - len(members) + demand if members else demand],
-        *(s for s in spares if _is_bound(view.newest.get(s))),
+        *(s for s in spares if is_placed(view.newest.get(s))),
     ]
-
-
-def _is_bound(replica: Replica | None) -> bool:
-    return replica is not None and _lives(replica) and bool(replica.pod.node)

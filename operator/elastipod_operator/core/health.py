@@ -58,6 +58,11 @@ class Replica:
         return self.pod.id
 
     @property
+    def lives(self) -> bool:
+        """Whether it trains, or may yet: it has not ended, is not lost, and need not leave."""
+        return self.health not in (Health.ENDED, Health.LOST, Health.DOOMED)
+
+    @property
     def busy(self) -> bool:
         """Whether workers run there, or their end has not been acknowledged by a stop, as far as its agent tells."""
         answers = self.health in (Health.GOOD, Health.DOOMED)

@@ -83,7 +83,7 @@ def wanted_slots(policy: Policy, record: Record, view: View) -> list[Slot]:
 
 def _distance(replica: Replica | None) -> int:
     """How far a slot is from training: 0 its pod runs, 1 it is on its way, 2 there is none that could."""
-    if replica is None or replica.health in (Health.ENDED, Health.LOST, Health.DOOMED):
+    if replica is None or not replica.lives:
         return 2
     return 1 if replica.health is Health.PENDING and not replica.pod.started else 0
 
@@ -131,10 +131,10 @@ def supply(
     misplaced = _misplaced(view, limits.avoids)
     newest = newest_incarnations(record, view)
     spares = spare_slots(policy, wanted)
-    all_placed = all(_is_placed(view.newest.get(slot)) for slot in wanted if slot not in spares)
+    all_placed = all(is_placed(view.newest.get(slot)) for slot in wanted if slot not in spares)
     for slot in wanted:
         replica = view.newest.get(slot)
-        if _lives(replica) and slot not in misplaced:
+        if replica is not None and replica.lives and slot not in misplaced:
             continue
         if slot in spares and not all_placed:
             continue  # a spare must not take the place of one that is to train
@@ -165,13 +165,13 @@ def _spares_give_way(
     They came when there was room for all; that some of it went shows in pods that wait for a place for long.
     """
     waiting = [
-        r for s in wanted if s not in spares and (r := view.newest.get(s)) is not None and _lives(r) and not r.pod.node
+        r for s in wanted if s not in spares and (r := view.newest.get(s)) is not None and r.lives and not r.pod.node
     ]
     members = {*record.members}
-    idle = [r for s in spares if (r := view.newest.get(s)) is not None and _is_placed(r) and r.id not in members]
+    idle = [r for s in spares if (r := view.newest.get(s)) is not None and is_placed(r) and r.id not in members]
     if not waiting or not idle:
         return None
-    placed = [r.id for s in wanted if s not in spares and (r := view.newest.get(s)) is not None and _is_placed(r)]
+    placed = [r.id for s in wanted if s not in spares and (r := view.newest.get(s)) is not None and is_placed(r)]
     freed = [r.id for r in waiting][: len(idle)]
     now_fits = policy.sizes.fit(room_for({*members, *placed}, policy))
     if policy.sizes.fit(room_for({*members, *placed, *freed}, policy)) <= now_fits:
@@ -179,12 +179,9 @@ def _spares_give_way(
     return min(r.pod.created_at for r in waiting) + SPARE_PATIENCE
 
 
-def _lives(replica: Replica | None) -> bool:
-    return replica is not None and replica.health not in (Health.ENDED, Health.LOST, Health.DOOMED)
-
-
-def _is_placed(replica: Replica | None) -> bool:
-    return replica is not None and _lives(replica) and bool(replica.pod.node)
+def is_placed(replica: Replica | None) -> bool:
+    """Whether there is a pod that lives and has a node."""
+    return replica is not None and replica.lives and bool(replica.pod.node)
 
 
 def spare_slots(policy: Policy, wanted: list[Slot]) -> set[Slot]:

@@ -8,11 +8,11 @@ slots; pods of slots whose quota is taken back are doomed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from .facts import Held, Observed, Policy, SpecShape, WorkloadFact
+from .facts import Held, Observed, PodFact, Policy, SpecShape, WorkloadFact
 from .names import Slot
 from .record import Record
 from .sizes import Sizes
@@ -93,7 +93,7 @@ def under_quota(seen: Observed, record: Record) -> tuple[Observed, Quota | None]
     present = {w.number: w for w in seen.workloads}
     if not queue:
         return seen, Quota("", shares, present, {}, {})
-    granted = {s.number: w for s in shares if (w := present.get(s.number)) is not None and is_granted(w, s)}
+    granted = {s.number: w for s in shares if (w := present.get(s.number)) and w.is_granted and fits(w, s)}
     if 0 not in granted or must_ask_anew(seen, record):
         quota = Quota(queue, shares, present, {}, {})
         if policy.suspend:
@@ -114,10 +114,10 @@ def must_ask_anew(seen: Observed, record: Record) -> bool:
     return bool(seen.job.pending_edits) and not record.members and not seen.pods
 
 
-def is_granted(workload: WorkloadFact, share: Share) -> bool:
-    """Whether pods of this share may run: admitted, not called back, and for the pods that are wished now."""
-    is_held = workload.admitted and not (workload.evicted or workload.finished or workload.is_deleting)
-    return is_held and fits(workload, share)
+def is_on(pod: PodFact, workload: WorkloadFact, shares: Sequence[Share]) -> bool:
+    """Whether a pod takes of a Workload's quota: it was made for it, or is in one of its slots."""
+    slots = shares[workload.number].slots if workload.number < len(shares) else ()
+    return pod.workload == workload.name or pod.id.slot in slots
 
 
 def fits(workload: WorkloadFact, share: Share) -> bool:

@@ -8,11 +8,9 @@ from typing import Any
 
 from .facts import Observed, Policy
 from .growth import possible_size
-from .health import Health, View
+from .health import View
 from .names import master_port
 from .record import Record
-
-GOING = (Health.ENDED, Health.LOST, Health.DOOMED)
 
 
 def size_text(seen: Observed, record: Record, view: View) -> str:
@@ -55,7 +53,7 @@ def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
 
 def _scaling(record: Record, view: View, policy: Policy) -> dict[str, Any]:
     targets = target_replicas(record, policy)
-    living = Counter(r.id.spec for r in view.newest.values() if r.health not in GOING and r.pod.kill_at is None)
+    living = Counter(r.id.spec for r in view.newest.values() if r.lives and r.pod.kill_at is None)
     scaling: dict[str, Any] = {
         "targetReplicas": targets,
         "podsScaled": all(living[spec] >= number for spec, number in targets.items()),

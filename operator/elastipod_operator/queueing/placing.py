@@ -66,7 +66,7 @@ async def granted(desk: Desk, job: Job, name: str) -> Body | None:
         body = kept[name]
     desk.put(job, body)
     fact = desk.workload(job, name)
-    if fact is None or not fact.admitted or fact.evicted or fact.finished or fact.is_deleting:
+    if fact is None or not fact.is_granted:
         kept.pop(name, None)
         return None
     kept[name] = body
