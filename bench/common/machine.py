@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,22 @@ def describe() -> str:
 
 def busy_share(seconds: float) -> float:
     """Give the share of all cores that is used by anybody, watched for so long; 1 = every core busy."""
-    before = _cpu_times()
+    busy = busy_meter()
     time.sleep(seconds)
-    after = _cpu_times()
-    total = sum(after) - sum(before)
-    idle = sum(after[field] - before[field] for field in _IDLE_FIELDS)
-    return 1 - idle / total if total else 0.0
+    return busy()
+
+
+def busy_meter() -> Callable[[], float]:
+    """Begin to watch; what is given tells the share of all cores that was used by anybody since."""
+    before = _cpu_times()
+
+    def share() -> float:
+        after = _cpu_times()
+        total = sum(after) - sum(before)
+        idle = sum(after[field] - before[field] for field in _IDLE_FIELDS)
+        return 1 - idle / total if total else 0.0
+
+    return share
 
 
 def wait_for_quiet(share: float, within_s: float) -> float:

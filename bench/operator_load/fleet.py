@@ -62,6 +62,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
+        self.by_job: dict[str, dict[str, Pod]] = {}
         self.by_address: dict[str, Pod] = {}
         self.starts: dict[str, dict[int, Starts]] = {}
         self.requests: dict[str, int] = {}
@@ -79,6 +80,7 @@ class Fleet:
         pod = self.pods.get(uid)
         if pod is None:
             pod = self.pods[uid] = Pod(_group(meta.get("labels") or {}), time.monotonic())
+            self.by_job.setdefault(pod.job, {})[uid] = pod
         if pod.agent is None and status.get("podIP") and status.get("phase") == "Running":
             if before := self.by_address.get(status["podIP"]):
                 self._close(before)
@@ -91,6 +93,7 @@ class Fleet:
         pod = self.pods.pop(uid, None)
         if pod is not None:
             self._close(pod)
+            del self.by_job[pod.job][uid]
             if self.by_address.get(pod.address) is pod:
                 del self.by_address[pod.address]
 
@@ -112,15 +115,15 @@ class Fleet:
     def crash(self, job: str, count: int) -> int:
         """Let workers of a job fail; gives how many did."""
         done = 0
-        for pod in self.pods.values():
-            if done < count and pod.job == job and pod.agent is not None and pod.agent.crash():
+        for pod in self.by_job.get(job, {}).values():
+            if done < count and pod.agent is not None and pod.agent.crash():
                 pod_changed(pod)
                 done += 1
         return done
 
     def about(self, job: str) -> dict[str, Any]:
         """Say what happened to a job; all jobs together for "" ."""
-        pods = [pod for pod in self.pods.values() if not job or pod.job == job]
+        pods = list((self.by_job.get(job, {}) if job else self.pods).values())
         ran = [pod.ran_at for pod in pods if pod.ran_at]
         starts = self.starts.get(job, {})
         return {

@@ -24,24 +24,26 @@ from bench.operator_load.jobs import JOBS
 
 T = TypeVar("T")
 OPEN_FILES = 100_000
-BUCKET = re.compile(r'elastipod_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)')
+BUCKET = re.compile(r'elastipod_(\w+)_seconds_bucket\{le="([^"]+)"\} (\S+)')
+RECONCILE, DECISION, API_WRITE = "reconcile", "decision", "api_write"
 
 
 @dataclass(slots=True)
 class Usage:
-    """What the operator used by one moment. buckets: its decisions so far, by the limit of their time in seconds."""
+    """What the operator used by one moment. buckets: how often it did something so far, by what and the limit of its time in seconds."""
 
     at: float
     cpu_s: float
     rss_mib: float
-    buckets: dict[float, float] = field(default_factory=dict)
+    buckets: dict[str, dict[float, float]] = field(default_factory=dict)
 
     def decisions_since(self, before: Usage) -> float:
-        return self.buckets.get(float("inf"), 0) - before.buckets.get(float("inf"), 0)
+        """Count the passes over jobs."""
+        return self._since(before, RECONCILE)[-1][1]
 
-    def quantile_since(self, before: Usage, share: float) -> float:
-        """Give the time in seconds below which this share of the decisions since then took, as Prometheus works it out."""
-        counts = [(limit, count - before.buckets.get(limit, 0)) for limit, count in sorted(self.buckets.items())]
+    def quantile_since(self, before: Usage, share: float, what: str = RECONCILE) -> float:
+        """Give the time in seconds below which this share of what was done since then took, as Prometheus works it out."""
+        counts = self._since(before, what)
         wanted = share * counts[-1][1]
         below, lower = 0.0, 0.0
         for limit, count in counts:
@@ -51,6 +53,11 @@ class Usage:
                 return lower + (limit - lower) * ((wanted - below) / (count - below) if count > below else 1)
             below, lower = count, limit
         return lower
+
+    def _since(self, before: Usage, what: str) -> list[tuple[float, float]]:
+        then = before.buckets.get(what, {})
+        now = self.buckets.get(what, {float("inf"): 0.0})
+        return [(limit, count - then.get(limit, 0)) for limit, count in sorted(now.items())]
 
 
 class Load:
@@ -97,7 +104,8 @@ class Load:
             seen = await self.about(name)
             return seen if seen["states"].get("running", 0) == seen["pods"] == pods else None
 
-        return await self.until(f"{pods} agents of {name or 'all jobs'} to run", trains, within_s)
+        # To count all agents takes the process that plays them as long as some of their answers.
+        return await self.until(f"{pods} agents of {name or 'all jobs'} to run", trains, within_s, 0.1 if name else 2)
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.api.call("POST", JOBS, body)
@@ -116,10 +124,10 @@ class Load:
         async with self._session.get(self._metrics) as answer:
             text = await answer.text()
         pid = self.operator.pid
-        return Usage(
-            at=time.monotonic(), cpu_s=cpu_s(pid), rss_mib=resident_mib(pid),
-            buckets={float(limit): float(count) for limit, count in BUCKET.findall(text)},
-        )  # fmt: skip
+        buckets: dict[str, dict[float, float]] = {}
+        for what, limit, count in BUCKET.findall(text):
+            buckets.setdefault(what, {})[float(limit)] = float(count)
+        return Usage(at=time.monotonic(), cpu_s=cpu_s(pid), rss_mib=resident_mib(pid), buckets=buckets)
 
 
 @asynccontextmanager

@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.common.machine import busy_meter
 from bench.common.processes import Failed
 from bench.common.samples import Samples
 from bench.operator_load.api import ApiClient
 from bench.operator_load.cluster import count_by_kind
 from bench.operator_load.jobs import JOBS, PODS, bare_pod, job
-from bench.operator_load.load import Load
+from bench.operator_load.load import API_WRITE, DECISION, Load
 
 from elastipod_operator.core.names import ANNOTATION_STATE
 
@@ -173,7 +174,7 @@ async def fleet(it: Load, sizes: Sizes, samples: Samples) -> None:
     samples.add(OURS, "fleet trains", time.monotonic() - began)
     after = await it.usage()
     samples.add(OURS, "fleet trains, processor", after.cpu_s - before.cpu_s)
-    samples.add(OURS, "fleet trains, decision p99", 1000 * after.quantile_since(before, 0.99))
+    samples.add(OURS, "fleet trains, pass p99", 1000 * after.quantile_since(before, 0.99))
     await asyncio.sleep(SETTLE_S)
     await _rest(it, samples)
     await _motion(it, sizes, names, each, samples)
@@ -200,7 +201,7 @@ async def _rest(it: Load, samples: Samples) -> None:
     samples.add(OURS, "idle processor", 100 * (after.cpu_s - before.cpu_s) / lasted)
     samples.add(OURS, "idle memory", after.rss_mib)
     samples.add(OURS, "idle heartbeats", asked / lasted)
-    samples.add(OURS, "idle decisions", after.decisions_since(before) / lasted)
+    samples.add(OURS, "idle passes", after.decisions_since(before) / lasted)
     await asyncio.sleep(0.5)  # the audit log is written in batches
     counts = count_by_kind(it.cluster.calls(offset))
     samples.add(OURS, "idle calls, leases", sum(counts[what] for what in QUIET_CALLS) / lasted)
@@ -212,7 +213,7 @@ async def _rest(it: Load, samples: Samples) -> None:
 
 async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: Samples) -> None:
     """Crashes, resizes in both directions, and jobs that end and come, in turn, of one job after the other."""
-    before, offset = await it.usage(), it.cluster.audit_log.stat().st_size
+    before, offset, busy = await it.usage(), it.cluster.audit_log.stat().st_size, busy_meter()
     tasks: list[asyncio.Task[str]] = []
     kinds = itertools.cycle((_crash, _resize, _replace))
     free = deque(range(len(names)))
@@ -226,6 +227,7 @@ async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: 
         due += 1 / sizes.churn
         await asyncio.sleep(max(0, due - time.monotonic()))
     after = await it.usage()
+    samples.add(OURS, "churn machine", 100 * busy())
     failures = [why for why in await asyncio.gather(*tasks) if why]
     samples.add(OURS, "churn events in vain", len(failures))
     for why in failures:
@@ -233,9 +235,12 @@ async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: 
     lasted = after.at - before.at
     samples.add(OURS, "churn processor", 100 * (after.cpu_s - before.cpu_s) / lasted)
     samples.add(OURS, "churn events", len(tasks) / lasted)
-    samples.add(OURS, "churn decisions", after.decisions_since(before) / lasted)
-    samples.add(OURS, "churn decision p50", 1000 * after.quantile_since(before, 0.5))
-    samples.add(OURS, "churn decision p99", 1000 * after.quantile_since(before, 0.99))
+    samples.add(OURS, "churn passes", after.decisions_since(before) / lasted)
+    samples.add(OURS, "churn pass p50", 1000 * after.quantile_since(before, 0.5))
+    samples.add(OURS, "churn pass p99", 1000 * after.quantile_since(before, 0.99))
+    samples.add(OURS, "churn decision p99", 1000 * after.quantile_since(before, 0.99, DECISION))
+    samples.add(OURS, "churn write p50", 1000 * after.quantile_since(before, 0.5, API_WRITE))
+    samples.add(OURS, "churn write p99", 1000 * after.quantile_since(before, 0.99, API_WRITE))
     samples.add(OURS, "churn memory", after.rss_mib)
     calls = it.cluster.calls(offset)
     samples.add(OURS, "churn calls", len(calls) / lasted)

@@ -171,8 +171,8 @@ class Reconciler:
             await self._list_pods(job)
         await self._queues.look(job)
         self._follow_agents(job)
-        seen = self._observe(job, worker)
-        todo = plan(seen)
+        with metrics.DECISION_SECONDS.time():
+            todo = plan(self._observe(job, worker))
         as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
         await self._write_record(job, todo)
         if is_released(job):
@@ -396,7 +396,8 @@ class Reconciler:
 
     async def _written(self, what: str, call: Any) -> Any:
         try:
-            answer = await call
+            with metrics.API_SECONDS.time():
+                answer = await call
         except Exception:
             metrics.API_CALLS.labels(what, "failed").inc()
             raise

@@ -14,7 +14,7 @@ from elastipod_agent.server.http import Request, Response
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_START_BYTES = 8 * 1024 * 1024  # carries the addresses of all pods
-MAX_WAIT_S = 30.0
+MAX_WAIT_S = 120.0
 MAX_WAITING = 64  # long polls that are held; half of all connections, so that other calls always find one
 _LARGE_PATHS = frozenset({"/start", "/update"})
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # The agent holds a long poll this long; with the limits below an answer comes at least once a heartbeat.
 LONG_POLL_S = HEARTBEAT.total_seconds() - 1
 # So many polls a second are good enough for a fleet at rest; but no poll lasts longer than this.
-POLLS_PER_S, LONGEST_POLL_S = 300, 28.0
+POLLS_PER_S, LONGEST_POLL_S = 125, 90.0
 # So long after a call to one of its agents failed, a job is in doubt.
 DOUBT_S = 30.0
 # Agents that began to train in one moment do not answer in one moment for ever after.

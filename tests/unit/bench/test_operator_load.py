@@ -11,7 +11,7 @@ from bench.common.samples import Samples
 from bench.operator_load.cluster import Call, LoadCluster, count_by_kind
 from bench.operator_load.fake_agent import FakeAgent
 from bench.operator_load.fleet import Fleet
-from bench.operator_load.load import Usage
+from bench.operator_load.load import DECISION, RECONCILE, Usage
 from bench.operator_load.parts import BARE, OURS, Sizes
 from bench.operator_load.rows import rows
 
@@ -67,12 +67,13 @@ def test_a_fleet_gives_an_address_to_the_agent_of_the_pod_that_has_it_now() -> N
 
 def test_quantiles_are_of_the_decisions_since() -> None:
     inf = float("inf")
-    before = Usage(0, 0, 0, {0.01: 50, 0.1: 50, inf: 50})
-    after = Usage(1, 0, 0, {0.01: 140, 0.1: 150, inf: 150})
+    before = Usage(0, 0, 0, {RECONCILE: {0.01: 50, 0.1: 50, inf: 50}})
+    after = Usage(1, 0, 0, {RECONCILE: {0.01: 140, 0.1: 150, inf: 150}, DECISION: {0.01: 7, inf: 7}})
     assert after.decisions_since(before) == 100
     assert after.quantile_since(before, 0.45) == pytest.approx(0.005)
     assert after.quantile_since(before, 0.95) == pytest.approx(0.055)
-    assert Usage(1, 0, 0, {0.01: 50, 0.1: 50, inf: 60}).quantile_since(before, 0.99) == 0.1
+    assert after.quantile_since(before, 0.5, DECISION) == pytest.approx(0.005)
+    assert Usage(1, 0, 0, {RECONCILE: {0.01: 50, 0.1: 50, inf: 60}}).quantile_since(before, 0.99) == 0.1
 
 
 def test_calls_are_counted_once_and_a_watch_when_it_begins(tmp_path: Path) -> None:
