@@ -20,6 +20,7 @@ from elastipod_agent.server.http import HttpServer, let_everybody_in
 from elastipod_agent.settings import BadUsage, Settings, read_settings
 from elastipod_agent.token import TokenGuard, take_token
 from elastipod_agent.workers.failure import write_termination_message
+from elastipod_agent.workers.linux import run_promptly
 from elastipod_agent.workers.output import OutputPump
 
 _FOREIGN = "hyperpod_elastic_agent-*"  # how pip and friends name the record of AWS's distribution
@@ -76,6 +77,7 @@ def run_agent(settings: Settings, warnings: Sequence[str], environ: Mapping[str,
     log = EventLog(pump.say, settings.job)
     for warning in warnings:
         log.warning(warning)
+    run_promptly()
     place = presence.fast_directory() or gettempdir()
     presence.clear_away(Path(place))
     try:

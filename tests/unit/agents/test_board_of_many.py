@@ -60,8 +60,17 @@ async def test_polls_of_many_agents_last_longer_and_not_equally_long(board: Boar
         waits = [float(agent.polls[1]["wait"]), float(other.polls[1]["wait"])]
         board.forget(OTHER)
     longest = board_module.LONGEST_POLL_S
-    assert all((1 - board_module.SPREAD) * longest <= wait <= longest for wait in waits)
+    shortest = (1 - board_module.SPREAD) * longest - board_module.TICK_S
+    assert all(shortest <= wait <= longest for wait in waits)
     assert waits[0] != waits[1]
+
+
+@pytest.mark.parametrize("wait_s", [3.5, 27.3, 45.0])
+@pytest.mark.parametrize("now", [0.0, 1234.56789, 98765.4999])
+def test_polls_end_with_a_tick_and_not_later_than_asked(now: float, wait_s: float) -> None:
+    wait = board_module.to_tick(now, wait_s)
+    assert wait_s - board_module.TICK_S < wait <= wait_s
+    assert (now + wait) / board_module.TICK_S == pytest.approx(round((now + wait) / board_module.TICK_S), abs=1e-6)
 
 
 async def test_a_change_arrives_at_once_all_the_same(board: Board, agent: StandIn, wakes: list[str]) -> None:
@@ -101,7 +110,8 @@ async def test_at_the_first_doubt_about_one_all_agents_of_its_job_are_asked(boar
         agent.status["worker"] = {"step": 7}  # no new version: only who asks learns of it
     await until(lambda: board.fact(OTHER).refused)
     await until(lambda: board.fact(ONE).step == 7 and len(agent.polls) == 4)
-    assert agent.polls[2:] == [{}, {"after": "1", "wait": f"{board_module.LONG_POLL_S:g}"}]
+    first, second = agent.polls[2:]
+    assert (first, second["after"], float(second["wait"]) <= board_module.LONG_POLL_S) == ({}, "1", True)
     board.forget(OTHER)
 
 
@@ -119,7 +129,7 @@ async def test_a_process_that_hangs_is_silent_since_its_last_answer(
     board: Board, agent: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel lives and acknowledges everything."""
-    for name, value in (("LONG_POLL_S", 0.01), ("LONGEST_POLL_S", 0.05), ("CONNECT_S", 0.05)):
+    for name, value in (("TICK_S", 0.001), ("LONG_POLL_S", 0.01), ("LONGEST_POLL_S", 0.05), ("CONNECT_S", 0.05)):
         monkeypatch.setattr(board_module, name, value)
     forever = asyncio.Event()
 
