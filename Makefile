@@ -23,7 +23,7 @@ env: .venv/.ready
 .venv/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml .ci/environment
 	@.ci/environment
 
-demo: env ## a real elastic job on a real local cluster: 2 -> 4 -> 2 replicas, a crash, Completed (ARGS=--keep leaves the cluster up)
+demo: env ## a real elastic job on a real local cluster: nodes come and go, a crash, an urgent job in its queue (ARGS=--help)
 	@$(PY) -m elastipod_local.demo $(ARGS)
 
 test: env ## everything that this machine can run: lint, then every tier with small counts

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from elastipod_local.demo_queue import Visit, queue_report, queue_shortcomings
 from elastipod_local.demo_report import Json, Run, build, shortcomings
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.timeline import draw, of_run
@@ -48,28 +49,35 @@ def audit(logs: Path) -> Audit:
         return Audit(done.returncode, {}, done.stderr.strip())
 
 
-def conclude(run: Run, audited: Audit, state: str, seconds: Mapping[str, float], folder: Path) -> Ending:
+def conclude(run: Run, audited: Audit, state: str, visit: Visit, seconds: Mapping[str, float], folder: Path) -> Ending:
     """Write report.json, timeline.svg and timeline.png into `folder`, and give how the run ended.
 
-    state: the job's last condition; seconds: how long each step of the demo took.
+    run, audited and state (the last condition) are the elastic job's; seconds: how long each step of the demo took.
     """
     folder.mkdir(parents=True, exist_ok=True)
     report = {
         **build(run, audited.report),
+        "queue": queue_report(run, visit),
         "state": state,
         "demo_seconds": dict(seconds),
         "versions": versions(),
         "machine": machine(),
     }
-    failed = shortcomings(report, state=state, audit_exit=audited.exit_status)
+    failed = shortcomings(report, state=state, audit_exit=audited.exit_status) + queue_shortcomings(report["queue"])
     if audited.said:
         failed.append(audited.said)
     report["ok"], report["shortcomings"] = not failed, failed
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    lines = [table(report), samples_line(report)]
+    guest = report["queue"]["newcomer"]
+    lines = [
+        table(report),
+        *queue_lines(report["queue"]),
+        samples_line("the elastic job", report),
+        samples_line(guest["job"], guest),
+    ]
     if report["phases"]:
         picture = folder / "timeline.svg"
-        draw(of_run(run, title(report)), picture, picture.with_suffix(".png"))
+        draw(of_run(run, title(report), visit), picture, picture.with_suffix(".png"))
         lines.append(f"picture: {picture}")
     lines.append(f"report:  {folder / 'report.json'}")
     return Ending(report, failed, "\n".join(lines))
@@ -80,7 +88,9 @@ def title(report: Mapping[str, Any]) -> str:
     sizes = " → ".join(map(str, report["sizes"]))
     recovered = len(report["recoveries"])
     crashes = f", {recovered} recovery" if recovered == 1 else f", {recovered} recoveries" if recovered else ""
-    return f"{sizes} replicas{crashes}"
+    guest = report["queue"]["newcomer"]
+    visit = f"; {guest['job']} comes and goes" if guest["steps"] else ""
+    return f"{sizes} replicas{crashes}{visit}"
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -104,17 +114,30 @@ def table(report: Mapping[str, Any]) -> str:
     )
 
 
+def queue_lines(report: Mapping[str, Any]) -> list[str]:
+    """Tell the second act in sentences."""
+    guest, shrink = report["newcomer"], report["given_up"]
+    if not guest["steps"] or guest["quota_after_s"] is None or shrink is None:
+        return []
+    waited_s = guest["first_step_s"] - guest["arrived_s"]
+    return [
+        f"{guest['job']}: had its quota {guest['quota_after_s']:.1f} s after it was applied and made its first step after "
+        f"{waited_s:.1f} s; while it made {guest['steps']} steps, the elastic job made {report['meanwhile']['steps']}",
+        f"Kueue's reason: {shrink['kueue_said']}",
+    ]
+
+
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f} s"
 
 
-def samples_line(report: Mapping[str, Any]) -> str:
-    """Say what the audit counted."""
+def samples_line(whose: str, report: Mapping[str, Any]) -> str:
+    """Say what the audit of a job counted."""
     counts = (report["samples_unique"], report["samples_expected"], report["samples_total"])
     if None in counts:
-        return "samples: the audit gave no verdict"
+        return f"samples of {whose}: the audit gave no verdict"
     unique, expected, total = counts
-    return f"samples: {unique} of {expected} in the final weights, {total} trained in all"
+    return f"samples of {whose}: {unique} of {expected} in the final weights, {total} trained in all"
 
 
 def versions() -> dict[str, str | None]:
@@ -142,6 +165,7 @@ DIAGNOSES = {
     "jobs.txt": ("describe", "hyperpodpytorchjobs"),
     "pods.txt": ("describe", "pods", "--all-namespaces"),
     "nodes.txt": ("describe", "nodes"),
+    "queues.txt": ("describe", "clusterqueues,localqueues,workloads", "--all-namespaces"),
     "events.txt": ("get", "events", "--all-namespaces", "--sort-by=.metadata.creationTimestamp"),
     "operator.log": ("logs", "--namespace=aws-hyperpod", "--selector=app.kubernetes.io/name=elastipod", "--tail=-1"),
     "workers.log": ("logs", "--selector=HPJob", "--prefix", "--tail=200"),

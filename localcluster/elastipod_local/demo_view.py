@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 2.0
 EVENTS_SHOWN = 8
+EXPLAINED = frozenset({"Suspended", "Faulted", "Failed"})  # states whose reason the user wants to know
 
 
 class View(Protocol):
     """Where the demo says what it does. Called from two threads."""
 
+    def act(self, title: str) -> None: ...
     def step(self, number: int, count: int, title: str) -> None: ...
     def detail(self, text: str) -> None: ...
     def seen(self, seen: Seen) -> None: ...
-    def event(self, text: str) -> None: ...
+    def event(self, job: str, text: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -35,8 +37,10 @@ def make_view() -> View:
 
 
 def status_line(seen: Seen) -> str:
-    """Give size, step, loss and rate as one line; the parts that are not known yet are left out."""
-    parts = [f"size {seen.size}", seen.state]
+    """Give job, size, step, loss and rate as one line; the parts that are not known yet are left out."""
+    parts = [seen.job, size_text(seen.size), seen.state]
+    if seen.state in EXPLAINED:
+        parts.append(seen.message)
     if progress := seen.progress:
         parts.append(f"step {progress.step}")
         if progress.loss is not None:
@@ -46,13 +50,25 @@ def status_line(seen: Seen) -> str:
     return "  ".join(parts)
 
 
+def size_text(size: str) -> str:
+    """Say running/target/max, as the operator prints it, in words."""
+    running, _, rest = size.partition("/")
+    target = rest.partition("/")[0]
+    if not rest:
+        return "no replicas yet"
+    return f"{running} replicas" if running == target else f"{running} replicas, {target} wanted"
+
+
 class PlainView:
     """One line for each step, detail and Event as it comes, and a status line every two seconds."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._due = 0.0
+        self._due: dict[str, float] = {}
         self._lock = threading.Lock()
+
+    def act(self, title: str) -> None:
+        self._say(title)
 
     def step(self, number: int, count: int, title: str) -> None:
         self._say(f"[{number}/{count}] {title}")
@@ -61,12 +77,12 @@ class PlainView:
         self._say(f"  {text}")
 
     def seen(self, seen: Seen) -> None:
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + LINE_EVERY_S
+        if time.monotonic() >= self._due.get(seen.job, 0.0):
+            self._due[seen.job] = time.monotonic() + LINE_EVERY_S
             self._say(f"  {status_line(seen)}")
 
-    def event(self, text: str) -> None:
-        self._say(f"  event  {text}")
+    def event(self, job: str, text: str) -> None:
+        self._say(f"  {job}  {text}")
 
     def close(self) -> None:
         """Nothing to put back."""
@@ -78,29 +94,34 @@ class PlainView:
 
 @dataclass(slots=True)
 class _Step:
+    """A line of the list; a heading has not begun."""
+
     title: str
-    began: float
+    began: float | None = None
     ended: float | None = None
 
 
 class LiveView:
-    """The list of steps with their seconds, the job's status, and its last Events, kept on one screen."""
+    """The list of steps with their seconds, the status of each job, and the last Events, kept on one screen."""
 
     def __init__(self) -> None:
         self._steps: list[_Step] = []
         self._detail = ""
-        self._seen: Seen | None = None
+        self._seen: dict[str, Seen] = {}
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._live = self._start()
 
+    def act(self, title: str) -> None:
+        with self._lock:
+            self._end_step()
+            self._steps.append(_Step(title))
+
     def step(self, number: int, count: int, title: str) -> None:
         with self._lock:
-            now = time.monotonic()
-            if self._steps:
-                self._steps[-1].ended = now
-            self._steps.append(_Step(f"{number}/{count} {title}", now))
+            self._end_step()
+            self._steps.append(_Step(f"{number}/{count} {title}", time.monotonic()))
             self._detail = ""
 
     def detail(self, text: str) -> None:
@@ -109,18 +130,21 @@ class LiveView:
 
     def seen(self, seen: Seen) -> None:
         with self._lock:
-            self._seen = seen
+            self._seen[seen.job] = seen
 
-    def event(self, text: str) -> None:
+    def event(self, job: str, text: str) -> None:
         with self._lock:
-            self._events.append(f"{time.monotonic() - self._began:6.1f} s  {text}")
+            self._events.append(f"{time.monotonic() - self._began:6.1f} s  {job}  {text}")
 
     def close(self) -> None:
         """Leave the last screen standing and give the terminal back."""
         with self._lock:
-            if self._steps:
-                self._steps[-1].ended = time.monotonic()
+            self._end_step()
         self._live.stop()
+
+    def _end_step(self) -> None:
+        if self._steps and self._steps[-1].began:
+            self._steps[-1].ended = time.monotonic()
 
     def _start(self) -> Live:
         from rich.live import Live
@@ -140,7 +164,8 @@ class LiveView:
             if self._detail:
                 parts.append(Text(f"      {self._detail}", style="dim", no_wrap=True, overflow="ellipsis"))
             if self._seen:
-                parts.append(Panel(Text(status_line(self._seen), style="bold"), title="job", title_align="left"))
+                status = "\n".join(map(status_line, self._seen.values()))
+                parts.append(Panel(Text(status, style="bold"), title="jobs", title_align="left"))
             parts += [Text(event, no_wrap=True, overflow="ellipsis") for event in self._events]
             return Group(*parts)
 
@@ -148,6 +173,8 @@ class LiveView:
 def _step_text(step: _Step) -> RenderableType:
     from rich.text import Text
 
+    if step.began is None:
+        return Text(step.title, style="bold cyan")
     took_s = (step.ended or time.monotonic()) - step.began
     sign, style = ("\u2713", "green") if step.ended else ("\u25b8", "bold")
     return Text(f"{sign} {step.title}  {took_s:.0f} s", style=style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +37,22 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a Kubernetes Event said. kind: of the object that it is about."""
+
+    kind: str
+    reason: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """The job as it was seen at one moment. size: running/target/max as the operator prints it."""
 
+    job: str = "the job"
     at: float = 0.0
     state: str = "not created"
     reason: str = ""
@@ -63,7 +77,7 @@ class Seen:
         step = f"step {self.progress.step} of generation {self.generation}" if self.progress else "no step yet"
         said = f" ({self.reason}: {self.message})" if self.reason else ""
         last = f"; last event: {self.events[-1]}" if self.events else ""
-        return f"state {self.state}{said}, size {self.size}, {step}{last}{f'; {self.trouble}' if self.trouble else ''}"
+        return f"{self.job}: state {self.state}{said}, size {self.size}, {step}{last}{f'; {self.trouble}' if self.trouble else ''}"
 
 
 class Kubectl(Protocol):
@@ -86,9 +100,9 @@ def read_job(job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_progress(shared: Path) -> Progress | None:
-    """Give the progress that rank 0 of the newest generation with a step has logged; None before the first step."""
-    folder = find_logs(shared)
+def read_progress(shared: Path, job: str) -> Progress | None:
+    """Give the progress that rank 0 of a job's newest generation with a step has logged; None before the first step."""
+    folder = find_logs(shared, job)
     if folder is None:
         return None
     for path in sorted(folder.glob("gen-*-rank-00000.jsonl"), reverse=True):
@@ -109,9 +123,17 @@ def _rate(steps: Sequence[Mapping[str, Any]]) -> float:
     return (len(recent) - 1) / passed if passed > 0 else 0.0
 
 
-def event_text(event: Mapping[str, Any]) -> str:
-    """Give a Kubernetes Event as one line."""
-    return f"{event['reason']}: {' '.join(event['message'].split())}"
+def told(event: Mapping[str, Any]) -> Told:
+    """Read a Kubernetes Event; its message becomes one line."""
+    return Told(event["involvedObject"]["kind"], event["reason"], " ".join(event["message"].split()))
+
+
+def concerns(event: Mapping[str, Any], job: str) -> bool:
+    """Whether an Event is about this job or one of its Workloads, which are named after it."""
+    about = event["involvedObject"]
+    if about.get("kind") == "Workload":
+        return re.fullmatch(rf"{re.escape(job)}-(base|more-\d+)-[0-9a-f]{{5}}", about.get("name", "")) is not None
+    return bool(about.get("kind") == "HyperPodPyTorchJob" and about.get("name") == job)
 
 
 def _written(event: Mapping[str, Any]) -> tuple[str, int]:
@@ -126,21 +148,24 @@ class _EventBook:
     """Events in the order in which they were first seen; a repeated one counts again."""
 
     known: dict[str, int] = field(default_factory=dict)
-    texts: list[str] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
 
-    def add(self, events: Sequence[Mapping[str, Any]]) -> list[str]:
+    def add(self, events: Sequence[Mapping[str, Any]]) -> list[Told]:
         fresh = []
         for event in sorted(events, key=_written):
             uid, count = event["metadata"]["uid"], event.get("count") or 1
             if self.known.get(uid) != count:
                 self.known[uid] = count
-                fresh.append(event_text(event))
-        self.texts += fresh
+                fresh.append(told(event))
+        self.told += fresh
         return fresh
 
 
 class Watcher:
-    """Looks at one job every two seconds in a thread of its own while it is entered as a context."""
+    """Looks at one job every two seconds in a thread of its own while it is entered as a context.
+
+    on_event gets the Events of the job itself; those of its Workloads are only kept, in `told`.
+    """
 
     def __init__(
         self,
@@ -178,6 +203,11 @@ class Watcher:
         """What was seen last."""
         return self._seen
 
+    @property
+    def told(self) -> tuple[Told, ...]:
+        """All Events of the job and its Workloads so far, in order."""
+        return tuple(self._events.told)
+
     def wait_for(self, holds: Callable[[Seen], bool], what: str, *, deadline_s: float, may_end: bool = False) -> Seen:
         """Wait until `holds` of what is seen, and give that.
 
@@ -192,7 +222,7 @@ class Watcher:
                 if holds(self._seen):
                     return self._seen
                 if self._seen.state in ENDED and not may_end:
-                    raise LocalClusterError(f"the job ended before {what}: {self._seen}")
+                    raise LocalClusterError(f"{self._name} ended before {what}: {self._seen}")
                 remaining = end - time.monotonic()
                 if remaining <= 0:
                     raise LocalClusterError(f"waited {deadline_s:g} s for {what}; last seen: {self._seen}")
@@ -210,18 +240,21 @@ class Watcher:
 
     def _look(self) -> None:
         items, trouble = self._fetch()
-        job = next((item for item in items if item["kind"] == "HyperPodPyTorchJob"), None)
-        fresh = self._events.add([item for item in items if item["kind"] == "Event" and self._concerns_job(item)])
+        jobs = (item for item in items if item["kind"] == "HyperPodPyTorchJob")
+        job = next((item for item in jobs if item["metadata"]["name"] == self._name), None)
+        fresh = self._events.add([item for item in items if item["kind"] == "Event" and concerns(item, self._name)])
         facts = read_job(job) if job else {}
         seen = Seen(
+            job=self._name,
             at=time.time(),
-            progress=read_progress(self._shared),
-            events=tuple(self._events.texts[-8:]),
+            progress=read_progress(self._shared, self._name),
+            events=tuple(str(event) for event in self._events.told[-8:]),
             trouble=trouble,
             **facts,
         )
-        for text in fresh:
-            self._on_event(text)
+        for event in fresh:
+            if event.kind != "Workload":
+                self._on_event(str(event))
         self._on_seen(seen)
         with self._changed:
             self._seen = seen
@@ -236,7 +269,3 @@ class Watcher:
         with suppress(json.JSONDecodeError):
             return json.loads(answer)["items"], ""
         return [], "kubectl answered something that is no JSON"
-
-    def _concerns_job(self, event: Mapping[str, Any]) -> bool:
-        about = event["involvedObject"]
-        return bool(about.get("kind") == "HyperPodPyTorchJob" and about.get("name") == self._name)

@@ -58,11 +58,15 @@ def read_run(folder: Path) -> tuple[Generation, ...]:
     return generations(parse_log(path.read_bytes()) for path in sorted(folder.glob("gen-*-rank-*.jsonl")))
 
 
-def find_logs(shared: Path) -> Path | None:
-    """Give the folder below `shared` that holds sample logs, None before a worker has made the first one."""
+def find_logs(shared: Path, job: str) -> Path | None:
+    """Give the folder below `shared` with the sample logs of a job, None before a worker has made the first one.
+
+    As in the examples, all that a job writes lies in a folder of its name.
+    """
     for folder, _, names in os.walk(shared):  # which folders checkpoints come and go in does not matter to it
-        if any(LOG_NAME.fullmatch(name) for name in names):
-            return Path(folder)
+        found = Path(folder)
+        if job in found.relative_to(shared).parts and any(LOG_NAME.fullmatch(name) for name in names):
+            return found
     return None
 
 

@@ -1,4 +1,4 @@
-"""The picture of one run: replicas that train, phases and loss over time, with the cause of every change."""
+"""The picture of one run: replicas of both jobs that train, phases and loss over time, with the cause of every change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastipod_local.demo_queue import Visit, visit_losses, visit_spans
 from elastipod_local.demo_report import Change, Phase, Run, Span, changes, losses, spans
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ COLOURS = {
     Phase.RECOVERING: "#cf4d5b",
 }
 LOSS_COLOUR = "#33506e"
+GUEST_COLOUR = "#8d7fc0"
+WAITING_COLOUR = "#dcd8ec"
 INK = "#2b2f36"
 FAINT = "#8a919c"
 STYLE = {
@@ -36,15 +39,29 @@ STYLE = {
 }
 SHORT_SPAN = 0.004  # of the whole time: a gap thinner than this is drawn this wide, so that it can be seen
 
-NOTE_WIDTH = 0.25  # of the whole time: as wide as a note can get
+NOTE_WIDTH = 0.115  # of the whole time: as wide as a note can get
+NOTE_HEIGHT = 0.27  # of the replicas' axis below the notes: two lines
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A change and its cause, shown above the moment it began (seconds since the job's creation)."""
+    """What happened and why, shown above the moment it began (seconds since the job's creation)."""
 
     at_s: float
     text: str
+
+
+Curves = Sequence[Sequence[tuple[float, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """The other job in the picture. spans: until it trains, and then; floor: the replicas on which they are stacked."""
+
+    job: str
+    spans: Sequence[Span]
+    floor: int
+    losses: Curves
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +73,9 @@ class Timeline:
 
     title: str
     spans: Sequence[Span]
-    losses: Sequence[Sequence[tuple[float, float]]]
+    losses: Curves
     notes: Sequence[Note]
+    guest: Guest | None = None
 
     @property
     def end_s(self) -> float:
@@ -65,16 +83,27 @@ class Timeline:
         return max(span.end_s for span in self.spans)
 
 
-def of_run(run: Run, title: str) -> Timeline:
-    """Give the picture's content for a run: its phases, its loss, and a note for each change of generation."""
+def of_run(run: Run, title: str, visit: Visit | None = None) -> Timeline:
+    """Give the picture's content for a run: its phases, its loss, a note for each change of generation, and the guest."""
     curves = tuple(tuple((at_s, loss) for at_s, _, loss in curve) for curve in losses(run))
     notes = tuple(Note(run.since_creation(change.entry.began_at), _cause(change)) for change in changes(run))
-    return Timeline(title, spans(run), curves, notes)
+    phases = spans(run)
+    return Timeline(title, phases, curves, notes, _guest(run, visit, phases) if visit and visit.steps else None)
 
 
 def _cause(change: Change) -> str:
-    gap = "" if change.gap_s is None else f", {change.gap_s:.2f} s"
-    return f"{change.entry.size_before} → {change.entry.size} {change.entry.cause}{gap}"
+    gap = "" if change.gap_s is None else f", {change.gap_s:.2f} s gap"
+    return f"{change.entry.size_before} → {change.entry.size}{gap}\n{change.entry.cause}"
+
+
+def _guest(run: Run, visit: Visit, phases: Sequence[Span]) -> Guest:
+    """Stack the visitor on the replicas that train beside it; it waits from the moment when they are no more than that."""
+    shown = visit_spans(run, visit)
+    begin, end = shown[0].start_s, shown[-1].end_s
+    floor = max((p.size for p in phases if p.start_s < end and p.end_s > begin), default=0)
+    freed_s = max((p.end_s for p in phases if p.end_s <= begin and p.size > floor), default=0.0)
+    waiting = Span(Phase.STARTING, max(freed_s, run.since_creation(visit.run.created_at)), begin, shown[0].size)
+    return Guest(visit.job, (waiting, *shown), floor, visit_losses(run, visit))
 
 
 def draw(timeline: Timeline, *targets: Path) -> None:
@@ -86,9 +115,9 @@ def draw(timeline: Timeline, *targets: Path) -> None:
     from matplotlib.figure import Figure
 
     with style.context(STYLE):
-        figure = Figure(figsize=(10, 4.6), dpi=144, facecolor="white", layout="constrained")
+        figure = Figure(figsize=(10, 5.4), dpi=144, facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(7, 4))
         figure.suptitle(timeline.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         _draw_sizes(above, timeline)
         _draw_notes(above, timeline)
@@ -101,20 +130,40 @@ def draw(timeline: Timeline, *targets: Path) -> None:
 def _draw_sizes(axes: Axes, timeline: Timeline) -> None:
     from matplotlib.patches import Patch
 
-    highest = max(span.size for span in timeline.spans)
     least = SHORT_SPAN * timeline.end_s
     for span in timeline.spans:
         width = max(span.end_s - span.start_s, 0 if span.phase is Phase.TRAINING else least)
         order = 1 if span.phase is Phase.TRAINING else 2
         axes.bar(span.start_s, span.size, width, align="edge", color=COLOURS[span.phase], linewidth=0, zorder=order)
-    axes.set_ylabel("replicas")
-    axes.set_yticks(range(highest + 1))
-    _plain(axes)
     used = [phase for phase in Phase if any(span.phase is phase for span in timeline.spans)]
+    handles = [Patch(color=COLOURS[phase], label=phase.value) for phase in used]
+    if timeline.guest:
+        _draw_guest(axes, timeline.guest)
+        name = timeline.guest.job
+        handles += [
+            Patch(color=WAITING_COLOUR, label=f"{name} waits, starts"),
+            Patch(color=GUEST_COLOUR, label=f"{name} trains"),
+        ]
+    axes.set_ylabel("replicas")
+    axes.set_yticks(range(_highest(timeline) + 1))
+    _plain(axes)
     axes.legend(
-        handles=[Patch(color=COLOURS[phase], label=phase.value) for phase in used],
-        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(used), frameon=False, fontsize=9, handlelength=1.0,
+        handles=handles,
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), frameon=False, fontsize=9, handlelength=1.0,
     )  # fmt: skip
+
+
+def _highest(timeline: Timeline) -> int:
+    guest = timeline.guest
+    stacked = [span.size + guest.floor for span in guest.spans] if guest else []
+    return max([span.size for span in timeline.spans] + stacked)
+
+
+def _draw_guest(axes: Axes, guest: Guest) -> None:
+    for span in guest.spans:
+        colour = GUEST_COLOUR if span.phase is Phase.TRAINING else WAITING_COLOUR
+        width = span.end_s - span.start_s
+        axes.bar(span.start_s, span.size, width, bottom=guest.floor, align="edge", color=colour, linewidth=0, zorder=1)
 
 
 def note_places(moments: Sequence[float], end: float, width: float) -> list[tuple[float, int]]:
@@ -134,24 +183,24 @@ def note_places(moments: Sequence[float], end: float, width: float) -> list[tupl
 
 def _draw_notes(axes: Axes, timeline: Timeline) -> None:
     """Write each cause above its moment, close neighbours at different heights."""
-    highest = max(span.size for span in timeline.spans)
+    highest = _highest(timeline)
     moments = [note.at_s for note in timeline.notes]
     places = note_places(moments, timeline.end_s, timeline.end_s * NOTE_WIDTH)
     for note, (begin, level) in zip(timeline.notes, places, strict=True):
         on_the_right = begin < note.at_s
-        height = highest * (1.07 + 0.13 * level)
+        height = highest * (1.2 + NOTE_HEIGHT * level)
         axes.vlines(note.at_s, 0, height, color=INK, linewidth=0.8, linestyles=(0, (2, 2)), zorder=3)
         axes.annotate(
             note.text, (note.at_s, height), xytext=(-3 if on_the_right else 3, 0), textcoords="offset points",
-            ha="right" if on_the_right else "left", va="center", fontsize=9,
+            ha="right" if on_the_right else "left", va="center", fontsize=8.5,
         )  # fmt: skip
-    axes.set_ylim(0, highest * (1.17 + 0.13 * max((level for _, level in places), default=0)))
+    axes.set_ylim(0, highest * (1.35 + NOTE_HEIGHT * max((level for _, level in places), default=0)))
 
 
 def _draw_loss(axes: Axes, timeline: Timeline) -> None:
-    for curve in filter(None, timeline.losses):
-        times, values = zip(*curve, strict=True)
-        axes.plot(times, values, color=LOSS_COLOUR, linewidth=1.4)
+    _draw_curves(axes, timeline.losses, LOSS_COLOUR)
+    if timeline.guest:
+        _draw_curves(axes, timeline.guest.losses, GUEST_COLOUR)
     for span in timeline.spans:
         if span.phase is not Phase.TRAINING:
             axes.axvspan(span.start_s, span.end_s, color=COLOURS[span.phase], alpha=0.35, linewidth=0, zorder=0)
@@ -161,6 +210,12 @@ def _draw_loss(axes: Axes, timeline: Timeline) -> None:
     axes.grid(axis="y", color="#e6e8ec", linewidth=0.8)
     axes.locator_params(axis="y", nbins=5)
     _plain(axes)
+
+
+def _draw_curves(axes: Axes, curves: Curves, colour: str) -> None:
+    for curve in filter(None, curves):
+        times, values = zip(*curve, strict=True)
+        axes.plot(times, values, color=colour, linewidth=1.4)
 
 
 def _plain(axes: Axes) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from elastipod_local.demo_queue import Visit
+from elastipod_local.demo_report import KILL_MARK, Mark, Run, parse_history
+from elastipod_local.demo_watch import Told
+from elastipod_local.run_log import generations
+
 CREATED_AT = 1_700_000_000.0
 CREATED = "2023-11-14T22:13:20.000Z"
 
@@ -75,3 +80,36 @@ GROW_SHRINK_CRASH_LOGS = [
     log(3, 0, 2, resumed_step=6, steps={7: 21.5, 8: 25.0, 9: 30.0}),
     log(4, 0, 2, resumed_step=7, steps={8: 31.0, 9: 35.0, 10: 40.0}, loss=0.5),
 ]
+
+BOTH_ACTS = [
+    *GROW_SHRINK_CRASH,
+    entry(5, 2, 4, "resize", "CapacityAvailable", 45.0),
+    entry(6, 4, 2, "resize", "Preempted", 60.2, detected_s=60.1),
+    entry(7, 2, 4, "resize", "CapacityAvailable", 80.0),
+]
+BOTH_ACTS_LOGS = [
+    *GROW_SHRINK_CRASH_LOGS[:-1],
+    log(4, 0, 2, resumed_step=7, steps={8: 31.0, 9: 35.0, 10: 45.2}, drained_s=45.5),
+    log(5, 0, 4, resumed_step=10, steps={11: 47.0, 12: 59.8, 13: 60.4}, drained_s=60.5),
+    log(6, 0, 2, resumed_step=13, steps={14: 61.5, 15: 66.0, 16: 70.0, 17: 74.5, 18: 80.2}, drained_s=80.4),
+    log(7, 0, 4, resumed_step=18, steps={19: 82.0, 20: 90.0}),
+]
+URGENT = [entry(1, 0, 2, "start", "Admitted", 63.5)]
+URGENT_LOGS = [log(1, 0, 2, steps={1: 64.5, 2: 68.0, 3: 76.0}, loss=4.0)]
+URGENT_AT_S = 60.0
+WORDS = "Preempted to accommodate a workload due to prioritization in the ClusterQueue"
+EVICTED = Told("Workload", "EvictedDueToPreempted", WORDS)
+QUOTED = Told("HyperPodPyTorchJob", "Draining", f"4 -> 2: Kueue takes the quota of 2 replicas back: {WORDS}")
+
+
+def elastic_run(history: list[dict[str, Any]] = BOTH_ACTS, logs: list[list[dict[str, Any]]] = BOTH_ACTS_LOGS) -> Run:
+    """Give the elastic job's run through both acts, or with other records."""
+    return Run(CREATED_AT, parse_history(history), generations(logs), (Mark(KILL_MARK, CREATED_AT + 30.01),))
+
+
+def urgent_visit(
+    history: list[dict[str, Any]] = URGENT, logs: list[list[dict[str, Any]]] = URGENT_LOGS, **more: Any
+) -> Visit:
+    """Give the urgent job's stay as it should be, or with other records."""
+    run = Run(CREATED_AT + URGENT_AT_S, parse_history(history), generations(logs), ())
+    return Visit(**{"job": "urgent", "run": run, "state": "Completed", "told": (QUOTED, EVICTED), **more})

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from kubernetes.utils.quantity import parse_quantity
 
 from elastipod_local import demo
-from elastipod_local.demo import Job, main
+from elastipod_local.demo import main
 from elastipod_local.demo_outcome import Ending
+from elastipod_local.demo_steps import JOB, QUEUE, SURROUNDINGS, URGENT_JOB, Job
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.paths import checkout_root
 
@@ -29,6 +32,7 @@ class FakeCluster:
 
     name = "demo"
     kubeconfig = Path("kubeconfig")
+    folder = Path("cluster")
 
     def __init__(self) -> None:
         self.is_up = True
@@ -121,7 +125,19 @@ def test_ctrl_c_ends_the_cluster_even_with_keep(machine: pytest.MonkeyPatch) -> 
     assert not cluster.is_up
 
 
-def test_the_example_that_is_applied_exists() -> None:
-    job = Job.of_checkout(checkout_root())
-    assert job.name == "lm"
-    assert all(file.is_file() for file in job.files)
+def test_the_examples_that_are_applied_exist() -> None:
+    root = checkout_root()
+    assert [Job.of_file(root / name).name for name in (JOB, URGENT_JOB)] == ["lm", "urgent"]
+    assert all((root / name).is_file() for name in SURROUNDINGS)
+
+
+def test_the_queue_has_quota_for_both_jobs_at_their_smallest_and_for_the_elastic_one_at_its_largest() -> None:
+    root = checkout_root()
+    objects = yaml.safe_load_all((root / QUEUE).read_text())
+    queue = next(one for one in objects if one["kind"] == "ClusterQueue")
+    [flavor] = queue["spec"]["resourceGroups"][0]["flavors"]
+    quota = {resource["name"]: parse_quantity(resource["nominalQuota"]) for resource in flavor["resources"]}
+    for name in (JOB, URGENT_JOB):
+        [spec] = yaml.safe_load((root / name).read_text())["spec"]["replicaSpecs"]
+        requests = spec["template"]["spec"]["containers"][0]["resources"]["requests"]
+        assert {resource: 4 * parse_quantity(amount) for resource, amount in requests.items()} == quota

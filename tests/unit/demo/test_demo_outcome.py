@@ -5,9 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.unit.demo.stories import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS
+from tests.unit.demo.stories import (
+    BOTH_ACTS_LOGS,
+    CREATED_AT,
+    GROW_SHRINK_CRASH,
+    GROW_SHRINK_CRASH_LOGS,
+    WORDS,
+    elastic_run,
+    log,
+    urgent_visit,
+)
 
-from elastipod_local.demo_outcome import Audit, collect, conclude, samples_line, table
+from elastipod_local.demo_outcome import Audit, collect, conclude, queue_lines, samples_line, table
+from elastipod_local.demo_queue import queue_report
 from elastipod_local.demo_report import Run, build, parse_history
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.run_log import generations
@@ -26,18 +36,43 @@ def test_the_table_has_a_line_for_each_change() -> None:
 
 
 def test_a_good_run_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
-    ending = conclude(STORY, Audit(0, AUDIT), "Completed", {"cluster": 12.5}, tmp_path / "demo")
+    ending = conclude(elastic_run(), Audit(0, AUDIT), "Completed", urgent_visit(), {"cluster": 12.5}, tmp_path / "demo")
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert (report["ok"], report["shortcomings"], ending.shortcomings) == (True, [], [])
     assert report["demo_seconds"] == {"cluster": 12.5}
+    assert report["queue"]["given_up"]["kueue_said"] == WORDS
     assert {"elastipod", "torch", "python"} <= report["versions"].keys()
     assert (tmp_path / "demo" / "timeline.svg").read_text().startswith("<?xml")
 
 
 def test_what_the_audit_could_not_say_is_a_shortcoming(tmp_path: Path) -> None:
-    ending = conclude(STORY, Audit(2, {}, "no logs"), "Completed", {}, tmp_path)
+    ending = conclude(elastic_run(), Audit(2, {}, "no logs"), "Completed", urgent_visit(), {}, tmp_path)
     assert ending.shortcomings[-1] == "no logs"
-    assert samples_line(ending.report) == "samples: the audit gave no verdict"
+    assert samples_line("lm", ending.report) == "samples of lm: the audit gave no verdict"
+
+
+def test_shortcomings_of_both_acts_count(tmp_path: Path) -> None:
+    repeats = log(6, 0, 2, resumed_step=11, steps={12: 61.5, 13: 66.0, 14: 80.2}, drained_s=80.4)
+    run = elastic_run(logs=[*BOTH_ACTS_LOGS[:6], repeats, BOTH_ACTS_LOGS[-1]])
+    ending = conclude(run, Audit(0, AUDIT), "Completed", urgent_visit(state="Failed"), {}, tmp_path)
+    assert ending.shortcomings == [
+        "the resize 4 -> 2 repeated 2 steps, not 0",
+        "urgent ended as Failed, not Completed",
+    ]
+    assert json.loads((tmp_path / "report.json").read_text())["ok"] is False
+
+
+def test_the_summary_tells_the_second_act_and_quotes_kueue() -> None:
+    lines = queue_lines(queue_report(elastic_run(), urgent_visit()))
+    assert lines == [
+        "urgent: had its quota 3.5 s after it was applied and made its first step after 4.5 s; while it made 3 steps, "
+        "the elastic job made 3",
+        f"Kueue's reason: {WORDS}",
+    ]
+
+
+def test_the_summary_is_silent_about_a_second_act_that_was_not() -> None:
+    assert queue_lines(queue_report(elastic_run(), urgent_visit([], []))) == []
 
 
 def test_a_cluster_that_cannot_be_asked_still_gives_its_answer(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.demo.stories import CREATED, GROW_SHRINK_CRASH, log
 
-from elastipod_local.demo_watch import Seen, Watcher, read_job, read_progress
+from elastipod_local.demo_watch import Seen, Told, Watcher, concerns, read_job, read_progress
 from elastipod_local.errors import LocalClusterError
 
 
@@ -58,7 +58,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Api], Wa
 
     def make(api: Api) -> Watcher:
         watcher = Watcher(api, name="lm", shared=tmp_path, on_seen=lambda seen: None, on_event=events.append)
-        watcher.told = events  # type: ignore[attr-defined]
+        watcher.shown = events  # type: ignore[attr-defined]
         return watcher
 
     return make
@@ -85,21 +85,21 @@ def test_progress_is_that_of_the_newest_generation_that_made_a_step(tmp_path: Pa
     logs = tmp_path / "lm" / "samples"
     write_log(logs, 1, 0, log(1, 0, 2, steps={1: 1.0, 2: 1.5, 3: 2.0}, loss=2.5))
     write_log(logs, 2, 0, log(2, 0, 4, steps={}))
-    progress = read_progress(tmp_path)
+    progress = read_progress(tmp_path, "lm")
     assert progress is not None
     assert (progress.generation, progress.step, progress.loss, progress.samples_per_s) == (1, 3, 2.5, 16.0)
 
 
 def test_steps_since_the_last_checkpoint_are_counted(tmp_path: Path) -> None:
     lines = log(2, 0, 2, resumed_step=10, steps={11: 1.0, 12: 2.0})
-    write_log(tmp_path, 2, 0, lines)
-    assert read_progress(tmp_path).unsaved_steps == 2  # type: ignore[union-attr]
-    write_log(tmp_path, 2, 0, [*lines, {"kind": "saved", "step": 12, "t": 3.0}])
-    assert read_progress(tmp_path).unsaved_steps == 0  # type: ignore[union-attr]
+    write_log(tmp_path / "lm", 2, 0, lines)
+    assert read_progress(tmp_path, "lm").unsaved_steps == 2  # type: ignore[union-attr]
+    write_log(tmp_path / "lm", 2, 0, [*lines, {"kind": "saved", "step": 12, "t": 3.0}])
+    assert read_progress(tmp_path, "lm").unsaved_steps == 0  # type: ignore[union-attr]
 
 
 def test_there_is_no_progress_before_the_first_log(tmp_path: Path) -> None:
-    assert read_progress(tmp_path) is None
+    assert read_progress(tmp_path, "lm") is None
 
 
 def test_a_wait_ends_with_what_was_waited_for(watch: Callable[[Api], Watcher]) -> None:
@@ -111,7 +111,7 @@ def test_a_wait_that_runs_out_says_what_was_seen_last(watch: Callable[[Api], Wat
     with watch(Api([job(), event("1", "Resized")])) as watcher:
         watcher.wait_for(lambda seen: bool(seen.events), "an event", deadline_s=10)
         with pytest.raises(
-            LocalClusterError, match=r"waited 0 s for 4 replicas; last seen: state Running .*Resized: said so"
+            LocalClusterError, match=r"waited 0 s for 4 replicas; last seen: lm: state Running .*Resized: said so"
         ):
             watcher.wait_for(lambda seen: False, "4 replicas", deadline_s=0)
 
@@ -119,7 +119,7 @@ def test_a_wait_that_runs_out_says_what_was_seen_last(watch: Callable[[Api], Wat
 def test_a_job_that_ends_early_ends_the_wait(watch: Callable[[Api], Watcher]) -> None:
     with (
         watch(Api([job("Failed")])) as watcher,
-        pytest.raises(LocalClusterError, match="the job ended before 4 replicas"),
+        pytest.raises(LocalClusterError, match="lm ended before 4 replicas"),
     ):
         watcher.wait_for(lambda seen: False, "4 replicas", deadline_s=10)
 
@@ -142,7 +142,39 @@ def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Calla
     )
     with watch(api) as watcher:
         watcher.wait_for(lambda seen: seen.state == "Completed", "the end", deadline_s=10, may_end=True)
-    assert watcher.told == ["Started: said so", "Started: said so"]  # type: ignore[attr-defined]
+    assert watcher.shown == ["Started: said so", "Started: said so"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_ours"),
+    [
+        pytest.param("HyperPodPyTorchJob", "lm", True, id="the job"),
+        pytest.param("HyperPodPyTorchJob", "lm-2", False, id="another job"),
+        pytest.param("Workload", "lm-base-13de4", True, id="its base"),
+        pytest.param("Workload", "lm-more-1-13de4", True, id="an increment of it"),
+        pytest.param("Workload", "lm-2-base-13de4", False, id="the base of another job"),
+        pytest.param("Pod", "lm-worker-0-0", False, id="a pod"),
+    ],
+)
+def test_events_of_a_job_are_its_own_and_those_of_its_workloads(kind: str, name: str, is_ours: bool) -> None:
+    assert concerns({"involvedObject": {"kind": kind, "name": name}}, "lm") is is_ours
+
+
+def test_what_kueue_says_of_a_workload_is_kept_and_not_shown(watch: Callable[[Api], Watcher]) -> None:
+    evicted = event("2", "EvictedDueToPreempted", about="lm-more-1-13de4")
+    evicted["involvedObject"]["kind"] = "Workload"
+    with watch(Api([job("Completed"), evicted])) as watcher:
+        watcher.wait_for(lambda seen: seen.state == "Completed", "the end", deadline_s=10, may_end=True)
+        assert watcher.told == (Told("Workload", "EvictedDueToPreempted", "said so"),)
+    assert watcher.shown == []  # type: ignore[attr-defined]
+
+
+def test_each_watcher_sees_its_own_job(watch: Callable[[Api], Watcher]) -> None:
+    other = job("Failed")
+    other["metadata"]["name"] = "another"
+    with watch(Api([other, job()])) as watcher:
+        seen = watcher.wait_for(lambda seen: seen.state == "Running", "running", deadline_s=10)
+    assert seen.job == "lm"
 
 
 def test_the_training_size_is_that_of_the_generation_that_makes_steps() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.demo.stories import log
 
-from elastipod_local.run_log import generations, parse_log, read_run
+from elastipod_local.run_log import find_logs, generations, parse_log, read_run
 
 
 def test_a_line_torn_by_a_kill_is_left_out() -> None:
@@ -34,3 +34,12 @@ def test_generations_come_in_order_from_their_files(tmp_path: Path) -> None:
 
 def test_nothing_is_read_before_anything_is_written(tmp_path: Path) -> None:
     assert read_run(tmp_path / "not-yet") == ()
+
+
+def test_each_job_has_logs_of_its_own_below_the_shared_folder(tmp_path: Path) -> None:
+    for job in ("urgent", "lm"):
+        (tmp_path / "shared-1" / job / "samples").mkdir(parents=True)
+        (tmp_path / "shared-1" / job / "samples" / "gen-000001-rank-00000.jsonl").touch()
+    assert find_logs(tmp_path, "lm") == tmp_path / "shared-1" / "lm" / "samples"
+    assert find_logs(tmp_path, "urgent") == tmp_path / "shared-1" / "urgent" / "samples"
+    assert find_logs(tmp_path, "another") is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.demo.stories import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS
+from tests.unit.demo.stories import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, elastic_run, urgent_visit
 
-from elastipod_local.demo_report import Phase, Run, parse_history, spans
+from elastipod_local.demo_report import Phase, Run, Span, parse_history, spans
 from elastipod_local.run_log import generations
 from elastipod_local.timeline import COLOURS, Note, Timeline, draw, note_places, of_run
 
@@ -25,10 +25,24 @@ def test_each_change_is_noted_with_its_cause_and_gap(run: Run) -> None:
     timeline = of_run(run, "a run")
     assert timeline.spans == spans(run)
     assert timeline.notes == (
-        Note(10.0, "2 → 4 CapacityAvailable, 1.80 s"),
-        Note(20.0, "4 → 2 NodeDrained, 1.25 s"),
-        Note(30.02, "2 → 2 WorkerCrash, 1.00 s"),
+        Note(10.0, "2 → 4, 1.80 s gap\nCapacityAvailable"),
+        Note(20.0, "4 → 2, 1.25 s gap\nNodeDrained"),
+        Note(30.02, "2 → 2, 1.00 s gap\nWorkerCrash"),
     )
+
+
+def test_the_urgent_job_stands_on_the_replicas_that_train_beside_it() -> None:
+    timeline = of_run(elastic_run(), "both acts", urgent_visit())
+    assert timeline.guest is not None
+    assert timeline.guest.floor == 2
+    assert timeline.guest.spans == (
+        Span(Phase.STARTING, 60.5, 64.5, 2),  # from when the increments had stopped
+        Span(Phase.TRAINING, 64.5, 76.0, 2),
+    )
+
+
+def test_an_urgent_job_that_never_trained_is_not_drawn() -> None:
+    assert of_run(elastic_run(), "both acts", urgent_visit(logs=[])).guest is None
 
 
 @pytest.mark.parametrize(
@@ -47,8 +61,8 @@ def test_notes_do_not_run_into_each_other(moments: list[float], places: list[tup
 
 
 def test_the_same_run_gives_the_same_picture(run: Run, tmp_path: Path) -> None:
-    draw(of_run(run, "a run"), tmp_path / "one.svg", tmp_path / "one.png")
-    draw(of_run(run, "a run"), tmp_path / "two.svg")
+    draw(of_run(run, "a run", urgent_visit()), tmp_path / "one.svg", tmp_path / "one.png")
+    draw(of_run(run, "a run", urgent_visit()), tmp_path / "two.svg")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 

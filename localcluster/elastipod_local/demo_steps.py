@@ -1,0 +1,264 @@
+"""What the demo does, step by step: the ways of a user, helm, kubectl, and nodes and jobs that come and go."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import yaml
+
+from elastipod_local import binaries
+from elastipod_local.cluster import Cluster
+from elastipod_local.demo_outcome import Ending, audit, conclude
+from elastipod_local.demo_queue import Visit
+from elastipod_local.demo_report import KILL_MARK, Kind, Mark, Run
+from elastipod_local.demo_view import View
+from elastipod_local.demo_watch import ENDED, Seen, Told, Watcher
+from elastipod_local.demo_worker import kill_worker
+from elastipod_local.errors import LocalClusterError, UnsupportedError
+from elastipod_local.images import ensure_images
+from elastipod_local.kueue_config import KueueOptions
+from elastipod_local.packages import ensure_packages
+from elastipod_local.paths import cluster_dir
+from elastipod_local.run_log import find_logs, read_run
+from elastipod_local.state import NodeOptions
+
+CLUSTER = "demo"
+OPERATOR_NAMESPACE = "aws-hyperpod"
+QUEUE = "examples/lm/queue.yaml"
+SURROUNDINGS = ("examples/storage.yaml", QUEUE)
+JOB = "examples/lm/job.yaml"
+URGENT_JOB = "examples/lm/job-urgent.yaml"
+NODES = NodeOptions(cpus=1)  # room for one of the examples' replicas each, whatever the machine has
+STEPS = 13
+TRAIN_S = 8.0  # how long each size is left to train, so that it can be seen
+UNSAVED_STEPS = 5  # steps since the last checkpoint when the worker is killed
+INSTALL_DEADLINE_S = 120
+START_DEADLINE_S = 120
+RESIZE_DEADLINE_S = 120
+RECOVERY_DEADLINE_S = 60
+URGENT_DEADLINE_S = 120
+END_DEADLINE_S = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An example that is applied: its file, and its name as the manifest gives it."""
+
+    file: Path
+    name: str
+
+    @classmethod
+    def of_file(cls, file: Path) -> Job:
+        return cls(file, yaml.safe_load(file.read_text())["metadata"]["name"])
+
+
+@dataclass(slots=True)
+class Notes:
+    """What the demo itself writes down: when it applied the jobs, what it did to the cluster, and its own seconds."""
+
+    created_at: dict[str, float] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def mark(self, name: str, at: float | None = None) -> None:
+        self.marks.append(Mark(name, time.time() if at is None else at))
+
+
+class Demo:
+    """One run, step by step. Each step either gets where it says or raises with what it saw instead."""
+
+    def __init__(self, root: Path, view: View) -> None:
+        self._root = root
+        self._view = view
+        self._job = Job.of_file(root / JOB)
+        self._urgent = Job.of_file(root / URGENT_JOB)
+        self._notes = Notes()
+        self._number = 0
+        self._cluster = Cluster(CLUSTER, cluster_dir(CLUSTER), view.detail)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The demo's cluster, whether it is up or not."""
+        return self._cluster
+
+    def run(self) -> Ending:
+        """Do all steps; give how the run ended. Raises LocalClusterError where one does not get there."""
+        with self._step("build", "build what is missing (the first time takes several minutes)"):
+            self._build()
+        with self._step("cluster", "start a Kubernetes cluster: 2 nodes, and Kueue, which shares out quota"):
+            self._start_cluster()
+        with self._step("install", f"install the operator; {QUEUE} makes a queue with quota for 4 replicas"):
+            self._install()
+        with self._watching(self._job) as watcher:
+            self._view.act("Act 1: nodes come and go, and a worker dies")
+            self._act_one(watcher)
+            self._view.act("Act 2: an urgent job needs the room")
+            guest = self._act_two(watcher)
+            with self._step("complete", "let the job complete"):
+                seen = _await_end(watcher, END_DEADLINE_S)
+        with self._step("audit", "audit what both jobs trained: every sample exactly once?"):
+            return self._conclude(seen, guest, watcher.told)
+
+    def _act_one(self, watcher: Watcher) -> None:
+        with self._step("start", f"apply {JOB}; wait until 2 replicas train"):
+            self._apply(self._job)
+            self._await_size(watcher, 2, START_DEADLINE_S)
+        with self._step("grow", "add 2 nodes; the job grows to 4 replicas"):
+            self._notes.mark("2 nodes added")
+            self._added = self._cluster.add_nodes(2)
+            self._await_size(watcher, 4, RESIZE_DEADLINE_S)
+        with self._step("shrink", "drain these 2 nodes; the job saves and goes on with 2"):
+            self._drain()
+            self._await_size(watcher, 2, RESIZE_DEADLINE_S)
+        with self._step("crash", "kill one worker with SIGKILL; the job goes back to its last checkpoint"):
+            self._crash(watcher)
+
+    def _act_two(self, watcher: Watcher) -> Seen:
+        """Give the urgent job as it was at its end."""
+        with self._step("return", "let pods onto these 2 nodes again; the job grows to 4, all that its queue has"):
+            self._notes.mark("2 nodes returned")
+            self._cluster.kubectl("uncordon", *self._added)
+            self._await_size(watcher, 4, RESIZE_DEADLINE_S)
+        with self._watching(self._urgent) as visitor:
+            with self._step("arrive", f"apply {URGENT_JOB}; the job saves, gives up 2 replicas and goes on with 2"):
+                self._notes.mark(f"job {self._urgent.name} applied")
+                self._apply(self._urgent)
+                _await(watcher, 2, RESIZE_DEADLINE_S)
+            with self._step("urgent", "the urgent job trains on what was given up, to its end"):
+                _await(visitor, 2, START_DEADLINE_S)
+                guest = _await_end(visitor, URGENT_DEADLINE_S)
+        with self._step("regrow", "the urgent job is gone; the job grows back to 4"):
+            _await(watcher, 4, RESIZE_DEADLINE_S)
+        return guest
+
+    def _build(self) -> None:
+        names = [*binaries.CONTROL_PLANE, *binaries.NODE, *binaries.KUEUE]
+        binaries.ensure(names, self._view.detail)
+        ensure_packages(self._view.detail)
+        ensure_images(self._view.detail)
+
+    def _start_cluster(self) -> None:
+        if self._cluster.down():
+            self._view.detail("removed what an earlier run had left")
+        self._cluster = Cluster.up(CLUSTER, nodes=2, options=NODES, kueue=KueueOptions(), progress=self._view.detail)
+
+    def _install(self) -> None:
+        self._cluster.helm(
+            *("upgrade", "--install", "elastipod", str(self._root / "charts" / "elastipod")),
+            *("--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--set", "image.tag=dev"),
+            *("--wait", "--timeout", f"{INSTALL_DEADLINE_S}s"),
+            timeout_s=INSTALL_DEADLINE_S + 30,
+        )
+        for name in SURROUNDINGS:
+            self._kubectl_apply(self._root / name)
+
+    def _apply(self, job: Job) -> None:
+        self._notes.created_at[job.name] = time.time()
+        self._kubectl_apply(job.file)
+
+    def _kubectl_apply(self, file: Path) -> None:
+        self._view.detail(self._cluster.kubectl("apply", "--filename", str(file)).strip().replace("\n", ", "))
+
+    def _drain(self) -> None:
+        self._notes.mark("2 nodes drained")
+        self._cluster.kubectl(
+            *("drain", *self._added, "--ignore-daemonsets", "--delete-emptydir-data"),
+            f"--timeout={RESIZE_DEADLINE_S}s",
+            timeout_s=RESIZE_DEADLINE_S + 10,
+        )
+
+    def _crash(self, watcher: Watcher) -> None:
+        """Kill a worker some steps after a checkpoint, so that the report shows what a crash costs."""
+        watcher.wait_for(
+            lambda seen: seen.progress is not None and seen.progress.unsaved_steps >= UNSAVED_STEPS,
+            f"{UNSAVED_STEPS} steps after a checkpoint",
+            deadline_s=RECOVERY_DEADLINE_S,
+        )
+        before = watcher.seen.generation
+        worker, at = kill_worker(self._newest_pod_uid())
+        self._notes.mark(KILL_MARK, at)
+        self._view.detail(f"killed the worker with rank {worker.rank} (pid {worker.pid})")
+
+        def is_back(seen: Seen) -> bool:
+            entry = next((entry for entry in seen.history if entry.generation == seen.generation), None)
+            return seen.generation > before and entry is not None and entry.kind is Kind.RECOVERY
+
+        watcher.wait_for(is_back, "the recovery from the killed worker", deadline_s=RECOVERY_DEADLINE_S)
+
+    def _newest_pod_uid(self) -> str:
+        """Give the UID of the job's pod with the highest ordinal among those that run."""
+        answer = self._cluster.kubectl("get", "pods", f"--selector=HPJob={self._job.name}", "--output=json")
+        running = [pod["metadata"] for pod in json.loads(answer)["items"] if pod["status"]["phase"] == "Running"]
+        uid: str = max(running, key=lambda pod: int(pod["labels"]["elastipod.io/ordinal"]))["uid"]
+        return uid
+
+    def _await_size(self, watcher: Watcher, size: int, deadline_s: float) -> None:
+        """Wait until the job trains at this size, and then has trained at it long enough to be seen."""
+        what = _await(watcher, size, deadline_s)
+        until = time.time() + TRAIN_S
+        watcher.wait_for(lambda seen: seen.at >= until, what, deadline_s=TRAIN_S + 30)
+
+    @contextmanager
+    def _watching(self, job: Job) -> Iterator[Watcher]:
+        watcher = Watcher(
+            self._cluster.kubectl,
+            name=job.name,
+            shared=self._cluster.shared,
+            on_seen=self._view.seen,
+            on_event=partial(self._view.event, job.name),
+        )
+        with watcher:
+            yield watcher
+
+    def _conclude(self, seen: Seen, guest: Seen, told: Sequence[Told]) -> Ending:
+        logs, run = self._run_of(self._job, seen)
+        guest_logs, guest_run = self._run_of(self._urgent, guest)
+        guest_audit = audit(guest_logs)
+        visit = Visit(
+            job=self._urgent.name,
+            run=guest_run,
+            state=guest.state,
+            audit=guest_audit.report or {"said": guest_audit.said},
+            audit_exit=guest_audit.exit_status,
+            told=told,
+        )
+        folder = self._root / ".run" / "demo"
+        return conclude(run, audit(logs), seen.state, visit, self._notes.seconds, folder)
+
+    def _run_of(self, job: Job, seen: Seen) -> tuple[Path, Run]:
+        logs = find_logs(self._cluster.shared, job.name)
+        if logs is None:
+            raise LocalClusterError(f"no worker wrote a sample log below {self._cluster.shared}; last seen: {seen}")
+        marks = tuple(self._notes.marks) if job is self._job else ()
+        return logs, Run(self._notes.created_at[job.name], seen.history, read_run(logs), marks)
+
+    @contextmanager
+    def _step(self, name: str, title: str) -> Iterator[None]:
+        """Say what begins and note how long it takes; an error names the step."""
+        self._number += 1
+        self._view.step(self._number, STEPS, title)
+        began = time.monotonic()
+        try:
+            yield
+        except UnsupportedError:
+            raise
+        except LocalClusterError as error:
+            raise LocalClusterError(f"step {self._number}/{STEPS} ({title}) did not get there: {error}") from error
+        self._notes.seconds[name] = round(time.monotonic() - began, 1)
+
+
+def _await(watcher: Watcher, size: int, deadline_s: float) -> str:
+    """Wait until a job trains at this size; give that in words."""
+    what = f"training with {size} replicas"
+    watcher.wait_for(lambda seen: seen.training_size == size, what, deadline_s=deadline_s)
+    return what
+
+
+def _await_end(watcher: Watcher, deadline_s: float) -> Seen:
+    return watcher.wait_for(lambda seen: seen.state in ENDED, "its end", deadline_s=deadline_s, may_end=True)
