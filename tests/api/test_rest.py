@@ -14,8 +14,11 @@ from bench.operator_load.load import operator_command, operator_environment
 from tests.api.compat_nodes import PlayedNodes, until
 from tests.api.jobs import job
 
+from elastipod_operator.core.names import FIELD_MANAGER
+
 pytestmark = pytest.mark.timeout(180)
 JOBS, RENEWALS = 20, 4  # a renewal every two seconds
+PLAYER = "Python"  # who plays the nodes
 
 
 @contextmanager
@@ -42,6 +45,12 @@ def training(cluster: LoadCluster) -> int:
     return sum(condition.get("reason") == "Training" for condition in last)
 
 
+def managers(cluster: LoadCluster, kind: str) -> set[str]:
+    """Give who wrote objects of a kind, by the names that they gave."""
+    listed = cluster.kubectl("-n", NAMESPACE, "get", kind, "-o", "json", "--show-managed-fields")
+    return {entry["manager"] for body in json.loads(listed)["items"] for entry in body["metadata"]["managedFields"]}
+
+
 def test_while_nothing_changes_no_call_is_made_but_for_the_lease(tmp_path: Path) -> None:
     with LoadCluster.up("rest", nodes=0, run_dir=tmp_path / "cluster") as made:
         assert isinstance(made, LoadCluster)
@@ -61,7 +70,9 @@ def test_while_nothing_changes_no_call_is_made_but_for_the_lease(tmp_path: Path)
 
             until(f"{RENEWALS} renewals of the lease", renewed, 4 * RENEWALS)
             at_rest = count_by_kind(made.calls()[begin:])
+            wrote = {who for kind in ("hpjob", "pods") for who in managers(made, kind)}
     watched = [call.resource for call in while_busy if call.verb == "watch"]
     assert sorted(watched) == ["hyperpodpytorchjobs", "nodes", "pods"]
     assert count_by_kind(while_busy)["create pods"] == 2 * JOBS
     assert set(at_rest) == {"get leases", "update leases"}, at_rest
+    assert wrote - {"kubectl-client-side-apply", PLAYER} == {FIELD_MANAGER}

@@ -49,7 +49,9 @@ async def connect() -> client.ApiClient:
             await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
         except config.ConfigException as error:
             raise ApiError(0, f"neither a service account nor a kubeconfig: {error}") from error
-    return client.ApiClient(configuration)
+    made = client.ApiClient(configuration)
+    made.user_agent = FIELD_MANAGER  # also the field manager of all writes that name no other
+    return made
 
 
 class Api:
@@ -98,14 +100,12 @@ class Api:
     async def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create a pod; 409 means that it is there already."""
         namespace = manifest["metadata"]["namespace"]
-        query = [("fieldManager", FIELD_MANAGER)]
-        return await self.call("POST", f"/api/v1/namespaces/{namespace}/pods", dict(manifest), query=query)
+        return await self.call("POST", f"/api/v1/namespaces/{namespace}/pods", dict(manifest))
 
     async def create_secret(self, manifest: Mapping[str, Any]) -> None:
         """Create a Secret; 409 means that it is there already."""
         namespace = manifest["metadata"]["namespace"]
-        query = [("fieldManager", FIELD_MANAGER)]
-        await self.call("POST", f"/api/v1/namespaces/{namespace}/secrets", dict(manifest), query=query)
+        await self.call("POST", f"/api/v1/namespaces/{namespace}/secrets", dict(manifest))
 
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
         """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once."""
