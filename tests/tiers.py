@@ -3,8 +3,8 @@
 Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make test` calls it. A tier whose tests
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
 
-Some tiers run in several processes (pytest-xdist), and the e2e tier in two parts with a line each: its tests of agents
-alone are shared out to two processes, those with a cluster follow one after the other. Whoever asks for something of
+Some tiers run in several processes (pytest-xdist), the api tier with an API server in each, and the e2e tier in two parts with
+a line each: its tests of agents alone are shared out to two processes, those with a cluster follow one after the other. Whoever asks for something of
 their own (-k, -s, --pdb, a long run) gets it in one process, as pytest does it.
 """
 
@@ -22,11 +22,13 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 NO_TESTS_COLLECTED = 5
 ON_ALL_CPUS = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
+FILES_IN_TWO = ("--numprocesses=2", "--dist=loadfile")
 # The pytest calls of a tier; one without arguments for a tier that is not named.
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "unit": (ON_ALL_CPUS,),
     "sim": (ON_ALL_CPUS,),
-    "e2e": (("-m", "not cluster", "--numprocesses=2", "--dist=loadfile"), ("-m", "cluster")),
+    "api": (FILES_IN_TWO,),
+    "e2e": (("-m", "not cluster", *FILES_IN_TWO), ("-m", "cluster")),
 }
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 
