@@ -3,9 +3,9 @@
 Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make test` calls it. A tier whose tests
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
 
-Some tiers run in several processes (pytest-xdist), the api tier with an API server in each, and the e2e tier in two parts with
-a line each: its tests of agents alone are shared out to two processes, those with a cluster follow one after the other. Whoever asks for something of
-their own (-k, -s, --pdb, a long run) gets it in one process, as pytest does it.
+Some tiers run in several processes (pytest-xdist), the api tier with an API server in each, and the e2e tier in two parts
+with a line each: its tests of agents alone are shared out to two processes, those with a cluster follow one after the
+other. Whoever asks for something of their own (-k, -s, --pdb, a long run) gets it in one process, as pytest does it.
 """
 
 from __future__ import annotations
