@@ -178,6 +178,7 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
         watches = [
             asyncio.create_task(_kopf(options, handlers(store, reconciler), stop)),
             asyncio.create_task(quota.run(options.namespaces)),
+            asyncio.create_task(reconciler.follow_queues(options.namespaces)),
         ]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)

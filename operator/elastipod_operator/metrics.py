@@ -29,6 +29,9 @@ QUOTA_WAIT_SECONDS = Histogram(
     buckets=(1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000),
 )
 EVICTIONS = Counter("elastipod_quota_evictions_total", "Workloads whose quota Kueue took back", ["share", "cause"])
+EVICTIONS_LATE = Gauge(
+    "elastipod_quota_evictions_overdue", "Workloads that hold quota which Kueue wants back, longer than the grace time"
+)
 EVICTION_CAUSES = (
     "Preempted", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped", "NodeFailures", "Deactivated",
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -101,6 +102,10 @@ class Reconciler:
     def queues_wanted(self) -> asyncio.Event:
         """Set once there is a job with a queue."""
         return self._queues.wanted
+
+    async def follow_queues(self, namespaces: Sequence[str]) -> None:
+        """Keep what is known of queues up to date, in these namespaces or in all, until cancelled."""
+        await self._queues.follow(namespaces)
 
     def queues_are_back(self) -> None:
         """Have what waits for Kueue tried again: its objects can be read again."""
@@ -221,6 +226,7 @@ class Reconciler:
             workloads=quota.workloads,
             default_queue=quota.default_queue,
             queue_trouble=quota.trouble,
+            queue_fact=quota.queue,
         )
 
     # -- write the record first

@@ -31,6 +31,7 @@ MANNERS = {"deaf-trainer": "deaf", "mute": "mute", "faulted": "faulty", "failed"
 STATES = {
     "waiting": "Created", "suspended": "Suspended", "mute": "PodsRunning", "faulted": "Faulted", "failed": "Failed"
 }  # fmt: skip
+OPERATOR = ("-m", "elastipod.cli", "operator")
 LIMIT_S = 120.0  # each phase ends as soon as all are there
 
 
@@ -153,18 +154,22 @@ def prepare(cluster: Cluster) -> None:
 
 @contextmanager
 def operator(
-    cluster: Cluster, folder: Path, namespaces: Sequence[str] = NAMESPACES, more: Mapping[str, str] | None = None
+    cluster: Cluster,
+    folder: Path,
+    namespaces: Sequence[str] = NAMESPACES,
+    more: Mapping[str, str] | None = None,
+    program: Sequence[str] = OPERATOR,
 ) -> Iterator[Path]:
     """Run the operator beside the cluster, with an install key; gives its log.
 
-    namespaces: empty for all. more: further variables of its environment, which win.
+    namespaces: empty for all. more: further variables of its environment, which win. program: what Python runs.
     """
     key, log = folder / "install-key", folder / "operator.log"
     key.write_text("0123456789abcdef" * 4 + "\n", encoding="utf-8")
     environ = {**os.environ, **cluster.environment(), "WATCH_NAMESPACES": ",".join(namespaces), "METRICS_PORT": "0"}
     environ |= {"ELASTIPOD_INSTALL_KEY_FILE": str(key), **(more or {})}
-    command = [sys.executable, "-m", "elastipod.cli", "operator"]
     with log.open("wb") as output:
+        command = [sys.executable, *program]
         process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         yield log

@@ -163,10 +163,13 @@ class PlayedAgent:
 class PlayedNodes:
     """A thread that plays nodes of the given kinds and counts on a real control plane; as a context manager.
 
-    manners: by job name, how its agents behave; "mute": nothing listens in its pods.
+    manners: by job name, how its agents behave; "mute": nothing listens in its pods. selector: of the pods that come to
+    life here; those of nobody's job are mute.
     """
 
-    def __init__(self, kubeconfig: Path, counts: Mapping[str, int], manners: Mapping[str, str]) -> None:
+    def __init__(
+        self, kubeconfig: Path, counts: Mapping[str, int], manners: Mapping[str, str], selector: str = "HPJob"
+    ) -> None:
         self.agents: dict[str, PlayedAgent] = {}
         """Of pods that live, by UID: a name may come back."""
         self.starts: dict[str, list[dict[str, Any]]] = {}
@@ -177,6 +180,7 @@ class PlayedNodes:
         self._folder = kubeconfig.parent
         self._nodes = {f"{kind.split('.')[1]}-{n}": kind for kind, count in counts.items() for n in range(count)}
         self._manners = manners
+        self._selector = selector
         self._addresses: dict[str, str] = {}
         self._runners: dict[str, web.AppRunner] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -295,11 +299,11 @@ class PlayedNodes:
         version = ""
         while True:
             if not version:
-                listed = await self._send("GET", "/api/v1/pods?labelSelector=HPJob", None) or {}
+                listed = await self._send("GET", f"/api/v1/pods?labelSelector={self._selector}", None) or {}
                 version = listed["metadata"]["resourceVersion"]
                 for pod in listed["items"]:
                     self._take("ADDED", pod)
-            query = f"/api/v1/pods?labelSelector=HPJob&watch=1&resourceVersion={version}&timeoutSeconds=300"
+            query = f"/api/v1/pods?labelSelector={self._selector}&watch=1&resourceVersion={version}&timeoutSeconds=300"
             async with self._session.get(query, timeout=aiohttp.ClientTimeout(total=None)) as stream:
                 version = ""
                 buffer = b""
@@ -336,7 +340,8 @@ class PlayedNodes:
         meta = pod["metadata"]
         number = next(NUMBERS)
         address = self._addresses[meta["uid"]] = f"127.{64 + os.getpid() % 128}.{number // 250}.{number % 250 + 1}"
-        manner = self._manners.get(meta["labels"]["HPJob"], "")
+        job = meta.get("labels", {}).get("HPJob")
+        manner = self._manners.get(job, "") if job else "mute"
         if manner != "mute":
             await self._open(pod, address, manner)
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -29,9 +29,14 @@ def compat_queues(namespace: str) -> list[dict[str, Any]]:
         flavor = {"nodeLabels": {POOL: topology}, "tolerations": [TOLERATION], "topologyName": topology}
         resources = [{"name": resource, "nominalQuota": quota} for resource, quota in ROOM.items()]
         group = {"coveredResources": list(ROOM), "flavors": [{"name": name, "resources": resources}]}
+        spec = {
+            "namespaceSelector": {},
+            "resourceGroups": [group],
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+        }
         found += [
             _body("ResourceFlavor", name, flavor if topology else {}),
-            _body("ClusterQueue", name, {"namespaceSelector": {}, "resourceGroups": [group]}),
+            _body("ClusterQueue", name, spec),
             _body("LocalQueue", name, {"clusterQueue": name}, namespace=namespace),
         ]
     classes = [

@@ -93,3 +93,10 @@ def kueue_namespace(kueue_server: Cluster) -> str:
     name = f"test-{uuid.uuid4().hex[:8]}"
     kueue_server.kubectl("create", "namespace", name)
     return name
+
+
+@pytest.fixture(scope="session")
+def fair_jobs_server(fair_kueue_server: Cluster) -> Cluster:
+    """That second one, with our CRD served."""
+    serve_jobs(fair_kueue_server)
+    return fair_kueue_server

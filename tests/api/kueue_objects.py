@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import uuid
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
@@ -11,6 +15,7 @@ from elastipod_local.kueue_config import KueueOptions
 
 API = "kueue.x-k8s.io/v1beta2"
 DEADLINE_S = 30
+COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "kueue"
 FAIR_KUEUE = KueueOptions(
     frameworks=("batch/job", "pod"),
     settings={"fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]}},
@@ -94,3 +99,70 @@ def wait_for(
 
     what = f"{kind} {name} to be {condition_type}={status}"
     return wait_until(reached, deadline_s=DEADLINE_S, what=what, every_s=0.1)
+
+
+class Layout:
+    """A layout of the cookbook under names of its own, so that several fit in one cluster."""
+
+    def __init__(self, cluster: Cluster, file: str, prefix: str) -> None:
+        self.cluster = cluster
+        self._prefix = prefix
+        text = (COOKBOOK / file).read_text()
+        for name in ("team-", "gpu-", "pool"):
+            text = text.replace(name, f"{prefix}-{name}")
+        text = text.replace("cohortName: training", f"cohortName: {prefix}-training")
+        self.objects: list[dict[str, Any]] = list(yaml.safe_load_all(text))
+        apply(cluster, *self.objects)
+
+    def wait_until_active(self) -> None:
+        for item in self.objects:
+            if item["kind"] in ("ClusterQueue", "LocalQueue"):
+                metadata = item["metadata"]
+                namespace = metadata.get("namespace", "default")
+                assert wait_for(self.cluster, namespace, item["kind"], metadata["name"], "Active")["reason"] == "Ready"
+
+    def namespace(self, team: str) -> str:
+        return f"{self._prefix}-team-{team}"
+
+    def ask(self, team: str, name: str, gpus: int, priority: int = 0) -> None:
+        """Ask for a gang of `gpus` pods with one GPU each."""
+        resources = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}
+        body = workload(name, self.namespace(team), "training", count=gpus, **resources)
+        body["spec"]["priority"] = priority
+        apply(self.cluster, body)
+
+    def admit(self, team: str, name: str, gpus: int, priority: int = 0) -> None:
+        """Ask and wait for the answer, so that what is asked for later is newer for Kueue too."""
+        self.ask(team, name, gpus, priority)
+        wait_for(self.cluster, self.namespace(team), "workload", name, "Admitted")
+
+    def wait_for_decision(self, team: str, name: str) -> str:
+        """Wait until Kueue has looked at a Workload that it cannot admit as things are, and give what it says."""
+        found = wait_for(self.cluster, self.namespace(team), "workload", name, "QuotaReserved", "False")
+        return str(found["message"])
+
+    def evicted(self) -> set[str]:
+        """Give the names of the Workloads that hold quota which Kueue wants back."""
+        found: set[str] = set()
+        teams = {item["metadata"]["name"] for item in self.objects if item["kind"] == "Namespace"}
+        for namespace in teams:
+            listed = json.loads(self.cluster.kubectl("-n", namespace, "get", "workloads", "-o", "json"))
+            for item in listed["items"]:
+                states = {entry["type"]: entry["status"] for entry in item.get("status", {}).get("conditions", [])}
+                if states.get("Evicted") == states.get("QuotaReserved") == "True":
+                    found.add(item["metadata"]["name"])
+        return found
+
+    def wait_for_eviction(self) -> set[str]:
+        return wait_until(self.evicted, deadline_s=30, what="an eviction")
+
+    def release(self, team: str, *names: str) -> None:
+        """Give quota back as the operator does for increments."""
+        self.cluster.kubectl("-n", self.namespace(team), "delete", "workload", *names)
+
+
+def lay_out(cluster: Cluster, file: str) -> Layout:
+    """Apply a layout and wait until all its queues are active."""
+    layout = Layout(cluster, file, f"c{uuid.uuid4().hex[:6]}")
+    layout.wait_until_active()
+    return layout

@@ -73,6 +73,18 @@ class Team:
         found = self._list("workloads.v1beta2.kueue.x-k8s.io", f"HPJob={name}")
         return {int(body["metadata"]["labels"]["elastipod.io/share"]): body for body in found}
 
+    def warning(self, name: str) -> str:
+        """Give all that a job is warned of; empty for nothing."""
+        found = get(self.cluster, self.namespace, name).get("status", {}).get("conditions") or ()
+        return next((str(c["message"]) for c in found if c["type"] == "Warning"), "")
+
+    def warned_of(self, name: str) -> set[str]:
+        """Give the reasons of the warnings among a job's Events."""
+        text = self.cluster.kubectl(
+            "-n", self.namespace, "get", "events", "--field-selector=type=Warning", "-o", "json"
+        )
+        return {e["reason"] for e in json.loads(text)["items"] if e["involvedObject"]["name"] == name}
+
     def trains(self, name: str, size: int) -> None:
         """Wait until a job trains at a size."""
 

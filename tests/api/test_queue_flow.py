@@ -12,8 +12,8 @@ import yaml
 from tests.api.compat_lives import operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import get
-from tests.api.kueue_objects import API, apply, queues
-from tests.api.queue_jobs import FLAVOR_LABELS, KIND, TOLERATION, Team, conditions
+from tests.api.kueue_objects import API, COOKBOOK, apply, lay_out, queues, wait_for
+from tests.api.queue_jobs import FLAVOR_LABELS, KIND, QUICK, TOLERATION, Team, conditions
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.controlplane import KUEUE
@@ -23,16 +23,20 @@ pytestmark = pytest.mark.timeout(300)
 CHART = Path(__file__).resolve().parents[2] / "charts" / "elastipod"
 RELEASE = "aws-hyperpod"
 NODES = 8
+# For the cookbook's job, which asks for GPUs.
+GPU_KIND = "ml.p5.48xlarge"
 PREEMPTS = {"withinClusterQueue": "LowerPriority"}
-HIGH = {"kueue.x-k8s.io/priority-class": "high"}
+CLASS = "kueue.x-k8s.io/priority-class"
+HIGH = {CLASS: "high"}
 
 
 @pytest.fixture(scope="module")
 def played(kueue_server: Cluster) -> Iterator[PlayedNodes]:
     """Nodes with room for the jobs of all tests, whose pods answer like agents."""
-    high = {"apiVersion": API, "kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 1000}
-    apply(kueue_server, high)
-    with PlayedNodes(kueue_server.kubeconfig, {KIND: NODES}, {}) as nodes:
+    for name, value in (("high", 1000), ("higher", 2000)):
+        body = {"apiVersion": API, "kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value}
+        apply(kueue_server, body)
+    with PlayedNodes(kueue_server.kubeconfig, {KIND: NODES, GPU_KIND: 1}, {}) as nodes:
         yield nodes
 
 
@@ -126,7 +130,12 @@ def test_an_evicted_base_stops_the_job_and_is_granted_again(team: Team) -> None:
 
 def stop(team: Team, policy: str) -> None:
     """Set the stop policy of the queue."""
-    patch = json.dumps({"spec": {"stopPolicy": policy}})
+    edit(team, stopPolicy=policy)
+
+
+def edit(team: Team, **spec: Any) -> None:
+    """Edit the team's ClusterQueue."""
+    patch = json.dumps({"spec": spec})
     team.cluster.kubectl("patch", "clusterqueue", team.namespace, "--type=merge", "-p", patch)
 
 
@@ -134,11 +143,106 @@ def test_a_queue_that_does_not_exist_is_told_in_kueues_own_words(team: Team) -> 
     team.submit("lost", queue="nowhere")
     team.until(lambda: "LocalQueue nowhere doesn't exist" in team.waits("lost")["message"], "Kueue's sentence", "lost")
     assert team.pods("lost") == []
+    assert "startTime" not in get(team.cluster, team.namespace, "lost")["status"]
+    missing = f"LocalQueue nowhere does not exist in namespace {team.namespace}"
+    team.until(lambda: missing in team.warning("lost"), "the warning", "lost")
+    make_nowhere(team)
+    team.trains("lost", 4)
+    team.until(lambda: team.warning("lost") == "", "the warning to go", "lost")
+    assert "startTime" in get(team.cluster, team.namespace, "lost")["status"]
+    team.until(lambda: team.warned_of("lost") == {"QueueMissing"}, "the Event", "lost")
 
 
-def test_more_than_the_queue_ever_has_is_told_in_kueues_own_words(team: Team) -> None:
-    team.submit("large", elasticPolicy=None, replicaSpecs=[{"name": "pods", "replicas": 5}])
-    team.until(lambda: "maximum capacity" in team.waits("large")["message"], "Kueue's sentence", "large")
+def make_nowhere(team: Team) -> None:
+    """Make the queue that was missing."""
+    body = {"apiVersion": API, "kind": "LocalQueue", "metadata": {"name": "nowhere", "namespace": team.namespace}}
+    apply(team.cluster, {**body, "spec": {"clusterQueue": team.namespace}})
+
+
+def test_what_is_wrong_with_a_queue_is_told_until_it_is_mended(team: Team) -> None:
+    edit(team, preemption={"withinClusterQueue": "Never"}, queueingStrategy="StrictFIFO")
+    backoff = {"minStableSeconds": 0, "backoff": {"baseSeconds": 1}}
+    team.submit("warned", elasticPolicy={**QUICK, "maxReplicas": 6}, elastipod=backoff)
+    team.trains("warned", 4)
+    wanted = (
+        f"the largest size of 6 replicas can never be reached: the quota of cpu in ClusterQueue {team.namespace} is enough for 4",
+        "preemption.withinClusterQueue Never",
+        "queueingStrategy StrictFIFO and increments of the job wait there",
+    )
+    team.until(lambda: all(text in team.warning("warned") for text in wanted), "the warnings", "warned")
+    stop(team, "HoldAndDrain")
+    stopped = f"ClusterQueue {team.namespace} admits nothing more, and what runs is evicted (stopPolicy HoldAndDrain)"
+    team.until(lambda: stopped in team.warning("warned"), "the warning that it is stopped", "warned")
+    team.until(lambda: "Stopped: " in team.warning("warned"), "Kueue's own words", "warned")
+    told = {"QueueTooSmall", "PreemptionNever", "StrictFIFO", "QueueStopped"}
+    team.until(lambda: team.warned_of("warned") == told, "an Event each", "warned")
+    larger = queues(team.namespace, team.namespace, cpu="6")[1]["spec"]["resourceGroups"]
+    edit(team, preemption=PREEMPTS, queueingStrategy="BestEffortFIFO", resourceGroups=larger, stopPolicy="None")
+    team.trains("warned", 6)
+    team.until(lambda: team.warning("warned") == "", "the warnings to go", "warned")
+
+
+def test_an_edited_priority_class_acts_while_the_job_trains(team: Team) -> None:
+    team.submit("ranked", labels=HIGH)
+    team.trains("ranked", 4)
+    before = {number: body["metadata"]["uid"] for number, body in team.workloads("ranked").items()}
+
+    def ranks() -> dict[int, tuple[int, str]]:
+        specs = {number: body["spec"] for number, body in team.workloads("ranked").items()}
+        return {n: (s["priority"], (s.get("priorityClassRef") or {}).get("name", "")) for n, s in specs.items()}
+
+    extra = (-999_998_000, "")
+    team.cluster.kubectl("-n", team.namespace, "label", "hpjob", "ranked", f"{CLASS}=higher", "--overwrite")
+    team.until(lambda: ranks() == {0: (2000, "higher"), 1: extra, 2: extra}, "the priorities to follow", "ranked")
+    team.cluster.kubectl("-n", team.namespace, "label", "hpjob", "ranked", f"{CLASS}-")
+    pending = "the edited priority acts when the job is suspended and resumed"
+    team.until(lambda: pending in team.warning("ranked"), "what Kueue refuses to be told", "ranked")
+    assert {number: body["metadata"]["uid"] for number, body in team.workloads("ranked").items()} == before
+
+
+def test_two_specs_with_a_class_each(kueue_server: Cluster, played: PlayedNodes, running: Path) -> None:
+    layout = lay_out(kueue_server, "one-queue.yaml")
+    *classes, job = yaml.safe_load_all((COOKBOOK / "two-priorities.yaml").read_text())
+    team = Team(kueue_server, layout.namespace("a"))
+    job["metadata"]["namespace"] = team.namespace
+    job["spec"]["elasticPolicy"]["scalingTimeoutInSeconds"] = 0
+    for spec in job["spec"]["replicaSpecs"]:  # there is no storage here
+        spec["template"]["spec"]["volumes"] = [{"name": "data", "emptyDir": {}}]
+    apply(kueue_server, *classes, job)
+    team.trains("pretrain", 4)
+    specs = {number: body["spec"] for number, body in team.workloads("pretrain").items()}
+    assert {n: (s["priority"], s["priorityClassRef"]["name"]) for n, s in specs.items()} == {
+        0: (1000, "training-base"), 1: (-1000, "training-extra"), 2: (-1000, "training-extra"),
+    }  # fmt: skip
+    assert {pod["spec"]["priority"] for pod in team.pods("pretrain")} == {1000, -1000}
+    layout.ask("a", "newcomer", 14)  # of 16 GPUs: both increments are in its way
+    team.trains("pretrain", 2)
+    wait_for(kueue_server, team.namespace, "workload", "newcomer", "Admitted")
+    assert {pod["metadata"]["labels"]["elastipod.io/spec"] for pod in team.pods("pretrain")} == {"base"}
+
+
+def test_more_than_the_queue_ever_has_is_told_as_kueue_counts_it(team: Team) -> None:
+    """Its own 4, 3 of the neighbour's 8, and 1 that the cohort may borrow from the one above."""
+    below, above, neighbour = (f"{team.namespace}-{name}" for name in ("below", "above", "neighbour"))
+
+    def quota(nominal: int, **limits: str) -> dict[str, Any]:
+        resource = {"name": "cpu", "nominalQuota": str(nominal), **limits}
+        group = {"coveredResources": ["cpu"], "flavors": [{"name": team.namespace, "resources": [resource]}]}
+        return {"resourceGroups": [group]}
+
+    def cohort(name: str, **spec: Any) -> dict[str, Any]:
+        return {"apiVersion": API, "kind": "Cohort", "metadata": {"name": name}, "spec": spec}
+
+    other = queues(neighbour, team.namespace, cohortName=below, **quota(8, lendingLimit="3"))[1]
+    apply(
+        team.cluster, cohort(above, **quota(10)), cohort(below, parentName=above, **quota(0, borrowingLimit="1")), other
+    )
+    edit(team, cohortName=below, **quota(4, borrowingLimit="5"))
+    team.submit("large", elasticPolicy=None, replicaSpecs=[{"name": "pods", "replicas": 9}])
+    team.until(lambda: "maximum capacity (8)" in team.waits("large")["message"], "Kueue's sentence", "large")
+    quotas = f"the quota of cpu in ClusterQueue {team.namespace} with all that cohort {below} may lend"
+    told = f"the size of 9 replicas can never be admitted: {quotas} is enough for 8; raise it, or lower the minimum"
+    team.until(lambda: told in team.warning("large"), "the warning", "large")
 
 
 def test_the_label_of_a_template_becomes_the_jobs(team: Team) -> None:
@@ -345,3 +449,33 @@ def test_kueue_places_pods_in_one_domain(team: Team, played: PlayedNodes) -> Non
 def test_the_rights_of_the_chart_are_enough(team: Team, running: Path) -> None:
     """After all the others of this module: nothing that they had the operator do was forbidden."""
     assert "forbidden" not in running.read_text(encoding="utf-8")
+
+
+def test_without_the_right_to_read_cluster_queues_jobs_run_and_are_not_warned(team: Team, running: Path) -> None:
+    """The last of this module, for what is forbidden here stands in the log."""
+    role = f"{RELEASE}-elastipod"
+    rules = json.loads(team.cluster.kubectl("get", "clusterrole", role, "-o", "json"))["rules"]
+    fewer = [rule for rule in rules if "clusterqueues" not in rule["resources"]]
+    assert len(fewer) == len(rules) - 1
+    edit(team, preemption={"withinClusterQueue": "Never"})
+
+    def give(rights: list[dict[str, Any]]) -> None:
+        team.cluster.kubectl("patch", "clusterrole", role, "--type=merge", "-p", json.dumps({"rules": rights}))
+
+    def told() -> int:
+        return running.read_text(encoding="utf-8").count("jobs are not warned of what is wrong with their queues")
+
+    give(fewer)
+    try:
+        team.submit("unwarned")
+        team.trains("unwarned", 4)
+        team.until(lambda: told() == 1, "the log to say so", "unwarned")
+        team.submit("second", queue="nowhere")  # has the queues read once more
+        missing = "LocalQueue nowhere does not exist"
+        team.until(lambda: missing in team.warning("second"), "what may be read", "second")
+        assert team.warning("unwarned") == ""
+        assert told() == 1
+    finally:
+        give(rules)
+    make_nowhere(team)  # and once more
+    team.until(lambda: "Never" in team.warning("unwarned"), "the warning that is told again", "unwarned")

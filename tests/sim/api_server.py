@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.sim.invariants import JOB_NAME, Watchman
 from tests.sim.kernel import EPOCH, Kernel, stamp
@@ -16,6 +16,10 @@ from tests.sim.objects import NAMESPACE, Body, SimJob, SimNode, SimPod
 from tests.sim.training import Training
 
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, FINALIZER, LABEL_UID, pod_id_of
+from elastipod_operator.kube.api import ApiError
+
+if TYPE_CHECKING:
+    from tests.sim.kueue_server import Tenant
 
 JOB_UID = "job-uid"
 CALL_LIMIT_S = 10.0
@@ -24,12 +28,8 @@ KEPT_EVENTS = 25
 Watcher = Callable[[str, str, Body], None]
 
 
-class ApiFailure(Exception):
+class ApiFailure(ApiError):
     """The API server answered with an error; status 0: it did not answer, whatever it did."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Watch:
@@ -74,6 +74,10 @@ class ApiServer(ABC):
         self.met = watchman.met
         self.spells: dict[str, float] = {}
         """Until when each trouble of the API server and of the calls goes on."""
+        self.tenant: Tenant | None = None
+        """The job's way to Kueue; None for a job without a queue."""
+        self.labels: Mapping[str, str] = {}
+        """Of the job."""
         self.clock_offset_s = 0.0
         self.writes = 0
         self.last_write = ""
@@ -127,6 +131,8 @@ class ApiServer(ABC):
             for node in self.nodes.values():
                 watch.tell("node", "ADDED", node.body(), 0.05)
             self._tell_all(watch)
+        if self.tenant is not None:
+            self.tenant.end_streams()
 
     def repeat_events(self) -> int:
         """Every watch is told its last events once more."""
@@ -136,9 +142,9 @@ class ApiServer(ABC):
 
     def _tell_all(self, watch: Watch) -> None:
         if self.job is not None:
-            watch.tell("job", "ADDED", self.job_body(), self._lag_s())
+            watch.tell("job", "ADDED", self.job_body(), self.lag_s())
         for pod in self.pods.values():
-            watch.tell("pod", "ADDED", pod.body(), self._lag_s())
+            watch.tell("pod", "ADDED", pod.body(), self.lag_s())
 
     def tell(self, kind: str, change: str, body: Body) -> None:
         """Tell all watches of a change, if they hear of it."""
@@ -146,9 +152,9 @@ class ApiServer(ABC):
             if self.goes_on("broken_watch"):
                 self.met[f"watch: lost {kind} {change}"] += 1
             else:
-                watch.tell(kind, change, body, self._lag_s())
+                watch.tell(kind, change, body, self.lag_s())
 
-    def _lag_s(self) -> float:
+    def lag_s(self) -> float:
         if not self.goes_on("slow_watch"):
             return self.rng.uniform(0.005, 0.1)
         self.met["watch: late"] += 1
@@ -195,7 +201,7 @@ class ApiServer(ABC):
         meta: Body = {
             "name": JOB_NAME, "namespace": NAMESPACE, "uid": JOB_UID, "resourceVersion": str(job.version),
             "creationTimestamp": stamp(self.utc(0.0)), "annotations": {**job.annotations, **job.wishes},
-            "finalizers": list(job.finalizers),
+            "finalizers": list(job.finalizers), "labels": dict(self.labels),
         }  # fmt: skip
         if job.deleted_at is not None:
             meta["deletionTimestamp"] = stamp(self.utc(job.deleted_at))
@@ -240,6 +246,8 @@ class ApiServer(ABC):
             images = {pod_id_of(p.labels): p.image for p in self.pods.values()}
             self.watchman.pod_made(name, pod.avoids, pod.image, images, self.job.spec)
         self.pods[pod.uid] = pod
+        if self.tenant is not None:
+            self.tenant.server.watch.pod_made(self.tenant, pod)
         self.pod_changed(pod, "ADDED")
         self.wake_scheduler()
         if self.job is None:
@@ -299,6 +307,8 @@ class ApiServer(ABC):
             self.tell("job", "DELETED", body)
             for pod in list(self.pods.values()):
                 self.kernel.after(self.rng.uniform(1.0, 5.0), lambda p=pod: p.uid in self.pods and self.delete(p))
+            if self.tenant is not None:
+                self.kernel.after(self.rng.uniform(1.0, 5.0), self.tenant.collect)
         else:
             self.tell("job", "MODIFIED", body)
         return body

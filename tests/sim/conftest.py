@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -17,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--sim-count", type=int, default=None, help="how many schedules are played (default: $SIM_COUNT or 400)"
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_operator() -> None:
+    """What the operator logs of the many failures that it meets here would only take time."""
+    logging.getLogger("elastipod_operator").setLevel(logging.CRITICAL)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim import control_faults, node_faults, pod_faults, wishes
 from tests.sim.events import Event
+from tests.sim.queue_faults import QUEUE_FAULTS
 from tests.sim.victims import DELAYS, Fault
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ def draw(rng: Random, until: float) -> Event:
 def befall(play: Play, event: Event) -> None:
     """Let an event happen."""
     play.cluster.may_be_late |= event.what in DELAYS
-    happened = FAULTS[event.what][1](play, event)
+    if play.server is not None:
+        play.server.watch.is_fenced &= event.what not in ("operator_stands_still", "second_operator")
+    _, fault = FAULTS.get(event.what) or QUEUE_FAULTS[event.what]
+    happened = fault(play, event)
     play.watchman.met[event.what] += bool(happened)
     play.say(f"** {event.what}: {happened or 'hits nobody'}")
 

@@ -340,6 +340,8 @@ class Watchman:
         # With a wrong clock the time that a pod has until it is killed is misjudged.
         if last is None or last.spoiled or not self.has_true_time:
             return
+        if any(agent.hangs() for agent in last.members.values()):
+            return  # it could not ask its workers to save
         if planned and repeated and self.heeds_events:
             kind = self._kinds.get(run.generation)
             raise Violation(f"generation {run.generation} ({kind}) repeats {repeated} steps though nothing failed")

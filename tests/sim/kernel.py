@@ -10,8 +10,22 @@ from typing import Any
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
-Script = Generator[float, None, Any]
-"""A process: yields the seconds that it waits."""
+
+class Signal:
+    """Something that processes wait for: they go on when it is fired, and wait anew if they wish."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def fire(self) -> None:
+        """Let go on whoever waits now."""
+        waiting, self.waiting = self.waiting, []
+        for go_on in waiting:
+            go_on()
+
+
+Script = Generator[float | Signal, None, Any]
+"""A process: yields the seconds that it waits, or what it waits for."""
 
 
 class Process:
@@ -41,7 +55,10 @@ class Process:
         except StopIteration:
             self.done = True
             return
-        self._kernel.after(delay, self._resume)
+        if isinstance(delay, Signal):
+            delay.waiting.append(lambda: self._kernel.after(0.0, self._resume))
+        else:
+            self._kernel.after(delay, self._resume)
 
 
 class Kernel:

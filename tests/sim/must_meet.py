@@ -78,4 +78,21 @@ FIELDS = {
 }
 """Field of the resource -> what shows that it decided something."""
 
-MUST_MEET = (*API_SERVER, *AGENTS, *FIELDS.values())
+QUEUES = (
+    "pod on quota",
+    "evicts: increment for base",
+    "evicts: increment for increment",
+    "evicts: base for base",
+    "quota: increment deleted after an eviction",
+    "quota: base released after an eviction",
+    "quota: base finished",
+    "waits while another job has the quota",
+    "a gang finishes",
+    "a gang gives way",
+    "Event: QuotaGivenBack",
+    "told: Suspended Preempted",
+    "told: Suspended Queued",
+    "told: Suspended KueueUnavailable",
+    "told: Scaling Queued",
+)
+MUST_MEET = (*API_SERVER, *AGENTS, *FIELDS.values(), *QUEUES)

@@ -82,6 +82,7 @@ class SimPod:
         self.annotations: dict[str, str] = dict(meta.get("annotations") or {})
         self.image: str = manifest["spec"]["containers"][0].get("image", "")
         self.avoids = avoided_by(manifest)
+        self.selector: dict[str, str] = dict(manifest["spec"].get("nodeSelector") or {})
         self.is_unwanted = False
         """The operator itself deleted it."""
         self.agent: SimAgent | None = None

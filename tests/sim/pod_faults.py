@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.sim.agents import Crash, Lie, SimAgent
 from tests.sim.events import Event, Make
 from tests.sim.objects import SimNode, SimPod
-from tests.sim.victims import AFTERMATH_S, DELAYS, a_node, a_pod, touch
+from tests.sim.victims import AFTERMATH_S, DELAYS, HINDRANCES, a_node, a_pod, touch
 
 if TYPE_CHECKING:
     from tests.sim.story import Play
@@ -125,12 +125,15 @@ def kill_container(play: Play, event: Event) -> str:
 
 
 def stop_from_outside(play: Play, event: Event) -> str:
-    """Somebody else calls /stop of an agent, as the plain protocol has it."""
+    """Somebody else calls /stop of an agent, as the plain protocol has it.
+
+    Of a member whose agent the operator cannot reach meanwhile it cannot know whether it saved too.
+    """
     pod = a_pod(play, event, training=True)
     if pod is None or pod.agent is None:
         return ""
     graceful = bool(event.number % 2) and play.training.heeds_events
-    if not graceful:
+    if not graceful or any(other.what in HINDRANCES for other in play.story.events):
         touch(play, pod, event)
         play.watchman.worker_faults += 1
     pod.agent.stop({"is_graceful": graceful, "timeout": LONGEST_SAVE_S})

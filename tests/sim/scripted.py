@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.sim.drawing import Story
 from tests.sim.events import Event, Make
-from tests.sim.story import Story
 
 PATIENT = {
     "scalingTimeoutInSeconds": 5,

@@ -8,14 +8,16 @@ from __future__ import annotations
 import copy
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim.api_server import JOB_UID, ApiFailure
 from tests.sim.board import SimBoard
 from tests.sim.cluster import Cluster
 from tests.sim.invariants import Watchman
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
+from tests.sim.kueue_server import KueueApi
 from tests.sim.objects import Body
+from tests.sim.process import OwnProcess, Wait
 
 from elastipod_operator.agents.board import Address, Board
 from elastipod_operator.agents.commands import Command
@@ -32,10 +34,19 @@ from elastipod_operator.core.actions import (
 )
 from elastipod_operator.core.backoff import backoff
 from elastipod_operator.core.facts import Observed, PodFact
+from elastipod_operator.kube.api import CALL_ERRORS, Api, ApiError
 from elastipod_operator.kube.applied import effective_spec
 from elastipod_operator.kube.changes import metadata_changes, status_change
+from elastipod_operator.kube.placement import Placement
 from elastipod_operator.kube.pods import pod_manifest
+from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
+from elastipod_operator.kube.workload_watch import WorkloadWatch
+from elastipod_operator.queueing import Queues
+from elastipod_operator.queueing.sight import Seen
+
+if TYPE_CHECKING:
+    from tests.sim.kueue_server import Tenant
 
 SETTLE_S = 3.0
 RETRY_S, LAST_RETRY_S = 0.2, 15.0
@@ -73,6 +84,23 @@ class Shell:
         cluster.followers.append(self._board.agent_changed)
         self._watch = cluster.watch(self._watched)
         self._heart = kernel.spawn(self._board.beat(), self._held)
+        self._process = OwnProcess(kernel, self._clock, self._held)
+        self._queues: Queues | None = None
+        self._workload_watch: Process | None = None
+        if cluster.tenant is not None:
+            self._join_queues(cluster.tenant)
+
+    def _join_queues(self, tenant: Tenant) -> None:
+        """Speak to Kueue as the operator does, with all of its own code; without a queue nothing of that is there."""
+        api = QueueApi(cast(Api, KueueApi(tenant, self._call)))
+        with self._process.inside():
+            self._queues = Queues(api, self._store, lambda _: self.wake(), self._list_for_queues)
+        queues = self._queues
+        watch = WorkloadWatch(api, self._store, lambda _: self.wake(), queues.are_back, queues.wanted)
+        self._workload_watch = self._kernel.spawn(self._process.run(watch._follow("")), self._held)
+
+    async def _list_for_queues(self, job: Job) -> None:
+        await Wait(self._list_pods())
 
     def die(self) -> None:
         """The process ends between two calls."""
@@ -83,6 +111,8 @@ class Shell:
         self._cluster.followers.remove(self._board.agent_changed)
         self._board.is_open = False
         self._heart.kill()
+        if self._workload_watch is not None:
+            self._workload_watch.kill()
         if self._pass is not None:
             self._pass.kill()
 
@@ -149,8 +179,8 @@ class Shell:
             try:
                 due = yield from self._once(job)
                 self._retry_s = RETRY_S
-            except ApiFailure as failure:
-                if failure.status in (404, 409):
+            except CALL_ERRORS as failure:
+                if isinstance(failure, ApiError) and failure.status in (404, 409):
                     yield from self._read_again()
                 due = self._clock.now() + timedelta(seconds=self._retry_s)
                 self._retry_s = min(LAST_RETRY_S, self._retry_s * 2)
@@ -180,6 +210,8 @@ class Shell:
         self.passes += 1
         if not job.listed:
             yield from self._list_pods()
+        if self._queues is not None:
+            yield from self._process.run(self._queues.look(job))
         self._board.follow(job)
         todo = planning.plan(self._observe(job))
         self.last_actions = todo.actions
@@ -196,6 +228,9 @@ class Shell:
             elif isinstance(action, DeleteJob):
                 yield from self._call(self._cluster.delete_job)
         yield from self._command([order for order in orders if order.path == "/shutdown"], as_seen)
+        if self._queues is not None:
+            yield from self._process.run(self._queues.ask(as_seen, todo))
+            yield from self._process.run(self._queues.give_back(as_seen, todo))
         yield from self._write_status(job, todo)
         for note in todo.notes:
             self._watchman.met[f"Event: {note.reason}"] += 1
@@ -214,10 +249,13 @@ class Shell:
 
     def _observe(self, job: Job) -> Observed:
         pods = tuple(job.pods.values())
+        with self._process.inside():
+            quota = self._queues.seen(job) if self._queues is not None else Seen()
         return Observed(
             now=self._clock.now(), job=job.fact, pods=pods, agents={p.name: self._board.fact(p.uid) for p in pods},
             nodes=self._store.nodes_of(job),
             refusal=self._refusal, refused_until=self._refused_until, listed_at=job.listed_at, room_at=self._store.room_at,
+            workloads=quota.workloads, default_queue=quota.default_queue, queue_trouble=quota.trouble, queue_fact=quota.queue,
         )  # fmt: skip
 
     def _write_record(self, job: Job, todo: Plan) -> Script:
@@ -288,11 +326,15 @@ class Shell:
             return
         assert job.fact.policy is not None or not actions
         refusals: list[str] = []
-        for action in actions:
+        placed: list[tuple[CreatePod, Placement | None]] = [(action, None) for action in actions]
+        problem = ""
+        if self._queues is not None:
+            placed, problem = yield from self._process.run(self._queues.placed(job, actions))
+        for action, place in placed:
             assert job.fact.policy is not None
             manifest = pod_manifest(
                 job.fact, effective_spec(job.body), job.fact.policy, action.pod, action.nnodes,
-                generation=action.generation, avoids=action.avoids,
+                generation=action.generation, avoids=action.avoids, placed=place,
             )  # fmt: skip
             try:
                 self._store.put_pod((yield from self._call(lambda m=manifest: self._cluster.create_pod(m))))
@@ -303,12 +345,13 @@ class Shell:
                     refusals.append(str(failure))
                 else:
                     raise
-        if not refusals:
+        if not refusals and not problem:
             if self._refusal:
                 self._refusal, self._refusals, self._refused_until = "", 0, None
                 self._again = True
             return
-        self._refusal = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
+        refused = f"{len(refusals)} pods were refused by the API server: {refusals[0]}" if refusals else problem
+        self._refusal = refused
         self._refusals += 1
         wait = backoff(REFUSAL, LAST_REFUSAL, self._refusals, JOB_UID)
         self._refused_until = self._clock.now() + wait

@@ -1,4 +1,4 @@
-"""A story: a job, a cluster, and what befalls them; drawn from a seed, played in virtual time, shrunk when it fails."""
+"""A story is played in virtual time, and shrunk when it fails."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
-from tests.sim import faults
+from tests.sim import faults, gang_owner
 from tests.sim.cluster import Cluster
-from tests.sim.events import Event, Make
+from tests.sim.drawing import CHAOS_S, InQueue, Story
 from tests.sim.invariants import Violation, Watchman, lineage
 from tests.sim.kernel import Kernel
+from tests.sim.kueue_server import LOCAL_QUEUE, KueueServer, priority_label
+from tests.sim.kueue_workload import Workload
+from tests.sim.quota_watch import is_base
 from tests.sim.shell import Shell
 from tests.sim.training import Phase, Training
-from tests.sim.victims import UNFENCED
+from tests.sim.victims import HINDRANCES
 from tests.sim.wishes import sizes
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core import offenders
 from elastipod_operator.core.actions import VerifyPods
+from elastipod_operator.core.names import LABEL_QUEUE, LABEL_SHARE
+from elastipod_operator.core.quota import Share, shares_of
 from elastipod_operator.kube.translate import policy_of
 
-CHAOS_S = 420.0
 CONVERGE_S = 1500.0
 # Longer than an incomplete increment is held; the rests between get longer than that after six tries.
 STEADY_S = 190.0
@@ -34,107 +37,6 @@ LONGEST_DRAIN_S = 600.0  # gracefulShutdownTimeoutInSeconds where it is not set
 LOOKS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
-    """Everything that a play depends on."""
-
-    seed: int
-    nodes: int
-    policy: dict[str, Any] | None
-    specs: list[dict[str, Any]]
-    run_policy: dict[str, Any]
-    heeds_events: bool
-    collective_timeout_s: float
-    make: Make = Make.OURS
-    ours: dict[str, Any] = field(default_factory=dict)
-    """What is in spec.elastipod beside its back-off."""
-    events: tuple[Event, ...] = ()
-
-    def spec(self) -> dict[str, Any]:
-        """Give the job's spec."""
-        template = {"spec": {"containers": [{"name": "train", "image": "train"}]}}
-        spec = {
-            "nprocPerNode": "1",
-            "replicaSpecs": [{**spec, "template": template} for spec in self.specs],
-            "elasticPolicy": self.policy, "runPolicy": self.run_policy,
-            "elastipod": {"backoff": {"baseSeconds": 5, "maxSeconds": 40}, "minStableSeconds": 10, **self.ours},
-        }  # fmt: skip
-        return {name: value for name, value in spec.items() if value is not None}
-
-    def __str__(self) -> str:
-        make = "" if self.make is Make.OURS else f", agents {self.make.value}"
-        lines = [
-            f"seed {self.seed}: {self.nodes} nodes, policy {self.policy}, specs {self.specs}, run {self.run_policy}, "
-            f"heeds events: {self.heeds_events}, collective time-out {self.collective_timeout_s:g} s, {self.ours}{make}"
-        ]
-        return "\n".join([*lines, *(f"  {event}" for event in self.events)])
-
-
-def draw(seed: int) -> Story:
-    """Draw a story from a seed."""
-    rng = Random(seed)
-    low = rng.choice((1, 1, 2, 2, 3))
-    high = low + rng.choice((1, 2, 3, 4))
-    make = rng.choices((Make.OURS, Make.IN_PROCESS, Make.FOREIGN), (6, 3, 1))[0]
-    is_fixed = rng.random() < 0.06
-    events = (faults.draw(rng, CHAOS_S) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 6, 8, 10))))
-    happens = (e for e in events if make is not Make.FOREIGN or e.what not in UNFENCED)
-    return Story(
-        seed=seed,
-        nodes=rng.randint(low, high + 1),
-        policy=None if is_fixed else _draw_policy(rng, low, high),
-        specs=[{"name": "workers", "replicas": low}] if is_fixed else _draw_specs(rng, low, high),
-        run_policy=_draw_run_policy(rng),
-        heeds_events=rng.random() < 0.9,
-        collective_timeout_s=rng.choice((20.0, 20.0, 300.0)),
-        make=make,
-        ours={"minStableSeconds": rng.choice((0, 10, 40)), "payback": rng.choice(("Auto", "Auto", "Off"))},
-        events=tuple(sorted(happens, key=lambda e: e.at)),
-    )
-
-
-def _draw_policy(rng: Random, low: int, high: int) -> dict[str, Any]:
-    policy: dict[str, Any] = {
-        "minReplicas": low, "maxReplicas": high, "scalingTimeoutInSeconds": rng.choice((0, 10, 30)),
-        "gracefulShutdownTimeoutInSeconds": rng.choice((40, 90)),
-        "faultyScaleDownTimeoutInSeconds": rng.choice((5, 20, 30)),
-    }  # fmt: skip
-    if rng.random() < 0.2:
-        policy["replicaDiscreteValues"] = sorted({low, rng.randint(low, high), high})
-    elif rng.random() < 0.3:
-        policy["replicaIncrementStep"] = 2
-    return policy
-
-
-def _draw_specs(rng: Random, low: int, high: int) -> list[dict[str, Any]]:
-    spares = rng.choice((0, 0, 0, 1))
-    if rng.random() < 0.25:
-        return [
-            {"name": "base", "replicas": low, "spares": spares},
-            {"name": "extra", "replicas": 0, "maxReplicas": high - low},
-        ]
-    return [{"name": "workers", "replicas": rng.randint(low, high), "maxReplicas": high, "spares": spares}]
-
-
-def _draw_run_policy(rng: Random) -> dict[str, Any]:
-    may_be_late = rng.random() < 0.85
-    return {
-        "cleanPodPolicy": rng.choice(("All", "None", "Running", "OnlyComplete")),
-        "jobMaxRetryCount": rng.choice((None, None, None, 0, 1)),
-        "activeDeadlineSeconds": None if may_be_late else rng.choice((300, 900)),
-        "startupDeadlineSeconds": None if may_be_late else rng.choice((20, 200)),
-        "faultDeadlineSeconds": None if may_be_late else rng.choice((10, 15, 120)),
-        "ttlSecondsAfterFinished": rng.choice((None, 0, 20, 90)),
-        "restartPolicy": {
-            "evalPeriodSeconds": rng.choice((60, 300, 3600)),
-            "numRestartBeforeFullJobRestart": rng.choice((None, None, 0, 1)),
-            "maxFullJobRestarts": rng.choice((None, None, 0, 1)),
-            "maxNumRepeatOffendersToAvoid": rng.choice((0, 0, 1)),
-            "scaleUpSnoozeTimeInSeconds": rng.choice((0, 0, 45)),
-        },
-    }
-
-
 @dataclass
 class Play:
     """A story being played."""
@@ -143,9 +45,12 @@ class Play:
     log: list[str] = field(default_factory=list)
     is_healed: bool = False
     is_spec_broken: bool = False
+    name: str = "team"
+    host: Play | None = None
+    """The play that this job is a rival in."""
 
     def __post_init__(self) -> None:
-        self.kernel = Kernel()
+        self.kernel: Kernel = Kernel() if self.host is None else self.host.kernel
         self.rng = Random(self.story.seed * 7919 + 13)
         self.watchman = Watchman(self.say, heeds_events=self.story.heeds_events)
         self.training = Training(
@@ -158,11 +63,30 @@ class Play:
             self.cluster.add_node()
         self.met = self.watchman.met
         self.shell: Shell | None = None
+        self.server: KueueServer | None = self.host.server if self.host is not None else None
+        self.rivals: list[Play] = []
+        if self.story.queue is not None:
+            self._join(self.story.queue)
         self.start_operator()
+
+    def _join(self, queue: InQueue) -> None:
+        """Put the job into its queue, beside the others."""
+        if self.server is None:
+            self.server = KueueServer(self.kernel, Random(self.story.seed + 1), queue.settings, self.say)
+            self.server.watch.is_hindered = any(
+                event.what in HINDRANCES | {"kueue_away"} for event in self.story.events
+            )
+        self.cluster.tenant = self.server.tenant(self.name, queue.at, self.cluster)
+        self.cluster.labels = {LABEL_QUEUE: LOCAL_QUEUE, **priority_label(queue.priority)}
+        for at, rival in enumerate(queue.rivals):
+            self.rivals.append(Play(rival, log=self.log, name=f"rival-{at}", host=self))
+        for at, gang in enumerate(queue.gangs):
+            self.kernel.spawn(gang_owner.live(self.server, gang, f"gang-{at}"))
 
     def say(self, text: str) -> None:
         """Write a line of the story."""
-        self.log.append(f"{self.kernel.now:8.2f}  {text}")
+        who = f"{self.name}: " if self.host is not None else ""
+        self.log.append(f"{self.kernel.now:8.2f}  {who}{text}")
 
     def told(self) -> str:
         """Give the whole story as it was played."""
@@ -182,7 +106,52 @@ class Play:
         for event in self.story.events:
             self.kernel.at(event.at, lambda e=event: faults.befall(self, e))
         self.kernel.run(CHAOS_S)
-        faults.heal(self)
+        plays = [self, *self.rivals]
+        if self.server is not None:
+            self.server.heal()
+        for play in plays:
+            faults.heal(play)
+        if self.server is not None:
+            self.server.watch.is_hindered = False
+        while plays:
+            play = plays[0] if len(plays) == 1 else self._next(plays)
+            play._end_well()
+            plays.remove(play)
+        for play in self.rivals:
+            self.met.update(play.met)
+        if self.server is not None:
+            self.met.update(self.server.watch.met)
+        return self
+
+    def _next(self, plays: list[Play]) -> Play:
+        """Give the job that has its quota, of several: others may wait until it ends."""
+        limit = self.kernel.now + CONVERGE_S
+        if not self.kernel.run(limit, lambda: all(p.is_over() or p._is_converged() or p.waits() for p in plays)):
+            raise Violation(f"jobs do not converge: {[p._situation() for p in plays]}")
+        found = next((p for p in plays if not p.waits()), None)
+        if found is None:
+            raise Violation(f"nobody gets quota: {[p._situation() for p in plays]}")
+        self.met["waits while another job has the quota"] += sum(p.waits() for p in plays)
+        return found
+
+    def is_over(self) -> bool:
+        """Whether nothing is to be waited for any more."""
+        return not self._is_wanted() or not self._is_alive()
+
+    def waits(self) -> bool:
+        """Whether the job waits for quota that others have, and says so."""
+        if self.server is None or self.is_over() or not self.server.is_at_rest:
+            return False
+        base = next((one for one in self.server.kueue.of(self.name) if is_base(one)), None)
+        if base is None or base.phase != "Pending" or not base.is_active or self.cluster.pods:
+            return False
+        if base.conditions.get("Requeued", {}).get("status") == "False":
+            return False
+        said = self.cluster.job.status["conditions"][-1] if self.cluster.job and self.cluster.job.status else {}
+        return base.said("QuotaReserved") != "" and base.said("QuotaReserved") in said.get("message", "")
+
+    def _end_well(self) -> None:
+        """See the job through to its end, and to its deletion."""
         if self._is_wanted():
             self._converge()
         if self._is_wanted() and self._is_alive():
@@ -193,7 +162,6 @@ class Play:
             self.say("the job is deleted")
             self.cluster.delete_job()
         self._vanish()
-        return self
 
     def _is_wanted(self) -> bool:
         return self.cluster.job is not None and self.cluster.job.deleted_at is None
@@ -229,7 +197,37 @@ class Play:
         at_work = (
             run is not None and run.phase is Phase.STEPPING and all(m.works(m.generation) for m in run.members.values())
         )
-        return at_work and len(record.members) == allowed.fit(min(self.capacity(), allowed.maximum))
+        if not at_work or (self.server is not None and not self._has_its_quota()):
+            return False
+        return len(record.members) == allowed.fit(min(self.capacity(), self._most(allowed.maximum)))
+
+    def _shares(self) -> tuple[Share, ...]:
+        assert self.cluster.job is not None
+        return shares_of(policy_of(JobSpec.model_validate(self.cluster.job.spec)))
+
+    def _workloads(self) -> dict[int, Workload]:
+        assert self.server is not None
+        return {int(one.meta["labels"][LABEL_SHARE]): one for one in self.server.kueue.of(self.name)}
+
+    def _has_its_quota(self) -> bool:
+        """Whether Kueue has decided about all that the job could ask for, as far as there are nodes for it."""
+        assert self.server is not None
+        shares, present = self._shares(), self._workloads()
+        if not self.server.is_at_rest:
+            return False
+        is_all_asked = all(share.number in present for share in shares)
+        if not is_all_asked and all(one.has("QuotaReserved") for one in present.values()):
+            return self.capacity() < sum(len(share.slots) for share in shares)
+        at_work = Counter(member.slot for member in self.watchman.record.members)
+        full = (s for s in shares if sum(at_work[slot] for slot in s.slots) >= sum(s.trains.values()))
+        return all(present[s.number].has("PodsReady") for s in full if s.number in present)
+
+    def _most(self, maximum: int) -> int:
+        """Give how many replicas quota is granted for."""
+        if self.server is None:
+            return maximum
+        granted = {number for number, one in self._workloads().items() if one.holds and not one.is_called_back}
+        return sum(sum(share.trains.values()) for share in self._shares() if share.number in granted)
 
     def _situation(self) -> str:
         record, job = self.watchman.record, self.cluster.job
@@ -240,7 +238,11 @@ class Play:
             for p in self.cluster.pods.values()
         ]
         about = f"generation {record.generation}, {len(record.members)} members, {record.transition}"
-        return f"{about}; {self.capacity()} nodes usable; {pods}; {state}"
+        quota = ""
+        if self.server is not None:
+            held = [(one.name, one.phase, "evicted" * one.is_called_back) for one in self.server.kueue.of(self.name)]
+            quota = f"; {held}"
+        return f"{about}; {self.capacity()} nodes usable; {pods}{quota}; {state}"
 
     def _stay(self) -> None:
         """Nothing is written and nothing is done while nothing happens; dead nodes may take minutes to be done with.
@@ -292,6 +294,8 @@ class Play:
         self.met["ttlSecondsAfterFinished"] += bool(ttl_s)
         self.met[f"cleanPodPolicy {clean}"] += 1
         left = [p for p in self.cluster.pods.values() if not p.ended]
+        if self.server is not None and any(one.holds for one in self.server.kueue.of(self.name)):
+            raise Violation(f"the job keeps quota after its end: {self._situation()}")
         if left:
             raise Violation(f"pods still run long after the end: {[p.name for p in left]}")
         if clean in ("All", "OnlyComplete") and self.cluster.pods:
@@ -301,7 +305,7 @@ class Play:
         # Workers that do not heed the event have all the time that a drain gives them, also in a deletion that drains.
         gone = self.kernel.run(self.kernel.now + LONGEST_DRAIN_S + END_S, lambda: self.cluster.job is None)
         self.kernel.run(self.kernel.now + 10.0)
-        if not gone or self.cluster.pods:
+        if not gone or self.cluster.pods or (self.server is not None and self.server.kueue.of(self.name)):
             raise Violation(f"deletion leaves something: {self._situation()}")
 
 

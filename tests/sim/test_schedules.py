@@ -11,14 +11,20 @@ from dataclasses import replace
 import pytest
 from tests.long_runs import LongRun
 from tests.sim.conftest import DEFAULT_SCHEDULES
+from tests.sim.drawing import Story, draw
 from tests.sim.events import Event
 from tests.sim.faults import FAULTS
 from tests.sim.must_meet import MUST_MEET
+from tests.sim.queue_faults import QUEUE_FAULTS
+from tests.sim.queue_stories import QUEUE_STORIES, QUEUE_TURNS
 from tests.sim.scripted import CALLS, STORIES, TURNS
-from tests.sim.story import Play, Story, draw, explain, failure_of
+from tests.sim.story import Play, explain, failure_of
 
 LONG_RUN_S = 240.0
 MAX_STORIES = 3
+ALL_FAULTS = FAULTS | QUEUE_FAULTS
+ALL_STORIES = STORIES | QUEUE_STORIES
+ALL_TURNS = TURNS | QUEUE_TURNS
 
 
 def _play_all(seeds: Iterable[int]) -> Counter[str]:
@@ -47,23 +53,23 @@ def test_every_schedule_keeps_the_invariants_and_ends_well(seeds: range, capsys:
 
 def _missed(met: Counter[str]) -> set[str]:
     """Give what was not met; told stories see to what chance leaves out."""
-    names = (*FAULTS, *MUST_MEET)
+    names = (*ALL_FAULTS, *MUST_MEET)
     if not all(met[name] for name in names):
-        for story in STORIES.values():
+        for story in ALL_STORIES.values():
             failure_of(story, met)
     return {name for name in names if not met[name]}
 
 
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+@pytest.mark.parametrize("story", ALL_STORIES.values(), ids=ALL_STORIES)
 def test_a_told_story_ends_well(story: Story) -> None:
     if failure_of(story) is not None:
         pytest.fail(explain(story), pytrace=False)
 
 
-@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("turn", ALL_TURNS)
 def test_the_operator_may_die_between_any_two_calls(turn: str) -> None:
     """Before the first call of what the story is about, after it, after the second one, and so on."""
-    at, story = TURNS[turn]
+    at, story = ALL_TURNS[turn]
     for calls in range(CALLS):
         events = sorted((*story.events, Event(at, "operator_dies_after", calls, 2.0)), key=lambda e: e.at)
         dies = replace(story, events=tuple(events))
@@ -82,11 +88,12 @@ def test_thousands_of_schedules_keep_the_invariants(seed: int, long_run: LongRun
     met: Counter[str] = Counter()
     for count, one in enumerate(played, 1):
         met += _play_all([one])
-        long_run.count(schedules=count, last_seed=one, faults=sum(met[name] for name in FAULTS))
+        long_run.count(schedules=count, last_seed=one, faults=sum(met[name] for name in ALL_FAULTS))
     long_run.detail(met=dict(sorted(met.items())))
     assert count
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
-    first, second = (Play(draw(11)).run().log for _ in range(2))
-    assert first == second
+    for queued in (False, True):
+        first, second = (Play(draw(11, queued=queued)).run().log for _ in range(2))
+        assert first == second

@@ -67,14 +67,15 @@ app.kubernetes.io/component: operator
 # What jobs with a queue ask of Kueue.
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [get, list, watch, create, delete]
+  # patch: their priority, when the job's class was edited.
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs: [patch]
-# The one called default adopts jobs without a queue.
+# The one called default adopts jobs without a queue; of others it is told what is wrong with them.
 - apiGroups: [kueue.x-k8s.io]
   resources: [localqueues]
-  verbs: [get]
+  verbs: [get, list]
 {{- end }}
 
 {{/* A role and its binding to the operator's account. Takes a dict: kind (Role or ClusterRole), name, namespace, rules, root. */}}

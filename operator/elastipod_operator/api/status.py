@@ -139,7 +139,7 @@ class JobStatus(Model):
     """What the operator reports. `to_body()` gives it as the API server takes it."""
 
     start_time: Timestamp | None = None
-    """When the job was accepted (with a queue: admitted)."""
+    """When the job was accepted; in a queue, when it was admitted for the first time."""
 
     completion_time: Timestamp | None = None
     """When the job ended."""
@@ -169,13 +169,13 @@ class JobStatus(Model):
     """Not used by Elastipod."""
 
     pod_sets: tuple[PodSet, ...] = ()
-    """The groups of pods as the queue sees them."""
+    """Not used by Elastipod: the job's Workloads say it."""
 
     pod_set_infos: tuple[PodSetInfo, ...] = ()
-    """What the queue added to each group."""
+    """Not used by Elastipod."""
 
     elastic_workload_ref: dict[str, str] | None = None
-    """The queue's object for the elastic part."""
+    """Not used by Elastipod: Workloads bear the label HPJob."""
 
     latest_faulty_pod_instance_list: FaultyPods | None = None
     """What the latest fault hit."""

@@ -125,6 +125,14 @@ class MarkPodsReady:
 
 
 @dataclass(frozen=True, slots=True)
+class RankWorkload:
+    """Give a Workload the priority that the job wishes by now."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetFinalizer:
     present: bool
 
@@ -148,6 +156,7 @@ Action = (
     | ReleaseBase
     | FinishWorkload
     | MarkPodsReady
+    | RankWorkload
     | SetFinalizer
     | DeleteJob
 )

@@ -5,10 +5,21 @@ Asking is greedy: increments wait in the queue until they are granted. Giving ba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from .actions import Action, AskWorkload, DropWorkload, FinishWorkload, MarkPodsReady, NameQueue, Note, ReleaseBase
+from .actions import (
+    Action,
+    AskWorkload,
+    DropWorkload,
+    FinishWorkload,
+    MarkPodsReady,
+    NameQueue,
+    Note,
+    RankWorkload,
+    ReleaseBase,
+)
 from .backoff import backoff
 from .facts import Observed, Policy, WorkloadFact
 from .health import Health, Replica, View
@@ -41,7 +52,7 @@ def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> St
     waits = (left_until(seen, record, quota.shares[number]) for number in quota.granted if number)
     wake = soonest(step.wake_at, wake, *waits)
     step = replace(step, record=record, notes=(*step.notes, *notes), wake_at=wake)
-    return step.also(*drops, *asks, *marks)
+    return step.also(*drops, *_ranks(quota), *asks, *marks)
 
 
 def rest_until(record: Record, now: datetime) -> datetime | None:
@@ -80,18 +91,23 @@ def _drops(
     """Give back what is not wanted any more, once its pods are gone. What Kueue took back is not asked for again at once."""
     actions: list[Action] = []
     notes: list[Note] = []
-    for number, workload in sorted(quota.present.items()):
+    shed = [
+        w for n, w in sorted(quota.present.items()) if n and (w.evicted or n in quota.useless) and not w.is_deleting
+    ]
+    # Increments go before their base is given back: Kueue may place it elsewhere, and they were pinned to where it was.
+    for number, workload in sorted(quota.present.items(), key=lambda item: (item[0] == 0, item[0])):
         why = _why_unwanted(number, workload, record, seen, quota, policy)
         if not why or workload.is_deleting:
             continue
         is_empty = not _pods_on(workload, quota, view)
         if number in quota.useless or (number and workload.evicted and is_empty):
-            record, note = _shed(record, workload, policy, seen)
+            record, note = _shed(record, shed, policy, seen)
             notes += [note] if note is not None else []
         if not is_empty:
             continue
         if number == 0 and workload.evicted:
-            actions.append(ReleaseBase(workload.name, workload.uid))
+            if not any(_pods_on(w, quota, view) for w in _increments_held(quota)):
+                actions.append(ReleaseBase(workload.name, workload.uid))
         else:
             actions.append(DropWorkload(workload.name, workload.uid, why))
     return record, actions, notes
@@ -128,28 +144,45 @@ def _is_in_use(share: Share, record: Record) -> bool:
     return record.transition is None and not {m.slot for m in record.members}.isdisjoint(share.slots)
 
 
+def _increments_held(quota: Quota) -> list[WorkloadFact]:
+    """Give the increments that hold quota."""
+    return [w for number, w in quota.present.items() if number and w.reserved and not w.is_deleting]
+
+
 def _pods_on(workload: WorkloadFact, quota: Quota, view: View) -> list[Replica]:
     """Give the pods on a Workload's quota that are not gone yet."""
     return [r for r in view.by_id.values() if not r.gone and is_on(r.pod, workload, quota.shares)]
 
 
-def _shed(record: Record, workload: WorkloadFact, policy: Policy, seen: Observed) -> tuple[Record, Note | None]:
-    """Note that an increment was taken back; of several at one time the first counts."""
+def _shed(
+    record: Record, workloads: Sequence[WorkloadFact], policy: Policy, seen: Observed
+) -> tuple[Record, Note | None]:
+    """Note that increments were taken back: those that go together are told of together, with the first that is empty."""
     shed = record.shed
     if shed is not None and seen.now < shed.until:
         return record, None
     tries = shed.tries + 1 if shed is not None and seen.now - shed.until < SHED_MEMORY else 1
     until = seen.now + backoff(policy.backoff_base, policy.backoff_max, tries, seen.job.uid)
-    pods = sum(pods for _, pods in workload.counts)
-    note = Note("QuotaGivenBack", f"the quota of {pods} replicas is given back to queue {workload.queue}")
+    pods = sum(count for w in workloads for _, count in w.counts)
+    names = ", ".join(str(w.number) for w in workloads)
+    what = f"{'increments' if len(workloads) > 1 else 'increment'} {names}"
+    queues = ", ".join(dict.fromkeys(w.queue for w in workloads))
+    note = Note("QuotaGivenBack", f"the quota of {pods} replicas ({what}) is given back to queue {queues}")
     return replace(record, shed=Shed(tries, until)), note
+
+
+def _ranks(quota: Quota) -> list[Action]:
+    """Have priorities follow the job's classes, as far as Kueue allows that."""
+    ranked = (w for w in quota.present.values() if w.is_misranked and not w.is_rank_fixed)
+    return [RankWorkload(w.name, w.uid) for w in ranked if quota.queue and not (w.finished or w.is_deleting)]
 
 
 def _asks(record: Record, seen: Observed, quota: Quota, policy: Policy) -> tuple[list[Action], datetime | None]:
     if not quota.queue or (policy.suspend and policy.held is None):
         return [], None
     if 0 not in quota.present:
-        return [AskWorkload(0, quota.shares[0].counts, quota.queue)], None
+        first = AskWorkload(0, quota.shares[0].counts, quota.queue)
+        return ([] if _increments_held(quota) else [first]), None
     if 0 not in quota.granted:
         return [], None
     missing = [share for share in quota.shares[1:] if share.number not in quota.present]

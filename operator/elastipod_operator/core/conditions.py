@@ -13,8 +13,9 @@ from .escalation import NO_PROGRESS_LIMIT, does_not_progress
 from .facts import AgentState, Condition, Observed, Policy
 from .growth import growth_due
 from .health import Health, Replica, View
-from .membership import wanted_slots
+from .membership import soonest, wanted_slots
 from .payback import growth_hold
+from .queue_warnings import Warnings, late_evictions, queue_warnings
 from .quota import Quota
 from .record import Kind, Record
 from .status import size_text, status_fields
@@ -42,21 +43,30 @@ class Line:
     status: bool
     reason: str
     message: str
+    parts: tuple[tuple[str, str], ...] = ()
+    """Of several things that are told together: reason and sentence of each."""
 
 
 def describe(seen: Observed, record: Record, view: View, quota: Quota | None = None) -> Report:
     """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
-    lines, wake = _lines(seen, record, view, quota)
+    late, late_at = _late(seen, view, quota)
+    lines, wake = _lines(seen, record, view, quota, late)
     old = {condition.type: condition for condition in seen.job.conditions}
     conditions = tuple(_dated(line, old, seen.now) for line in lines)
     notes = tuple(
-        Note(line.reason, line.message, warning=True)
+        Note(reason, message, warning=True)
         for line in lines
         if line.type in ("PodsReady", "Warning", "Suspended")
-        and line.reason in WORTH_AN_EVENT
-        and (line.type not in old or old[line.type].reason != line.reason)
+        for reason, message in line.parts or ((line.reason, line.message),)
+        if reason in WORTH_AN_EVENT and not _is_told(old.get(line.type), reason, message if line.parts else "")
     )
+    wake = soonest(wake, late_at)
     return Report(conditions, size_text(seen, record, view), status_fields(seen, record, view), notes, wake)
+
+
+def _is_told(before: Condition | None, reason: str, message: str) -> bool:
+    """Whether a condition says so already. message: of one of several things; "" where the reason tells enough."""
+    return before is not None and (before.reason == reason or (bool(message) and message in before.message))
 
 
 WORTH_AN_EVENT = frozenset(
@@ -73,8 +83,19 @@ WORTH_AN_EVENT = frozenset(
         "RecordOfNewerOperator",
         "OperatorCutOff",
         "TokenRefused",
+        "EvictionOverdue",
+        "QueueMissing",
+        "QueueStopped",
+        "QueueInactive",
+        "QueueTooSmall",
+        "PreemptionNever",
+        "StrictFIFO",
+        "PriorityClassMissing",
+        "PriorityRefused",
+        "PriorityPending",
     }
 )
+PRIORITY_TROUBLES = ("PriorityClassMissing", "PriorityRefused")
 
 
 def _dated(line: Line, old: dict[str, Condition], now: datetime) -> Condition:
@@ -83,7 +104,13 @@ def _dated(line: Line, old: dict[str, Condition], now: datetime) -> Condition:
     return Condition(line.type, line.status, line.reason, line.message, since)
 
 
-def _lines(seen: Observed, record: Record, view: View, quota: Quota | None) -> tuple[list[Line], datetime | None]:
+def _late(seen: Observed, view: View, quota: Quota | None) -> tuple[Warnings, datetime | None]:
+    return late_evictions(seen, seen.job.policy, view, quota) if seen.job.policy is not None else ([], None)
+
+
+def _lines(
+    seen: Observed, record: Record, view: View, quota: Quota | None, late: Warnings
+) -> tuple[list[Line], datetime | None]:
     created = Line("Created", True, "Accepted", "the job was accepted")
     if record.outcome:
         ended = Line(record.outcome, True, record.outcome_reason, record.outcome_message)
@@ -97,7 +124,7 @@ def _lines(seen: Observed, record: Record, view: View, quota: Quota | None) -> t
         line
         for line in (
             _pods_ready(seen, view, policy),
-            _warning(seen, record, policy),
+            _warning(seen, record, policy, quota, late),
             _scaling(seen, record, view, policy, quota),
         )
         if line
@@ -237,17 +264,38 @@ def _token_refused(view: View) -> Line | None:
     return Line("PodsReady", False, "TokenRefused", text)
 
 
-def _warning(seen: Observed, record: Record, policy: Policy) -> Line | None:
+def _warning(seen: Observed, record: Record, policy: Policy, quota: Quota | None, late: Warnings) -> Line | None:
     """Say what deserves attention though nothing stands still; the most pressing gives the reason."""
-    found: list[tuple[str, str]] = []
+    found: Warnings = []
     if does_not_progress(record):
         text = f"the last {record.stalled} recoveries brought no newer step; after {NO_PROGRESS_LIMIT} a script hardly heals by itself"
         found.append(("NoProgress", text))
+    found += late
+    found += queue_warnings(seen.job, policy, seen.queue_fact, quota)
+    if quota is not None:
+        found += _priorities(seen, quota)
     if seen.job.pending_edits:
         text = f"edits of {', '.join(seen.job.pending_edits)} act when the job is suspended and resumed"
         found.append(("EditsPending", text))
     found += [("SpecWarning", text) for text in (*policy.sizes.warnings, *policy.warnings)]
-    return Line("Warning", False, found[0][0], "; ".join(text for _, text in found)) if found else None
+    if not found:
+        return None
+    by_reason: dict[str, list[str]] = {}
+    for reason, text in found:
+        by_reason.setdefault(reason, []).append(text)
+    parts = tuple((reason, "; ".join(texts)) for reason, texts in by_reason.items())
+    return Line("Warning", False, parts[0][0], "; ".join(text for _, text in parts), parts)
+
+
+def _priorities(seen: Observed, quota: Quota) -> Warnings:
+    """Say of priorities that were edited and do not act."""
+    trouble = seen.queue_trouble
+    if trouble is not None and trouble[0] in PRIORITY_TROUBLES and 0 in quota.present:
+        return [(trouble[0], f"{trouble[1]}; the Workloads keep their priority")]
+    if not any(w.is_rank_fixed for w in quota.present.values()):
+        return []
+    text = "Kueue lets nobody give a Workload another kind of priority class while it has quota"
+    return [("PriorityPending", f"{text}: the edited priority acts when the job is suspended and resumed")]
 
 
 def _scaling(seen: Observed, record: Record, view: View, policy: Policy, quota: Quota | None) -> Line | None:

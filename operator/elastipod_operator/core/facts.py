@@ -10,6 +10,7 @@ from typing import Any
 
 from ..api.models import CleanPodPolicy
 from .names import PodId, Slot
+from .queue_facts import PodNeeds, QueueFact
 from .record import Record
 from .sizes import Sizes
 
@@ -77,7 +78,8 @@ class Policy:
     warnings: tuple[str, ...] = ()
     """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
     full_sizes: Sizes | None = None
-    """The sizes that the user allows, where a queue grants less; None: `sizes` are they."""
+    """The sizes that the user allows, where a queue grants less; None: `sizes` are they. full_specs: the same of `specs`."""
+    full_specs: tuple[SpecShape, ...] | None = None
     granted: Mapping[Slot, str] | None = None
     """The slots that have quota, with the names of their Workloads; None where no queue limits the pods."""
     held: Held | None = None
@@ -86,6 +88,10 @@ class Policy:
     @property
     def wished_sizes(self) -> Sizes:
         return self.full_sizes or self.sizes
+
+    @property
+    def wished_specs(self) -> tuple[SpecShape, ...]:
+        return self.full_specs or self.specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,10 @@ class JobFact:
     queue: str = ""
     """The queue that the job's label names (docs/design/queues.md)."""
     queue_in_template: str = ""
+    needs: tuple[PodNeeds, ...] = ()
+    """What a pod of each spec takes of a quota."""
+    start_time: datetime | None = None
+    """status.startTime as it was last written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +237,10 @@ class WorkloadFact:
 
     counts: pods by spec. reserved, admitted: conditions of these names. evicted: Kueue's reason, while it wants the quota
     back (Evicted and QuotaReserved are both true); what_evicted is its sentence. waits: why it is not admitted.
-    pods_ready: None where the condition was never written. is_active: spec.active. is_outdated: it asks for pods of
-    other templates than those that pods are made from now.
+    admitted_at: since when it is. pods_ready: None where the condition was never written. is_active: spec.active.
+    is_outdated: it asks for pods of other templates than those that pods are made from now. priority, class_kind and
+    class_name: as in its spec. is_misranked: the job wishes another priority or class; is_rank_fixed: Kueue refuses that
+    while quota is reserved.
     """
 
     name: str
@@ -239,6 +251,7 @@ class WorkloadFact:
     queue: str = ""
     reserved: bool = False
     admitted: bool = False
+    admitted_at: datetime | None = None
     evicted: str = ""
     what_evicted: str = ""
     evicted_at: datetime | None = None
@@ -248,6 +261,11 @@ class WorkloadFact:
     is_active: bool = True
     is_outdated: bool = False
     is_deleting: bool = False
+    priority: int = 0
+    class_kind: str = ""
+    class_name: str = ""
+    is_misranked: bool = False
+    is_rank_fixed: bool = False
 
     @property
     def is_granted(self) -> bool:
@@ -279,5 +297,7 @@ class Observed:
     """Whether there is a LocalQueue `default` in the job's namespace; None: not asked."""
     queue_trouble: tuple[str, str] | None = None
     """Reason and sentence why the last call for quota came to nothing."""
+    queue_fact: QueueFact | None = None
+    """The job's queue as it was last read; None: not known."""
     withdrawn: Mapping[Slot, tuple[str, str]] = field(default_factory=dict)
     """Slots without quota, with cause and sentence; worked out by `core.quota`."""

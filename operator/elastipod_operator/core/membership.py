@@ -122,13 +122,15 @@ def supply(
     """Create the pods that are missing of the wanted slots and remove those that are not wanted any more.
 
     Gives the actions, and when the next creation falls due (back-off after pods that ended by themselves, or were refused).
-    A creation that came to nothing is tried again under the same name.
+    A creation that came to nothing is tried again under the same name. On quota of a queue a replacement waits until the pod
+    before it is gone: both together would be more than was granted.
     """
     actions: list[Action] = []
     wakes: list[datetime] = []
     nnodes = len(record.members) or policy.sizes.start
     in_use = {member.slot for member in record.members} if record.transition is None else set(wanted)
     misplaced = _misplaced(view, limits.avoids)
+    taken = _taken(view, misplaced) if policy.granted is not None else {}
     newest = newest_incarnations(record, view)
     spares = spare_slots(policy, wanted)
     all_placed = all(is_placed(view.newest.get(slot)) for slot in wanted if slot not in spares)
@@ -138,6 +140,10 @@ def supply(
             continue
         if slot in spares and not all_placed:
             continue  # a spare must not take the place of one that is to train
+        if slot in taken:
+            if slot in misplaced:
+                actions += remove(taken[slot], "waits for a place with an outdated idea of the nodes to avoid")
+            continue
         due = soonest_allowed(
             _creation_due(replica, record, policy) if slot not in misplaced else None,
             limits.refused_until,
@@ -201,6 +207,18 @@ def _misplaced(view: View, avoids: tuple[str, ...]) -> set[Slot]:
         slot
         for slot, r in view.newest.items()
         if r.health is Health.PENDING and not r.pod.node and r.pod.kill_at is None and r.pod.avoids != avoids
+    }
+
+
+def _taken(view: View, misplaced: set[Slot]) -> dict[Slot, Replica]:
+    """Give the slots whose pods still take of their quota although others are to come in their places.
+
+    Who is lost does not: its node is dead, or may be, and never blocks a replacement (decision 7).
+    """
+    return {
+        r.id.slot: r
+        for r in view.by_id.values()
+        if not r.gone and (r.health is Health.DOOMED or (r.id.slot in misplaced and r.health is Health.PENDING))
     }
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from .facts import Held, Observed, PodFact, Policy, SpecShape, WorkloadFact
 from .names import Slot
@@ -52,15 +53,22 @@ def shares_of(policy: Policy) -> tuple[Share, ...]:
 
     The spares of a spec come with the first share that uses it.
     """
+    return shares_for(policy.wished_sizes.allowed, policy.wished_specs)
+
+
+# Every pass over a job asks for them, and jobs have them from their spec alone.
+@lru_cache(maxsize=128)
+def shares_for(allowed: tuple[int, ...], specs: tuple[SpecShape, ...]) -> tuple[Share, ...]:
+    """Give the shares of these sizes, ascending, of specs with these limits."""
     before: dict[str, int] = {}
     taken: dict[str, int] = {}
     found: list[Share] = []
-    for number, size in enumerate(policy.wished_sizes.allowed):
-        filled = _filled(policy.specs, size)
+    for number, size in enumerate(allowed):
+        filled = _filled(specs, size)
         trains = {name: filled[name] - before.get(name, 0) for name in filled if filled[name] > before.get(name, 0)}
         counts: list[tuple[str, int]] = []
         slots: list[Slot] = []
-        for spec in policy.specs:
+        for spec in specs:
             if spec.name not in trains:
                 continue
             pods = trains[spec.name] + (0 if before.get(spec.name) else spec.spares)
@@ -146,7 +154,8 @@ def _useless(
         "pods that were lost to a fault find no place again",
     )
     if record.shed is not None and seen.now < record.shed.until:
-        in_use = {pod.id.slot for pod in seen.pods}.union(member.slot for member in record.members)
+        stays = (pod.id.slot for pod in seen.pods if pod.kill_at is None and not pod.ended)
+        in_use = {member.slot for member in record.members}.union(stays)
         idle = (number for number in granted if number and in_use.isdisjoint(shares[number].slots))
         found.update(dict.fromkeys(idle, "increments were given back a short while ago"))
     left = [number for number in sorted(granted) if number not in found]
@@ -181,7 +190,7 @@ def _bounded(policy: Policy, quota: Quota) -> Policy:
         slots.update(dict.fromkeys(share.slots, workload.name))
     specs = tuple(SpecShape(s.name, trains[s.name], pods[s.name] - trains[s.name]) for s in policy.specs)
     sizes = replace(policy.sizes, allowed=tuple(size for size in policy.sizes.allowed if size <= trains.total()))
-    return replace(policy, sizes=sizes, specs=specs, full_sizes=policy.sizes, granted=slots)
+    return replace(policy, sizes=sizes, specs=specs, full_sizes=policy.sizes, full_specs=policy.specs, granted=slots)
 
 
 def _why_held(seen: Observed, base: WorkloadFact | None, share: Share, queue: str) -> Held:

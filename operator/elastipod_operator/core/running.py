@@ -64,8 +64,7 @@ def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Rec
         limit = kill_at - KILL_MARGIN if kill_at is not None else None
         return begin(record, scene, Kind.RESIZE, doomed[0].why, _several(doomed), goal=goal, limit=limit)
     if 0 < policy.sizes.fit(size) < size:
-        message = f"{size} replicas are not an allowed size any more; the next one is {policy.sizes.fit(size)}"
-        return begin(record, scene, Kind.RESIZE, "ScaledByUser", message, goal=policy.sizes.fit(size))
+        return begin(record, scene, Kind.RESIZE, *_why_too_many(size, scene), goal=policy.sizes.fit(size))
     drained = [
         r for r in members if r.agent.state is AgentState.READY and r.agent.drained and r.runs(record.generation)
     ]
@@ -73,6 +72,20 @@ def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Rec
         message = f"the workers of pod {drained[0].pod.name} were asked to stop by somebody else and did"
         return begin(record, scene, Kind.RESIZE, "DrainedFromOutside", message, goal=size)
     return None
+
+
+def _why_too_many(size: int, scene: Scene) -> tuple[str, str]:
+    """Say why so many may not train any more: the user's wish, or quota that goes while a spare trains in its pods' places."""
+    policy = scene.policy
+    if policy.wished_sizes.fit(size) < size:
+        return (
+            "ScaledByUser",
+            f"{size} replicas are not an allowed size any more; the next one is {policy.sizes.fit(size)}",
+        )
+    taken = next((w for w in scene.seen.workloads if w.number and w.evicted), None)
+    if taken is not None:
+        return taken.evicted, f"Kueue takes quota back: {taken.what_evicted}"
+    return "QuotaLost", f"there is only quota for {policy.sizes.fit(size)} of {size} replicas"
 
 
 def _without_quota(replica: Replica, scene: Scene) -> Replica:

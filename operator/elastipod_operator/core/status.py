@@ -27,7 +27,10 @@ def size_text(seen: Observed, record: Record, view: View) -> str:
 
 def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
     """Give everything of the status but the conditions."""
-    status: dict[str, Any] = {"startTime": _stamp(seen.job.created_at), "restartCount": record.restarts}
+    status: dict[str, Any] = {"restartCount": record.restarts}
+    started_at = _start_time(seen, record)
+    if started_at is not None:
+        status["startTime"] = _stamp(started_at)
     if record.ended_at is not None:
         status["completionTime"] = _stamp(record.ended_at)
     if record.generation:
@@ -49,6 +52,13 @@ def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
         scaling = _scaling(record, view, policy)
         status["elasticScalingStatus"] = {**scaling, "lastUpdated": _last_updated(scaling, seen)}
     return status
+
+
+def _start_time(seen: Observed, record: Record) -> datetime | None:
+    """Give when the job was accepted, in a queue when it was admitted for the first time; what was told once stays."""
+    if seen.job.start_time is not None or not record.queue:
+        return seen.job.start_time or seen.job.created_at
+    return next((w.admitted_at for w in seen.workloads if w.number == 0 and w.is_granted), None)
 
 
 def _scaling(record: Record, view: View, policy: Policy) -> dict[str, Any]:

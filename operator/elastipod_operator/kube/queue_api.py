@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from ..core.names import FIELD_MANAGER, LABEL_SHARE
+from ..core.names import LABEL_SHARE
 from .api import APPLY_PATCH, MERGE_PATCH, Api, as_yaml
 from .workloads import GROUP, LABEL_OF_JOB, VERSION
 
@@ -46,7 +46,7 @@ class QueueApi:
     async def create_workload(self, manifest: Mapping[str, Any]) -> Body:
         """Create a Workload; 409 means that it is there already."""
         path = _workloads(manifest["metadata"]["namespace"])
-        return await self._api.call("POST", path, dict(manifest), query=[("fieldManager", FIELD_MANAGER)])
+        return await self._api.call("POST", path, dict(manifest))
 
     async def delete_workload(self, namespace: str, name: str, uid: str) -> Body:
         """Delete a Workload if it is still the same one; gives it where something keeps it, or a Status."""
@@ -55,8 +55,7 @@ class QueueApi:
     async def patch_workload_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
         """Merge into the status if the Workload is still at the patch's version; otherwise the answer is 409."""
         path = f"{_workloads(namespace)}/{name}/status"
-        query = [("fieldManager", FIELD_MANAGER)]
-        return await self._api.call("PATCH", path, patch, query=query, content_type=MERGE_PATCH)
+        return await self._api.call("PATCH", path, patch, content_type=MERGE_PATCH)
 
     async def apply_workload_status(self, manager: str, body: Mapping[str, Any]) -> Body:
         """Apply the conditions of one field manager."""
@@ -69,6 +68,23 @@ class QueueApi:
         """Give a LocalQueue."""
         return await self._api.call("GET", f"{ROOT}/namespaces/{namespace}/localqueues/{name}")
 
+    async def list_local_queues(self, namespace: str) -> list[Body]:
+        """Give the LocalQueues of a namespace; "" for all."""
+        return await self._list(f"{ROOT}/namespaces/{namespace}/localqueues" if namespace else f"{ROOT}/localqueues")
+
+    async def list_cluster_queues(self) -> list[Body]:
+        """Give all ClusterQueues."""
+        return await self._list(f"{ROOT}/clusterqueues")
+
+    async def list_cohorts(self) -> list[Body]:
+        """Give all Cohorts; one without quota of its own need not have an object."""
+        return await self._list(f"{ROOT}/cohorts")
+
+    async def patch_workload(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
+        """Merge into a Workload; 409 when its UID is another than the patch says."""
+        path = f"{_workloads(namespace)}/{name}"
+        return await self._api.call("PATCH", path, patch, content_type=MERGE_PATCH)
+
     async def read_flavor(self, name: str) -> Body:
         """Give a ResourceFlavor."""
         return await self._api.call("GET", f"{ROOT}/resourceflavors/{name}")
@@ -80,13 +96,16 @@ class QueueApi:
 
     async def list_priority_classes(self) -> list[Body]:
         """Give all PriorityClasses."""
-        answer = await self._api.call("GET", PRIORITY_CLASSES)
-        found: list[Body] = answer["items"]
-        return found
+        return await self._list(PRIORITY_CLASSES)
 
     async def read_node(self, name: str) -> Body:
         """Give a node."""
         return await self._api.call("GET", f"/api/v1/nodes/{name}")
+
+    async def _list(self, path: str) -> list[Body]:
+        answer = await self._api.call("GET", path)
+        found: list[Body] = answer["items"]
+        return found
 
 
 def _workloads(namespace: str) -> str:

@@ -12,6 +12,7 @@ from .api import ApiError
 from .placement import first_domain, node_labels
 from .queue_api import QueueApi
 from .workloads import (
+    CLASS_OF_QUEUES,
     Priority,
     PriorityWish,
     base_wish,
@@ -60,9 +61,7 @@ class Lookups:
             return await self._default()
         body = await self._read(wish.kind, wish.name, lambda: self._api.read_class(wish.kind, wish.name))
         if body is None:
-            what = (
-                "label kueue.x-k8s.io/priority-class" if wish.kind == "WorkloadPriorityClass" else "priorityClassName"
-            )
+            what = "label kueue.x-k8s.io/priority-class" if wish.kind == CLASS_OF_QUEUES else "priorityClassName"
             raise Trouble("PriorityClassMissing", f"{wish.kind} {wish.name}, which {what} names, does not exist")
         return Priority(_value(body.get("value")), wish.kind, wish.name)
 

@@ -28,9 +28,11 @@ from ..core.names import (
     PodId,
     pod_id_of,
 )
+from ..core.queue_facts import PodNeeds
 from ..core.record import Record
 from ..core.sizes import SizeError, SizeRequest, resolve
 from .applied import changed_specs, effective_spec, pending_edits
+from .needs import pod_needs
 from .pods import pod_manifest
 from .templates import check_worker_counts, template_warnings
 from .times import time_of, time_or
@@ -72,29 +74,38 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
     record, hands_off = _record_of(annotations)
     status = body.get("status")
     status = status if isinstance(status, Mapping) else {}
+    accepted = time_of(meta["creationTimestamp"])
     fact = JobFact(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
-        created_at=time_of(meta["creationTimestamp"]),
+        created_at=accepted,
         policy=policy,
         refusal=refusal,
         record=record,
         hands_off=hands_off,
         pending_edits=pending_edits(body) if policy is not None else (),
         history_generation=_newest_generation(annotations.get(ANNOTATION_HISTORY, "")),
-        conditions=_conditions_of(status.get("conditions"), time_of(meta["creationTimestamp"])),
+        conditions=_conditions_of(status.get("conditions"), accepted),
         scaling=_mapping(status.get("elasticScalingStatus")),
         has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
         deleting_since=time_of(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         drain_on_delete=annotations.get(ANNOTATION_DRAIN_ON_DELETE) == "true",
         queue=str(_mapping(meta.get("labels")).get(LABEL_QUEUE) or ""),
         queue_in_template=_queue_in_template(body.get("spec")),
+        start_time=time_or(started, accepted) if (started := status.get("startTime")) else None,
     )
     if policy is None:
         return fact
     problem = _template_problem(fact, policy, body)
-    return replace(fact, policy=None, refusal=problem) if problem else fact
+    return replace(fact, policy=None, refusal=problem) if problem else replace(fact, needs=_needs(body))
+
+
+def _needs(body: Mapping[str, Any]) -> tuple[PodNeeds, ...]:
+    try:
+        return pod_needs(effective_spec(body))
+    except UNREADABLE:  # an odd template may still make pods; only how much they need is not known
+        return ()
 
 
 def _queue_in_template(spec: Any) -> str:

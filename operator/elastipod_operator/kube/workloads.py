@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
@@ -31,6 +31,7 @@ PLACE_FIELDS = ("nodeSelector", "affinity", "tolerations")
 # Extras stand below every base, also of less important jobs (decision 33).
 EXTRAS_BAND = -1_000_000_000
 BAND_WIDTH = 1_000_000
+CLASS_OF_QUEUES = "WorkloadPriorityClass"
 
 REQUIRED = f"{GROUP}/podset-required-topology"
 PREFERRED = f"{GROUP}/podset-preferred-topology"
@@ -69,7 +70,7 @@ def base_wish(job: Body, spec: Body) -> PriorityWish:
     for meta in owners:
         name = _mapping(meta.get("labels")).get(LABEL_QUEUE_PRIORITY)
         if name:
-            return PriorityWish("WorkloadPriorityClass", str(name))
+            return PriorityWish(CLASS_OF_QUEUES, str(name))
     return PriorityWish(name=_class_of(templates[0]))
 
 
@@ -99,9 +100,8 @@ def workload_manifest(
     """Give the Workload to be created. spec: the one from which pods are made. pins: node labels by spec that its pods must have."""
     pod_sets = [_pod_set(s, count, (pins or {}).get(s["name"], {})) for s, count in _asked(spec, order.counts) if count]
     wanted: dict[str, Any] = {"queueName": order.queue, "priority": priority.value, "podSets": pod_sets}
-    if priority.name:
-        group = GROUP if priority.kind == "WorkloadPriorityClass" else "scheduling.k8s.io"
-        wanted["priorityClassRef"] = {"group": group, "kind": priority.kind, "name": priority.name}
+    if (named := class_ref(priority)) is not None:
+        wanted["priorityClassRef"] = named
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
@@ -115,6 +115,14 @@ def workload_manifest(
         },
         "spec": wanted,
     }
+
+
+def class_ref(priority: Priority) -> dict[str, str] | None:
+    """Give the reference to a priority's class; None for a plain number."""
+    if not priority.name:
+        return None
+    group = GROUP if priority.kind == CLASS_OF_QUEUES else "scheduling.k8s.io"
+    return {"group": group, "kind": priority.kind, "name": priority.name}
 
 
 def templates_digest(spec: Body, names: Sequence[str]) -> str:
@@ -209,16 +217,19 @@ def workload_fact(body: Body) -> WorkloadFact | None:
     created = time_or(meta.get("creationTimestamp"), datetime.min)
     conditions = conditions_of(body)
     reserved = is_true(conditions, "QuotaReserved")
+    admitted = reserved and is_true(conditions, "Admitted")
     evicted = conditions.get("Evicted", {}) if reserved and is_true(conditions, "Evicted") else {}
+    named = _mapping(spec.get("priorityClassRef"))
     return WorkloadFact(
         name=str(meta["name"]),
         uid=str(meta["uid"]),
         number=int(share),
-        counts=tuple((str(s.get("name")), _count(s.get("count"))) for s in _mappings(spec.get("podSets"))),
+        counts=tuple((str(s.get("name")), _number(s.get("count"), 1)) for s in _mappings(spec.get("podSets"))),
         created_at=created,
         queue=str(spec.get("queueName") or ""),
         reserved=reserved,
-        admitted=reserved and is_true(conditions, "Admitted"),
+        admitted=admitted,
+        admitted_at=time_or(conditions["Admitted"].get("lastTransitionTime"), created) if admitted else None,
         evicted=str(evicted.get("reason") or "Evicted") if evicted else "",
         what_evicted=str(evicted.get("message") or ""),
         evicted_at=time_or(evicted.get("lastTransitionTime"), created) if evicted else None,
@@ -227,7 +238,32 @@ def workload_fact(body: Body) -> WorkloadFact | None:
         finished=is_true(conditions, "Finished"),
         is_active=spec.get("active") is not False,
         is_deleting=bool(meta.get("deletionTimestamp")),
+        priority=_number(spec.get("priority")),
+        class_kind=str(named.get("kind") or ""),
+        class_name=str(named.get("name") or ""),
     )
+
+
+def ranked(fact: WorkloadFact, job: Body, spec: Body, base: WorkloadFact | None) -> WorkloadFact:
+    """Compare a Workload's priority with what the job wishes now. spec: the one from which pods are made. base: the job's.
+
+    A class is compared by its name: what becomes of Workloads when its value is edited is Kueue's business.
+    """
+    wish = (
+        base_wish(job, spec) if fact.number == 0 else own_wish(spec, AskWorkload(fact.number, fact.counts, fact.queue))
+    )
+    if wish is None:  # a plain number that follows the base
+        differs = base is not None and (fact.priority, fact.class_name) != (extras_priority(base.priority).value, "")
+        kind = ""
+    elif wish.name:
+        differs = (fact.class_kind, fact.class_name) != (wish.kind, wish.name)
+        kind = wish.kind
+    else:  # the cluster's default, if there is one
+        differs = fact.class_kind == CLASS_OF_QUEUES
+        kind = "PriorityClass"
+    # With quota a class may only be exchanged for another of the queues' own, and a number for a number.
+    is_free = not fact.reserved or (fact.class_kind == kind and kind in ("", CLASS_OF_QUEUES))
+    return replace(fact, is_misranked=differs, is_rank_fixed=differs and not is_free)
 
 
 def digest_of(body: Body) -> str:
@@ -262,8 +298,8 @@ def _checks(status: Body) -> list[str]:
     ]
 
 
-def _count(found: Any) -> int:
-    return found if isinstance(found, int) and not isinstance(found, bool) else 1
+def _number(found: Any, otherwise: int = 0) -> int:
+    return found if isinstance(found, int) and not isinstance(found, bool) else otherwise
 
 
 def _mapping(found: Any) -> Body:

@@ -17,6 +17,7 @@ from .asking import ask
 from .desk import Desk
 from .giving import give_back, mark
 from .placing import Placed, placed
+from .ranking import rank
 from .sight import Seen, look, seen
 
 
@@ -33,6 +34,10 @@ class Queues:
     def wanted(self) -> asyncio.Event:
         """Set once there is a job with a queue."""
         return self._desk.wanted
+
+    async def follow(self, namespaces: Sequence[str]) -> None:
+        """Keep what is known of the queues themselves up to date, in these namespaces or in all, until cancelled."""
+        await self._desk.reader.run(namespaces)
 
     def forget(self, uid: str) -> None:
         """Stop caring for a job that is gone."""
@@ -51,7 +56,8 @@ class Queues:
         return seen(self._desk, job)
 
     async def ask(self, job: Job, todo: Plan) -> None:
-        """Ask for the quota that a decision wants. What is refused is told, and tried again later."""
+        """Ask for the quota that a decision wants, at the priority it wants. What is refused is told, and tried again later."""
+        await rank(self._desk, job, todo)
         await ask(self._desk, job, todo)
 
     async def placed(self, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:

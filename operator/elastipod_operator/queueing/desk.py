@@ -15,6 +15,7 @@ from ..kube.api import ApiError
 from ..kube.placement import PlacementError
 from ..kube.queue_api import QueueApi
 from ..kube.queue_lookups import Lookups, Trouble
+from ..kube.queue_reader import QueueReader
 from ..kube.store import Job, Store
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Memory:
     asking: Retry = field(default_factory=Retry)
     giving: Retry = field(default_factory=Retry)
     marking: Retry = field(default_factory=Retry)
+    ranking: Retry = field(default_factory=Retry)
     vain_releases: dict[str, int] = field(default_factory=dict)
     """By UID of the Workload."""
     admitted: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -66,6 +68,8 @@ class Memory:
     waiting: dict[str, datetime] = field(default_factory=dict)
     """Since when Workloads were seen to wait, by UID; for metrics, as are those that are being taken back."""
     evicted: set[str] = field(default_factory=set)
+    late: int = 0
+    """How many of those should be back by now."""
 
 
 class Desk:
@@ -78,7 +82,9 @@ class Desk:
         self.lookups = Lookups(api)
         self.wanted = asyncio.Event()
         """Set once there is a job with a queue."""
+        self.reader = QueueReader(api, self.lookups, store, wake, self.wanted)
         self._memories: dict[str, Memory] = {}
+        metrics.EVICTIONS_LATE.set_function(lambda: sum(one.late for one in self._memories.values()))
 
     def memory(self, job: Job) -> Memory:
         """Give what is remembered of a job."""
@@ -91,12 +97,15 @@ class Desk:
     def forget(self, uid: str) -> None:
         """Drop what is remembered of a job."""
         self._memories.pop(uid, None)
+        self.reader.forget(uid)
 
     def retry_all(self) -> None:
         """Have everything that failed tried at once."""
         for uid, memory in list(self._memories.items()):
-            if memory.troubles or any(one.tries for one in (memory.asking, memory.giving, memory.marking)):
-                memory.asking, memory.giving, memory.marking = Retry(), Retry(), Retry()
+            if memory.troubles or any(
+                one.tries for one in (memory.asking, memory.giving, memory.marking, memory.ranking)
+            ):
+                memory.asking, memory.giving, memory.marking, memory.ranking = Retry(), Retry(), Retry(), Retry()
                 self.wake(uid)
 
     def trouble(self, job: Job, what: str, trouble: Trouble) -> None:

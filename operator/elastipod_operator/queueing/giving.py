@@ -34,7 +34,7 @@ async def give_back(desk: Desk, job: Job, todo: Plan, list_pods: Callable[[Job],
         return
     try:
         await list_pods(job)
-        for order in orders:
+        for order in sorted(orders, key=lambda order: _comes_late(desk, job, order)):
             workload = desk.workload(job, order.name)
             if workload is not None and workload.uid == order.uid:
                 await _give(desk, job, order, workload)
@@ -63,6 +63,12 @@ def pods_on(job: Job, workload: WorkloadFact) -> list[PodFact]:
     policy = job.fact.policy
     shares = shares_of(policy) if policy is not None else ()
     return [p for p in job.pods.values() if not p.ended and is_on(p, workload, shares)]
+
+
+def _comes_late(desk: Desk, job: Job, order: GiveBack) -> tuple[bool, bool]:
+    """Whether others wait less for what is given back: each call takes its time, and one for a Workload in wait frees nothing."""
+    workload = desk.workload(job, order.name)
+    return workload is None or not workload.evicted, workload is None or not workload.reserved
 
 
 async def _give(desk: Desk, job: Job, order: GiveBack, workload: WorkloadFact) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import clock, metrics
-from ..core.facts import WorkloadFact
+from ..core.facts import Policy, WorkloadFact
+from ..core.queue_facts import QueueFact
+from ..core.queue_warnings import late_at
 from ..core.quota import DEFAULT_QUEUE
 from ..kube.api import ApiError
 from ..kube.applied import effective_spec
 from ..kube.store import Job
-from ..kube.workloads import templates_digest
+from ..kube.workloads import ranked, templates_digest
 from .desk import Desk, Memory, is_kueue_away, trouble_of
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ class Seen:
     workloads: tuple[WorkloadFact, ...] = ()
     default_queue: bool | None = None
     trouble: tuple[str, str] | None = None
+    queue: QueueFact | None = None
 
 
 async def look(desk: Desk, job: Job) -> None:
@@ -48,19 +51,24 @@ def seen(desk: Desk, job: Job) -> Seen:
     if memory is None and not workloads:
         return Seen()
     memory = desk.memory(job)
-    _measure(memory, workloads)
-    return Seen(workloads, memory.default_queue, next(iter(memory.troubles.values()), None))
+    _measure(memory, workloads, job.fact.policy)
+    trouble = next(iter(memory.troubles.values()), None)
+    return Seen(workloads, memory.default_queue, trouble, desk.reader.fact(job.fact, workloads))
 
 
 def _workloads(job: Job) -> tuple[WorkloadFact, ...]:
-    """Give the Workloads of a job, compared with the templates from which its pods are made now."""
+    """Give the Workloads of a job, compared with the templates from which its pods are made now, and with its priorities."""
     asked = job.workloads.items
     if not asked or job.fact.policy is None:
         return tuple(one.fact for one in asked)
     spec = effective_spec(job.body)
     now = {names: templates_digest(spec, names) for names in {_names(one.fact) for one in asked}}
+    base = next((one.fact for one in asked if one.fact.number == 0), None)
     return tuple(
-        replace(one.fact, is_outdated=bool(one.digest) and one.digest != now[_names(one.fact)]) for one in asked
+        replace(
+            ranked(one.fact, job.body, spec, base), is_outdated=bool(one.digest) and one.digest != now[_names(one.fact)]
+        )
+        for one in asked
     )
 
 
@@ -109,7 +117,7 @@ async def _list(desk: Desk, job: Job) -> None:
     desk.store.replace_workloads(fact.uid, bodies, version)
 
 
-def _measure(memory: Memory, workloads: Sequence[WorkloadFact]) -> None:
+def _measure(memory: Memory, workloads: Sequence[WorkloadFact], policy: Policy | None) -> None:
     now = clock.now()
     for workload in workloads:
         share = "increment" if workload.number else "base"
@@ -120,5 +128,8 @@ def _measure(memory: Memory, workloads: Sequence[WorkloadFact]) -> None:
         if workload.evicted and workload.uid not in memory.evicted:
             metrics.EVICTIONS.labels(share, metrics.eviction_cause(workload.evicted)).inc()
     present = {workload.uid for workload in workloads}
+    memory.late = (
+        sum((at := late_at(w, policy)) is not None and at <= now for w in workloads) if policy is not None else 0
+    )
     memory.evicted = {workload.uid for workload in workloads if workload.evicted}
     memory.waiting = {uid: since for uid, since in memory.waiting.items() if uid in present}

@@ -276,6 +276,65 @@ def test_an_evicted_increment_is_left_in_order_and_then_given_back() -> None:
     assert [a.number for a in acts(asked, AskWorkload)] == [2]
 
 
+def test_increments_that_go_together_are_told_of_together() -> None:
+    shares = [workload(0, 2), evicted(1), evicted(2)]
+    first = plan(look(queued(trains(2)), shares, *train(2), (on(2, 3), ready())))
+    assert [a.name for a in acts(first, DropWorkload)] == [evicted(1).name], "the other still has a pod"
+    (note,) = [n for n in first.notes if n.reason == "QuotaGivenBack"]
+    assert note.message == "the quota of 2 replicas (increments 1, 2) is given back to queue gpus"
+    second = plan(look(first.record, [shares[0], shares[2]], *train(2)))
+    assert [a.name for a in acts(second, DropWorkload)] == [evicted(2).name]
+    assert "QuotaGivenBack" not in [n.reason for n in second.notes]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_a_first_start_with_increments_gives_the_first_ranks_to_the_base(order: Sequence[int]) -> None:
+    """So increments that go later take the last ranks with them, and no pod of the base."""
+    begun, wishes = queued(Record(transition=transition(Kind.START, goal=4))), policy(2, 4, sizes=Sizes((2, 3, 4), 4))
+    started = plan(look(begun, FOUR, *((on(max(0, n - 1), n), ready()) for n in order), wishes=wishes))
+    assert started.record.members == (pid(0), pid(1), pid(2), pid(3))
+    shares = [workload(0, 2), evicted(1), evicted(2)]
+    record = replace(started.record, settled_at=NOW)
+    pods = [(on(max(0, n - 1), n), running(record.generation)) for n in order]
+    going = plan(look(record, shares, *pods))
+    shrunk = plan(look(going.record, shares, *((p, ready(record.generation, drained=True)) for p, _ in pods)))
+    assert shrunk.record.members == (pid(0), pid(1))
+    assert sorted(a.name for a in acts(shrunk, DeletePod)) == [on(1, 2).name, on(2, 3).name]
+
+
+def test_the_spares_of_a_base_come_after_those_who_train() -> None:
+    """With a spare the base has a slot more than it has ranks; those of increments are the last all the same."""
+    wishes = policy(sizes=Sizes((2, 3, 4), 4), specs=(SpecShape("workers", 4, spares=1),), payback=False)
+    shares = [workload(0, 3), workload(1), workload(2)]
+    begun = queued(Record(transition=transition(Kind.START, goal=4)))
+    pods = [(on(max(0, n - 2), n), ready()) for n in (4, 3, 2, 1, 0)]
+    started = plan(look(begun, shares, *pods, wishes=wishes))
+    assert started.record.members == (pid(0), pid(1), pid(2), pid(3))
+
+
+def test_shares_are_worked_out_once_for_each_spec() -> None:
+    wishes = policy(2, 4)
+    bounded = replace(
+        wishes, sizes=Sizes((2,), 2), specs=(SpecShape("workers", 2),), full_sizes=wishes.sizes, full_specs=wishes.specs
+    )
+    assert shares_of(wishes) is shares_of(replace(wishes, suspend=True))
+    assert shares_of(bounded) is shares_of(wishes), "also of what is granted only in part"
+
+
+# ---- since when a job counts as started
+
+
+def test_a_job_in_a_queue_has_started_when_it_was_admitted_first() -> None:
+    at = NOW - seconds(60)
+    assert "startTime" not in plan(look(queued(Record()), [pending(0, 2)])).status
+    granted = look(queued(trains()), [workload(0, 2, admitted_at=at)], *train(2))
+    assert plan(granted).status["startTime"] == "2026-03-01T11:59:00Z"
+    told = replace(granted, job=replace(granted.job, start_time=at), workloads=(pending(0, 2),))
+    assert plan(told).status["startTime"] == "2026-03-01T11:59:00Z", "what was told once stays"
+    anew = replace(told, workloads=(workload(0, 2, admitted_at=NOW),))
+    assert plan(anew).status["startTime"] == "2026-03-01T11:59:00Z"
+
+
 def test_a_silent_member_leaves_its_quota_too() -> None:
     heard = [(on(0, 0), running(step=1, step_at=NOW)), (on(0, 1), running(step=1, step_at=NOW))]
     unheard = (on(1, 2), silent(20))
@@ -375,7 +434,7 @@ def test_a_suspended_job_gives_everything_back_once_its_pods_are_gone() -> None:
     begun = plan(look(queued(trains(3)), FOUR[:2], *train(3), wishes=wishes))
     assert not acts(begun, DropWorkload)
     todo = plan(look(replace(begun.record, members=()), FOUR[:2], wishes=wishes))
-    assert [a.name for a in acts(todo, DropWorkload)] == [w.name for w in FOUR[:2]]
+    assert [a.name for a in acts(todo, DropWorkload)] == [workload(1).name, workload(0).name]
     assert not acts(todo, AskWorkload)
     assert todo.conditions[-1].reason == "SuspendedByUser"
 

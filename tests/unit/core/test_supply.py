@@ -168,6 +168,35 @@ def test_a_pod_is_made_anew_when_the_old_one(mine: Seen, incarnation: int | None
 
 
 @pytest.mark.parametrize(
+    ("mine", "nodes", "incarnation"),
+    [
+        pytest.param((pod(0, kill_at=NOW), ready()), (), None, id="was deleted and still ends"),
+        pytest.param((pod(0, disrupted="x"), running()), (), None, id="trains and has to go"),
+        pytest.param((pod(0, kill_at=NOW, phase="Succeeded"), None), (), 1, id="has ended, and its object is left"),
+        pytest.param((pod(0), silent(20)), (AWAY,), 1, id="is lost with its node, or may be"),
+    ],
+)
+def test_on_quota_a_pod_is_made_anew_when_the_old_one_takes_none_any_more(
+    mine: Seen, nodes: Any, incarnation: int | None
+) -> None:
+    wishes = replace(PAIR, granted={Slot("workers", 0): "base", Slot("workers", 1): "base"})
+    other = (pod(1, node="node-1"), running(step=9, step_at=NOW))
+    actions, _ = supplied(trains(), mine, other, wishes=wishes, nodes=nodes)
+    assert made(actions) == ([] if incarnation is None else [pid(0, incarnation)])
+
+
+def test_on_quota_a_pod_that_waits_with_old_nodes_to_avoid_goes_first() -> None:
+    wishes = replace(PAIR, granted={Slot("workers", 0): "base", Slot("workers", 1): "base"})
+    actions, _ = supplied(Record(), waits(0), (pod(1), ready()), wishes=wishes, avoids=("bad",))
+    assert made(actions) == []
+    assert removed(actions) == [
+        (pid(0).name("job"), "waits for a place with an outdated idea of the nodes to avoid", False)
+    ]
+    actions, _ = supplied(Record(), (pod(1), ready()), wishes=wishes, avoids=("bad",))
+    assert made(actions) == [pid(0)], "nothing tells that it ever was"
+
+
+@pytest.mark.parametrize(
     ("limits", "in_use_waits", "others_wait_s"),
     [
         pytest.param({}, False, None, id="nothing stands in the way"),

@@ -259,24 +259,26 @@ def test_what_keeps_pods_from_training(pods: list[Seen], changes: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("record", "changes", "wishes", "reason"),
+    ("record", "changes", "wishes", "reasons"),
     [
         pytest.param(
-            trains(stalled=3), {"pending_edits": ("a",)}, policy(warnings=("w",)), "NoProgress", id="the most pressing"
+            trains(stalled=3), {"pending_edits": ("a",)}, policy(warnings=("w",)),
+            ["NoProgress", "EditsPending", "SpecWarning"], id="the most pressing",
         ),
         pytest.param(
-            trains(stalled=2), {"pending_edits": ("a",)}, policy(warnings=("w",)), "EditsPending", id="then edits"
+            trains(stalled=2), {"pending_edits": ("a",)}, policy(warnings=("w",)), ["EditsPending", "SpecWarning"], id="then edits"
         ),
-        pytest.param(trains(), {}, policy(warnings=("w",)), "SpecWarning", id="then the spec"),
-        pytest.param(trains(), {}, policy(sizes=Sizes((2,), 2, ("w",))), "SpecWarning", id="or its sizes"),
-        pytest.param(trains(), {}, policy(), None, id="nothing"),
+        pytest.param(trains(), {}, policy(warnings=("v", "w")), ["SpecWarning"], id="then the spec"),
+        pytest.param(trains(), {}, policy(sizes=Sizes((2,), 2, ("w",))), ["SpecWarning"], id="or its sizes"),
+        pytest.param(trains(), {}, policy(), [], id="nothing"),
     ],
-)
-def test_what_deserves_attention(record: Record, changes: dict[str, Any], wishes: Any, reason: str | None) -> None:
+)  # fmt: skip
+def test_what_deserves_attention(record: Record, changes: dict[str, Any], wishes: Any, reasons: list[str]) -> None:
     seen = observed(job(record, wishes, **changes), RUN)
-    assert [r for kind, _, r in told(seen) if kind == "Warning"] == ([reason] if reason else [])
-    events = [n.reason for n in report(seen).notes]
-    assert events == ([reason] if reason else [])
+    assert [r for kind, _, r in told(seen) if kind == "Warning"] == reasons[:1]
+    assert [n.reason for n in report(seen).notes] == reasons, "an Event each"
+    written = replace(seen, job=replace(seen.job, conditions=report(seen).conditions))
+    assert report(written).notes == (), "and only once"
 
 
 def test_all_warnings_are_told_in_one_sentence() -> None:

@@ -19,6 +19,7 @@ from elastipod_operator.kube.workloads import (
     extras_priority,
     is_placed_alike,
     own_wish,
+    ranked,
     required_level,
     templates_digest,
     workload_fact,
@@ -282,3 +283,72 @@ def test_garbage_is_nothing(found: Any) -> None:
     assert fact.counts == (("a", 7 if found == 7 else 1),)
     late = condition("Evicted") | {"lastTransitionTime": found}
     assert workload_fact(workload_body(status={"conditions": admitted(late)})) is not None
+
+
+# -- priorities that were edited
+
+
+def rank(
+    *,
+    wish: str = "",
+    ref: tuple[str, str] | None = None,
+    priority: int = 0,
+    number: int = 0,
+    base: int | None = None,
+    elastic: str = "",
+    reserved: bool = True,
+) -> tuple[bool, bool]:
+    """Give whether a Workload's priority is another than the job wishes, and whether that must stay so."""
+    named = {"priorityClassRef": {"kind": ref[0], "name": ref[1]}} if ref else {}
+    status = {"conditions": admitted()} if reserved else {}
+    body = workload_body(
+        number, status=status, spec={"priority": priority, **named, "podSets": [{"name": "elastic", "count": 1}]}
+    )
+    fact = workload_fact(body)
+    below = workload_fact(workload_body(spec={"priority": base})) if base is not None else None
+    assert fact is not None
+    job = job_body(labels={"kueue.x-k8s.io/priority-class": wish} if wish else {})
+    template = {"spec": {"priorityClassName": elastic} if elastic else {}}
+    found = ranked(fact, job, two_specs({"spec": {}}, template), below)
+    return found.is_misranked, found.is_rank_fixed
+
+
+OF_QUEUE, OF_PODS = "WorkloadPriorityClass", "PriorityClass"
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        pytest.param({"wish": "a", "ref": (OF_QUEUE, "a")}, (False, False), id="as it is wished"),
+        pytest.param({}, (False, False), id="no class and none wished"),
+        pytest.param({"ref": (OF_PODS, "default")}, (False, False), id="the cluster's default"),
+        pytest.param(
+            {"wish": "b", "ref": (OF_QUEUE, "a")}, (True, False), id="another label, as with Kueue's own jobs"
+        ),
+        pytest.param({"wish": "b"}, (True, True), id="a label that came with quota"),
+        pytest.param({"wish": "b", "reserved": False}, (True, False), id="a label that came in the queue"),
+        pytest.param({"ref": (OF_QUEUE, "a")}, (True, True), id="a label that went"),
+        pytest.param({"ref": (OF_QUEUE, "a"), "reserved": False}, (True, False), id="a label that went in the queue"),
+        pytest.param(
+            {"number": 1, "base": 5, "priority": -999_999_995}, (False, False), id="an increment beside its base"
+        ),
+        pytest.param(
+            {"number": 1, "base": 7, "priority": -999_999_995}, (True, False), id="an increment follows its base"
+        ),
+        pytest.param({"number": 1, "priority": 3}, (False, False), id="an increment without a base"),
+        pytest.param(
+            {"number": 1, "elastic": "x", "ref": (OF_PODS, "x"), "base": 0}, (False, False), id="a class of its own"
+        ),
+        pytest.param(
+            {"number": 1, "elastic": "y", "ref": (OF_PODS, "x"), "base": 0}, (True, True), id="another one of its own"
+        ),
+        pytest.param(
+            {"number": 1, "elastic": "y", "ref": (OF_PODS, "x"), "base": 0, "reserved": False},
+            (True, False),
+            id="and in the queue",
+        ),
+        pytest.param({"number": 1, "ref": (OF_PODS, "x"), "base": 0}, (True, True), id="its own one went"),
+    ],
+)
+def test_priorities_are_compared_with_what_the_job_wishes(about: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    assert rank(**about) == expected

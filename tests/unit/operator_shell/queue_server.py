@@ -18,7 +18,7 @@ CANNOT_CONVERT = (500, "conversion webhook for kueue.x-k8s.io/v1beta1, Kind=Work
 
 
 class QueueServer(ApiServer):
-    """Keeps Workloads as well. refuse: answers by verb (list, read, create, delete, release, tell), in place of the real ones."""
+    """Keeps Workloads as well. refuse: answers by verb (list, read, create, patch, delete, release, tell), in place of the real ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +26,8 @@ class QueueServer(ApiServer):
         self.objects: dict[str, Body] = {}
         """Flavors, queues and classes by kind/name."""
         self.refuse: dict[str, tuple[int, str]] = {}
+        self.keeps: Body = {}
+        """What a webhook writes into the spec of every Workload."""
         self.managers: list[str] = []
         """Field managers of applies, in order."""
 
@@ -36,6 +38,7 @@ class QueueServer(ApiServer):
             web.post(WORKLOADS, self.create_workload),
             web.get(WORKLOADS + "/{name}", self.read_workload),
             web.delete(WORKLOADS + "/{name}", self.delete_workload),
+            web.patch(WORKLOADS + "/{name}", self.patch_workload),
             web.patch(WORKLOADS + "/{name}/status", self.write_status),
             web.get(KUEUE + "/namespaces/{namespace}/{kind}/{name}", self.read_object),
             web.get(KUEUE + "/{kind}/{name}", self.read_object),
@@ -100,6 +103,19 @@ class QueueServer(ApiServer):
             return web.json_response(self.put(self.workloads, found))
         del self.workloads[name]
         return web.json_response({"kind": "Status"})
+
+    async def patch_workload(self, request: web.Request) -> web.Response:
+        name, wanted = request.match_info["name"], json.loads(await request.text())
+        if "patch" in self.refuse:
+            return _status(*self.refuse["patch"])
+        if name not in self.workloads:
+            return _status(404, f'workloads "{name}" not found')
+        found = self.workloads[name]
+        if found["metadata"]["uid"] != wanted["metadata"]["uid"]:
+            return _status(409, "Precondition failed: UID in precondition")
+        changed = {**found["spec"], **wanted["spec"], **self.keeps}
+        found["spec"] = {key: value for key, value in changed.items() if value is not None}
+        return web.json_response(self.put(self.workloads, found))
 
     async def write_status(self, request: web.Request) -> web.Response:
         name, wanted = request.match_info["name"], json.loads(await request.text())

@@ -23,6 +23,7 @@ from elastipod_operator.core.actions import (
     FinishWorkload,
     MarkPodsReady,
     Plan,
+    RankWorkload,
     ReleaseBase,
 )
 from elastipod_operator.core.codec import encode
@@ -38,6 +39,7 @@ from elastipod_operator.queueing import Queues
 Body = dict[str, Any]
 QUEUED = {"kueue.x-k8s.io/queue-name": "gpus"}
 BASE, MORE = workload_name("job", JOB_UID, 0), workload_name("job", JOB_UID, 1)
+CLASS = "kueue.x-k8s.io/priority-class"
 ASK_BASE = AskWorkload(0, (("workers", 1),), "gpus")
 ASK_MORE = AskWorkload(1, (("workers", 1),), "gpus")
 
@@ -487,6 +489,20 @@ async def test_pods_of_other_shares_do_not_matter(shell: Shell) -> None:
     assert [one.fact.number for one in shell.job.workloads.items] == [0]
 
 
+async def test_what_others_wait_for_is_given_back_first(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+    shell.know()
+    await shell.granted()
+    waits = workload_name("job", JOB_UID, 1)
+    await shell.do(AskWorkload(1, (("workers", 1),), "gpus"))
+    evicted = (await shell.granted(2)).name
+    shell.store.put_workload(shell.server.evict(evicted))
+    caplog.set_level("INFO")
+    facts = [shell.fact(number) for number in (1, 0, 2)]
+    await shell.do(*(FinishWorkload(fact.name, fact.uid, True, "done") for fact in facts))
+    told = [record.workload for record in caplog.records if record.message == "quota given back"]  # type: ignore[attr-defined]
+    assert told == [evicted, BASE, waits]
+
+
 async def test_a_released_base_is_in_the_queue_again(shell: Shell) -> None:
     shell.know()
     await shell.granted()
@@ -598,3 +614,90 @@ async def test_increments_that_must_be_beside_the_base_wait_for_its_place(shell:
     await shell.granted()
     await shell.do(ASK_MORE)
     assert (set(shell.server.workloads), shell.trouble()) == ({BASE}, None)
+
+
+# -- priorities that were edited
+
+
+def ranks(shell: Shell) -> dict[int, tuple[int, Any]]:
+    """Give priority and class of each Workload as the API server has them."""
+    found = {}
+    for body in shell.server.workloads.values():
+        named = (body["spec"].get("priorityClassRef") or {}).get("name")
+        found[int(body["metadata"]["labels"]["elastipod.io/share"])] = (body["spec"]["priority"], named)
+    return found
+
+
+async def rank_all(shell: Shell) -> None:
+    """Do what a decision would have done about the priorities that are seen to differ."""
+    wrong = [w for w in shell.queues.seen(shell.job).workloads if w.is_misranked]
+    await shell.do(*(RankWorkload(w.name, w.uid) for w in wrong))
+
+
+async def test_an_edited_class_reaches_the_base_and_then_the_increments(shell: Shell) -> None:
+    for name, value in (("low", 10), ("high", 1000)):
+        shell.server.objects[f"workloadpriorityclasses/{name}"] = {"metadata": {"name": name}, "value": value}
+    shell.know(labels={**QUEUED, CLASS: "low"})
+    await shell.granted()
+    await shell.do(ASK_MORE)
+    assert ranks(shell) == {0: (10, "low"), 1: (-999_999_990, None)}
+    assert not any(w.is_misranked for w in shell.queues.seen(shell.job).workloads)
+    shell.know(labels={**QUEUED, CLASS: "high"}, version=99)
+    await rank_all(shell)
+    assert ranks(shell) == {0: (1000, "high"), 1: (-999_999_990, None)}
+    await rank_all(shell)
+    assert ranks(shell) == {0: (1000, "high"), 1: (-999_999_000, None)}
+    assert not any(w.is_misranked for w in shell.queues.seen(shell.job).workloads)
+    shell.know(labels={**QUEUED, CLASS: "none"}, version=100)
+    await rank_all(shell)
+    assert shell.trouble() == (
+        "PriorityClassMissing", "WorkloadPriorityClass none, which label kueue.x-k8s.io/priority-class names, does not exist",
+    )  # fmt: skip
+    shell.know(labels={**QUEUED, CLASS: "high"}, version=101)
+    await rank_all(shell)
+    assert shell.trouble() is None
+    assert ranks(shell) == {0: (1000, "high"), 1: (-999_999_000, None)}
+
+
+async def test_a_priority_that_is_refused_is_tried_again_later(
+    shell: Shell, later: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    shell.know()
+    first = await shell.granted()
+    shell.server.refuse["patch"] = (403, "workloads is forbidden")
+    for _ in range(2):
+        await shell.do(RankWorkload(BASE, first.uid))
+    assert caplog.text.count("a priority could not be changed") == 1
+    later(5)
+    shell.server.refuse["patch"] = (409, "uid")
+    await shell.do(RankWorkload(BASE, first.uid))
+    assert caplog.text.count("a priority could not be changed") == 1
+    assert shell.job.workloads.items == (), "another one by now"
+
+
+async def test_a_priority_that_is_changed_back_is_told(shell: Shell, later: Any) -> None:
+    shell.know()
+    first = await shell.granted()
+    shell.server.keeps = {"priority": 3}
+    await shell.do(RankWorkload(BASE, first.uid))
+    assert shell.trouble() == ("PriorityRefused", f"the priority of Workload {BASE} is changed back by somebody else")
+    shell.server.keeps = {}
+    later(5)
+    await shell.do(RankWorkload(BASE, first.uid))
+    assert shell.trouble() is None
+
+
+async def test_quota_that_should_be_back_is_counted(shell: Shell, later: Any) -> None:
+    def late() -> float | None:
+        shell.queues.seen(shell.job)
+        return REGISTRY.get_sample_value("elastipod_quota_evictions_overdue")
+
+    shell.know()
+    await shell.granted()
+    shell.store.put_workload(shell.server.evict(BASE))
+    later(60)
+    assert late() == 0.0, "its workers save, and its pods go"
+    later(10_000)
+    assert late() == 1.0
+    await shell.do(DropWorkload(BASE, shell.fact().uid, "it is over"))
+    assert late() == 0.0

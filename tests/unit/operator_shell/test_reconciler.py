@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -257,6 +258,7 @@ async def test_the_metrics_tell_of_the_time_of_the_jobs(shell: Shell) -> None:
     waiting = sample("elastipod_jobs_in_phase", Phase.WAITING)
     assert sample("elastipod_phase_seconds_total", "starting") - booked == pytest.approx(100, abs=30)
     assert sample("elastipod_phase_seconds_total", "training") == 0.0
+    await until(lambda: not math.isnan(sample("elastipod_goodput_ratio")))
     assert sample("elastipod_goodput_ratio") == pytest.approx(300 / 405, abs=0.1)
     shell.reconciler.forget(JOB_UID)
     assert sample("elastipod_jobs_in_phase", Phase.WAITING) == waiting - 1

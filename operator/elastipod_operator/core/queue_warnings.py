@@ -1,0 +1,133 @@
+"""What is wrong with a job's queue, or with what the job wants of it: warnings that go once it is mended (spec 40 item 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from .facts import JobFact, Observed, Policy, WorkloadFact
+from .health import Health, Replica, View
+from .queue_facts import ClusterQueueFact, QueueFact
+from .queue_room import largest_size, most_replicas
+from .quota import Quota, is_on
+
+# So long after the time for a checkpoint the pods of an evicted Workload may take to go.
+GOING = timedelta(seconds=60)
+NAMED_PODS = 3
+
+Warnings = list[tuple[str, str]]
+"""Reasons (CamelCase) and sentences."""
+
+
+def queue_warnings(job: JobFact, policy: Policy, queue: QueueFact | None, quota: Quota | None) -> Warnings:
+    """Judge the queue of a job; gives nothing where it is not known, and nothing about a job that is in none."""
+    if queue is None or quota is None or not quota.queue:
+        return []
+    if not queue.is_there:
+        text = f"LocalQueue {queue.name} does not exist in namespace {job.namespace}; create it, or name another in the job's label"
+        return [("QueueMissing", text)]
+    found: Warnings = []
+    if queue.stop:
+        found.append(("QueueStopped", _stopped(f"LocalQueue {queue.name}", queue.stop, queue.inactive)))
+    cluster_queue = queue.cluster_queue
+    if cluster_queue is None:
+        return found or _inactive(f"LocalQueue {queue.name}", queue.inactive)
+    if not cluster_queue.is_there:
+        what = f"ClusterQueue {cluster_queue.name}, to which LocalQueue {queue.name} leads, does not exist"
+        return [*found, ("QueueMissing", f"{what}; nothing is admitted until it does")]
+    whole = f"ClusterQueue {cluster_queue.name}"
+    if cluster_queue.stop:
+        found.append(("QueueStopped", _stopped(whole, cluster_queue.stop, cluster_queue.inactive)))
+    else:
+        found += _inactive(whole, cluster_queue.inactive)
+    return [*found, *_too_small(job, policy, cluster_queue), *_manners(policy, cluster_queue, quota)]
+
+
+def late_at(workload: WorkloadFact, policy: Policy) -> datetime | None:
+    """Give when the quota that Kueue wants back should be back: after that it is an alarm. None where it wants nothing."""
+    return workload.evicted_at + policy.graceful_timeout + GOING if workload.evicted_at is not None else None
+
+
+def late_evictions(seen: Observed, policy: Policy, view: View, quota: Quota | None) -> tuple[Warnings, datetime | None]:
+    """Say of quota that should be back what holds it up; gives too when the next of it falls due."""
+    if quota is None:
+        return [], None
+    evicted = [(at, w) for w in quota.present.values() if (at := late_at(w, policy)) is not None]
+    next_at = min((at for at, _ in evicted if at > seen.now), default=None)
+    return [("EvictionOverdue", _late(w, seen, view, quota)) for at, w in evicted if at <= seen.now], next_at
+
+
+def _late(workload: WorkloadFact, seen: Observed, view: View, quota: Quota) -> str:
+    assert workload.evicted_at is not None
+    pods = sorted(
+        (r for r in view.by_id.values() if not r.gone and is_on(r.pod, workload, quota.shares)), key=lambda r: r.id
+    )
+    since = f"{workload.evicted_at.astimezone(UTC):%H:%M:%S} UTC"
+    text = f"Kueue waits for the quota of Workload {workload.name} since {since} ({workload.evicted})"
+    if not pods:
+        why = f": {seen.queue_trouble[1]}" if seen.queue_trouble is not None else ", which is tried again and again"
+        return f"{text}; no pod is left on it, it only has to be given back{why}"
+    more = f" and {len(pods) - NAMED_PODS} more" if len(pods) > NAMED_PODS else ""
+    return f"{text}; it is held up by {', '.join(_where(r, seen) for r in pods[:NAMED_PODS])}{more}"
+
+
+def _where(replica: Replica, seen: Observed) -> str:
+    pod = replica.pod
+    if not pod.node:
+        return f"pod {pod.name} (without a node)"
+    node = seen.nodes.get(pod.node)
+    if node is not None and not node.ready:
+        how = "which is not ready"
+    elif pod.kill_at is not None:
+        how = "being deleted"
+    elif replica.health in (Health.SILENT, Health.LOST):
+        how = "its agent does not answer"
+    else:
+        how = "still at work"
+    return f"pod {pod.name} on node {pod.node} ({how})"
+
+
+def _stopped(what: str, policy: str, words: str) -> str:
+    means = "what runs is evicted" if policy == "HoldAndDrain" else "what runs goes on"
+    return f"{what} admits nothing more, and {means} (stopPolicy {policy}){f': {words}' if words else ''}"
+
+
+def _inactive(what: str, words: str) -> Warnings:
+    return [("QueueInactive", f"{what} admits nothing: {words}")] if words else []
+
+
+def _too_small(job: JobFact, policy: Policy, queue: ClusterQueueFact) -> Warnings:
+    """Whether a size is beyond all that the queue can ever have."""
+    allowed, specs = policy.wished_sizes.allowed, policy.wished_specs
+    size, scarce = largest_size(queue.groups, job.needs, allowed, specs)
+    if size == allowed[-1]:
+        return []
+    lent = f" with all that cohort {queue.cohort} may lend" if queue.cohort else ""
+    quota = f"the quota of {scarce} in ClusterQueue {queue.name}{lent}"
+    if size:
+        text = f"the largest size of {allowed[-1]} replicas can never be reached: {quota} is enough for {size}"
+        return [("QueueTooSmall", f"{text}; raise it, or lower the maximum")]
+    most = most_replicas(queue.groups, job.needs, allowed[0], specs)
+    text = f"{_smallest(allowed)} can never be admitted: {quota} is enough for {most or 'none'}"
+    return [("QueueTooSmall", f"{text}; raise it, or lower the minimum")]
+
+
+def _smallest(allowed: Sequence[int]) -> str:
+    return f"the smallest size of {allowed[0]} replicas" if len(allowed) > 1 else f"the size of {allowed[0]} replicas"
+
+
+def _manners(policy: Policy, queue: ClusterQueueFact, quota: Quota) -> Warnings:
+    """How the queue treats increments."""
+    found: Warnings = []
+    if not queue.sheds and len(policy.wished_sizes.allowed) > 1:
+        text = f"ClusterQueue {queue.name} has preemption.withinClusterQueue Never"
+        text += (
+            ": what the job has grown into is never given up for others that wait there; LowerPriority would do that"
+        )
+        found.append(("PreemptionNever", text))
+    # Only those that Kueue has looked at: who is admitted at once waits for nobody.
+    if queue.is_strict and any(n and not w.reserved and w.waits for n, w in quota.present.items()):
+        text = f"ClusterQueue {queue.name} has queueingStrategy StrictFIFO and increments of the job wait there"
+        text += ": one that does not fit holds up all behind it, and waits for those before it; use BestEffortFIFO"
+        found.append(("StrictFIFO", text))
+    return found

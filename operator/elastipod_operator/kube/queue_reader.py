@@ -1,0 +1,141 @@
+"""What jobs are to know of their queues: read every few minutes for all jobs together, so that it costs nothing to speak of.
+
+A queue changes with every Workload that it admits, so a watch of queues would bring a stream of what nobody needs. What Kueue
+says of the Workloads tells when a queue was stopped, went, or came back: then it is read at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ..core.facts import JobFact, WorkloadFact
+from ..core.queue_facts import QueueFact
+from .api import CALL_ERRORS, ApiError
+from .cluster_queues import QueueTable
+from .queue_api import QueueApi
+from .queue_lookups import Lookups
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+READ_AGAIN_S = 180.0
+# While a queue of a job is missing or stopped, somebody is about to mend it.
+TROUBLED_AGAIN_S = 20.0
+# What Workloads say may ask for it sooner, but not more often than this.
+LEAST_PAUSE_S = 2.0
+FORBIDDEN = 403
+# Kueue's words about queues and not about who else is in them. They only hasten what would be read anyway.
+OF_QUEUES = ("doesn't exist", "is inactive", "is stopped", "is terminating", "maximum capacity")
+STOPPED = ("ClusterQueueStopped", "LocalQueueStopped")
+
+Body = dict[str, Any]
+Key = tuple[str, str]
+
+
+class QueueReader:
+    """Keeps the queues of all jobs. wake: have a job looked at soon. wanted: set once there is a job with a queue."""
+
+    def __init__(
+        self, api: QueueApi, lookups: Lookups, store: Store, wake: Callable[[str], None], wanted: asyncio.Event
+    ) -> None:
+        self._api, self._lookups = api, lookups
+        self._store, self._wake, self._wanted = store, wake, wanted
+        self._hurry = asyncio.Event()
+        self._facts: dict[Key, QueueFact | None] = {}
+        """None: asked for, and not read since."""
+        self._troubled: set[str] = set()
+        """UIDs of jobs of whose queue Kueue had something to say."""
+        self._told: set[str] = set()
+        """What could not be read, and was told."""
+
+    def fact(self, job: JobFact, workloads: Sequence[WorkloadFact]) -> QueueFact | None:
+        """Give the queue of a job; None before it was read. workloads: what Kueue says of them hastens the next reading."""
+        queue = queue_of(job)
+        if not queue:
+            return None
+        key = (job.namespace, queue)
+        if key not in self._facts:
+            self._facts[key] = None
+            self._hurry.set()
+        is_troubled = any(w.evicted in STOPPED or any(text in w.waits for text in OF_QUEUES) for w in workloads)
+        if is_troubled != (job.uid in self._troubled):
+            self._troubled ^= {job.uid}
+            self._hurry.set()
+        return self._facts[key]
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._troubled.discard(uid)
+
+    async def run(self, namespaces: Sequence[str]) -> None:
+        """Read the queues of these namespaces, or of all when there are none, until cancelled."""
+        await self._wanted.wait()
+        while True:
+            self._hurry.clear()
+            try:
+                await self._read(namespaces or ("",))
+            except CALL_ERRORS as error:
+                self._tell("Queues", error)
+            except Exception:
+                # The outer edge of this task: whatever came over the wire must not end the operator.
+                log.exception("the queues could not be read")
+            await asyncio.sleep(LEAST_PAUSE_S)
+            is_troubled = any(fact is not None and _is_troubled(fact) for fact in self._facts.values())
+            try:
+                async with asyncio.timeout(TROUBLED_AGAIN_S if is_troubled else READ_AGAIN_S):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+
+    async def _read(self, namespaces: Sequence[str]) -> None:
+        asked = set(self._facts)
+        local = [body for namespace in namespaces for body in await self._api.list_local_queues(namespace)]
+        cluster = await self._allowed("ClusterQueues", self._api.list_cluster_queues)
+        cohorts = await self._allowed("Cohorts", self._api.list_cohorts) if cluster is not None else None
+        table = QueueTable(local, cluster, cohorts)
+        flavors = await self._lookups.flavors(dict.fromkeys(name for key in asked for name in table.flavors_of(*key)))
+        self._told.discard("Queues")
+        jobs = {uid: (job.fact.namespace, queue_of(job.fact)) for uid, job in self._store.jobs.items()}
+        fresh = {key: table.fact(*key, flavors) for key in asked & set(jobs.values())}
+        changed = {key for key, fact in fresh.items() if fact != self._facts[key]}
+        later = {key: None for key in self._facts if key not in asked}
+        self._facts = {**later, **fresh}
+        for uid, key in jobs.items():
+            if key in changed:
+                self._wake(uid)
+
+    async def _allowed(self, what: str, read: Callable[[], Awaitable[list[Body]]]) -> list[Body] | None:
+        """Read what the operator need not have the right to; None without it."""
+        try:
+            found = await read()
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            self._tell(what, error)
+            return None
+        self._told.discard(what)
+        return found
+
+    def _tell(self, what: str, error: Exception) -> None:
+        """Say once that something cannot be read, until it could."""
+        if what in self._told:
+            return
+        self._told.add(what)
+        if isinstance(error, ApiError) and error.status == FORBIDDEN:
+            log.info("jobs are not warned of what is wrong with their queues: %s may not be read: %s", what, error)
+        else:
+            log.info("%s cannot be read for now: %s %s", what, type(error).__name__, error)
+
+
+def _is_troubled(fact: QueueFact) -> bool:
+    """Whether nothing is admitted."""
+    behind = fact.cluster_queue
+    return any(not one.is_there or one.stop or one.inactive for one in (fact, behind) if one is not None)
+
+
+def queue_of(job: JobFact) -> str:
+    """Give the queue that a job is in, as far as is written; empty for none."""
+    return (job.record.queue if job.record is not None else "") or job.queue or job.queue_in_template

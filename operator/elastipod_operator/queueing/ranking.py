@@ -1,0 +1,66 @@
+"""Priorities that were edited while Workloads exist: Kueue's own jobs hand a new class on just so."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..core.actions import AskWorkload, Plan, RankWorkload
+from ..core.facts import WorkloadFact
+from ..kube.api import CALL_ERRORS, ApiError
+from ..kube.applied import effective_spec
+from ..kube.queue_lookups import Trouble
+from ..kube.store import Job
+from ..kube.workloads import class_ref
+from .desk import Desk, about
+
+log = logging.getLogger(__name__)
+
+RANKING = "ranking"
+
+
+async def rank(desk: Desk, job: Job, todo: Plan) -> None:
+    """Give Workloads the priority that the job wishes now. What fails is told, and tried again later."""
+    orders = [a for a in todo.actions if isinstance(a, RankWorkload)]
+    if not orders:
+        desk.solved(job, RANKING)
+        return
+    retry = desk.memory(job).ranking
+    if not retry.is_due():
+        return
+    try:
+        for order in orders:
+            workload = desk.workload(job, order.name)
+            if workload is not None and workload.uid == order.uid:
+                await _rank(desk, job, workload)
+    except (*CALL_ERRORS, Trouble) as error:
+        desk.failed(job, retry, "a priority could not be changed", error)
+        if isinstance(error, Trouble):
+            desk.trouble(job, RANKING, error)
+    else:
+        retry.worked()
+        desk.solved(job, RANKING)
+
+
+async def _rank(desk: Desk, job: Job, workload: WorkloadFact) -> None:
+    base = next((one.fact for one in job.workloads.items if one.fact.number == 0), None)
+    if workload.number and base is None:
+        return
+    above: dict[str, Any] | None = (
+        {"spec": {"priority": base.priority}} if workload.number and base is not None else None
+    )
+    order = AskWorkload(workload.number, workload.counts, workload.queue)
+    wanted = await desk.lookups.priority(job.body, effective_spec(job.body), order, above)
+    spec = {"priority": wanted.value, "priorityClassRef": class_ref(wanted)}
+    patch = {"metadata": {"uid": workload.uid}, "spec": spec}
+    try:
+        body = await desk.written(desk.api.patch_workload(job.fact.namespace, workload.name, patch))
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
+        desk.drop(job, workload.name)  # gone, or another one by now, of which the watch tells
+        return
+    log.info("priority changed", extra={**about(job), "workload": workload.name, "priority": wanted.value})
+    desk.put(job, body)
+    if (body.get("spec") or {}).get("priority") != wanted.value:
+        raise Trouble("PriorityRefused", f"the priority of Workload {workload.name} is changed back by somebody else")

@@ -1,0 +1,21 @@
+"""An operator with a planted mistake: it gives quota back without waiting for pods to be gone. Run as a script."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from elastipod_operator import app
+from elastipod_operator.core import asking
+from elastipod_operator.queueing import giving
+
+
+def no_pods(*_: Any) -> list[Any]:
+    """Say that no pod lives on a Workload's quota."""
+    return []
+
+
+if __name__ == "__main__":
+    # Both of those who look, the decision and the call; each would do alone.
+    asking._pods_on = giving.pods_on = no_pods
+    sys.exit(app.main([]))

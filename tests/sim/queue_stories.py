@@ -1,0 +1,96 @@
+"""Stories of jobs in queues that were worth writing down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.drawing import InQueue, Story
+from tests.sim.events import Event
+from tests.sim.gang_owner import Gang
+from tests.sim.kueue_server import QueueSettings
+from tests.sim.scripted import PATIENT
+
+
+def _story(
+    *events: Event,
+    quota: tuple[int, ...] = (4,),
+    gangs: tuple[Gang, ...] = (),
+    rivals: tuple[Story, ...] = (),
+    low: int = 2,
+    high: int = 4,
+    nodes: int = 4,
+    priority: int = 0,
+    at: int = 0,
+    seed: int = 1,
+    specs: list[dict[str, Any]] | None = None,
+    **settings: Any,
+) -> Story:
+    return Story(
+        seed=seed,
+        nodes=nodes,
+        policy={"minReplicas": low, "maxReplicas": high, **PATIENT},
+        specs=specs or [{"name": "workers", "replicas": low, "maxReplicas": high}],
+        run_policy={"cleanPodPolicy": "All"},
+        heeds_events=True,
+        collective_timeout_s=300.0,
+        events=events,
+        queue=InQueue(QueueSettings(quota, **settings), priority, at, rivals, gangs),
+    )
+
+
+def _rival(priority: int = 0, **more: Any) -> Story:
+    return _story(seed=2, priority=priority, **more)
+
+
+SMALL = Gang(100.0, 2, 0)
+WHOLE = Gang(100.0, 4, 1000)
+
+QUEUE_STORIES: dict[str, Story] = {
+    "increments give way to a gang and come back": _story(gangs=(SMALL,)),
+    "a stronger job leaves a weaker base alone": _story(quota=(5,), priority=1000, rivals=(_rival(-10),)),
+    "the base gives way to a higher class": _story(gangs=(WHOLE,)),
+    "two flavors": _story(quota=(6,), flavors=2, gangs=(SMALL,)),
+    "a node of an increment is lost for good": _story(Event(100.0, "delete_node", 2)),
+    "somebody deactivates the base": _story(Event(100.0, "deactivate", 0, 60.0)),
+    "a gang comes first": _story(gangs=(Gang(0.0, 3, 0, runs_s=100.0),)),
+    "Kueue goes away while it waits for quota": _story(Event(101.0, "kueue_away", 0, 60.0), gangs=(SMALL,)),
+    "calls to Kueue hang while it waits for the base's quota": _story(
+        Event(101.0, "kueue_away", 1, 60.0), gangs=(WHOLE,)
+    ),
+    "Kueue is away when the job comes": _story(Event(0.0, "kueue_away", 0, 60.0)),
+    "Kueue is slow": _story(Event(0.0, "kueue_slow", 0, 200.0), gangs=(SMALL,)),
+    "a node is lost in an eviction": _story(Event(101.0, "kill_node", 1), gangs=(SMALL,)),
+    "the job is suspended in an eviction": _story(Event(101.0, "suspend", 0, 40.0), gangs=(SMALL,)),
+    "the job is deleted in an eviction": _story(Event(101.0, "delete_job"), gangs=(SMALL,)),
+    "the base is taken back in a recovery": _story(Event(99.9, "crash_worker", 0), gangs=(WHOLE,)),
+    "a queue is on hold": _story(Event(0.0, "stop_queue", 0, 60.0)),
+    "a queue is drained": _story(Event(100.0, "stop_queue", 7, 60.0)),
+    "a namespace's queue is drained": _story(Event(100.0, "stop_local_queue", 7, 60.0)),
+    "somebody deactivates an increment": _story(Event(100.0, "deactivate", 1, 60.0)),
+    "somebody deletes the base": _story(Event(100.0, "delete_workload", 0)),
+    "somebody deletes an increment": _story(Event(100.0, "delete_workload", 1)),
+    "the quota shrinks and grows": _story(Event(60.0, "edit_quota", 7 * 2), gangs=(Gang(100.0, 1, 0),)),
+    "two jobs share a queue": _story(quota=(7,), rivals=(_rival(),)),
+    "there is room for one job only": _story(quota=(3,), rivals=(_rival(),)),
+    "a stronger job comes back from another queue": _story(
+        quota=(4, 2), priority=1000, rivals=(_rival(0, at=1),), gangs=(Gang(150.0, 2, 10, queue=1),)
+    ),
+    "the class of a job is lowered": _story(Event(100.0, "edit_priority", 0), quota=(5,), rivals=(_rival(10),)),
+    "increments wait in order": _story(strategy="StrictFIFO", quota=(5,), rivals=(_rival(),), gangs=(SMALL,)),
+    "there is quota but no node": _story(nodes=3),
+    "the user scales down and up": _story(Event(60.0, "scale", 1), Event(120.0, "scale", 0)),
+    "pods are not ready in time": _story(
+        Event(150.0, "add_node"), Event(150.0, "add_node"), Event(150.0, "add_node"), nodes=1, pods_ready_s=60
+    ),
+    "a spare is in the base": _story(
+        Event(100.0, "kill_node", 0), quota=(5,), nodes=5, gangs=(Gang(150.0, 2, 0),),
+        specs=[{"name": "workers", "replicas": 2, "maxReplicas": 4, "spares": 1}],
+    ),
+}  # fmt: skip
+
+QUEUE_TURNS: dict[str, tuple[float, Story]] = {
+    "an eviction of increments": (100.0, _story(gangs=(SMALL,))),
+    "an eviction of the base": (100.0, _story(gangs=(WHOLE,))),
+    "a start in a queue": (0.02, _story()),
+}
+"""Turns of the life of a job in a queue, as in `scripted.TURNS`."""

@@ -1,0 +1,141 @@
+"""Mistakes planted around quota, each of which a schedule with queues must find."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.sim.drawing import draw
+from tests.sim.queue_stories import QUEUE_STORIES
+from tests.sim.story import failure_of
+
+from elastipod_operator.core import asking, plan, quota
+from elastipod_operator.core.facts import WorkloadFact
+from elastipod_operator.kube import placement, queue_lookups, workload_status, workloads
+from elastipod_operator.kube.workload_status import release_patch
+from elastipod_operator.kube.workloads import Priority
+from elastipod_operator.queueing import giving
+
+TRIES = 60
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def give_quota_back_before_pods_are_gone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(asking, "_pods_on", lambda *_: [])
+    patch.setattr(giving, "pods_on", lambda *_: [])
+
+
+def believe_a_late_watch_about_pods(patch: pytest.MonkeyPatch) -> None:
+    """Without the look at the API server, and with pods taken for gone that are being deleted."""
+    real = giving.pods_on
+    patch.setattr(giving, "pods_on", lambda *given: [pod for pod in real(*given) if pod.kill_at is None])
+    pods_on = asking._pods_on
+    patch.setattr(asking, "_pods_on", lambda *given: [r for r in pods_on(*given) if r.pod.kill_at is None])
+
+
+def ask_for_increments_at_the_priority_of_the_base(patch: pytest.MonkeyPatch) -> None:
+    for module in (queue_lookups, workloads):
+        patch.setattr(module, "extras_priority", Priority)
+
+
+def make_pods_before_they_are_admitted(patch: pytest.MonkeyPatch) -> None:
+    is_granted = property(lambda self: not (self.evicted or self.finished or self.is_deleting))
+    patch.setattr(WorkloadFact, "is_granted", is_granted)
+
+
+def leave_the_base_admitted(patch: pytest.MonkeyPatch) -> None:
+    """A part of the patch that gives quota back is missing."""
+
+    def release(body: Mapping[str, Any], *rest: Any) -> dict[str, Any]:
+        found = release_patch(body, *rest)
+        for condition in found["status"]["conditions"]:
+            if condition["type"] == "Admitted":
+                condition["status"] = "True"
+        return found
+
+    patch.setattr(giving, "release_patch", release)
+
+
+def keep_a_base_out_of_its_queue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(workload_status, "_requeued", lambda reason: (reason, False))
+
+
+def never_give_an_evicted_increment_back(patch: pytest.MonkeyPatch) -> None:
+    real = asking._why_unwanted
+
+    def why(number: int, workload: WorkloadFact, *rest: Any) -> str:
+        return "" if number and workload.evicted else real(number, workload, *rest)
+
+    patch.setattr(asking, "_why_unwanted", why)
+
+
+def train_on_when_quota_is_taken_back(patch: pytest.MonkeyPatch) -> None:
+    real = quota.under_quota
+
+    def under(seen: Any, record: Any) -> Any:
+        kept = tuple(replace(w, evicted="", what_evicted="") for w in seen.workloads)
+        return real(replace(seen, workloads=kept), record)
+
+    patch.setattr(plan, "under_quota", under)
+
+
+def keep_increments_without_a_base(patch: pytest.MonkeyPatch) -> None:
+    real = asking._why_unwanted
+
+    def why(number: int, workload: WorkloadFact, *rest: Any) -> str:
+        found = real(number, workload, *rest)
+        return "" if found == "the base of the job has no quota" else found
+
+    patch.setattr(asking, "_why_unwanted", why)
+
+
+def keep_quota_after_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(asking, "_finishes", lambda *_: [])
+
+
+def never_tell_that_pods_are_ready(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(asking, "_marks", lambda *_: [])
+
+
+def ask_again_at_once_for_what_was_taken_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(asking, "_shed", lambda record, *_: (record, None))
+
+
+def run_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(placement, "node_labels", lambda *_: {})
+
+
+def take_increments_of_any_flavor(patch: pytest.MonkeyPatch) -> None:
+    async def pins(*_: Any) -> dict[str, Any]:
+        return {}
+
+    patch.setattr(queue_lookups.Lookups, "pins", pins)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    give_quota_back_before_pods_are_gone,
+    believe_a_late_watch_about_pods,
+    ask_for_increments_at_the_priority_of_the_base,
+    make_pods_before_they_are_admitted,
+    leave_the_base_admitted,
+    keep_a_base_out_of_its_queue,
+    never_give_an_evicted_increment_back,
+    train_on_when_quota_is_taken_back,
+    keep_increments_without_a_base,
+    keep_quota_after_the_end,
+    never_tell_that_pods_are_ready,
+    ask_again_at_once_for_what_was_taken_back,
+    run_wherever_there_is_room,
+    take_increments_of_any_flavor,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_planted_mistake_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    stories = itertools.chain(QUEUE_STORIES.values(), (draw(seed, queued=True) for seed in range(TRIES)))
+    assert any(failure_of(story) is not None for story in stories), "no schedule found it"

@@ -1,0 +1,62 @@
+"""Quota and places: spares that train instead, increments for which there are none, and bases that Kueue may place anew."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.builders import NOW, acts, policy, ready, running, seconds, trains, transition
+from tests.unit.core.test_quota import evicted, look, on, queued, workload
+
+from elastipod_operator.core.actions import AskWorkload, CreatePod, DeletePod, DropWorkload, ReleaseBase
+from elastipod_operator.core.facts import SpecShape, WorkloadFact
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Kind
+from elastipod_operator.core.sizes import Sizes
+
+SPARE = policy(sizes=Sizes((1, 2), 2), specs=(SpecShape("workers", 2, spares=1),), payback=False)
+
+
+@pytest.mark.parametrize(
+    ("shares", "cause", "why"),
+    [
+        pytest.param([evicted(1)], "Preempted", "Kueue takes quota back: a more important job came", id="evicted"),
+        pytest.param([], "QuotaLost", "there is only quota for 1 of 2 replicas", id="taken away"),
+    ],
+)
+def test_the_job_shrinks_for_kueues_reason(shares: list[WorkloadFact], cause: str, why: str) -> None:
+    pods = [(on(0, ordinal), running()) for ordinal in range(2)]
+    todo = plan(look(queued(trains(2)), [workload(0, 2), *shares], *pods, wishes=SPARE))
+    assert todo.record.transition is not None
+    assert (todo.record.transition.cause, todo.record.transition.message) == (cause, why)
+    assert todo.record.transition.goal == 1
+
+
+def test_an_increment_is_given_back_though_one_of_its_pods_takes_its_time_to_go() -> None:
+    """The pod without a place is gone at once; the one with a place still ends, and is no reason to begin anew."""
+    wishes = policy(sizes=Sizes((2, 4), 4), specs=(SpecShape("workers", 4),), payback=False)
+    record = queued(trains(2, is_faulty_shrink=True))
+    shares, members = [workload(0, 2), workload(1, 2)], [(on(0, ordinal), running()) for ordinal in range(2)]
+    waits = (on(1, 3, node="", phase="Pending", started=False, created_at=NOW - seconds(120)), None)
+    given_up = plan(look(record, shares, *members, (on(1, 2), ready()), waits, wishes=wishes))
+    assert {a.name for a in acts(given_up, DeletePod)} == {on(1, 2).name, on(1, 3).name}
+    going = (on(1, 2, kill_at=NOW + seconds(30)), ready())
+    then = plan(look(given_up.record, shares, *members, going, wishes=wishes))
+    assert not acts(then, CreatePod)
+    assert not acts(then, DropWorkload)
+    gone = plan(look(then.record, shares, *members, wishes=wishes))
+    assert [a.name for a in acts(gone, DropWorkload)] == [workload(1).name]
+
+
+def test_increments_are_given_back_before_their_base_is_or_comes_back() -> None:
+    """Kueue may place it elsewhere, where increments that were pinned to its first place would not be beside it."""
+    record = queued(trains(members=(), transition=transition(Kind.SUSPEND, cause="Preempted", goal=0)))
+    leaving = (on(1, 2, kill_at=NOW + seconds(30)), ready())
+    going = plan(look(record, [evicted(0, 2), workload(1)], leaving))
+    assert (acts(going, ReleaseBase), acts(going, DropWorkload)) == ([], [])
+    gone = plan(look(going.record, [evicted(0, 2), workload(1)]))
+    given = [a.name for a in gone.actions if isinstance(a, DropWorkload | ReleaseBase)]
+    assert given == [workload(1).name, workload(0).name]
+    taken_away = plan(look(record, [workload(1)], leaving))
+    assert (acts(taken_away, AskWorkload), acts(taken_away, DropWorkload)) == ([], [])
+    last = plan(look(taken_away.record, [workload(1)]))
+    assert (acts(last, AskWorkload), len(acts(last, DropWorkload))) == ([], 1)
+    assert [a.number for a in acts(plan(look(last.record, [])), AskWorkload)] == [0]
