@@ -63,6 +63,7 @@ requirements: env ## resolve and pin the requirements anew (UPGRADE=--upgrade ta
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra examples -o requirements/train.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-hyp.in -o requirements/peer-hyp.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-original.in -o requirements/peer-original.txt
+	@$(COMPILE) $(UPGRADE) requirements/peer-s3.in -o requirements/peer-s3.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-torch211.in -o requirements/peer-torch211.txt
 
 BENCHES = $(patsubst bench/%.py,%,$(wildcard bench/[a-z]*.py))

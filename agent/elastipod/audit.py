@@ -2,7 +2,8 @@
 
 It follows the lineage of the final weights backwards: the last generation's steps from the one after it resumed, then the
 steps of the generation whose checkpoint it resumed from, and so on. Over that lineage every index must occur once per
-epoch. Steps that a crashed generation made after its last checkpoint are not part of it; they are counted as repeated.
+epoch; in a weighted mixture every source must be drawn from as often as its weight says, and all its samples equally often but for
+one time. Steps that a crashed generation made after its last checkpoint are not part of it; they are counted as repeated.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from elastipod.audit_logs import Generation, StepLine, read_logs
+from elastipod.audit_ledger import EpochLedger, Ledger, MixtureLedger
+from elastipod.audit_logs import Generation, read_logs
 from elastipod.errors import UnusableLogs
 
 EXACT, NOT_EXACT, UNUSABLE = 0, 1, 2
@@ -26,9 +28,9 @@ NORM_TOLERANCE = 1e-6
 class Report:
     """The verdict and the numbers behind it. Samples are counted over the job, steps per generation.
 
-    samples_total: of all lines, lost work included; samples_unique: distinct (epoch, index) in the lineage;
-    samples_expected: dataset size x epochs; duplicates: occurrences in the lineage beyond the first; missing: expected ones
-    that the lineage lacks; foreign: occurrences of indices or epochs that do not exist.
+    samples_total: of all lines, lost work included; samples_unique: in the lineage, as often as expected;
+    samples_expected: dataset size x epochs, or the draws of a mixture; duplicates: occurrences in the lineage beyond those;
+    missing: expected ones that the lineage lacks; foreign: occurrences of indices or epochs that do not exist.
     steps_repeated: by generation, steps that it made although an earlier one had made them.
     """
 
@@ -42,7 +44,7 @@ class Report:
     duplicates: int
     missing: int
     foreign: int
-    missing_first: list[list[int]]  # [epoch, index]
+    missing_first: list[list[int]]  # [epoch, index]; of a mixture [pass over the source, index]
     steps_repeated: dict[int, int]
     optimizer_norms_differ: list[int]  # generations that loaded other moments than were saved
 
@@ -76,24 +78,28 @@ def audit(generations: dict[int, Generation]) -> Report:
     """Judge the logs of one job, as `read_logs` gives them. Raises UnusableLogs when the lineage cannot be followed."""
     newest = generations[max(generations)]
     lineage = trace_lineage(generations)
-    ledger = _Ledger(newest.start.dataset_size, newest.start.epochs)
+    ledger: Ledger = (
+        MixtureLedger(newest.start.sources)
+        if newest.start.sources
+        else EpochLedger(newest.start.dataset_size, newest.start.epochs)
+    )
     for stretch in lineage:
         for step in range(stretch.first, stretch.last + 1):
             ledger.add(stretch.generation.steps.get(step, ()))
-    missing = ledger.expected - ledger.unique
+    counted = ledger.counts()
     return Report(
-        exact=not (ledger.duplicates or ledger.foreign or missing),
+        exact=not (counted.duplicates or counted.foreign or counted.missing),
         completed="completed" in newest.ends,
         final_step=lineage[-1].last if lineage else 0,
         lineage=[[stretch.generation.number, stretch.first, stretch.last] for stretch in lineage],
         samples_total=sum(
             line.count for each in generations.values() for lines in each.steps.values() for line in lines
         ),
-        samples_unique=ledger.unique,
-        samples_expected=ledger.expected,
-        duplicates=ledger.duplicates,
-        missing=missing,
-        foreign=ledger.foreign,
+        samples_unique=counted.unique,
+        samples_expected=counted.expected,
+        duplicates=counted.duplicates,
+        missing=counted.missing,
+        foreign=counted.foreign,
         missing_first=ledger.first_missing(SHOWN),
         steps_repeated=repeated_steps(generations),
         optimizer_norms_differ=_changed_norms(generations),
@@ -147,43 +153,6 @@ def _changed_norms(generations: dict[int, Generation]) -> list[int]:
         if before is not None and after is not None and not math.isclose(before, after, rel_tol=NORM_TOLERANCE):
             changed.append(generation.number)
     return changed
-
-
-class _Ledger:
-    """Which (epoch, index) occurred: one byte each, whatever order they come in."""
-
-    def __init__(self, dataset_size: int, epochs: int) -> None:
-        self._seen = [bytearray(dataset_size) for _ in range(epochs)]
-        self.expected = dataset_size * epochs
-        self.unique = self.duplicates = self.foreign = 0
-
-    def add(self, lines: Iterable[StepLine]) -> None:
-        for line in lines:
-            for first, end in line.ranges:
-                self._add_range(line.epoch, first, end)
-
-    def first_missing(self, limit: int) -> list[list[int]]:
-        found: list[list[int]] = []
-        for epoch, seen in enumerate(self._seen):
-            index = seen.find(0)
-            while index >= 0 and len(found) < limit:
-                found.append([epoch, index])
-                index = seen.find(0, index + 1)
-        return found
-
-    def _add_range(self, epoch: int, first: int, end: int) -> None:
-        if not 0 <= epoch < len(self._seen):
-            self.foreign += end - first
-            return
-        seen = self._seen[epoch]
-        inside = range(max(first, 0), min(end, len(seen)))
-        self.foreign += (end - first) - len(inside)
-        for index in inside:
-            if seen[index]:
-                self.duplicates += 1
-            else:
-                seen[index] = 1
-                self.unique += 1
 
 
 def main(argv: Sequence[str]) -> int:

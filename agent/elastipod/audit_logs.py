@@ -30,7 +30,10 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What all ranks of a generation must agree on."""
+    """What all ranks of a generation must agree on.
+
+    sources: (name, size, draws over all epochs) of each source of a weighted mixture, none for other data.
+    """
 
     world_size: int
     resumed_step: int
@@ -38,6 +41,7 @@ class Start:
     dataset_size: int
     epochs: int
     global_batch: int
+    sources: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -84,7 +88,8 @@ def _read_file(path: Path, number: int, rank: int, generations: dict[int, Genera
     try:
         if first["kind"] != "start" or (first["generation"], first["rank"]) != (number, rank):
             raise UnusableLogs(f"{path} does not begin with the start line of its own generation and rank")
-        start = Start(**{name: int(first[name]) for name in _SHARED})
+        sources = tuple((str(name), int(size), int(draws)) for name, size, draws in first.get("sources", ()))
+        start = Start(**{name: int(first[name]) for name in _SHARED}, sources=sources)
         generation = generations.setdefault(number, Generation(number, start))
         if generation.start != start:
             raise UnusableLogs(f"{path} contradicts the other ranks of generation {number} in its first line")
@@ -143,3 +148,8 @@ def _refuse_other_data(generations: dict[int, Generation]) -> None:
     sizes = {(each.start.dataset_size, each.start.epochs) for each in generations.values()}
     if len(sizes) > 1:
         raise UnusableLogs(f"the generations do not train on the same data: (samples, epochs) are {sorted(sizes)}")
+    mixtures = {each.start.sources for each in generations.values()}
+    if len(mixtures) > 1:
+        raise UnusableLogs(
+            f"the generations do not train on the same data: (source, size, draws) are {sorted(mixtures)[:2]}"
+        )

@@ -1,33 +1,39 @@
 """The checkpoint directory: names, claims, manifests, and which of its entries may be trusted. No torch.
 
 A checkpoint exists from the moment its directory is renamed into place, and never before. Every generation puts down a
-claim; a commit is refused once a newer claim is there, so a rank that lost touch with its job cannot overwrite the work
-of its successors (docs/design/contracts.md, 6).
+claim and takes away what older ones are still writing, so a rank that lost touch with its job can neither overwrite the
+work of its successors nor add to it (docs/design/contracts.md, 6). What is alike for object stores is `CheckpointStore`.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from elastipod.errors import CheckpointError, FencedError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "elastipod.json"
 CLAIMS = ".claims"
+OWNER = f"{CLAIMS}/job"
+IDENTITY = f"{CLAIMS}/id"
 MAX_MANIFEST_BYTES = 64 << 20
 _CHUNK = 4 << 20
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # as file systems over object stores answer
 
-_COMPLETE = re.compile(r"step-(\d{10})-gen-(\d{6})")
-_TEMPORARY = re.compile(r"\.tmp-step-\d{10}-gen-(\d{6})-[0-9a-f]+")
+COMPLETE = re.compile(r"step-(\d{10})-gen-(\d{6})")
+_TEMPORARY = re.compile(r"\.(?:tmp|dead)-step-\d{10}-gen-(\d{6})-[0-9a-f]+")
 _CLAIM = re.compile(r"gen-(\d{6,})")
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -92,127 +98,297 @@ class Manifest:
         )
 
 
-class CheckpointDirectory:
-    """One directory of checkpoints, as one generation's rank 0 sees and changes it. Reading is for any rank."""
+class CheckpointStore(ABC):
+    """A place for checkpoints, as one generation's rank 0 sees and changes it. Reading is for any rank.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    name: of the place, for messages; it holds no credentials. Methods raise OSError where storage fails.
+    """
 
-    # -- claims --------------------------------------------------------------------------------------------------
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    def claim(self, generation: int | None, run: str = "") -> int:
+    # -- what a kind of storage does ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, target: CheckpointId) -> str | Path:
+        """Make the place that a checkpoint is written in, unseen by readers, and name it. Raises FencedError."""
+
+    @abstractmethod
+    def create_file(self, begun: str | Path, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new file in a place that was begun; it is durable when the block ends. Any rank."""
+
+    @abstractmethod
+    def commit(self, begun: str | Path, manifest: Manifest) -> str | Path:
+        """Let a written checkpoint appear, all at once. Raises FencedError, and CheckpointError where it cannot."""
+
+    @abstractmethod
+    def abandon(self, begun: str | Path) -> None:
+        """Give back the room of what was begun and will not be committed."""
+
+    @abstractmethod
+    def complete(self) -> list[CheckpointId]:
+        """List the checkpoints that were committed, freshest first."""
+
+    @abstractmethod
+    def open_file(self, of: CheckpointId, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open a file of a complete checkpoint; it can be read from any position. Any rank."""
+
+    @abstractmethod
+    def size_of(self, of: CheckpointId, name: str) -> int:
+        """Give a file's length in bytes. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def location(self, of: CheckpointId) -> str | Path:
+        """Say where a complete checkpoint is: a path, or an address that fsspec understands."""
+
+    @abstractmethod
+    def _delete(self, old: CheckpointId) -> None: ...
+
+    @abstractmethod
+    def _fence_off(self, generation: int) -> None:
+        """See to it that nothing which an older generation has begun can still be committed."""
+
+    @abstractmethod
+    def _delete_unfinished(self, generation: int) -> None:
+        """Delete what this and older generations left unfinished."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make the place where it is not there. Raises CheckpointError when it is something else."""
+
+    @abstractmethod
+    def _names(self, folder: str) -> list[str]: ...
+
+    @abstractmethod
+    def _read(self, name: str) -> str: ...
+
+    @abstractmethod
+    def _write(self, name: str, text: str) -> None: ...
+
+    @abstractmethod
+    def _create(self, name: str, text: str) -> bool:
+        """Write a new file; False when it is there already. Exactly one of several callers gets True."""
+
+    @abstractmethod
+    def _remove(self, name: str) -> None: ...
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    def claim(self, generation: int | None, run: str = "", *, job: str = "", adopt: bool = False) -> int:
         """Take the directory for a generation, the next free one where None is given, and return its number here.
 
-        run: identity of the job. A job that was deleted and applied again counts its generations from 1 anew: here they go
-        on after those of the former job. Claiming the newest claim again is harmless. Raises FencedError when a newer
-        generation or another job has claimed since, and CheckpointError when the directory holds somebody else's checkpoint.
+        run: identity of the job's present life. A job that was deleted and applied again counts its generations from 1
+        anew: here they go on after those of the former job. job: its name; another job's directory is refused unless
+        ``adopt``. Claiming the newest claim again is harmless. When this returns, no older generation can commit any more.
+        Raises FencedError when a newer generation or another job has claimed since, and CheckpointError when the directory
+        holds somebody else's checkpoint.
         """
-        self._refuse_foreign()
-        (self.path / CLAIMS).mkdir(parents=True, exist_ok=True)
-        if generation is None:
-            return self._claim_next()
+        try:
+            self._prepare()
+            self._own(job, adopt)
+            number = self._claim_next() if generation is None else self._claim(generation, run)
+            self._fence_off(number)
+        except PermissionError as error:
+            raise CheckpointError(
+                f"this process, of user {os.geteuid()}, may not write in {self.name} ({error.strerror or error}); permit it, or "
+                "name another directory"
+            ) from error
+        return number
+
+    def _claim(self, generation: int, run: str) -> int:
         number = generation + self._offset(run) if run else generation
         self.check_fence(number)
-        self._claim_path(number).write_text(run, encoding="utf-8")
-        sync_directory(self.path / CLAIMS)
+        self._write(_claim_name(number), run)
         return number
+
+    def _own(self, job: str, adopt: bool) -> None:
+        """Write down whose directory it is, or see that it is this job's."""
+        if not job or self._create(OWNER, job):
+            return
+        owner = self._read(OWNER)
+        if owner == job:
+            return
+        if not adopt:
+            raise CheckpointError(
+                f"{self.name} holds the checkpoints of job {owner}; give {job} a directory of its own, or pass adopt=True to take it over"
+            )
+        self._write(OWNER, job)
 
     def _offset(self, run: str) -> int:
         """Give what is added to the generations of a job in this directory: what had been claimed when it first came."""
         if not _RUN.fullmatch(run):
             raise CheckpointError(f"the job's identity {run!r} is not made of letters, digits, '.', '_' and '-'")
-        marker = self.path / CLAIMS / f"run-{run}"
+        marker = f"{CLAIMS}/run-{run}"
         newest = self.newest_claim()
-        if not marker.exists():
-            temporary = marker.with_name(f".{marker.name}-{secrets.token_hex(4)}")
-            temporary.write_text(str(newest), encoding="utf-8")
-            os.rename(temporary, marker)
+        if self._create(marker, str(newest)):
             return newest
-        if newest and self._claim_path(newest).read_text(encoding="utf-8") not in (run, ""):
-            raise FencedError(f"another job has taken over {self.path}; give each job a directory of its own")
-        return int(marker.read_text(encoding="utf-8"))
+        if newest and self._read(_claim_name(newest)) not in (run, ""):
+            raise FencedError(f"another job has taken over {self.name}; give each job a directory of its own")
+        return int(self._read(marker))
 
     def check_fence(self, generation: int) -> None:
         """Raise FencedError when a generation newer than this one has claimed the directory."""
         newest = self.newest_claim()
         if newest > generation:
             raise FencedError(
-                f"generation {newest} has taken over {self.path}; this process belongs to generation {generation} and must stop"
+                f"generation {newest} has taken over {self.name}; this process belongs to generation {generation} and must stop"
             )
 
     def newest_claim(self) -> int:
         """Give the highest generation that claimed the directory, 0 for none."""
-        claims = self.path / CLAIMS
-        names = os.listdir(claims) if claims.is_dir() else []
-        return max((int(found[1]) for found in map(_CLAIM.fullmatch, names) if found), default=0)
+        return max((int(found[1]) for found in map(_CLAIM.fullmatch, self._names(CLAIMS)) if found), default=0)
 
     def _claim_next(self) -> int:
         while True:
             generation = self.newest_claim() + 1
-            try:
-                self._claim_path(generation).touch(exist_ok=False)
-            except FileExistsError:
-                continue  # another job began at the same moment: the next number is ours
-            sync_directory(self.path / CLAIMS)
-            return generation
+            if self._create(_claim_name(generation), ""):
+                return generation  # else another job began at the same moment: the next number is ours
 
-    def _claim_path(self, generation: int) -> Path:
-        return self.path / CLAIMS / f"gen-{generation:06d}"
+    def identity(self) -> str:
+        """Give what tells this directory from any other, also from one that stood here before. After `claim`."""
+        self._create(IDENTITY, secrets.token_hex(16))
+        return self._read(IDENTITY)
 
-    def _refuse_foreign(self) -> None:
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def prune(
+        self, generation: int, keep: int, damaged: Iterable[CheckpointId] = (), *, keep_every: int | None = None
+    ) -> None:
+        """Delete all but the ``keep`` newest checkpoints, those known as damaged, and what dead writers left behind.
+
+        Newest is by generation, then step: the present lineage outlives what a former one left. keep_every: intact
+        checkpoints of steps that it divides stay as well. A fenced generation deletes nothing (FencedError).
+        """
+        self.check_fence(generation)
+        spoilt = set(damaged)
+        intact = sorted(set(self.complete()) - spoilt, key=lambda each: (each.generation, each.step), reverse=True)
+        for old in [*intact[keep:], *spoilt]:
+            if old in spoilt or not keep_every or old.step % keep_every:
+                self._delete(old)
+        self._delete_unfinished(generation)
+        for name in self._names(CLAIMS):
+            found = _CLAIM.fullmatch(name)
+            if found and int(found[1]) < generation:
+                self._remove(f"{CLAIMS}/{name}")
+
+    def manifest(self, of: CheckpointId) -> Manifest:
+        """Read a checkpoint's manifest. Raises CheckpointError, saying what is wrong, for a torn or foreign one."""
+        path = f"{self.location(of)}/{MANIFEST}"
+        try:
+            if self.size_of(of, MANIFEST) > MAX_MANIFEST_BYTES:
+                raise CheckpointError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is no manifest of ours")
+            manifest = Manifest.from_json(self._read(f"{of.name}/{MANIFEST}"))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{self.location(of)} has no {MANIFEST}: it is torn or was made by something else"
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be used: {error}") from error
+        if manifest.id != of:
+            raise CheckpointError(f"{path} describes {manifest.id.name}: the directory was renamed")
+        return manifest
+
+    def problems(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
+        """Read the named files of a checkpoint and say, one sentence each, what is not as the manifest has it."""
+        return [text for name in names if (text := self._problem(manifest.id, name, manifest.files[name]))]
+
+    def _problem(self, of: CheckpointId, name: str, wanted: FileRecord) -> str | None:
+        path = f"{self.location(of)}/{name}"
+        try:
+            size = self.size_of(of, name)
+            if size != wanted.size:
+                return f"{path} has {size} bytes, its manifest says {wanted.size}"
+            with self.open_file(of, name) as file:
+                found = record_stream(file)
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror or error}"
+        if found.crc32 != wanted.crc32:
+            return f"{path} has checksum {found.crc32}, its manifest says {wanted.crc32}"
+        return None
+
+
+class CheckpointDirectory(CheckpointStore):
+    """Checkpoints in a directory of a local or shared POSIX file system."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        super().__init__(str(self.path))
+
+    def begin(self, target: CheckpointId) -> Path:
+        path = self.path / f".tmp-{target.name}-{secrets.token_hex(4)}"
+        path.mkdir(parents=True)
+        try:
+            # After the directory is there: a claim that we do not see now will see the directory.
+            self.check_fence(target.generation)
+        except FencedError:
+            with suppress(OSError):
+                path.rmdir()
+            raise
+        return path
+
+    @contextmanager
+    def create_file(self, begun: str | Path, name: str) -> Iterator[BinaryIO]:
+        with open(Path(begun) / name, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def commit(self, begun: str | Path, manifest: Manifest) -> Path:
+        begun = Path(begun)
+        final = self.path / manifest.id.name
+        try:
+            with self.create_file(begun, MANIFEST) as file:
+                file.write(manifest.to_json().encode())
+            sync_directory(begun)
+            self.check_fence(manifest.id.generation)
+            os.rename(begun, final)
+        except OSError as error:
+            self.check_fence(manifest.id.generation)  # a successor has taken away what we were writing
+            raise CheckpointError(
+                f"cannot commit {final}: {error.strerror}; move what is there out of the way, or make room"
+            ) from error
+        sync_directory(self.path)
+        return final
+
+    def abandon(self, begun: str | Path) -> None:
+        shutil.rmtree(begun, ignore_errors=True)
+
+    def complete(self) -> list[CheckpointId]:
+        found = [match for match in map(COMPLETE.fullmatch, self._names("")) if match]
+        return sorted((CheckpointId(int(match[1]), int(match[2])) for match in found), reverse=True)
+
+    @contextmanager
+    def open_file(self, of: CheckpointId, name: str) -> Iterator[BinaryIO]:
+        with open(self.path / of.name / name, "rb") as file:
+            yield file
+
+    def size_of(self, of: CheckpointId, name: str) -> int:
+        return (self.path / of.name / name).stat().st_size
+
+    def location(self, of: CheckpointId) -> Path:
+        return self.path / of.name
+
+    def _prepare(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path} is not a directory; name a directory for checkpoints")
         if (self.path / ".metadata").exists() or (self.path / MANIFEST).exists():
             raise CheckpointError(
                 f"{self.path} is itself one checkpoint, not a directory of checkpoints; name an empty directory or its parent"
             )
+        (self.path / CLAIMS).mkdir(parents=True, exist_ok=True)
 
-    # -- writing -------------------------------------------------------------------------------------------------
+    def _fence_off(self, generation: int) -> None:
+        for name in self._names(""):
+            found = _TEMPORARY.fullmatch(name)
+            if found and int(found[1]) < generation and name.startswith(".tmp-"):
+                with suppress(FileNotFoundError):  # it was committed at this moment, before us, or its writer gave up
+                    os.rename(self.path / name, self.path / name.replace(".tmp-", ".dead-", 1))
 
-    def begin(self, target: CheckpointId) -> Path:
-        """Make the hidden directory that a checkpoint is written in. Raises FencedError."""
-        self.check_fence(target.generation)
-        path = self.path / f".tmp-{target.name}-{secrets.token_hex(4)}"
-        path.mkdir(parents=True)
-        return path
-
-    def commit(self, temporary: Path, manifest: Manifest) -> Path:
-        """Let a written checkpoint appear, by one rename, after its manifest is on disk. Raises FencedError."""
-        with open(temporary / MANIFEST, "x", encoding="utf-8") as file:
-            file.write(manifest.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(temporary)
-        self.check_fence(manifest.id.generation)
-        final = self.path / manifest.id.name
-        try:
-            os.rename(temporary, final)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot commit {final}: {error.strerror}; move what is there out of the way"
-            ) from error
-        sync_directory(self.path)
-        return final
-
-    def prune(self, generation: int, keep: int, damaged: Iterable[CheckpointId] = ()) -> None:
-        """Delete all but the ``keep`` newest checkpoints, those known as damaged, and what dead writers left behind.
-
-        Newest is by generation, then step: the present lineage outlives what a former one left. A fenced generation
-        deletes nothing (FencedError).
-        """
-        self.check_fence(generation)
-        spoilt = set(damaged)
-        intact = sorted(set(self.complete()) - spoilt, key=lambda each: (each.generation, each.step), reverse=True)
-        for old in [*intact[keep:], *spoilt]:
-            self._delete(old)
-        for name in os.listdir(self.path):
+    def _delete_unfinished(self, generation: int) -> None:
+        for name in self._names(""):
             found = _TEMPORARY.fullmatch(name)
             if found and int(found[1]) <= generation:
                 shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in os.listdir(self.path / CLAIMS):
-            found = _CLAIM.fullmatch(name)
-            if found and int(found[1]) < generation:
-                (self.path / CLAIMS / name).unlink(missing_ok=True)
 
     def _delete(self, old: CheckpointId) -> None:
         """Hide first, then delete: a half-deleted checkpoint is never seen under its name."""
@@ -223,44 +399,58 @@ class CheckpointDirectory:
             return
         shutil.rmtree(hidden, ignore_errors=True)
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    def _names(self, folder: str) -> list[str]:
+        path = self.path / folder
+        return os.listdir(path) if path.is_dir() else []
 
-    def complete(self) -> list[CheckpointId]:
-        """List the checkpoints that were committed, freshest first."""
-        names = os.listdir(self.path) if self.path.is_dir() else []
-        found = [match for match in map(_COMPLETE.fullmatch, names) if match]
-        return sorted((CheckpointId(int(match[1]), int(match[2])) for match in found), reverse=True)
+    def _read(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
 
-    def manifest(self, of: CheckpointId) -> Manifest:
-        """Read a checkpoint's manifest. Raises CheckpointError, saying what is wrong, for a torn or foreign one."""
-        path = self.path / of.name / MANIFEST
+    def _write(self, name: str, text: str) -> None:
+        temporary = self._draft(name, text)
+        os.rename(temporary, self.path / name)
+        sync_directory(temporary.parent)
+
+    def _create(self, name: str, text: str) -> bool:
+        temporary = self._draft(name, text)
         try:
-            if path.stat().st_size > MAX_MANIFEST_BYTES:
-                raise CheckpointError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is no manifest of ours")
-            manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{path.parent} has no {MANIFEST}: it is torn or was made by something else"
-            ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be used: {error}") from error
-        if manifest.id != of:
-            raise CheckpointError(f"{path} describes {manifest.id.name}: the directory was renamed")
-        return manifest
+            os.link(temporary, self.path / name)  # whole from its first moment, and for one caller only
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with suppress(FileExistsError), open(self.path / name, "x", encoding="utf-8") as file:
+                file.write(text)
+                return True
+            return False
+        finally:
+            temporary.unlink()
+        sync_directory(temporary.parent)
+        return True
 
-    def problems(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
-        """Read the named files of a checkpoint and say, one sentence each, what is not as the manifest has it."""
-        folder = self.path / manifest.id.name
-        return [text for name in names if (text := _problem(folder / name, manifest.files[name]))]
+    def _draft(self, name: str, text: str) -> Path:
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        temporary.write_text(text, encoding="utf-8")
+        return temporary
+
+    def _remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
 
 
 def record_file(path: Path) -> FileRecord:
     """Measure a file: length and CRC-32."""
-    size = checksum = 0
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            size += len(chunk)
-            checksum = zlib.crc32(chunk, checksum)
+        return record_stream(file)
+
+
+def record_stream(file: BinaryIO) -> FileRecord:
+    """Measure what is left of an open file: length and CRC-32."""
+    size = checksum = 0
+    while chunk := file.read(_CHUNK):
+        size += len(chunk)
+        checksum = zlib.crc32(chunk, checksum)
     return FileRecord(size, f"{checksum:08x}")
 
 
@@ -273,14 +463,5 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _problem(path: Path, wanted: FileRecord) -> str | None:
-    try:
-        size = path.stat().st_size
-        if size != wanted.size:
-            return f"{path} has {size} bytes, its manifest says {wanted.size}"
-        found = record_file(path)
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
-    if found.crc32 != wanted.crc32:
-        return f"{path} has checksum {found.crc32}, its manifest says {wanted.crc32}"
-    return None
+def _claim_name(generation: int) -> str:
+    return f"{CLAIMS}/gen-{generation:06d}"

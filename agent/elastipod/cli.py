@@ -33,6 +33,7 @@ COMMANDS = {
     "operator": Command(
         "elastipod_operator.app", "run the operator (what the chart's Deployment does)", "operator", (3, 11)
     ),
+    "tokens": Command("elastipod.data.tokens_command", "make token files from text to train on, and look at them"),
 }
 
 USAGE_ERROR = 2

@@ -29,3 +29,15 @@ class SampleLogError(ElastipodError):
 
 class UnusableLogs(ElastipodError):
     """The sample logs do not allow a verdict: files are missing, contradict one another, or cannot be parsed."""
+
+
+class DataError(ElastipodError):
+    """Data cannot be used as asked: another dataset than the checkpoint's, a damaged or foreign file, a shard that ends early."""
+
+
+class BatchSizeError(ElastipodError, ValueError):
+    """A batch cannot be cut as asked; the text names the sizes that would work."""
+
+
+class RecipeError(ElastipodError, ValueError):
+    """An elastic recipe contradicts itself or has a field that cannot be read; the text begins with the field."""

@@ -1,4 +1,4 @@
-"""Gradient accumulation that costs one reduction per step, the same way for DDP, FSDP2 and a plain module."""
+"""Gradient accumulation that costs one reduction per step, the same way for DDP, FSDP2, HSDP and a plain module."""
 
 from __future__ import annotations
 
@@ -9,19 +9,36 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
+    from elastipod.data import Batch, MicroBatch
+
+
+def accumulate(model: nn.Module, batch: Batch, size: int) -> Iterator[MicroBatch]:
+    """Give the passes of one optimizer step; the gradients that they leave are those of the mean over the global batch.
+
+    ``for part in accumulate(model, batch, size=8): (loss_of(part.indices) * part.weight).backward()``, with a loss that is
+    the mean over the pass's samples. Forward and backward both belong into the loop's body. Every rank makes equally many
+    passes, and only the last one reduces gradients over the ranks. size: samples of one pass at most.
+    """
+    for part in batch.micro_batches(size):
+        with gradient_sync(model, part.is_last):
+            yield part
+
 
 @contextmanager
 def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
     """Run forward and backward inside; gradients are reduced over the ranks only where ``enabled``.
 
     Pass `MicroBatch.is_last`. Every rank must call it equally often with the same values, since reducing is a collective.
-    DDP needs the forward pass inside as well as the backward pass.
+    DDP needs the forward pass inside as well as the backward pass. FSDP2 keeps whole gradients in memory until the last pass.
     """
     from elastipod.torch_names import DistributedDataParallel, FSDPModule
 
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
-        yield
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
     elif isinstance(model, DistributedDataParallel) and not enabled:
         with model.no_sync():
             yield

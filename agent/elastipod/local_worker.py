@@ -50,3 +50,8 @@ def generation_from_env() -> int | None:
 def run_from_env() -> str:
     """Give the identity of the job that this worker belongs to, the same over all its generations; empty outside of a pod."""
     return os.environ.get("ELASTIPOD_RUN_ID", "")
+
+
+def job_from_env() -> str:
+    """Give the job's name, ``<namespace>/<name>``; empty outside of a pod."""
+    return os.environ.get("ELASTIPOD_JOB", "")

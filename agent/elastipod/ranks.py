@@ -6,6 +6,7 @@ JSON and not pickled objects: what arrives from another rank is data, never code
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from elastipod.errors import CheckpointError, FencedError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -26,15 +29,15 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def from_rank_zero(decide: Callable[[], T]) -> T:
-    """Run ``decide`` on rank 0 and give its (JSON-able) value on every rank. Collective.
+def from_rank_zero(decide: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Run ``decide`` on rank 0 and give its (JSON-able) value on every rank. Collective; by default over the default group.
 
-    An OSError or CheckpointError there is raised on every rank: FencedError as itself, others as CheckpointError.
+    What is raised there is raised on every rank: FencedError as itself, anything else as CheckpointError.
     """
     rank, world_size = rank_and_world()
     answer = _tried(decide) if rank == 0 else {}
     if world_size > 1:
-        answer = _broadcast(answer)
+        answer = _broadcast(answer, group)
     if _FENCED in answer:
         raise FencedError(answer[_FENCED])
     if _FAILED in answer:
@@ -43,14 +46,14 @@ def from_rank_zero(decide: Callable[[], T]) -> T:
     return value
 
 
-def from_every_rank(produce: Callable[[], T]) -> list[T]:
-    """Run ``produce`` on every rank and give all (JSON-able) values, by rank, on every rank. Collective.
+def from_every_rank(produce: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Run ``produce`` on every rank and give all (JSON-able) values, by rank, on every rank. Collective; as `from_rank_zero`.
 
     When it fails anywhere, CheckpointError is raised everywhere and names the first rank that failed and why.
     """
     _, world_size = rank_and_world()
     mine = _tried(produce)
-    answers = _all_gather(mine) if world_size > 1 else [mine]
+    answers = _all_gather(mine, group) if world_size > 1 else [mine]
     for rank, answer in enumerate(answers):
         if _FENCED in answer:
             raise FencedError(answer[_FENCED])
@@ -75,42 +78,49 @@ def _tried(action: Callable[[], T]) -> dict[str, Any]:
         return {_FENCED: str(error)}
     except (CheckpointError, OSError) as error:
         return {_FAILED: str(error)}
+    except Exception as error:  # the others wait for an answer, whatever went wrong here
+        log.exception("this rank failed")
+        return {_FAILED: f"{type(error).__name__}: {error}"}
 
 
-def _device() -> torch.device:
-    """Give the device whose tensors the default group can carry."""
-    if dist.get_backend() == "nccl":
+def _device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Give the device whose tensors a group can carry."""
+    if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
-def _encoded(value: object) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(_device())
+def _encoded(value: object, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
 
 
 def _decoded(data: torch.Tensor) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(bytes(data.tolist()))
+    content = bytearray(data.numel())
+    torch.frombuffer(content, dtype=torch.uint8).copy_(data)
+    value: dict[str, Any] = json.loads(content)
     return value
 
 
-def _broadcast(value: dict[str, Any]) -> dict[str, Any]:
-    data = _encoded(value)
-    length = torch.tensor([len(data)], dtype=torch.int64, device=_device())
-    dist.broadcast(length, src=0)
+def _broadcast(value: dict[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
+    device = _device(group)
+    data = _encoded(value, device)
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    dist.broadcast(length, src=0, group=group)
     if dist.get_rank() != 0:
-        data = torch.empty(int(length.item()), dtype=torch.uint8, device=_device())
-    dist.broadcast(data, src=0)
+        data = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=0, group=group)
     return _decoded(data)
 
 
-def _all_gather(value: dict[str, Any]) -> list[dict[str, Any]]:
-    data = _encoded(value)
-    length = torch.tensor([len(data)], dtype=torch.int64, device=_device())
+def _all_gather(value: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
+    device = _device(group)
+    data = _encoded(value, device)
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
-    dist.all_gather(lengths, length)
+    dist.all_gather(lengths, length, group=group)
     sizes = [int(each.item()) for each in lengths]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=_device())
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
     padded[: len(data)] = data
     parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
+    dist.all_gather(parts, padded, group=group)
     return [_decoded(part[:size]) for part, size in zip(parts, sizes, strict=True)]

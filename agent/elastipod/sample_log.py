@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
+from elastipod.data.mixture import Mixture
 from elastipod.errors import SampleLogError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class SampleLog:
             epochs=plan.epochs,
             global_batch=plan.global_batch,
             t=time.time(),
+            **({"sources": plan.source.ledger(plan.epochs)} if isinstance(plan.source, Mixture) else {}),
         )
 
     def step(self, batch: Batch, loss: float | None = None) -> None:

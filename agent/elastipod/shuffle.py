@@ -32,9 +32,10 @@ class Shuffle:
         self._size = size
         bits = max(2, (size - 1).bit_length())
         self._low_bits = bits // 2
-        self._high_bits = bits - self._low_bits
+        self._low_mask, self._high_mask = (1 << self._low_bits) - 1, (1 << (bits - self._low_bits)) - 1
         stream = splitmix64(splitmix64(seed & _MASK) ^ (epoch & _MASK))
-        self._keys = [splitmix64((stream + round_ * _GOLDEN) & _MASK) for round_ in range(_ROUNDS)]
+        keys = [splitmix64((stream + round_ * _GOLDEN) & _MASK) for round_ in range(_ROUNDS)]
+        self._key_pairs = list(zip(keys[::2], keys[1::2], strict=True))
 
     def __len__(self) -> int:
         return self._size
@@ -49,11 +50,15 @@ class Shuffle:
         return index
 
     def _permute(self, value: int) -> int:
-        low_mask, high_mask = (1 << self._low_bits) - 1, (1 << self._high_bits) - 1
+        low_mask, high_mask = self._low_mask, self._high_mask
         low, high = value & low_mask, value >> self._low_bits
-        for step, key in enumerate(self._keys):
-            if step % 2:
-                low = (low + splitmix64(high ^ key)) & low_mask
-            else:
-                high = (high + splitmix64(low ^ key)) & high_mask
+        for even, odd in self._key_pairs:  # `splitmix64` written out: this runs for every sample that is trained
+            mixed = ((low ^ even) + _GOLDEN) & _MASK
+            mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+            mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+            high = (high + (mixed ^ (mixed >> 31))) & high_mask
+            mixed = ((high ^ odd) + _GOLDEN) & _MASK
+            mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+            mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+            low = (low + (mixed ^ (mixed >> 31))) & low_mask
         return high << self._low_bits | low

@@ -23,8 +23,8 @@ from elastipod import (
     CheckpointManager,
     ElasticBatches,
     SampleLog,
+    accumulate,
     elastic_event_detected,
-    gradient_sync,
     optimizer_norm,
     report,
 )
@@ -100,11 +100,10 @@ def train_step(
     """Make one optimizer step and give the mean loss over the global batch. Collective."""
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), dtype=torch.float64)
-    for part in batch.micro_batches(size=16):
+    for part in accumulate(model, batch, size=16):
         chosen = list(part.indices)
-        with gradient_sync(model, part.is_last):
-            loss = cross_entropy(model(images[chosen]), labels[chosen]) * part.weight
-            loss.backward()
+        loss = cross_entropy(model(images[chosen]), labels[chosen]) * part.weight
+        loss.backward()
         total += loss.detach().double()
     optimizer.step()
     if batch.world_size > 1:

@@ -25,8 +25,8 @@ from elastipod import (
     CheckpointManager,
     ElasticBatches,
     SampleLog,
+    accumulate,
     elastic_event_detected,
-    gradient_sync,
     optimizer_norm,
     report,
 )
@@ -113,10 +113,9 @@ def train_step(
     """Make one optimizer step and give the mean loss over the global batch. Collective."""
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for part in batch.micro_batches(micro_batch):
-        with gradient_sync(model, part.is_last):
-            loss = model(*corpus.batch(tuple(part.indices), device)) * part.weight
-            loss.backward()
+    for part in accumulate(model, batch, micro_batch):
+        loss = model(*corpus.batch(tuple(part.indices), device)) * part.weight
+        loss.backward()
         total += loss.detach().double()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -26,6 +26,7 @@ ETCD_VERSION = "3.6.4"
 HELM_VERSION = "v4.3.1"
 KWOK_VERSION = "v0.8.0"
 KUEUE_VERSION = "v0.15.0"
+VERSITYGW_VERSION = "v1.8.0"
 
 BUILD_DEADLINE_S = 3600
 REPORT_EVERY_S = 5.0
@@ -71,6 +72,8 @@ PROGRAMS: Mapping[str, Program] = {
     # Plays nodes by the hundred, for benchmarks.
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", _KWOK_FLAGS, ("--version",), KWOK_VERSION),
     "kueue": Program("kueue", "sigs.k8s.io/kueue/cmd/kueue", _KUEUE_FLAGS, (), KUEUE_VERSION),
+    # An S3 server over a folder (Apache-2.0), for tests of checkpoints in object stores.
+    "versitygw": Program("s3", "github.com/versity/versitygw/cmd/versitygw", _PLAIN_FLAGS, (), VERSITYGW_VERSION),
 }
 # What is kept beside a module's programs out of the source that they are built from: Go module, folder in it, our name.
 BESIDE: Mapping[str, tuple[str, str, str]] = {"kueue": ("sigs.k8s.io/kueue", "charts/kueue", "chart")}

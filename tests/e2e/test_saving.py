@@ -61,3 +61,23 @@ def test_who_is_ended_hard_saves_nothing(run_agent: RunAgent, tmp_path: Path) ->
     agent.stop(1)
     seen = agent.until("ready")
     assert (seen["drained"], seen["saving"]) == (False, False)
+
+
+# What each rank's CheckpointManager says once a checkpoint is durable.
+TELLS = """
+import os, time
+from elastipod.checkpoints.progress import tell_agent
+tell_agent(20, "/checkpoints/step-20")
+tell_agent(40, "/checkpoints/step-40")
+print("told", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_newest_durable_checkpoint_reaches_the_operator(run_agent: RunAgent) -> None:  # noqa: F811
+    agent = run_agent(TELLS, "--nproc-per-node=2")
+    agent.start(1)
+    agent.until_printed("told", 2)
+    newest = {"elastipod": {"progressData": "/checkpoints/step-40", "progressCount": 40}}
+    until(lambda: agent.status().get("progress") == newest, "the agent to say which checkpoint is the newest")
+    agent.stop(1)

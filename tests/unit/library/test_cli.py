@@ -27,7 +27,10 @@ def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["frobnicate"]) == 2
-    assert capsys.readouterr().err == "elastipod: no command 'frobnicate'; there are: agent, audit, local, operator\n"
+    assert (
+        capsys.readouterr().err
+        == "elastipod: no command 'frobnicate'; there are: agent, audit, local, operator, tokens\n"
+    )
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import pairwise
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.data import ElasticBatches, share
+from elastipod.data import ElasticBatches, Split, share
+from elastipod.errors import DataError
 from elastipod.shuffle import Shuffle
 
 SIZES = st.integers(1, 400)
@@ -141,3 +143,95 @@ def test_a_place_beyond_the_end_is_refused() -> None:
         Shuffle(20, 0, 0)[20]
     with pytest.raises(ValueError, match="size is 0"):
         Shuffle(0, 0, 0)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(any),
+    grain=st.integers(1, 5),
+    size=st.integers(1, 60),
+    is_even=st.booleans(),
+)
+def test_any_split_covers_once_in_whole_groups(sizes: list[int], grain: int, size: int, is_even: bool) -> None:
+    split = Split.of(len(sizes), () if is_even else [each * grain for each in sizes], grain)
+    parts = [split.part(size, rank) for rank in range(len(sizes))]
+    assert [index for part in parts for index in part] == list(range(size))
+    assert max(map(len, parts)) == split.largest(size)
+    assert all(part.start % grain == 0 for part in parts if part)
+    if not is_even and size == sum(sizes) * grain:
+        assert [len(part) for part in parts] == [each * grain for each in sizes]
+
+
+@given(
+    dataset_size=SIZES,
+    epochs=st.integers(1, 3),
+    batches=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=6),
+)
+def test_the_batch_may_change_at_any_step_and_no_sample_moves(
+    dataset_size: int, epochs: int, batches: list[tuple[int, int]]
+) -> None:
+    """The samples come in the same order whatever the batches are; the place goes through JSON at every change."""
+    plan = ElasticBatches(dataset_size, batches[0][0], seed=1, epochs=epochs)
+    wanted = [index for step in range(1, plan.total_steps + 1) for index in plan.batch(step, 0, 1).indices]
+    seen: list[int] = []
+    step = 0
+    for number, (size, steps) in enumerate(batches):
+        fresh = ElasticBatches(dataset_size, size, seed=1, epochs=epochs)
+        plan = fresh.resumed(json.loads(json.dumps(plan.state_dict(step))))
+        last = number == len(batches) - 1
+        for batch in plan.iterate(0, 1, start_step=step):
+            assert batch.step == step + 1
+            assert batch.samples_seen == len(seen) + len(batch.indices)
+            assert len(batch.indices) <= size
+            step += 1
+            seen += batch.indices
+            if batch.step == plan.first_step + steps and not last:
+                break
+        assert plan.samples_after(step) == len(seen)
+    assert seen == wanted
+    assert step == plan.total_steps
+
+
+def test_a_place_of_other_data_is_refused_by_name() -> None:
+    plan = ElasticBatches(dataset_size=20, global_batch=3, seed=1)
+    state = plan.state_dict(4)
+    assert plan.resumed(state) == plan
+    with pytest.raises(DataError, match="saved with seed 1, but now it is 2; resume with the same data"):
+        ElasticBatches(dataset_size=20, global_batch=3, seed=2).resumed(state)
+    with pytest.raises(DataError, match="saved with size 20, but now it is 21"):
+        ElasticBatches(dataset_size=21, global_batch=3, seed=1).resumed(state)
+    with pytest.raises(DataError, match="is after 21 samples, but 1 epochs of 20 have 20; it was saved with 1 epochs"):
+        plan.resumed({**state, "samples": 21})
+    with pytest.raises(DataError, match="version 2; this elastipod knows version 1"):
+        plan.resumed({**state, "v": 2})
+    with pytest.raises(DataError, match="this is no data position of elastipod: KeyError"):
+        plan.resumed({"step": 3})
+
+
+def test_more_epochs_may_be_added_to_a_job() -> None:
+    state = ElasticBatches(dataset_size=20, global_batch=3).state_dict(7)
+    longer = ElasticBatches(dataset_size=20, global_batch=3, epochs=2).resumed(state)
+    assert [batch.step for batch in longer.iterate(0, 1, start_step=7)] == list(range(8, 15))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "grain", "text"),
+    [
+        ([3, 3], 1, "local_sizes sum up to 6, but the global batch is 8"),
+        ([3, 3, 2], 1, "local_sizes has 3 entries for a world of 2"),
+        ([9, -1], 1, "must not be negative"),
+        ([5, 3], 2, "a local size of 5 is no multiple of the grain of 2"),
+        ([4, 4], 0, "grain is 0"),
+    ],
+)
+def test_local_sizes_that_do_not_fit_are_refused(sizes: list[int], grain: int, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ElasticBatches(20, 8).iterate(0, 2, local_sizes=sizes, grain=grain)
+
+
+def test_a_rank_outside_the_world_is_refused_before_the_first_batch() -> None:
+    with pytest.raises(ValueError, match="rank 2 is outside a world of 2"):
+        ElasticBatches(20, 8).iterate(2, 2, local_sizes=[4, 4])
+    with pytest.raises(ValueError, match="world_size is 0"):
+        ElasticBatches(20, 8).iterate(0, 0)
+    with pytest.raises(ValueError, match="the source has 5 samples"):
+        ElasticBatches(20, 8, source=ElasticBatches(5, 5)._source())

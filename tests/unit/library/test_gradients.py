@@ -2,45 +2,74 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastipod.data import ElasticBatches
-from elastipod.gradients import gradient_sync
+from elastipod.gradients import accumulate
 
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(inputs), targets)
 
 
-@settings(deadline=None, max_examples=40)
+class Tower(torch.nn.Module):
+    """A random small model: some layers of some widths, float64."""
+
+    def __init__(self, widths: list[int]) -> None:
+        super().__init__()
+        sizes = [5, *widths, 3]
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(size, following).double() for size, following in pairwise(sizes)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.tanh(layer(x))
+        outputs: torch.Tensor = self.layers[-1](x)
+        return outputs
+
+
+@settings(max_examples=60)
 @given(
-    global_size=st.integers(1, 23), world_size=st.integers(1, 6), micro_size=st.integers(1, 8), seed=st.integers(0, 99)
+    widths=st.lists(st.integers(1, 6), max_size=3),
+    local_sizes=st.lists(st.integers(0, 7), min_size=1, max_size=6).filter(any),
+    is_even=st.booleans(),
+    last=st.integers(1, 40),
+    micro_size=st.integers(1, 8),
+    seed=st.integers(0, 99),
 )
 def test_the_mean_over_ranks_is_the_gradient_of_one_process(
-    global_size: int, world_size: int, micro_size: int, seed: int
+    widths: list[int], local_sizes: list[int], is_even: bool, last: int, micro_size: int, seed: int
 ) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(global_size, 5, generator=generator, dtype=torch.float64)
-    targets = torch.randint(0, 3, (global_size,), generator=generator)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)).double()
-    loss_of(model, inputs, targets).backward()  # type: ignore[no-untyped-call]
-    expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-    plan = ElasticBatches(global_size, global_size, seed=seed)
-    summed = [torch.zeros_like(each) for each in expected]
-    for rank in range(world_size):
+    """Any model, world, split into parts and passes; also in the last, short batch of an epoch."""
+    world_size, global_batch = len(local_sizes), sum(local_sizes)
+    num_samples = global_batch + last % global_batch
+    torch.manual_seed(seed)
+    inputs, targets = torch.randn(num_samples, 5, dtype=torch.float64), torch.randint(0, 3, (num_samples,))
+    model = Tower(widths)
+    plan = ElasticBatches(num_samples, global_batch, seed=seed)
+    chosen_sizes = () if is_even else local_sizes
+    ranks = [plan.iterate(rank, world_size, local_sizes=chosen_sizes) for rank in range(world_size)]
+    for step in range(1, plan.total_steps + 1):
+        whole = list(plan.batch(step, 0, 1).indices)
         model.zero_grad()
-        for part in plan.batch(1, rank, world_size).micro_batches(micro_size):
-            with gradient_sync(model, part.is_last):
+        loss_of(model, inputs[whole], targets[whole]).backward()  # type: ignore[no-untyped-call]
+        expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        summed = [torch.zeros_like(each) for each in expected]
+        for batches in ranks:
+            model.zero_grad()
+            for part in accumulate(model, next(batches), micro_size):
                 chosen = list(part.indices)
-                (loss_of(model, inputs[chosen], targets[chosen]) * part.weight).backward()
-        for total, parameter in zip(summed, model.parameters(), strict=True):
-            total += parameter.grad
-    for total, wanted in zip(summed, expected, strict=True):
-        torch.testing.assert_close(total / world_size, wanted, rtol=1e-10, atol=1e-13)
+                (loss_of(model, inputs[chosen], targets[chosen]) * part.weight).backward()  # type: ignore[no-untyped-call]
+            for total, parameter in zip(summed, model.parameters(), strict=True):
+                total += parameter.grad
+        for total, wanted in zip(summed, expected, strict=True):
+            torch.testing.assert_close(total / world_size, wanted, rtol=1e-10, atol=1e-13)
 
 
 def test_one_unsplit_pass_per_rank_weighs_by_its_share() -> None:

@@ -1,0 +1,115 @@
+"""Counting samples for `elastipod audit`, whatever order their lines come in."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from elastipod.audit_logs import StepLine
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a ledger found; the names are those of the audit's report."""
+
+    unique: int
+    expected: int
+    duplicates: int
+    missing: int
+    foreign: int
+
+
+class Ledger(Protocol):
+    """Takes the lines of the lineage, then says what is wrong with them."""
+
+    def add(self, lines: Iterable[StepLine]) -> None: ...
+
+    def counts(self) -> Counts: ...
+
+    def first_missing(self, limit: int) -> list[list[int]]: ...
+
+
+class EpochLedger:
+    """Every index once per epoch: one byte for each."""
+
+    def __init__(self, dataset_size: int, epochs: int) -> None:
+        self._seen = [bytearray(dataset_size) for _ in range(epochs)]
+        self._expected = dataset_size * epochs
+        self._unique = self._duplicates = self._foreign = 0
+
+    def add(self, lines: Iterable[StepLine]) -> None:
+        for line in lines:
+            for first, end in line.ranges:
+                self._add_range(line.epoch, first, end)
+
+    def counts(self) -> Counts:
+        missing = self._expected - self._unique
+        return Counts(self._unique, self._expected, self._duplicates, missing, self._foreign)
+
+    def first_missing(self, limit: int) -> list[list[int]]:
+        found: list[list[int]] = []
+        for epoch, seen in enumerate(self._seen):
+            index = seen.find(0)
+            while index >= 0 and len(found) < limit:
+                found.append([epoch, index])
+                index = seen.find(0, index + 1)
+        return found
+
+    def _add_range(self, epoch: int, first: int, end: int) -> None:
+        if not 0 <= epoch < len(self._seen):
+            self._foreign += end - first
+            return
+        seen = self._seen[epoch]
+        inside = range(max(first, 0), min(end, len(seen)))
+        self._foreign += (end - first) - len(inside)
+        for index in inside:
+            if seen[index]:
+                self._duplicates += 1
+            else:
+                seen[index] = 1
+                self._unique += 1
+
+
+class MixtureLedger:
+    """Every source drawn from as often as its weight says, its samples equally often but for one time."""
+
+    def __init__(self, sources: Sequence[tuple[str, int, int]]) -> None:
+        """sources: (name, size, draws over all epochs), in the order in which indices count through them."""
+        self._draws = [draws for _, _, draws in sources]
+        self._seen = [array("L", bytes(array("L").itemsize * size)) for _, size, _ in sources]
+        self._starts = (0, *accumulate(len(seen) for seen in self._seen))
+        self._foreign = 0
+
+    def add(self, lines: Iterable[StepLine]) -> None:
+        for line in lines:
+            for first, end in line.ranges:
+                inside = range(max(first, 0), min(end, self._starts[-1]))
+                self._foreign += (end - first) - len(inside)
+                for index in inside:
+                    source = bisect_right(self._starts, index) - 1
+                    self._seen[source][index - self._starts[source]] += 1
+
+    def counts(self) -> Counts:
+        unique = duplicates = missing = 0
+        for seen, draws in zip(self._seen, self._draws, strict=True):
+            low, total = draws // len(seen), sum(seen)
+            high = low + 1 if draws % len(seen) else low
+            too_many = max(sum(count - high for count in seen if count > high), total - draws)
+            missing += max(sum(low - count for count in seen if count < low), draws - total)
+            duplicates += too_many
+            unique += total - too_many
+        return Counts(unique, sum(self._draws), duplicates, missing, self._foreign)
+
+    def first_missing(self, limit: int) -> list[list[int]]:
+        """Give the first samples that lack a pass which every sample of their source has, as [pass, index]."""
+        found = self._lacking()
+        return [each for each, _ in zip(found, range(limit), strict=False)]
+
+    def _lacking(self) -> Iterator[list[int]]:
+        for start, seen, draws in zip(self._starts, self._seen, self._draws, strict=False):
+            low = draws // len(seen)
+            yield from ([count, start + place] for place, count in enumerate(seen) if count < low)

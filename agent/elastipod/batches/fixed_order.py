@@ -1,0 +1,145 @@
+"""Gradients whose sum does not depend on the world: bit for bit those of any other number of ranks.
+
+Floating-point addition is not associative, so ranks that add up in another order get another last digit, and a resized run
+drifts from an undisturbed one. Here the global batch is cut into *grains* of fixed size, each computed in one pass whatever
+rank it falls to, and the grains' gradients are added along one binary tree over the whole batch: grain 2i to grain 2i + 1,
+then pair to pair, and so on. A rank adds up the complete subtrees that it holds; what is left of each rank's is gathered and
+added by all in the same tree.
+
+It costs more than DDP: up to 2 log2(grains) gradients are gathered from every rank, and log2(grains) are held. It is for
+proofs, for debugging and for small models. It needs the same kernels on every rank (one kind of machine, the same number of
+threads, `torch.use_deterministic_algorithms`), and a plain module or one in DDP; sharded ones are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from elastipod.data import Batch, MicroBatch
+from elastipod.gradients import gradient_sync
+from elastipod.ranks import from_every_rank, rank_and_world
+from elastipod.torch_names import DTensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Node(Generic[T]):
+    """The sum of the leaves ``index * 2**level`` to ``(index + 1) * 2**level``."""
+
+    level: int
+    index: int
+    value: T
+
+
+class SumTree(Generic[T]):
+    """Adds leaves that come in order along the binary tree over all of them; holds as few sums as that allows."""
+
+    def __init__(self, add: Callable[[T, T], T], first: int = 0) -> None:
+        """add: gives left + right; first: number of the first leaf."""
+        self._add = add
+        self._next = first
+        self.nodes: list[Node[T]] = []  # complete subtrees, left to right
+
+    def append(self, leaf: T) -> None:
+        """Take the next leaf."""
+        self.push(Node(0, self._next, leaf))
+        self._next += 1
+
+    def push(self, node: Node[T]) -> None:
+        """Take the subtree that follows what is there."""
+        while self.nodes and self.nodes[-1].level == node.level and node.index % 2:
+            left = self.nodes.pop()
+            node = Node(node.level + 1, node.index // 2, self._add(left.value, node.value))
+        self.nodes.append(node)
+
+    def total(self) -> T:
+        """Give the sum of all leaves, once the first was number 0. There must be one."""
+        *others, last = self.nodes
+        value = last.value
+        for node in reversed(others):
+            value = self._add(node.value, value)
+        return value
+
+
+def subtrees(first: int, end: int) -> list[tuple[int, int]]:
+    """Give (level, index) of the sums that remain of the leaves first..end, left to right."""
+    tree: SumTree[None] = SumTree(lambda left, right: None, first)
+    for _ in range(first, end):
+        tree.append(None)
+    return [(node.level, node.index) for node in tree.nodes]
+
+
+def fixed_order_passes(model: nn.Module, batch: Batch, grain: int) -> Iterator[MicroBatch]:
+    """Give this rank's passes of one optimizer step; after the last one every parameter's `grad` is the sum of the batch.
+
+    batch: from ``plan.iterate(..., grain=grain)``. The passes' weights are for sums: multiply the mean loss of a pass by
+    its weight. Ranks may have different numbers of passes, also none; the model must do no collectives of its own.
+    Collective over the default group. Raises ValueError for a sharded model and for a batch with another grain.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    _refuse_sharded(parameters)
+    first, rest = divmod(batch.first, grain)
+    if rest and batch.indices:
+        raise ValueError(
+            f"this batch was not cut into groups of {grain}; give the same grain to ElasticBatches.iterate"
+        )
+    tree: SumTree[list[torch.Tensor]] = SumTree(_added, first)
+    for part in batch.micro_batches(grain):
+        if not part.weight:
+            continue  # a pass that others need for their collectives; here there are none
+        for parameter in parameters:
+            parameter.grad = None
+        with gradient_sync(model, enabled=False):
+            yield replace(part, weight=len(part.indices) / batch.global_size)
+        tree.append([_gradient(parameter) for parameter in parameters])
+    for parameter, value in zip(parameters, _whole_sum(tree, parameters), strict=True):
+        parameter.grad = value
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """Add numbers over all ranks with one rounding at the end, so that neither order nor world matters. Collective."""
+    own = list(values)
+    return math.fsum(value for part in from_every_rank(lambda: own) for value in part)
+
+
+def _added(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [one.add_(other) for one, other in zip(left, right, strict=True)]
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+    parameter.grad = None
+    return gradient.detach()
+
+
+def _whole_sum(tree: SumTree[list[torch.Tensor]], parameters: list[nn.Parameter]) -> Iterator[torch.Tensor]:
+    """Give every parameter's sum over all ranks' subtrees, one parameter in memory at a time."""
+    if rank_and_world()[1] == 1:
+        yield from tree.total()
+        return
+    shapes = from_every_rank(lambda: [(node.level, node.index) for node in tree.nodes])
+    most = max(map(len, shapes))
+    for number, parameter in enumerate(parameters):
+        own = torch.zeros((most, *parameter.shape), dtype=parameter.dtype, device=parameter.device)
+        for place, node in enumerate(tree.nodes):
+            own[place] = node.value[number]
+        parts = [torch.empty_like(own) for _ in shapes]
+        dist.all_gather(parts, own)
+        whole: SumTree[torch.Tensor] = SumTree(torch.add)
+        for part, names in zip(parts, shapes, strict=True):
+            for place, (level, index) in enumerate(names):
+                whole.push(Node(level, index, part[place]))
+        yield whole.total()
+
+
+def _refuse_sharded(parameters: list[nn.Parameter]) -> None:
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
+        raise ValueError("sums in a fixed order need whole gradients on every rank; this model is sharded (FSDP2)")

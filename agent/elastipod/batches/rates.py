@@ -1,0 +1,71 @@
+"""Learning rates for jobs whose global batch changes with the world. One that stays constant needs none of this."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from elastipod.errors import DataError
+
+Rule = Literal["constant", "linear", "square-root"]
+
+
+def rate_factor(rule: Rule, global_batch: int, base_batch: int) -> float:
+    """Give what the learning rate of ``base_batch`` is multiplied by at ``global_batch``. Raises ValueError."""
+    if rule not in get_args(Rule):
+        raise ValueError(f"rule is {rule!r}; there are {', '.join(get_args(Rule))}")
+    if global_batch < 1 or base_batch < 1:
+        raise ValueError(f"global_batch is {global_batch} and base_batch {base_batch}; both must be at least 1")
+    ratio = global_batch / base_batch
+    return {"constant": 1.0, "linear": ratio, "square-root": math.sqrt(ratio)}[rule]
+
+
+class BatchScaledRate:
+    """The factor on the learning rate at every step, with a ramp after each change of the global batch.
+
+    Multiply it into any schedule: ``LambdaLR(optimizer, lambda step: cosine(step) * rate.factor(step))``. Purely a function
+    of (rule, base batch, resizes), so that all ranks have the same one; `state_dict` goes into the checkpoint's extra.
+    """
+
+    def __init__(self, rule: Rule, base_batch: int, *, warm_up_steps: int = 0) -> None:
+        """base_batch: that the schedule's own rate is meant for; warm_up_steps: of the ramp to a new factor, 0: at once."""
+        if warm_up_steps < 0:
+            raise ValueError(f"warm_up_steps is {warm_up_steps}; it must be at least 0")
+        self._rule, self._base_batch, self._warm_up_steps = rule, base_batch, warm_up_steps
+        self._since, self._from = 0, rate_factor(rule, base_batch, base_batch)
+        self._to = self._from
+        self._global_batch: int | None = None
+
+    def resized(self, step: int, global_batch: int) -> None:
+        """Say, at the beginning of every generation, which global batch is trained after ``step`` completed steps.
+
+        The first batch of a job is no change and has no ramp; a change during a ramp begins where that one is.
+        """
+        target = rate_factor(self._rule, global_batch, self._base_batch)
+        if self._global_batch is None:
+            self._since, self._from, self._to = step - self._warm_up_steps, target, target
+        elif global_batch != self._global_batch:
+            self._since, self._from, self._to = step, self.factor(step), target
+        self._global_batch = global_batch
+
+    def factor(self, step: int) -> float:
+        """Give the factor for the step that is made after ``step`` completed ones, as torch's LambdaLR counts."""
+        done = step - self._since
+        if done >= self._warm_up_steps:
+            return self._to
+        return self._from + (self._to - self._from) * max(done, 0) / self._warm_up_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state as JSON values, the same on every rank."""
+        return {"v": 1, "since": self._since, "from": self._from, "to": self._to, "global_batch": self._global_batch}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take the state of an earlier generation; call `resized` after it. Raises DataError when it is none."""
+        try:
+            since, was, to = int(state_dict["since"]), float(state_dict["from"]), float(state_dict["to"])
+            batch = state_dict["global_batch"]
+            self._global_batch = None if batch is None else int(batch)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"this is no state of a BatchScaledRate: {error!r} in {str(state_dict)[:200]}") from error
+        self._since, self._from, self._to = since, was, to

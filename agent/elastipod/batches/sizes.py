@@ -1,0 +1,171 @@
+"""Cutting a global batch for a world: micro-batch, passes and each rank's part, or a refusal with sizes that would work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastipod.errors import BatchSizeError
+
+SHOWN = 8  # sizes that a refusal names
+_UNEVEN_KEYS = ("num_dp_groups_with_small_batch_size", "small_local_batch_size", "large_local_batch_size")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How every rank trains its part of a full global batch.
+
+    data_parallel: ranks that train on different samples; local_sizes: samples of each of them (what
+    `ElasticBatches.iterate` takes), in sum the global batch; micro_batch: samples of one pass at most; passes: forward and
+    backward passes per optimizer step, the same on every rank.
+    """
+
+    global_batch: int
+    data_parallel: int
+    micro_batch: int
+    passes: int
+    local_sizes: tuple[int, ...]
+
+    @property
+    def is_even(self) -> bool:
+        """True when every rank has equally many samples."""
+        return len(set(self.local_sizes)) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenBatch:
+    """The documents' uneven batch: the first ``num_small`` data-parallel ranks train ``small`` samples, the others ``large``."""
+
+    num_small: int
+    small: int
+    large: int
+
+    @classmethod
+    def from_config(cls, block: Mapping[str, Any]) -> UnevenBatch | None:
+        """Read the block `uneven_batch` of a recipe; None when `use_uneven_batch` is false or absent. Raises BatchSizeError."""
+        if not block.get("use_uneven_batch", False):
+            return None
+        values = []
+        for name in _UNEVEN_KEYS:
+            value = block.get(name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise BatchSizeError(f"uneven_batch.{name} is {value!r}; it must be a whole number, at least 0")
+            values.append(value)
+        return cls(*values)
+
+    def local_sizes(self, global_batch: int, data_parallel: int) -> tuple[int, ...]:
+        """Give every rank's samples. Raises BatchSizeError, with a block that would work, unless they sum up."""
+        if self.num_small > data_parallel:
+            raise BatchSizeError(
+                f"uneven_batch.num_dp_groups_with_small_batch_size is {self.num_small}, but there are {data_parallel} "
+                f"data-parallel ranks; {_even_block(global_batch, data_parallel)}"
+            )
+        num_large = data_parallel - self.num_small
+        total = self.small * self.num_small + self.large * num_large
+        if total != global_batch:
+            raise BatchSizeError(
+                f"uneven_batch gives {self.num_small} x {self.small} + {num_large} x {self.large} = {total} samples, but "
+                f"the global batch is {global_batch}; {_even_block(global_batch, data_parallel)}"
+            )
+        return (self.small,) * self.num_small + (self.large,) * num_large
+
+
+def plan_batch(
+    global_batch: int,
+    world_size: int,
+    *,
+    max_micro_batch: int | None = None,
+    even: bool = False,
+    uneven_batch: UnevenBatch | None = None,
+    model_parallel: int = 1,
+) -> BatchPlan:
+    """Cut a global batch for a world, with as few passes as the memory allows and passes as equal as they can be.
+
+    world_size: all ranks; model_parallel: ranks that train on the same samples together (tensor x pipeline parallel).
+    max_micro_batch: samples of one pass that fit into a rank's memory, any number where it is None. even: refuse sizes at
+    which some ranks would have one sample more than others. uneven_batch: take these parts and not the most even ones.
+    Any rank may call it. Raises BatchSizeError with sizes that would work.
+    """
+    _check_positive(global_batch=global_batch, world_size=world_size, model_parallel=model_parallel)
+    if max_micro_batch is not None:
+        _check_positive(max_micro_batch=max_micro_batch)
+    works = _Works(global_batch, model_parallel, even and uneven_batch is None)
+    if world_size % model_parallel:
+        raise BatchSizeError(
+            f"{world_size} ranks cannot be cut into groups of {model_parallel} (tensor x pipeline parallel); "
+            f"{works.near(world_size)}"
+        )
+    data_parallel = world_size // model_parallel
+    if data_parallel > global_batch:
+        raise BatchSizeError(
+            f"a global batch of {global_batch} leaves {data_parallel - global_batch} of {data_parallel} data-parallel ranks "
+            f"without samples; {works.near(world_size)}, or a global batch of {data_parallel} and more"
+        )
+    if not works.at(world_size):
+        below = global_batch // data_parallel * data_parallel
+        raise BatchSizeError(
+            f"a global batch of {global_batch} cannot be shared out evenly to {data_parallel} data-parallel ranks; "
+            f"{works.near(world_size)}, or a global batch of {below} or {below + data_parallel}, or uneven parts (even=False)"
+        )
+    if uneven_batch is not None:
+        sizes = uneven_batch.local_sizes(global_batch, data_parallel)
+    else:
+        small, num_large = divmod(global_batch, data_parallel)
+        sizes = (small,) * (data_parallel - num_large) + (small + 1,) * num_large
+    return _in_passes(global_batch, sizes, max_micro_batch)
+
+
+def world_sizes(global_batch: int, up_to: int, *, even: bool = False, model_parallel: int = 1) -> list[int]:
+    """Give the worlds that `plan_batch` accepts, up to a size: for `replicaDiscreteValues`. Raises BatchSizeError."""
+    _check_positive(global_batch=global_batch, model_parallel=model_parallel)
+    works = _Works(global_batch, model_parallel, even)
+    return [world for world in range(model_parallel, up_to + 1, model_parallel) if works.at(world)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Works:
+    """Which world sizes a global batch can be trained at."""
+
+    global_batch: int
+    model_parallel: int
+    even: bool
+
+    def at(self, world_size: int) -> bool:
+        data_parallel, rest = divmod(world_size, self.model_parallel)
+        return (
+            not rest
+            and 1 <= data_parallel <= self.global_batch
+            and not (self.even and self.global_batch % data_parallel)
+        )
+
+    def near(self, world_size: int) -> str:
+        """Name the sizes that would work and are nearest, for a message."""
+        largest = self.global_batch * self.model_parallel
+        by_distance = sorted(
+            (world for world in range(self.model_parallel, largest + 1, self.model_parallel) if self.at(world)),
+            key=lambda world: abs(world - world_size),
+        )
+        return f"world sizes that would work: {', '.join(map(str, sorted(by_distance[:SHOWN])))}"
+
+
+def _in_passes(global_batch: int, sizes: Sequence[int], max_micro_batch: int | None) -> BatchPlan:
+    largest = max(sizes)
+    passes = -(-largest // (max_micro_batch or largest))
+    return BatchPlan(global_batch, len(sizes), -(-largest // passes), passes, tuple(sizes))
+
+
+def _even_block(global_batch: int, data_parallel: int) -> str:
+    small, num_large = divmod(global_batch, data_parallel)
+    if not num_large:
+        return f"what would work: {small} samples on each of {data_parallel} ranks, without uneven_batch"
+    return (
+        f"what would work: num_dp_groups_with_small_batch_size {data_parallel - num_large}, "
+        f"small_local_batch_size {small}, large_local_batch_size {small + 1}"
+    )
+
+
+def _check_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise BatchSizeError(f"{name} is {value}; it must be at least 1")

@@ -1,0 +1,186 @@
+"""Checkpoints in an object store (S3 and its like), through fsspec.
+
+There is no rename: the files are written where they will stay, and the manifest, written last and only if there is none
+yet, is what makes a checkpoint. A newer generation puts a barrier in the manifest's place wherever an older one is still
+writing; the store lets only one of the two in, so a replaced generation cannot commit.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit, urlunsplit
+
+from elastipod.checkpoint_directory import COMPLETE, MANIFEST, CheckpointId, CheckpointStore, Manifest
+from elastipod.errors import CheckpointError
+
+BEGUN = "begun"
+_BARRIER = b'{"barrier": '
+_PART_BYTES = 16 << 20
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
+
+
+class CheckpointBucket(CheckpointStore):
+    """Checkpoints below an address that fsspec understands. Raises OSError where the store fails."""
+
+    def __init__(self, address: str, options: Mapping[str, Any]) -> None:
+        """Find the file system. options: what it wants to know, credentials among it; they are given to it and to nobody else.
+
+        Raises CheckpointError when the package for this kind of address is missing, or credentials are in the address.
+        """
+        import fsspec  # type: ignore[import-untyped]
+
+        super().__init__(_without_credentials(address))
+        if "@" in urlsplit(address).netloc:
+            raise CheckpointError(f"give the credentials for {self.name} in storage_options, not in its address")
+        try:
+            self._fs, path = fsspec.core.url_to_fs(address, **options)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(f"{self.name} cannot be used: {error}") from None
+        self._root = str(path).rstrip("/")
+
+    def begin(self, target: CheckpointId) -> str:
+        self._put(f"{target.name}/{BEGUN}", b"")
+        # After the mark is there: a claim that we do not see now will see the mark.
+        self.check_fence(target.generation)
+        return target.name
+
+    @contextmanager
+    def create_file(self, begun: Any, name: str) -> Iterator[BinaryIO]:
+        with _as_os_error(), self._fs.open(self._path(f"{begun}/{name}"), "wb", block_size=_PART_BYTES) as file:
+            yield cast(BinaryIO, file)
+
+    def commit(self, begun: Any, manifest: Manifest) -> str:
+        text = manifest.to_json()
+        self.check_fence(manifest.id.generation)
+        name = f"{begun}/{MANIFEST}"
+        # What is there may be our own: of two attempts of a client, the first had got through.
+        if not self._create(name, text) and self._read(name) != text:
+            self.check_fence(manifest.id.generation)
+            raise CheckpointError(f"cannot commit {self.location(manifest.id)}: another writer was there first")
+        return self.location(manifest.id)
+
+    def abandon(self, begun: Any) -> None:
+        self._remove(f"{begun}/{MANIFEST}")  # where a commit got through whose answer did not
+        self._delete_folder(str(begun))
+
+    def complete(self) -> list[CheckpointId]:
+        return sorted((of for of, is_complete in self._written() if is_complete), reverse=True)
+
+    @contextmanager
+    def open_file(self, of: CheckpointId, name: str) -> Iterator[BinaryIO]:
+        with _as_os_error(), self._fs.open(self._path(f"{of.name}/{name}"), "rb", block_size=_PART_BYTES) as file:
+            yield cast(BinaryIO, file)
+
+    def size_of(self, of: CheckpointId, name: str) -> int:
+        with _as_os_error():
+            return int(self._fs.info(self._path(f"{of.name}/{name}"), refresh=True)["size"])
+
+    def location(self, of: CheckpointId) -> str:
+        return f"{self.name}/{of.name}"
+
+    def _prepare(self) -> None:
+        for name in (".metadata", MANIFEST):
+            with _as_os_error():
+                is_there = self._fs.exists(self._path(name))
+            if is_there:
+                raise CheckpointError(
+                    f"{self.name} is itself one checkpoint, not a folder of checkpoints; name an empty folder or its parent"
+                )
+
+    def _fence_off(self, generation: int) -> None:
+        barrier = _BARRIER.decode() + f'"generation {generation} has taken over"}}'
+        for name in self._names(""):
+            found = COMPLETE.fullmatch(name)
+            if found and int(found[2]) < generation:
+                self._create(f"{name}/{MANIFEST}", barrier)  # refused where the checkpoint is complete
+
+    def _delete_unfinished(self, generation: int) -> None:
+        for of, is_complete in self._written():
+            if of.generation <= generation and not is_complete:
+                self._delete_folder(of.name)
+
+    def _delete(self, old: CheckpointId) -> None:
+        """The manifest first: a half-deleted checkpoint is none."""
+        self._remove(f"{old.name}/{MANIFEST}")
+        self._delete_folder(old.name)
+
+    def _written(self) -> Iterator[tuple[CheckpointId, bool]]:
+        for name in self._names(""):
+            if found := COMPLETE.fullmatch(name):
+                try:
+                    with _as_os_error():
+                        head = self._fs.cat_file(self._path(f"{name}/{MANIFEST}"), start=0, end=len(_BARRIER))
+                except FileNotFoundError:
+                    head = _BARRIER
+                yield CheckpointId(int(found[1]), int(found[2])), not head.startswith(_BARRIER)
+
+    def _names(self, folder: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            with _as_os_error():
+                listed = self._fs.ls(self._path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(each).rstrip("/").rpartition("/")[2] for each in listed]
+
+    def _read(self, name: str) -> str:
+        with _as_os_error():
+            return bytes(self._fs.cat_file(self._path(name))).decode()
+
+    def _write(self, name: str, text: str) -> None:
+        self._put(name, text.encode())
+
+    def _put(self, name: str, content: bytes) -> None:
+        with _as_os_error():
+            self._make_folder(name)
+            self._fs.pipe_file(self._path(name), content)
+
+    def _create(self, name: str, text: str) -> bool:
+        try:
+            with _as_os_error():
+                self._make_folder(name)
+                self._fs.pipe_file(self._path(name), text.encode(), mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EINVAL and self._fs.exists(self._path(name)):  # as older s3fs say "it is there"
+                return False
+            raise
+        return True
+
+    def _remove(self, name: str) -> None:
+        with suppress(FileNotFoundError), _as_os_error():
+            self._fs.rm_file(self._path(name))
+
+    def _delete_folder(self, name: str) -> None:
+        with suppress(FileNotFoundError), _as_os_error():
+            self._fs.rm(self._path(name), recursive=True)
+
+    def _make_folder(self, name: str) -> None:
+        """Make the folder of a file where the file system has such a thing."""
+        protocols = self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,)
+        if not _WITHOUT_FOLDERS.intersection(protocols):
+            self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}".rstrip("/")
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Let what a client raises of its own come as an OSError, as what most of them raise does."""
+    try:
+        yield
+    except (OSError, CheckpointError):
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
+def _without_credentials(address: str) -> str:
+    """Give the address as it may be shown: without user, password and query."""
+    parts = urlsplit(address)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

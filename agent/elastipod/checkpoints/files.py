@@ -1,0 +1,185 @@
+"""A checkpoint's files in the format of torch.distributed.checkpoint: torch's own readers can load them.
+
+Each rank writes one file with its chunks and values, checksummed on the way, so that nothing is read back; rank 0 adds
+the metadata that says which chunk lies where.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any, BinaryIO, Protocol, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from elastipod.checkpoint_directory import CheckpointId, CheckpointStore, FileRecord
+from elastipod.checkpoints.plan import Place, Plan
+from elastipod.checkpoints.values import unpacked
+from elastipod.errors import CheckpointError
+
+METADATA = ".metadata"  # which tensor is where: written by rank 0 when all ranks have finished
+
+
+class Source(Protocol):
+    """Where saved state is read from."""
+
+    metadata: Metadata
+
+    def fetch(self, places: Iterable[Place]) -> Iterator[tuple[Place, torch.Tensor]]:
+        """Give the chunks at these places, in any order; each tensor is valid until the next is asked for. Collective."""
+
+    def has_value(self, key: str) -> bool: ...
+
+    def value(self, key: str) -> Any:
+        """Give a plain value."""
+
+
+class MeasuredFile:
+    """A file to write to, which keeps count of its bytes and their CRC-32; as much of one as torch.save wants."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = self._crc32 = 0
+        self._failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), 4 << 20):
+                part = view[start : start + (4 << 20)]
+                self._file.write(part)
+                self._crc32 = zlib.crc32(part, self._crc32)
+        except OSError as error:
+            self._failure = error
+            raise
+        self.size += len(view)
+        return len(view)
+
+    def save(self, value: object) -> list[int]:
+        """Write a value as torch does; gives [first byte, bytes]. Raises OSError where the file cannot be written."""
+        start = self.size
+        try:
+            torch.save(value, cast(IO[bytes], self))
+        except RuntimeError:
+            if self._failure is not None:  # torch's writer speaks of its own position when a write has failed
+                raise self._failure from None
+            raise
+        return [start, self.size - start]
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def record(self) -> FileRecord:
+        return FileRecord(self.size, f"{self._crc32:08x}")
+
+
+def file_name(rank: int) -> str:
+    return f"__{rank}_0.distcp"
+
+
+def write_part(
+    file: BinaryIO, tensors: Iterable[tuple[int, torch.Tensor]], values: Mapping[str, str]
+) -> tuple[FileRecord, dict[str, list[int]], dict[str, list[int]]]:
+    """Write a rank's part: chunks by number and packed values by key.
+
+    Gives the file's record and, for chunks (by number as text) and values (by key), [first byte, bytes].
+    """
+    out = MeasuredFile(file)
+    # A copy of each: torch.save writes all of the memory that a view is a part of.
+    chunks = {str(number): out.save(tensor.clone()) for number, tensor in tensors}
+    entries = {key: out.save(unpacked(text)) for key, text in values.items()}
+    return out.record(), chunks, entries
+
+
+def metadata_of(plan: Plan) -> Metadata:
+    """Give torch's description of a planned state, without places in files."""
+    described: dict[str, Any] = {}
+    for chunk in plan.chunks:
+        entry = described.get(chunk.key)
+        if entry is None:
+            properties = TensorProperties(dtype=getattr(torch, chunk.dtype))
+            entry = described[chunk.key] = TensorStorageMetadata(properties, torch.Size(chunk.shape), [])
+        entry.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
+    paths = {chunk.key: chunk.path for chunk in plan.chunks}
+    for key, path, _ in plan.values:
+        described[key] = BytesStorageMetadata()
+        paths[key] = path
+    return Metadata(described, planner_data=paths)
+
+
+def write_metadata(
+    file: BinaryIO, plan: Plan, parts: Iterable[tuple[Mapping[str, list[int]], Mapping[str, list[int]]]]
+) -> FileRecord:
+    """Write what all ranks' parts (by rank: places of chunks and of values, as `write_part` gave them) add up to."""
+    metadata = metadata_of(plan)
+    where: dict[MetadataIndex, _StorageInfo] = {}
+    for rank, (chunks, values) in enumerate(parts):
+        for number, (start, length) in chunks.items():
+            chunk = plan.chunks[int(number)]
+            where[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(file_name(rank), start, length)
+        for key, (start, length) in values.items():
+            where[MetadataIndex(key)] = _StorageInfo(file_name(rank), start, length)
+    metadata.storage_data = where
+    out = MeasuredFile(file)
+    out.write(pickle.dumps(metadata))
+    return out.record()
+
+
+class FileSource:
+    """State in the files of a checkpoint that was verified before: its metadata is unpickled."""
+
+    def __init__(self, store: CheckpointStore, of: CheckpointId) -> None:
+        """Read the metadata. Raises CheckpointError when it is none."""
+        self._store, self._id = store, of
+        try:
+            with store.open_file(of, METADATA) as file:
+                self.metadata: Metadata = pickle.load(file)  # noqa: S301  # its checksum is that of the manifest
+            self._where: Mapping[MetadataIndex, _StorageInfo] = dict(self.metadata.storage_data)
+        except (OSError, pickle.UnpicklingError, AttributeError, TypeError, ImportError, EOFError) as error:
+            raise CheckpointError(f"{store.location(of)}/{METADATA} cannot be read: {error}") from error
+
+    def fetch(self, places: Iterable[Place]) -> Iterator[tuple[Place, torch.Tensor]]:
+        found = [(self._where[MetadataIndex(key, offsets)], (key, offsets)) for key, offsets in places]
+        by_file: dict[str, list[tuple[_StorageInfo, Place]]] = {}
+        for info, place in found:
+            by_file.setdefault(info.relative_path, []).append((info, place))
+        for name, wanted in sorted(by_file.items()):
+            with self._store.open_file(self._id, name) as file:
+                for info, place in sorted(wanted, key=lambda each: each[0].offset):
+                    file.seek(info.offset)
+                    content = io.BytesIO(file.read(info.length))
+                    yield place, torch.load(content, map_location="cpu", weights_only=True)
+
+    def has_value(self, key: str) -> bool:
+        return MetadataIndex(key) in self._where
+
+    def value(self, key: str) -> Any:
+        info = self._where[MetadataIndex(key)]
+        with self._store.open_file(self._id, info.relative_path) as file:
+            file.seek(info.offset)
+            return torch.load(io.BytesIO(file.read(info.length)), weights_only=True)
+
+
+def place_of(index: MetadataIndex, metadata: Metadata) -> Place:
+    """Say which chunk a storage index of torch's means."""
+    if index.offset is not None:
+        return index.fqn, tuple(index.offset)
+    entry = metadata.state_dict_metadata[index.fqn]
+    assert isinstance(entry, TensorStorageMetadata)
+    return index.fqn, tuple(entry.chunks[0].offsets)
+
+
+def chunk_numbers(plan: Plan) -> dict[Place, int]:
+    """Number a plan's chunks by their places."""
+    return {chunk.place: number for number, chunk in enumerate(plan.chunks)}

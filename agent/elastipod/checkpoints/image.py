@@ -1,0 +1,298 @@
+"""Memory images: one rank's part of the state in host memory, in files that outlive the process where there is a place.
+
+An image is a file of raw tensor bytes in a memory file system and a header beside it. The header appears, by a rename,
+when the image is whole and measured, and is taken away before the image is written anew: a process may die anywhere.
+What is read from here is JSON and raw numbers; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import re
+import shutil
+import stat
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastipod.checkpoint_directory import CheckpointId
+from elastipod.checkpoints.plan import Chunk, Plan
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+SLOTS = 2
+ABANDONED_S = 3 * 86_400.0  # images of a job that has not saved for so long are deleted by the next one there
+MEMORY_ENV = "ELASTIPOD_MEMORY_DIR"
+DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # memory is what is wanted
+_AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)  # have the pages there, instead of one fault for each
+_FOLDER = "elastipod-images-"
+_HEADER = re.compile(r"image-gen-(\d{6,})-rank-(\d{5,})-slot-(\d)\.json")
+_MAX_HEADER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an image is. plan: digest of the plan that says where in it which chunk lies; size: bytes; values: packed, by key."""
+
+    id: CheckpointId
+    rank: int
+    slot: int
+    world_size: int
+    plan: str
+    size: int
+    checksum: str
+    values: Mapping[str, str]
+    extra: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return image_name(self.id.generation, self.rank, self.slot)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "step": self.id.step,
+                "generation": self.id.generation,
+                "rank": self.rank,
+                "slot": self.slot,
+                "world_size": self.world_size,
+                "plan": self.plan,
+                "size": self.size,
+                "checksum": self.checksum,
+                "values": dict(self.values),
+                "extra": dict(self.extra),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Header:
+        """Read a header. Raises ValueError, KeyError or TypeError when it is none of ours."""
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"its format is {data['format']}, this library reads {FORMAT}")
+        return cls(
+            CheckpointId(int(data["step"]), int(data["generation"])),
+            int(data["rank"]),
+            int(data["slot"]),
+            int(data["world_size"]),
+            str(data["plan"]),
+            int(data["size"]),
+            str(data["checksum"]),
+            dict(data["values"]),
+            dict(data["extra"]),
+        )
+
+
+def image_name(generation: int, rank: int, slot: int) -> str:
+    return f"image-gen-{generation:06d}-rank-{rank:05d}-slot-{slot}"
+
+
+class MemoryDirectory:
+    """The images of one job on one node, shared by the ranks there. Readable by this user only."""
+
+    def __init__(self, root: str | os.PathLike[str], job: str) -> None:
+        """Make the folder for a job (named by anything that is its own). Raises OSError."""
+        self.path = Path(root) / f"{_FOLDER}{hashlib.sha256(job.encode()).hexdigest()[:20]}"
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(self.path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(f"{self.path} belongs to somebody else")
+
+    def node(self) -> str:
+        """Give the identity of this memory: alike in all processes that share it, and in no others."""
+        found = os.stat(self.path)
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        host = boot.read_text().strip() if boot.exists() else os.uname().nodename
+        return hashlib.sha256(f"{host} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:16]
+
+    def headers(self) -> list[Header]:
+        """List the images that are whole. What cannot be read is no image."""
+        found: list[Header] = []
+        for name in os.listdir(self.path):
+            match = _HEADER.fullmatch(name)
+            if match is None:
+                continue
+            try:
+                if os.stat(self.path / name).st_size <= _MAX_HEADER_BYTES:
+                    header = Header.from_json((self.path / name).read_text(encoding="utf-8"))
+                    if f"{header.name}.json" == name:
+                        found.append(header)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def publish(self, header: Header) -> None:
+        """Let a whole image appear."""
+        self._write(f"{header.name}.json", header.to_json())
+
+    def withdraw(self, name: str) -> None:
+        """Take an image's header away; its bytes may be written over from now on."""
+        (self.path / f"{name}.json").unlink(missing_ok=True)
+
+    def keep_plan(self, plan: Plan) -> None:
+        """Keep the plan that images refer to."""
+        if not (self.path / f"plan-{plan.digest}.json").exists():
+            self._write(f"plan-{plan.digest}.json", plan.to_json())
+
+    def plan(self, digest: str) -> Plan | None:
+        """Give a plan, None when it is not here or is not what its name says."""
+        try:
+            plan = Plan.from_json((self.path / f"plan-{digest}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return plan if plan.digest == digest else None
+
+    def remove_others(self, keep: Iterable[str], *, older_than: int) -> None:
+        """Delete the images of generations before ``older_than``, but for those named, and plans that no image needs.
+
+        What cannot be deleted stays; the next save tries again.
+        """
+        kept = set(keep)
+        needed = {f"plan-{header.plan}.json" for header in self.headers()}
+        for name in os.listdir(self.path):
+            found = re.fullmatch(r"\.?(image-gen-(\d+)-rank-\d+-slot-\d)\..*", name)
+            is_old = found is not None and int(found[2]) < older_than and found[1] not in kept
+            if is_old or (name.startswith("plan-") and name not in needed):
+                with suppress(OSError):
+                    (self.path / name).unlink()
+
+    def verified(self, header: Header) -> MappedImage:
+        """Open an image that is as its header has it. Raises ValueError, in a sentence, for one that is not."""
+        path = self.path / f"{header.name}.bin"
+        try:
+            image = MappedImage.open(path, header.size)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        if (found := image.checksum()) != header.checksum:
+            image.close()
+            raise ValueError(f"{path} has checksum {found}, its header says {header.checksum}")
+        return image
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.path / f".{name}-{os.getpid()}"
+        temporary.write_text(text, encoding="utf-8")
+        os.rename(temporary, self.path / name)
+
+
+class MappedImage:
+    """The bytes of an image, mapped into this process; also a plain piece of memory where no file is wanted."""
+
+    def __init__(self, memory: mmap.mmap, size: int) -> None:
+        self.size = size
+        self._memory = memory
+        self._registered = 0
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+
+    @classmethod
+    def create(cls, path: Path | None, size: int) -> MappedImage:
+        """Make memory for an image, in a new file or, with None, in this process alone; its pages are there afterwards.
+
+        Raises OSError when there is not room enough.
+        """
+        length = max(size, mmap.PAGESIZE)
+        if path is None:
+            return cls(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _AT_ONCE), size)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, length)  # a full memory file system must say so now, not by SIGBUS
+            return cls(mmap.mmap(descriptor, length, flags=mmap.MAP_SHARED | _AT_ONCE), size)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def open(cls, path: Path, size: int) -> MappedImage:
+        """Map an existing image to read it. Raises OSError, or ValueError when the file is shorter than ``size``."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_size < size:
+                raise ValueError("it is cut short")
+            flags = mmap.MAP_SHARED | _AT_ONCE
+            memory = mmap.mmap(descriptor, max(size, mmap.PAGESIZE), flags=flags, prot=mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
+            return cls(memory, size)
+
+    def pin(self) -> None:
+        """Let a CUDA device copy into it without a detour; harmless where that is refused."""
+        if self.size and not self._registered:
+            pointer = self.bytes.data_ptr()
+            if int(torch.cuda.cudart().cudaHostRegister(pointer, self.bytes.numel(), 0)) == 0:  # type: ignore[no-untyped-call]
+                self._registered = pointer
+
+    def box(self, chunk: Chunk, position: int) -> torch.Tensor:
+        """Give the part of the image that holds a chunk, as a tensor of its type and sizes."""
+        dtype: torch.dtype = getattr(torch, chunk.dtype)
+        return self.bytes[position : position + chunk.num_bytes].view(dtype).view(chunk.sizes)
+
+    def checksum(self) -> str:
+        """Give the sum of all 64-bit words, 16 hex digits: as quick as memory, and other for any change of one word."""
+        total = int(self.bytes[: self.size].view(torch.int64).sum().item()) if self.size else 0
+        return f"{total % (1 << 64):016x}"
+
+    def close(self) -> None:
+        """Let the memory go. The tensors that `box` gave must not be used afterwards."""
+        if self._registered:
+            torch.cuda.cudart().cudaHostUnregister(self._registered)  # type: ignore[no-untyped-call]
+            self._registered = 0
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        with suppress(BufferError):  # where a view is still alive the mapping goes with it
+            self._memory.close()
+
+    def __enter__(self) -> MappedImage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def memory_root(wanted: str | os.PathLike[str] | bool | None, *, is_in_pod: bool) -> Path | None:
+    """Decide where images go: what is asked for, else what the environment names, else /dev/shm in a pod; None for nowhere."""
+    if wanted is False:
+        return None
+    if isinstance(wanted, (str, os.PathLike)):
+        return Path(wanted)
+    named = os.environ.get(MEMORY_ENV, "")
+    if named:
+        return Path(named)
+    return Path(DEFAULT_ROOT) if wanted or is_in_pod else None
+
+
+def job_directory(root: Path | None, job: str) -> MemoryDirectory | None:
+    """Open the job's images; None, with a warning, where that is not possible: memory is a tier that one can do without."""
+    if root is None:
+        return None
+    try:
+        directory = MemoryDirectory(root, job)
+        _remove_abandoned(directory)
+        return directory
+    except OSError as error:
+        log.warning("no checkpoints are kept in memory: %s", error)
+        return None
+
+
+def _remove_abandoned(ours: MemoryDirectory) -> None:
+    """Delete what other jobs of this user left in the same memory and have not written to for days."""
+    for other in ours.path.parent.glob(f"{_FOLDER}*"):
+        with suppress(OSError):
+            found = other.lstat()
+            is_old = time.time() - found.st_mtime > ABANDONED_S
+            if is_old and other != ours.path and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                shutil.rmtree(other, ignore_errors=True)

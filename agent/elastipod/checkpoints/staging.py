@@ -1,0 +1,203 @@
+"""The copy of the state in host memory: the one thing that training waits for, and what all tiers are made from."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastipod.checkpoint_directory import CheckpointId
+from elastipod.checkpoints.image import SLOTS, Header, MappedImage, MemoryDirectory, image_name
+from elastipod.checkpoints.memory import Copies
+from elastipod.checkpoints.plan import Chunk, Held, Plan, make_plan
+from elastipod.checkpoints.state import State
+from elastipod.errors import CheckpointError
+from elastipod.ranks import from_every_rank, rank_and_world
+
+log = logging.getLogger(__name__)
+
+DOMAIN_ENV = "ELASTIPOD_FAILURE_DOMAIN"  # what fails together with this pod's node, such as its rack or zone
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One rank's copy of the state at one step; good until the save after the next."""
+
+    id: CheckpointId
+    plan: Plan
+    slot: int
+    image: MappedImage
+    boxes: Mapping[int, torch.Tensor]  # by number of the chunk
+    values: Mapping[str, str]
+    extra: Mapping[str, Any]
+
+    def tensors_to_write(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Give the chunks that are this rank's to write to durable storage."""
+        rank, _ = rank_and_world()
+        return ((number, self.boxes[number]) for number in self.plan.written_by(rank))
+
+    def values_to_write(self) -> dict[str, str]:
+        return {key: self.values[key] for key in self.plan.values_of(rank_and_world()[0])}
+
+
+class Staging:
+    """This rank's memory for copies. One save is under way at a time; two slots, so that the last whole image stays."""
+
+    def __init__(self, directory: MemoryDirectory | None, group: dist.ProcessGroup | None) -> None:
+        """directory: where images stay for those who come after this process; None on all ranks for memory of processes alone."""
+        self.directory = directory
+        self._group = group
+        self._plan: Plan | None = None
+        self._domains: list[str] = []
+        self._signature: tuple[object, ...] = ()
+        self._images: list[MappedImage] = []
+        self._boxes: list[dict[int, torch.Tensor]] = []
+        self._whole: int | None = None  # the slot of the newest image that is whole on all ranks
+        self._copies: Copies | None = None
+
+    def copy(self, state: State, target: CheckpointId, extra: Mapping[str, Any]) -> Staged:
+        """Copy the state into host memory. Collective: one number is agreed upon, and a plan when the state has changed its form.
+
+        Raises CheckpointError on all ranks when the state cannot be saved or there is not memory enough.
+        """
+        signature = state.signature()
+        if self._has_changed(signature):
+            self._make_plan(state, target.generation)
+            self._signature = signature
+        assert self._plan is not None
+        slot = 0 if self._whole is None or len(self._images) == 1 else 1 - self._whole
+        if self.directory is not None:
+            self.directory.withdraw(image_name(target.generation, rank_and_world()[0], slot))
+        values = state.values()
+        self._copy_tensors(state, slot)
+        return Staged(target, self._plan, slot, self._images[slot], self._boxes[slot], values, extra)
+
+    def keep_in_memory(self, staged: Staged) -> None:
+        """Let the copy stand as an image for those who come after this process, here and where its partner is. Collective."""
+        if self.directory is None:
+            return
+        directory = self.directory
+        rank, world_size = rank_and_world()
+
+        def publish() -> str:
+            header = Header(
+                staged.id,
+                rank,
+                staged.slot,
+                world_size,
+                staged.plan.digest,
+                staged.image.size,
+                staged.image.checksum(),
+                staged.values,
+                staged.extra,
+            )
+            directory.keep_plan(staged.plan)
+            directory.publish(header)
+            return header.to_json() if rank in sent else ""
+
+        self._copies = self._copies or Copies(directory)
+        sent = self._copies.keepers(staged.plan, self._domains)
+        headers = from_every_rank(publish, self._group)
+        if self._group is not None and sent:
+            self._copies.exchange(staged.plan, sent, staged.image, headers, self._group)
+        self._whole = staged.slot
+        self.forget_others((), staged.id.generation)  # for all ranks have their images now
+
+    def forget_others(self, keep: Iterable[str], generation: int) -> None:
+        """Delete the images of generations before this one, but for those named: what was resumed is all that is of use."""
+        if self.directory is not None:
+            self.directory.remove_others(keep, older_than=generation)
+
+    def close(self) -> None:
+        """Let the mapped memory go; images stay."""
+        self._boxes.clear()
+        for image in self._images:
+            image.close()
+        self._images.clear()
+        self._signature = ()
+        if self._copies is not None:
+            self._copies.close()
+
+    def _has_changed(self, signature: tuple[object, ...]) -> bool:
+        changed = torch.tensor([int(signature != self._signature)])
+        if self._group is not None:
+            dist.all_reduce(changed, dist.ReduceOp.MAX, group=self._group)
+        return bool(changed.item())
+
+    def _make_plan(self, state: State, generation: int) -> None:
+        if self.directory is not None and not self._plan_with(state, generation, self.directory):
+            self.directory = None  # on all ranks
+        if self.directory is None:
+            self._plan_with(state, generation, None)
+
+    def _plan_with(self, state: State, generation: int, directory: MemoryDirectory | None) -> bool:
+        """Plan, and make the memory that the plan needs. Gives False where a rank has no room for images."""
+        rank, _ = rank_and_world()
+        node = directory.node() if directory else f"rank {rank}"
+
+        def told() -> dict[str, Any]:
+            return {"held": state.held(node).as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
+
+        answers = from_every_rank(told, self._group)
+        self._domains = [answer["domain"] for answer in answers]
+        try:
+            self._plan = make_plan(
+                [Held.from_json(each["held"]) for each in answers], is_in_memory=directory is not None
+            )
+        except ValueError as error:
+            raise CheckpointError(f"this state cannot be saved: {error}") from error
+        refusals = from_every_rank(lambda: self._make_images(generation, directory), self._group)
+        refused = next((text for text in refusals if text), None)
+        if refused is None:
+            return True
+        self.close()
+        if directory is None:
+            raise CheckpointError(f"there is not memory enough on the host for a copy of the state: {refused}")
+        if rank == 0:
+            log.warning(
+                "no checkpoints are kept in memory, because there is no room for %d of them: %s; make it larger (in a pod, an emptyDir "
+                "of medium Memory at /dev/shm), or pass memory=False",
+                SLOTS,
+                refused,
+            )
+        return False
+
+    def _make_images(self, generation: int, directory: MemoryDirectory | None) -> str | None:
+        """Make the slots; gives the reason where there is no room."""
+        assert self._plan is not None
+        rank, _ = rank_and_world()
+        self.close()
+        self._whole = None
+        positions, size = self._plan.layout(rank)
+        chunks: dict[int, Chunk] = {number: self._plan.chunks[number] for number in positions}
+        try:
+            for slot in range(SLOTS if directory else 1):
+                path = None
+                if directory is not None:
+                    name = image_name(generation, rank, slot)
+                    directory.withdraw(name)
+                    path = directory.path / f"{name}.bin"
+                self._images.append(MappedImage.create(path, size))
+        except OSError as error:
+            return str(error)
+        self._boxes = [
+            {number: image.box(chunk, positions[number]) for number, chunk in chunks.items()} for image in self._images
+        ]
+        return None
+
+    def _copy_tensors(self, state: State, slot: int) -> None:
+        assert self._plan is not None
+        is_on_device = False
+        for number, box in self._boxes[slot].items():
+            tensor = state.tensor(self._plan.chunks[number])
+            if tensor.is_cuda and not is_on_device:
+                self._images[slot].pin()
+                is_on_device = True
+            box.copy_(tensor, non_blocking=True)
+        if is_on_device:
+            torch.cuda.current_stream().synchronize()

@@ -1,0 +1,63 @@
+"""Plain values of the state (options of optimizers, schedules, random number generators) as JSON that gives back their types."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import torch
+
+_TUPLE, _PAIRS, _COUNTER, _TENSOR = "__tuple__", "__pairs__", "__counter__", "__tensor__"
+
+
+def packed(value: object, name: str) -> str:
+    """Write a value as JSON: None, bool, int, float, str; lists, tuples, dictionaries, Counters and small tensors of such.
+
+    Raises ValueError, naming where it is, for anything else.
+    """
+    return json.dumps(_encoded(value, name), separators=(",", ":"))
+
+
+def unpacked(text: str) -> Any:
+    """Give a value back. Raises ValueError for what `packed` has not written."""
+    return _decoded(json.loads(text))
+
+
+def _encoded(value: object, name: str) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list):
+        return [_encoded(each, f"{name}[{number}]") for number, each in enumerate(value)]
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encoded(each, f"{name}[{number}]") for number, each in enumerate(value)]}
+    if isinstance(value, dict):
+        if isinstance(value, Counter) or not all(type(key) is str and not key.startswith("__") for key in value):
+            pairs = [[_encoded(key, name), _encoded(each, f"{name}[{key!r}]")] for key, each in value.items()]
+            return {_COUNTER if isinstance(value, Counter) else _PAIRS: pairs}
+        return {key: _encoded(each, f"{name}.{key}") for key, each in value.items()}
+    if isinstance(value, torch.Tensor) and value.numel() <= 64:
+        return {
+            _TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), value.detach().flatten().tolist()]
+        }
+    if isinstance(value, (bool, int, float, str)):  # subclasses such as NumPy's floats and enums of strings
+        return _encoded(next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value), name)
+    raise ValueError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold")
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        (kind, content), *_ = value.items()
+        if kind == _TUPLE:
+            return tuple(_decoded(each) for each in content)
+        if kind in (_PAIRS, _COUNTER):
+            pairs = {_decoded(key): _decoded(each) for key, each in content}
+            return Counter(pairs) if kind == _COUNTER else pairs
+        if kind == _TENSOR:
+            dtype, shape, numbers = content
+            return torch.tensor(numbers, dtype=getattr(torch, dtype)).reshape(shape)
+    return {key: _decoded(each) for key, each in value.items()}

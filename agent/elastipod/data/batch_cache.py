@@ -1,0 +1,245 @@
+"""A cache of batches on a node that outlives the training processes: the next ones ready before they are needed, the last
+ones kept for a restart that goes some steps back.
+
+One rank of each model-parallel group loads; the others of the group, on the same node, map what it has written. A batch is one
+file, written aside and renamed, checksummed, and named by its step and its part of the global batch: after a resize the old
+files do not fit any more and are removed. The cache holds no position: what is trained is counted by the training loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from elastipod.data.plan import Batch, ElasticBatches
+from elastipod.data.tensor_file import Tensors, read_tensors, write_tensors
+from elastipod.errors import DataError
+
+Load = Callable[[Batch], Tensors]
+
+_NAME = re.compile(r"batch-(\d+)-\d+-\d+\.tensors")
+_TEMPORARY = ".tmp"
+_LOCK = "loader.lock"
+_POLL_S = (0.0005, 0.02)  # first and longest pause of a rank that waits for another's file
+
+
+class BatchCache:
+    """The cached batches of one data-parallel rank, in a folder of its own (memory, such as /dev/shm, or a local disk).
+
+    At most ``lookback`` + ``prefetch`` + 1 files are there at any time.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        prefetch: int = 10,
+        lookback: int = 2,
+        is_loader: bool = True,
+        version: str = "",
+        wait_s: float = 300.0,
+    ) -> None:
+        """prefetch: batches to have ready beyond the one that is trained; lookback: trained ones to keep.
+
+        is_loader: True on the one rank of a model-parallel group that loads. version: anything that the data depends on besides
+        the plan, such as the length of windows; another one finds nothing. wait_s: how long to wait for the loading rank, and
+        it for the folder. Raises ValueError for lengths below zero.
+        """
+        if prefetch < 0 or lookback < 0:
+            raise ValueError(f"prefetch is {prefetch} and lookback {lookback}; both must be at least 0")
+        self._directory = Path(directory)
+        self._prefetch, self._lookback = prefetch, lookback
+        self._is_loader, self._version, self._wait_s = is_loader, version, wait_s
+
+    def iterate(
+        self,
+        plan: ElasticBatches,
+        load: Load,
+        *,
+        rank: int,
+        world_size: int,
+        start_step: int = 0,
+        local_sizes: Sequence[int] = (),
+    ) -> Iterator[tuple[Batch, Tensors]]:
+        """Give a data-parallel rank's batches with their tensors, as `ElasticBatches.iterate` orders them.
+
+        load: makes the tensors of a batch (one tensor, or a dictionary, list or tuple of them); it is called for what is not in
+        the cache, in the order of steps, on the loading rank only and in a thread of its own. All ranks of a group pass the
+        same arguments. Raises what ``load`` raised, and DataError, in one sentence, when there is no room for a single batch,
+        when another process loads into this folder, or when nothing comes from the loading rank within ``wait_s``.
+        """
+        key = hashlib.sha256(json.dumps([plan.state_dict(0)["source"], self._version]).encode()).hexdigest()
+        batches = plan.iterate(rank, world_size, start_step=start_step, local_sizes=local_sizes)
+        if not self._is_loader:
+            for batch in batches:
+                yield batch, self._awaited(batch, key)
+            return
+        ahead = plan.iterate(rank, world_size, start_step=start_step, local_sizes=local_sizes)
+        with self._owned(), _Filler(self, ahead, load, key, start_step) as filler:
+            for batch in batches:
+                filler.want(batch.step)
+                tensors = read_tensors(self.path(batch), key)
+                yield (
+                    batch,
+                    load(batch) if tensors is None else tensors,
+                )  # damaged since it was written: rare, so at once
+
+    def path(self, batch: Batch) -> Path:
+        """Give the file of a batch."""
+        return self._directory / f"batch-{batch.step:09d}-{batch.first}-{len(batch.indices)}.tensors"
+
+    def put(self, batch: Batch, tensors: Tensors, key: str) -> None:
+        """Put a batch into the cache. Raises OSError when there is no room."""
+        path = self.path(batch)
+        temporary = path.with_suffix(_TEMPORARY)
+        try:
+            write_tensors(temporary, tensors, key)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def keep(self, first: int, last: int) -> None:
+        """Remove all files but those of the steps first..last."""
+        for name in os.listdir(self._directory):
+            match = _NAME.fullmatch(name)
+            if match and not first <= int(match[1]) <= last:
+                (self._directory / name).unlink(missing_ok=True)
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed process was writing."""
+        for path in self._directory.glob(f"*{_TEMPORARY}"):
+            path.unlink(missing_ok=True)
+
+    def window(self, step: int) -> tuple[int, int]:
+        """Give the first and last step that may be in the cache while ``step`` is trained."""
+        return step - self._lookback, step + self._prefetch
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        """Hold the folder: it has one loading process. A killed one lets go of it by itself."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise DataError(f"cannot use the batch cache {self._directory}: {error.strerror}") from error
+        try:
+            for _ in _pauses(self._wait_s):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    continue
+            else:
+                raise DataError(
+                    f"another process loads into {self._directory}; give every data-parallel rank a folder of its own"
+                )
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _awaited(self, batch: Batch, key: str) -> Tensors:
+        path = self.path(batch)
+        for _ in _pauses(self._wait_s):
+            tensors = read_tensors(path, key)
+            if tensors is not None:
+                return tensors
+        raise DataError(
+            f"no {path} within {self._wait_s:g} s: the loading rank of this group does not come, is on another node, or has "
+            "another plan"
+        )
+
+
+class _Filler:
+    """The thread that loads ahead. Used as a context; whatever it fails with is raised by `want`."""
+
+    def __init__(self, cache: BatchCache, batches: Iterator[Batch], load: Load, key: str, start_step: int) -> None:
+        self._cache, self._batches, self._load, self._key = cache, batches, load, key
+        self._changed = threading.Condition()
+        self._wanted = self._ready = start_step
+        self._is_over = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="batch cache", daemon=True)
+
+    def __enter__(self) -> _Filler:
+        self._cache.remove_unfinished()
+        self._cache.keep(*self._cache.window(self._wanted + 1))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def want(self, step: int) -> None:
+        """Say which step is trained next, and wait until its batch is there."""
+        self._cache.keep(*self._cache.window(step))
+        with self._changed:
+            self._wanted = step
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ready >= step or self._error)
+            if self._ready < step and self._error:
+                raise self._error
+
+    def _run(self) -> None:
+        try:
+            for batch in self._batches:
+                if not self._may_load(batch.step):
+                    return
+                self._load_into_cache(batch)
+                with self._changed:
+                    self._ready = batch.step
+                    self._changed.notify_all()
+        except BaseException as error:  # raised again where the batch is wanted
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _may_load(self, step: int) -> bool:
+        """Wait until a step is near enough; False when the training is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._cache.window(self._wanted)[1] >= step)
+            return not self._is_over
+
+    def _load_into_cache(self, batch: Batch) -> None:
+        """Where there is no room, wait until the batch is needed, then give up the trained ones for it."""
+        if read_tensors(self._cache.path(batch), self._key) is not None:
+            return  # from before a restart
+        tensors = self._load(batch)
+        try:
+            self._cache.put(batch, tensors, self._key)
+            return
+        except OSError:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over or self._wanted >= batch.step)
+                if self._is_over:
+                    return
+        self._cache.keep(batch.step, batch.step)
+        try:
+            self._cache.put(batch, tensors, self._key)
+        except OSError as error:
+            raise DataError(
+                f"cannot put the batch of step {batch.step} into {self._cache.path(batch).parent}: {error.strerror}; give the "
+                "batch cache more room"
+            ) from error
+
+
+def _pauses(seconds: float) -> Iterator[None]:
+    """Come back at once, then after growing pauses, until the time is over."""
+    deadline = time.monotonic() + seconds
+    pause, longest = _POLL_S
+    yield
+    while time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+        yield

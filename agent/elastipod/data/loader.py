@@ -1,0 +1,187 @@
+"""Loading with worker processes by global position: what is prefetched is never part of the position.
+
+Workers fetch ahead of the training; the place of a job counts only batches that the loop has taken whole. So a drain or a
+crash loses nothing that was prefetched, and the next generation fetches it again, shared out over its own world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import tee
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from elastipod.data.plan import Batch, ElasticBatches, MicroBatch
+from elastipod.errors import DataError
+
+T = TypeVar("T")
+
+
+class ElasticBatchSampler(Sampler[list[int]]):
+    """The passes of one rank as lists of indices: the `batch_sampler` of torch's DataLoader or torchdata's StatefulDataLoader.
+
+    Its state, and that of a StatefulDataLoader around it, is the global position: it may be loaded on any rank of any world.
+    A step of which only some passes were handed out does not count; it is given again from its first pass. Leave
+    `snapshot_every_n_steps` of StatefulDataLoader at 1, and its number of workers as it was.
+    """
+
+    def __init__(
+        self,
+        plan: ElasticBatches,
+        *,
+        rank: int,
+        world_size: int,
+        micro_batch: int,
+        start_step: int = 0,
+        local_sizes: Sequence[int] = (),
+    ) -> None:
+        """micro_batch: samples of one pass at most; the other arguments are those of `ElasticBatches.iterate`."""
+        self._plan, self._rank, self._world_size = plan, rank, world_size
+        self._micro_batch, self._local_sizes = micro_batch, tuple(local_sizes)
+        self._start_step = start_step
+
+    def __iter__(self) -> PassIterator:
+        return PassIterator(self, self.batches(), self._micro_batch, self._start_step)
+
+    def batches(self) -> Iterator[Batch]:
+        """Give the batches whose passes the next iteration gives."""
+        return self._plan.iterate(
+            self._rank, self._world_size, start_step=self._start_step, local_sizes=self._local_sizes
+        )
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Give the place after ``step`` completed steps, by default where the next iteration begins."""
+        return self._plan.state_dict(self._start_step if step is None else step)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Begin the next iteration at a place. Raises DataError when it is one of other data."""
+        self._plan = self._plan.resumed(state_dict)
+        self._start_step = int(state_dict["step"])
+
+
+class PassIterator(Iterator[list[int]]):
+    """One run through the passes. Its state counts the steps of which all passes were handed out."""
+
+    def __init__(
+        self, sampler: ElasticBatchSampler, batches: Iterator[Batch], micro_batch: int, start_step: int
+    ) -> None:
+        self._sampler, self._batches, self._micro_batch = sampler, batches, micro_batch
+        self._passes: list[MicroBatch] = []
+        self.step = start_step  # all passes were handed out
+        self.samples = 0  # of this rank, handed out
+
+    def __iter__(self) -> PassIterator:
+        return self
+
+    def __next__(self) -> list[int]:
+        if not self._passes:
+            self._passes = list(next(self._batches).micro_batches(self._micro_batch))
+        part = self._passes.pop(0)
+        self.step += part.is_last
+        self.samples += len(part.indices) if part.weight else 0
+        return list(part.indices)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.state_dict(self.step)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state_dict)
+        self._batches, self._passes, self.step = self._sampler.batches(), [], int(state_dict["step"])
+
+
+class ElasticLoader(Generic[T]):
+    """Gives a rank's batches with their data, fetched ahead by worker processes.
+
+    ``for batch, passes in loader: for part, data in passes: ...`` Data of a pass is what `collate_fn` makes of its samples.
+    A batch counts as trained once the loop has gone through its passes to the end. One loader is for one generation; every
+    rank makes its own.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        plan: ElasticBatches,
+        *,
+        rank: int,
+        world_size: int,
+        micro_batch: int,
+        start_step: int = 0,
+        local_sizes: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        """dataset: gives samples by index. options: of torch's DataLoader (num_workers, collate_fn, prefetch_factor, ...)."""
+        self._dataset, self._plan, self._options = dataset, plan, options
+        self._rank, self._world_size = rank, world_size
+        self._micro_batch, self._local_sizes = micro_batch, local_sizes
+        self._step = start_step
+        self._handed_out: PassIterator | None = None
+        self._taken_samples = 0
+        self._running: Generator[tuple[Batch, Iterator[tuple[MicroBatch, T]]], None, None] | None = None
+
+    @property
+    def step(self) -> int:
+        """Completed steps: those before this loader began, and those whose passes the loop has gone through to the end."""
+        return self._step
+
+    @property
+    def prefetched(self) -> int:
+        """Samples of this rank that are being fetched, or fetched and not taken yet. The next generation gets them again."""
+        return self._handed_out.samples - self._taken_samples if self._handed_out else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the global position as JSON values, the same on every rank: after the last completed step."""
+        return self._plan.state_dict(self._step)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on at a place that any rank of any world has saved. Raises DataError for other data, or once iterating."""
+        if self._running is not None:
+            raise DataError("a data position can be loaded before the first batch only; make a new loader")
+        self._plan = self._plan.resumed(state_dict)
+        self._step = int(state_dict["step"])
+
+    def __iter__(self) -> Iterator[tuple[Batch, Iterator[tuple[MicroBatch, T]]]]:
+        """Give the batches up to the job's end. A second iteration goes on where the first was left."""
+        self.close()
+        self._running = self._run()
+        return self._running
+
+    def close(self) -> None:
+        """End the worker processes; what they have prefetched is dropped and not lost."""
+        if self._running is not None:
+            self._running.close()
+        self._running, self._handed_out, self._taken_samples = None, None, 0
+
+    def __enter__(self) -> ElasticLoader[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> Generator[tuple[Batch, Iterator[tuple[MicroBatch, T]]], None, None]:
+        sampler = ElasticBatchSampler(
+            self._plan,
+            rank=self._rank,
+            world_size=self._world_size,
+            micro_batch=self._micro_batch,
+            start_step=self._step,
+            local_sizes=self._local_sizes,
+        )
+        to_load, to_give = tee(sampler.batches())
+        self._handed_out = PassIterator(sampler, to_load, self._micro_batch, self._step)
+        loaded = iter(DataLoader(self._dataset, batch_sampler=self._handed_out, **self._options))
+        for batch in to_give:
+            parts = self._parts(batch, loaded)
+            yield batch, parts
+            for _ in parts:
+                pass  # the loop left the batch early: the next one still begins at its own data
+
+    def _parts(self, batch: Batch, loaded: Iterator[T]) -> Iterator[tuple[MicroBatch, T]]:
+        for part in batch.micro_batches(self._micro_batch):
+            data = next(loaded)
+            self._taken_samples += len(part.indices) if part.weight else 0
+            yield part, data
+        self._step = batch.step

@@ -1,0 +1,118 @@
+"""Several sources mixed by weight, in one canonical order that knows any position at once.
+
+The order goes in *rounds*: with weights 7, 2 and 1 each ten positions hold seven samples of the first source, two of the
+second and one of the third, shuffled. Every source is trained in passes of its own: no sample of it a second time before all
+have had their first. A round's places number a source's draws, so nothing has to be counted or remembered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import accumulate
+from math import gcd
+from typing import Any
+
+from elastipod.data.sources import MapSource, Order, Source
+from elastipod.shuffle import Shuffle, splitmix64
+
+
+class Mixture:
+    """Sources by name, with their weights. A sample's index counts through the sources in the order in which they are named,
+    as torch's ConcatDataset does.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, int | Source], weights: Mapping[str, int], *, samples: int, seed: int = 0
+    ) -> None:
+        """sources: sizes of datasets, or sources with an order of their own; weights: whole numbers, for every source.
+
+        samples: positions of one epoch of the mixture, which must be whole rounds. Raises ValueError, naming the numbers of
+        samples that would work.
+        """
+        if not sources or set(sources) != set(weights):
+            raise ValueError(f"sources are {', '.join(sources)}, but there are weights for {', '.join(weights)}")
+        for name, weight in weights.items():
+            if not isinstance(weight, int) or weight < 1:
+                raise ValueError(
+                    f"the weight of {name} is {weight!r}; weights are whole numbers of at least 1, such as 70 and 30"
+                )
+        for name, source in sources.items():
+            if (source if isinstance(source, int) else len(source)) < 1:
+                raise ValueError(f"the source {name} has no samples; leave it out")
+        divisor = gcd(*weights.values())
+        self._parts = [weights[name] // divisor for name in sources]
+        self._bounds = (0, *accumulate(self._parts))
+        self.round = self._bounds[-1]
+        if samples < 1 or samples % self.round:
+            below = max(1, samples // self.round) * self.round
+            raise ValueError(
+                f"samples is {samples}; with these weights it must be whole rounds of {self.round}, such as {below} or "
+                f"{below + self.round}"
+            )
+        self.names = tuple(sources)
+        self._sources = [
+            MapSource(source, splitmix64(seed ^ number)) if isinstance(source, int) else source
+            for number, source in enumerate(sources.values())
+        ]
+        self._starts = (0, *accumulate(len(source) for source in self._sources))
+        self._samples, self.seed = samples, seed
+
+    def __len__(self) -> int:
+        return self._samples
+
+    @property
+    def num_indices(self) -> int:
+        """Samples of all sources together; indices are below it."""
+        return self._starts[-1]
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Give (source, sample in the source) of a sample's index."""
+        if not 0 <= index < self.num_indices:
+            raise IndexError(f"sample {index} is outside of {self.num_indices} samples")
+        number = bisect_right(self._starts, index) - 1
+        return self.names[number], index - self._starts[number]
+
+    def order(self, epoch: int) -> Order:
+        return MixtureOrder(self, epoch)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "mixture",
+            "samples": self._samples,
+            "seed": self.seed,
+            "weights": dict(zip(self.names, self._parts, strict=True)),
+            "sources": {name: source.describe() for name, source in zip(self.names, self._sources, strict=True)},
+        }
+
+    def ledger(self, epochs: int) -> list[tuple[str, int, int]]:
+        """Give (name, size, draws over so many epochs) of every source: what `elastipod audit` expects to find."""
+        rounds = self._samples // self.round * epochs
+        return [
+            (name, len(source), part * rounds)
+            for name, source, part in zip(self.names, self._sources, self._parts, strict=True)
+        ]
+
+    def draw(self, round_: int, slot: int) -> int:
+        """Give the index of the sample at one place of a round, counted over all epochs."""
+        number = bisect_right(self._bounds, slot) - 1
+        draw = round_ * self._parts[number] + slot - self._bounds[number]
+        source = self._sources[number]
+        turn, position = divmod(draw, len(source))
+        return self._starts[number] + source.order(turn)[position]
+
+
+class MixtureOrder:
+    """One epoch of a mixture."""
+
+    def __init__(self, mixture: Mixture, epoch: int) -> None:
+        self._mixture = mixture
+        self._first_round = epoch * (len(mixture) // mixture.round)
+        self._seed = splitmix64(mixture.seed)
+
+    def __getitem__(self, position: int) -> int:
+        if not 0 <= position < len(self._mixture):
+            raise IndexError(f"position {position} is outside an epoch of {len(self._mixture)} samples")
+        rounds, place = divmod(position, self._mixture.round)
+        round_ = self._first_round + rounds
+        return self._mixture.draw(round_, Shuffle(self._mixture.round, self._seed, round_)[place])

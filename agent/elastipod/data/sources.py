@@ -1,0 +1,54 @@
+"""Where samples come from, as far as their order is concerned: a source is a number of samples and an order per epoch.
+
+A sample is known by one number, its index; what the number stands for is for whoever reads it. Sharded files are in
+`elastipod.data.sharded`, weighted mixtures in `elastipod.data.mixture`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+from elastipod.shuffle import Shuffle
+
+
+class Order(Protocol):
+    """The samples of one epoch in the order of training: `order[position]` is an index."""
+
+    def __getitem__(self, position: int, /) -> int: ...
+
+
+class Source(Protocol):
+    """A fixed set of samples. Every method is a pure function of the arguments it was made with, the same on every rank."""
+
+    def __len__(self) -> int:
+        """Give the positions of one epoch."""
+        ...
+
+    def order(self, epoch: int) -> Order: ...
+
+    def describe(self) -> dict[str, Any]:
+        """Say, in JSON values, what the order depends on; two sources that say the same have the same order."""
+        ...
+
+
+_shuffled = lru_cache(maxsize=16)(Shuffle)  # every batch asks for its epoch's
+
+
+@dataclass(frozen=True, slots=True)
+class MapSource:
+    """A dataset that gives any sample by its index: every sample once per epoch, shuffled or not."""
+
+    size: int
+    seed: int = 0
+    shuffle: bool = True
+
+    def __len__(self) -> int:
+        return self.size
+
+    def order(self, epoch: int) -> Order:
+        return _shuffled(self.size, self.seed, epoch) if self.shuffle else range(self.size)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "map", "size": self.size, "seed": self.seed, "shuffle": self.shuffle}

@@ -1,0 +1,92 @@
+"""Token files in memory: mapped, not read, so that opening one and going on anywhere in it cost the same at any size.
+
+All processes of a node share one copy in the page cache.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from elastipod.data.token_format import HEADER_BYTES, read_header
+from elastipod.errors import DataError
+
+_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # two bytes are read signed and made unsigned when widened
+
+
+class TokenFile:
+    """A token file made by `elastipod tokens build`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Map the file. Raises DataError, in one sentence, for a file that is cut off, damaged or something else."""
+        self.path = Path(path)
+        self.header = read_header(path)
+        with open(path, "rb") as file:  # read-only: a private mapping would count against the memory of the node
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with warnings.catch_warnings():  # torch warns of memory that cannot be written; what we give out are copies
+            warnings.simplefilter("ignore", UserWarning)
+            self._tokens = torch.frombuffer(
+                self._mapped, dtype=_TYPES[self.header.token_bytes], offset=HEADER_BYTES, count=self.header.tokens
+            )
+
+    def __len__(self) -> int:
+        return self.header.tokens
+
+    def __reduce__(self) -> tuple[type[TokenFile], tuple[Path]]:
+        return TokenFile, (self.path,)
+
+    def read(self, first: int, count: int) -> torch.Tensor:
+        """Give tokens as int64, shape (count,). Raises IndexError outside of the file."""
+        if first < 0 or count < 0 or first + count > len(self):
+            raise IndexError(f"tokens {first} to {first + count} are outside of the {len(self)} tokens of {self.path}")
+        return self.widened(self._tokens[first : first + count])
+
+    def windows(self, seq_len: int) -> torch.Tensor:
+        """Give a view of shape (windows, seq_len + 1) in the file's own type; nothing is read before it is indexed."""
+        return self._tokens.unfold(0, seq_len + 1, seq_len)
+
+    def widened(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Give tokens of the file's own type as int64."""
+        return tokens.long().bitwise_and_(0xFFFF) if self.header.token_bytes == 2 else tokens.long()
+
+
+class TokenWindows:
+    """A dataset of windows: sample i holds the tokens i * seq_len to (i + 1) * seq_len, and one more for the targets.
+
+    What is left behind the last whole window is not a sample. Fit for a DataLoader with workers, which share the pages.
+    """
+
+    def __init__(self, file: TokenFile, seq_len: int) -> None:
+        """Raises DataError when the file has no whole window."""
+        if seq_len < 1:
+            raise ValueError(f"seq_len is {seq_len}; a window holds at least one token")
+        if len(file) <= seq_len:
+            raise DataError(f"{file.path} has {len(file)} tokens, not enough for one window of {seq_len} and a target")
+        self.file, self.seq_len = file, seq_len
+        self._windows = file.windows(seq_len)
+
+    def __reduce__(self) -> tuple[type[TokenWindows], tuple[TokenFile, int]]:
+        return TokenWindows, (self.file, self.seq_len)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Give one window, int64, shape (seq_len + 1,): inputs are all but the last, targets all but the first."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} is outside of {len(self)} windows")
+        return self.file.widened(self._windows[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        return list(self.batch(indices))
+
+    def batch(self, indices: Sequence[int]) -> torch.Tensor:
+        """Give some windows at once, int64, shape (len(indices), seq_len + 1)."""
+        if indices and not 0 <= min(indices) <= max(indices) < len(self):
+            raise IndexError(f"window {max(indices)} or {min(indices)} is outside of {len(self)} windows")
+        return self.file.widened(self._windows[torch.tensor(indices, dtype=torch.int64)])

@@ -1,0 +1,252 @@
+"""`elastipod tokens`: make token files from text, and look at them. Needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import BinaryIO
+
+from elastipod.data.token_format import HEADER_BYTES, TokenHeader, bytes_per_token, read_header, verify_tokens
+from elastipod.errors import DataError
+
+Tokenize = Callable[[str], Iterable[int]]
+BYTES = "bytes"
+_CODES = {1: "B", 2: "H", 4: "i"}
+_CHUNK = 1 << 20
+_TOLD_EVERY_S = {True: 0.5, False: 10.0}  # on a terminal, elsewhere
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `elastipod tokens` and give the exit status: 0 done, 1 it could not be done, 2 wrong use."""
+    options = _parser().parse_args(argv)
+    try:
+        if options.action == "show":
+            header = verify_tokens(options.file) if options.verify else read_header(options.file)
+            print(_describe(options.file, header, "checksum right" if options.verify else "checksum not looked at"))
+            return 0
+        header = _build(options)
+    except DataError as error:
+        print(f"elastipod tokens: {error}", file=sys.stderr)
+        return 1
+    print(_describe(options.output, header, "written"))
+    return 0
+
+
+def build(
+    output: Path,
+    texts: Sequence[Path],
+    *,
+    tokenize: Tokenize | None = None,
+    vocabulary: int = 256,
+    end_of_document: int | None = None,
+    by_line: bool = False,
+    replace: bool = False,
+    tell: Callable[[int, int], None] = lambda done, tokens: None,
+) -> TokenHeader:
+    """Write a token file; it appears when it is whole, and a failure leaves nothing behind.
+
+    texts: files in the order in which their tokens follow, each one document, or with ``by_line`` one per line. tokenize: UTF-8
+    text -> tokens below ``vocabulary``; None takes the bytes themselves. end_of_document: token put behind every document.
+    tell: is called with bytes read and tokens written. Raises DataError in one sentence.
+    """
+    if output.exists() and not replace:
+        raise DataError(f"{output} exists; name another file, or replace it with --force")
+    if end_of_document is not None and not 0 <= end_of_document < vocabulary:
+        raise DataError(
+            f"the token {end_of_document} for ends of documents is not below the vocabulary of {vocabulary}"
+        )
+    temporary = output.with_name(f"{output.name}.{os.getpid()}.partial")
+    try:
+        with open(temporary, "xb") as file:
+            writer = _Writer(file, vocabulary)
+            for part in _parts(texts, by_line, _CHUNK if tokenize is None else -1):
+                if part.data:
+                    writer.write(array("B", part.data) if tokenize is None else tokenize(part.text()), part.path)
+                if part.is_end:
+                    writer.end_document(end_of_document)
+                tell(part.bytes_read, writer.tokens)
+            header = writer.finish()
+        os.replace(temporary, output)
+        _sync_folder(output.parent)
+    except OSError as error:
+        raise DataError(f"cannot write {output}: {error.filename or output}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return header
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Text that is tokenized at once: a piece of a document's bytes, or a whole document. is_end: the document ends with it."""
+
+    path: Path
+    data: bytes
+    is_end: bool
+    bytes_read: int  # of all files, up to its end
+
+    def text(self) -> str:
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def _parts(texts: Sequence[Path], by_line: bool, piece_bytes: int) -> Iterator[_Part]:
+    """Give documents in parts of at most ``piece_bytes``, whole ones where it is -1."""
+    bytes_read = 0
+    for path in texts:
+        with open(path, "rb") as file:
+            while piece := file.readline() if by_line else file.read(piece_bytes):
+                bytes_read += len(piece)
+                yield _Part(path, piece.rstrip(b"\r\n") if by_line else piece, by_line, bytes_read)
+        if not by_line:
+            yield _Part(path, b"", True, bytes_read)
+
+
+class _Writer:
+    """Writes tokens behind the room for a header, and at last the header."""
+
+    def __init__(self, file: BinaryIO, vocabulary: int) -> None:
+        self._file, self._vocabulary = file, vocabulary
+        self._token_bytes = bytes_per_token(vocabulary)
+        self.tokens = self._documents = self._crc32 = 0
+        file.write(bytes(HEADER_BYTES))
+
+    def write(self, tokens: Iterable[int], path: Path) -> None:
+        try:
+            packed = array(_CODES[self._token_bytes], tokens)
+        except (OverflowError, TypeError) as error:
+            raise DataError(f"the tokenizer gave something for {path} that is no token: {error}") from error
+        if packed and not 0 <= min(packed) <= max(packed) < self._vocabulary:
+            raise DataError(
+                f"the tokenizer gave the token {max(packed)} for {path}, but the vocabulary is {self._vocabulary}"
+            )
+        if sys.byteorder == "big":
+            packed.byteswap()
+        raw = packed.tobytes()
+        self._file.write(raw)
+        self._crc32 = zlib.crc32(raw, self._crc32)
+        self.tokens += len(packed)
+
+    def end_document(self, token: int | None) -> None:
+        self._documents += 1
+        if token is not None:
+            self.write([token], Path())
+
+    def finish(self) -> TokenHeader:
+        if not self.tokens:
+            raise DataError("the texts have no tokens at all; nothing was written")
+        header = TokenHeader(self._token_bytes, self.tokens, self._vocabulary, self._documents, self._crc32)
+        self._file.seek(0)
+        self._file.write(header.encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return header
+
+
+class _Progress:
+    """Tells on stderr how far a build is, not more often than a reader wants to know."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._started = self._told = time.monotonic()
+        self._is_terminal = sys.stderr.isatty()
+
+    def __call__(self, done: int, tokens: int) -> None:
+        now = time.monotonic()
+        if now - self._told < _TOLD_EVERY_S[self._is_terminal]:
+            return
+        self._told = now
+        rate = tokens / (now - self._started)
+        line = (
+            f"{done / max(self._total_bytes, 1):.0%} of {self._total_bytes / 1e6:.1f} MB, {tokens} tokens, {rate:.0f}/s"
+        )
+        print(
+            f"\r{line}" if self._is_terminal else line,
+            end="" if self._is_terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _build(options: argparse.Namespace) -> TokenHeader:
+    texts = _files(options.text)
+    tokenize = None if options.tokenizer == BYTES else _imported(options.tokenizer)
+    if tokenize is not None and options.vocabulary is None:
+        raise DataError(f"--vocabulary is needed with --tokenizer {options.tokenizer}: tokens must be below it")
+    return build(
+        options.output,
+        texts,
+        tokenize=tokenize,
+        vocabulary=options.vocabulary or 256,
+        end_of_document=options.end_of_document,
+        by_line=options.lines,
+        replace=options.force,
+        tell=_Progress(sum(path.stat().st_size for path in texts)),
+    )
+
+
+def _files(named: Sequence[Path]) -> list[Path]:
+    """Give the files that were named, and those in folders that were named, in the order of their names."""
+    files: list[Path] = []
+    for path in named:
+        if not path.exists():
+            raise DataError(f"{path} does not exist")
+        files += sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"there are no files in {', '.join(map(str, named))}")
+    return files
+
+
+def _imported(name: str) -> Tokenize:
+    module, _, function = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Tokenize = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DataError(f"--tokenizer {name} cannot be loaded: {error}; give {BYTES} or MODULE:FUNCTION") from error
+    finally:
+        sys.path.pop(0)
+    return found
+
+
+def _describe(path: Path, header: TokenHeader, checksum: str) -> str:
+    return (
+        f"{path}: {header.tokens} tokens of {header.token_bytes} bytes in {header.documents} documents, "
+        f"vocabulary {header.vocabulary}, {checksum}"
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="elastipod tokens", description="Token files: text ready to train on.")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    made = actions.add_parser("build", help="make a token file from text", description="Make a token file from text.")
+    made.add_argument("output", type=Path, help="the file to write; it appears when it is whole")
+    made.add_argument("text", type=Path, nargs="+", help="text files, or folders of them: each file is a document")
+    made.add_argument(
+        "--tokenizer", default=BYTES, help="bytes (default), or MODULE:FUNCTION, which gives the tokens of a text"
+    )
+    made.add_argument("--vocabulary", type=int, help="tokens are below it (bytes: 256, or more with --end-of-document)")
+    made.add_argument("--end-of-document", type=int, metavar="TOKEN", help="a token to put behind every document")
+    made.add_argument("--lines", action="store_true", help="every line is a document; ends of lines are left out")
+    made.add_argument("--force", action="store_true", help="replace the file if it exists")
+    shown = actions.add_parser("show", help="say what is in a token file", description="Say what is in a token file.")
+    shown.add_argument("file", type=Path)
+    shown.add_argument("--verify", action="store_true", help="read all of it and compare the checksum")
+    return parser

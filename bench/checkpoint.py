@@ -1,0 +1,117 @@
+"""What saving and restoring cost, side by side with torch.distributed.checkpoint and with plain copying.
+
+python -m bench.checkpoint [--repeat 5] [--mib 128]. Writes .run/bench/checkpoint.json, and every single measurement into
+.run/bench/checkpoint-runs.json. Two (four) ranks over gloo on this machine stand for as many nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from bench.common.machine import busy_share, describe
+from bench.common.report import Reach, Row, report, rounded, table, write_json
+from bench.common.samples import Samples
+from tests.e2e.rank_worlds import Cases
+
+RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
+NOISY = 0.05
+COPY_FACTOR = 1.5  # the stall may be so many times a plain copy
+RESTORE_FACTOR = 2.0  # a restore from memory may be so many times a plain copy, or transfer
+
+
+def main() -> int:
+    options = _options()
+    load_1m, noise = os.getloadavg()[0], busy_share(2.0)
+    samples = Samples()
+    RUN.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=RUN) as place,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,  # memory is what is wanted
+        closing(Cases("bench.checkpoints.cases")) as cases,
+    ):
+        for case, arguments in (("stall", ()), ("restore", ()), ("reshard", (4, 2)), ("reshard", (2, 4))):
+            name = " ".join(map(str, (case, *arguments)))
+            print(f"checkpoint: {name}", flush=True)
+            folder = Path(place) / name.replace(" ", "-")
+            folder.mkdir()
+            images = Path(memory) / folder.name
+            images.mkdir()
+            answer = cases.run(case, folder, str(images), options.mib, options.repeat, *arguments)
+            for metric, seconds in answer["times"].items():
+                for each in seconds:
+                    samples.add(name, metric, each / (answer["bytes"] / 1e9))
+            for used in (folder, images):
+                shutil.rmtree(used)
+    rows = _rows(
+        samples, f"FSDP2 with Adam, {3 * options.mib:.0f} MiB of state in all, gloo, {options.repeat} times each"
+    )
+    versions = {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
+    content: dict[str, Any] = report("checkpoint", rows, machine=describe(), load_1m=load_1m, versions=versions)
+    write_json(RUN / "checkpoint.json", content | {"busy_before": rounded(noise)})
+    write_json(RUN / "checkpoint-runs.json", samples.as_json())
+    print(table(rows))
+    if noise > NOISY:
+        print("WARNING: the machine was not quiet; measure again before these figures are quoted")
+    return 0 if all(row.ours and (row.theirs or not row.peer) for row in rows) else 1
+
+
+def _rows(samples: Samples, how: str) -> list[Row]:
+    def row(metric: str, case: str, ours: str, peer: str, note: str, reach: float | None = None) -> Row:
+        return Row(
+            metric=metric,
+            unit="s/GB",
+            ours=samples.spread(case, ours),
+            peer=peer,
+            theirs=samples.spread(case, peer),
+            reach=None if reach is None else Reach.ratio(reach),
+            how=f"{how}; {note}",
+        )
+
+    two = "two ranks, each with its own memory"
+    stall = "training stands still for a save"
+    lost = "node 0 has lost its memory; against sending as much over the same group"
+    copying = f"{two}; against copying the same tensors"
+    rows = [
+        row(stall, "stall", "ours: stall", "memcpy", copying, 1 / COPY_FACTOR),
+        row(stall, "stall", "ours: stall", "dcp async_save: stall", two),
+        row(stall, "stall", "ours: stall", "dcp save", two),
+        row(
+            "until a save is durable",
+            "stall",
+            "ours: until durable",
+            "dcp save",
+            f"{two}; ours keeps copies in memory too",
+        ),
+        row("restore from this node's memory", "restore", "memory", "memcpy", f"{two}; verified", 1 / RESTORE_FACTOR),
+        row(
+            "restore one of two nodes from a peer", "restore", "peer", "loopback", f"{two}; {lost}", 1 / RESTORE_FACTOR
+        ),
+        row("restore from durable storage", "restore", "durable", "dcp load", f"{two}; verified first"),
+    ]
+    for before, after in ((4, 2), (2, 4)):
+        case = f"reshard {before} {after}"
+        name = f"restore {before} -> {after} ranks from"
+        rows.append(row(f"{name} durable storage", case, "durable", "dcp load", "verified first"))
+        rows.append(row(f"{name} memory", case, "memory", "dcp load", "two nodes; verified first"))
+    return rows
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.checkpoint", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=5, help="measurements of each (default: 5)")
+    parser.add_argument(
+        "--mib", type=float, default=128, help="weights of the model; the state is three times that (default: 128)"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

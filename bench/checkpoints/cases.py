@@ -1,0 +1,199 @@
+"""What bench.checkpoint measures, in worlds of ranks forked from one process.
+
+Each case writes files below ``folder`` and images below ``place``, in memory, and gives seconds by name and repetition.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.e2e.rank_worlds import run_world, serve
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoints.state import apply_state, nested_state
+from elastipod.torch_names import DTensor
+
+LAYERS = 16
+Times = dict[str, list[float]]
+
+
+class Trained:
+    """A model of ``mib`` of weights and twice as much of moments, sharded over the world (FSDP2) with a state to save."""
+
+    def __init__(self, mib: float) -> None:
+        width = 4 * round((mib * 2**20 / 4 / LAYERS) ** 0.5 / 4)  # alike for every rank of up to four
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
+        fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.nested()  # makes the moments
+
+    def nested(self) -> dict[str, Any]:
+        return nested_state(self.model, self.optimizer)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Give this rank's own part of all that is saved."""
+        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [t.to_local() if isinstance(t, DTensor) else t for t in (*self.model.parameters(), *moments)]
+
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Let all ranks do something at once; gives the seconds of the slowest."""
+    gc.collect()
+    dist.barrier()
+    began = time.perf_counter()
+    action()
+    seconds = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return float(seconds)
+
+
+def stall(folder: Path, place: str, mib: float, repeat: int) -> dict[str, Any]:
+    """How long training stands still for a save, and until it is durable."""
+    memory = Path(place)
+
+    def on_rank(rank: int) -> dict[str, Any]:
+        run = Trained(mib)
+        sources = [tensor.detach() for tensor in run.tensors()]
+        targets = [torch.ones_like(source) for source in sources]
+        times: Times = {}
+        group = dist.new_group(backend="gloo")  # torch's thread may not meet our barriers
+
+        def note(name: str, seconds: float) -> None:
+            times.setdefault(name, []).append(seconds)
+
+        def copy() -> None:
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source)
+
+        with CheckpointManager(folder / "ours", keep=1, memory=memory / f"node-{rank}") as ours:
+            for step in range(1, repeat + 3):  # the first two make the memory that later ones use
+                note("memcpy", timed(copy))
+                note("ours: stall", timed(partial(ours.save_async, step, model=run.model, optimizer=run.optimizer)))
+                note("ours: until durable", times["ours: stall"][-1] + timed(ours.wait))
+                places = folder / f"dcp-{step}", folder / f"dcp-async-{step}"
+                note("dcp save", timed(partial(_save, run, places[0])))
+                pending: list[Any] = []
+                note("dcp async_save: stall", timed(partial(_begin, run, places[1], group, pending)))
+                note("dcp async_save: until durable", times["dcp async_save: stall"][-1] + timed(pending[0].result))
+                dist.barrier()
+                if rank == 0:
+                    for place in places:
+                        shutil.rmtree(place)
+        return {"times": {name: found[2:] for name, found in times.items()}, "bytes": run.num_bytes()}
+
+    answers = run_world(2, on_rank)
+    return {"times": answers[0]["times"], "bytes": sum(answer["bytes"] for answer in answers)}
+
+
+def restore(folder: Path, place: str, mib: float, repeat: int) -> dict[str, Any]:
+    """How long a restore takes from each tier, on two ranks that stand for two nodes."""
+    memory = Path(place)
+
+    def save(rank: int) -> int:
+        run = Trained(mib)
+        with CheckpointManager(folder / "ours", memory=memory / f"node-{rank}") as ours:
+            ours.save(1, model=run.model, optimizer=run.optimizer)
+        _save(run, folder / "dcp")
+        return run.num_bytes()
+
+    def load(rank: int) -> Times:
+        run = Trained(mib)
+        times: Times = {"memcpy": [], "loopback": []}
+        sources = [tensor.detach() for tensor in run.tensors()]
+        total = sum(source.numel() * source.element_size() for source in sources)
+        source_bytes = torch.frombuffer(mmap.mmap(-1, total), dtype=torch.uint8).fill_(1)
+
+        def copy() -> None:
+            start = 0
+            for source in sources:
+                size = source.numel() * source.element_size()
+                source.copy_(source_bytes[start : start + size].view(source.dtype).view(source.shape))
+                start += size
+
+        def send() -> None:
+            if rank == 0:
+                dist.send(source_bytes, dst=1)
+            else:
+                dist.recv(source_bytes, src=0)
+
+        for _ in range(repeat + 1):
+            times["memcpy"].append(timed(copy))
+            times["loopback"].append(timed(send))
+        for name, root in (("memory", memory / f"node-{rank}"), ("peer", memory / f"lost-{rank}"), ("durable", None)):
+            for _ in range(repeat + 1):
+                with CheckpointManager(folder / "ours", memory=root or False) as ours:
+                    _ = ours.generation
+                    times.setdefault(name, []).append(
+                        timed(partial(ours.load_latest, model=run.model, optimizer=run.optimizer))
+                    )
+        for _ in range(repeat + 1):
+            times.setdefault("dcp load", []).append(timed(partial(_load, run, folder / "dcp")))
+        return {name: found[1:] for name, found in times.items()}
+
+    num_bytes = sum(run_world(2, save))
+    shutil.copytree(memory / "node-1", memory / "lost-1")  # node 0 is lost, node 1 has its copy
+    return {"times": run_world(2, load)[0], "bytes": num_bytes}
+
+
+def reshard(folder: Path, place: str, mib: float, repeat: int, before: int, after: int) -> dict[str, Any]:
+    """How long a restore takes on another number of ranks."""
+    memory = Path(place)
+
+    def save(rank: int) -> int:
+        run = Trained(mib)
+        with CheckpointManager(folder / "ours", memory=memory / f"node-{rank % 2}") as ours:
+            ours.save(1, model=run.model, optimizer=run.optimizer)
+        _save(run, folder / "dcp")
+        return run.num_bytes()
+
+    def load(rank: int) -> Times:
+        run = Trained(mib)
+        times: Times = {}
+        for _ in range(repeat + 1):
+            for name, root in (("memory", memory / f"node-{rank % 2}"), ("durable", None)):
+                with CheckpointManager(folder / "ours", memory=root or False) as ours:
+                    _ = ours.generation
+                    times.setdefault(name, []).append(
+                        timed(partial(ours.load_latest, model=run.model, optimizer=run.optimizer))
+                    )
+            times.setdefault("dcp load", []).append(timed(partial(_load, run, folder / "dcp")))
+        return {name: found[1:] for name, found in times.items()}
+
+    num_bytes = sum(run_world(before, save))
+    return {"times": run_world(after, load)[0], "bytes": num_bytes}
+
+
+def _save(run: Trained, place: Path) -> None:
+    dcp_save(run.nested(), storage_writer=FileSystemWriter(place))
+
+
+def _begin(run: Trained, place: Path, group: Any, pending: list[Any]) -> None:
+    pending.append(dcp_async_save(run.nested(), storage_writer=FileSystemWriter(place), process_group=group))
+
+
+def _load(run: Trained, place: Path) -> None:
+    nested = run.nested()
+    dcp_load(nested, storage_reader=FileSystemReader(place))
+    apply_state(nested, run.model, run.optimizer)
+
+
+if __name__ == "__main__":
+    serve({"stall": stall, "restore": restore, "reshard": reshard})

@@ -1,0 +1,210 @@
+"""Loading of tokens beside torch's own loaders, and what resizes do to the loss.
+
+python -m bench.data [--repeat 5] [--parts tokens,resume,equivalence] [--image FILE]. Writes .run/bench/data.json, and every single
+measurement with the losses of the last repetition into .run/bench/data-runs.json; a choice of parts goes to data-part.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.common.machine import busy_share, describe
+from bench.common.report import Better, Reach, Row, report, rounded, table, write_json
+from bench.common.samples import Samples
+from bench.data_load import equivalence
+from bench.data_load.sides import BATCH, OURS, SEQ_LEN, STATEFUL, TORCH, WORLD, open_ours, open_torch, stateful
+from tests.e2e.data_run import STEPS
+
+from elastipod.data.token_format import HEADER_BYTES, TokenHeader
+from elastipod.data.tokens import TokenFile, TokenWindows
+
+RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
+PARTS = ("tokens", "resume", "equivalence")
+TOKENS = 1 << 26
+WORKERS = (0, 2)
+MEASURED_S = 2.0
+RESUME_STEP = 3000
+HUGE = 1 << 40
+SEED = 20240611
+_LOADER = f"windows of {SEQ_LEN} two-byte tokens, {BATCH} at a time, rank 0 of {WORLD}, shuffled, pages in memory"
+
+
+def main() -> int:
+    """Give 0 when every row was measured, 1 otherwise."""
+    options = _options()
+    load_1m, noise, samples = os.getloadavg()[0], busy_share(2.0), Samples()
+    losses: dict[str, dict[int, float]] = {}
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="elastipod-bench-") as name:
+        folder = Path(name)
+        path = _token_file(folder / "tokens")
+        for repetition in range(1, options.repeat + 1):
+            print(f"{repetition}/{options.repeat}", flush=True)
+            if "tokens" in options.parts:
+                _measure_tokens(path, samples, ours_first=repetition % 2 == 0)
+            if "resume" in options.parts:
+                _measure_resume(path, folder, samples)
+            if "equivalence" in options.parts:
+                fate, losses = equivalence.play(folder / f"jobs-{repetition}", SEED + repetition)
+                for side in ("fixed order", "DDP"):
+                    samples.add(side, "loss", max(equivalence.differences(losses, side)))
+                if options.image and repetition == options.repeat:
+                    equivalence.draw(options.image, fate, losses)
+    drawn = [row for row in _rows(samples) if options.parts == list(PARTS) or row.ours]
+    machine = f"{describe()}; before the run others used {noise:.1%} of it"
+    versions = {name: version(name) for name in ("torch", "torchdata", "numpy")}
+    file = RUN / ("data.json" if options.parts == list(PARTS) else "data-part.json")
+    write_json(RUN / "data-runs.json", {**samples.as_json(), "losses": losses})
+    write_json(file, report("data", drawn, machine=machine, load_1m=rounded(load_1m), versions=versions))
+    print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {file}")
+    return 0 if all(row.ours and (row.theirs or not row.peer) for row in drawn) else 1
+
+
+def _measure_tokens(path: Path, samples: Samples, *, ours_first: bool) -> None:
+    """Measure both sides; who goes first finds fewer pages mapped, so they take turns."""
+    for workers in WORKERS:
+        for side in (OURS, TORCH) if ours_first else (TORCH, OURS):
+            if side == OURS:
+                batches, loader = open_ours(path, workers)
+                samples.add(OURS, f"tokens {workers}", _rate(batches))
+                loader.close()
+            else:
+                theirs = open_torch(path, workers)
+                samples.add(TORCH, f"tokens {workers}", _rate(theirs))
+                del theirs  # ends its workers
+
+
+def _measure_resume(path: Path, folder: Path, samples: Samples) -> None:
+    started = time.perf_counter()
+    batches, loader = open_ours(path, 0, RESUME_STEP)
+    next(batches)
+    samples.add(OURS, "resume", time.perf_counter() - started)
+    loader.close()
+    started = time.perf_counter()
+    next(open_torch(path, 0, RESUME_STEP))
+    samples.add(TORCH, "resume", time.perf_counter() - started)
+    state = _state_at(path, RESUME_STEP)
+    started = time.perf_counter()
+    resumed = stateful(path, 0)
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+    samples.add(STATEFUL, "resume", time.perf_counter() - started)
+    for metric, count in (("open", TOKENS), ("open huge", HUGE)):
+        file = path if count == TOKENS else _hole(folder / "huge", count)
+        started = time.perf_counter()
+        windows = TokenWindows(TokenFile(file), SEQ_LEN)
+        windows.batch([len(windows) - 1])
+        samples.add(OURS, metric, (time.perf_counter() - started) * 1e3)
+
+
+def _rows(samples: Samples) -> list[Row]:
+    rows = [
+        Row(
+            metric=f"loading, {workers} worker processes",
+            unit="tokens/s",
+            ours=samples.spread(OURS, f"tokens {workers}"),
+            peer=TORCH,
+            theirs=samples.spread(TORCH, f"tokens {workers}"),
+            better=Better.LARGER,
+            how=f"{_LOADER}; {MEASURED_S:g} s, or to the end of the epoch, after the first batch",
+        )
+        for workers in WORKERS
+    ]
+    rows += [
+        Row(
+            metric=f"first batch after step {RESUME_STEP}",
+            unit="s",
+            ours=samples.spread(OURS, "resume"),
+            peer=peer,
+            theirs=samples.spread(peer, "resume"),
+            how=f"{_LOADER}; {how}",
+        )
+        for peer, how in ((TORCH, "the peer reads and drops what came before"), (STATEFUL, "the peer loads its state"))
+    ]
+    rows += [
+        Row(
+            metric=f"open a file of {count} tokens",
+            unit="ms",
+            ours=samples.spread(OURS, name),
+            how="and give its last window",
+        )
+        for name, count in (("open", TOKENS), ("open huge", HUGE))
+    ]
+    how = f"{STEPS} steps, 10 changes of size among 1 to 4 workers, some of them crashes; largest of all steps"
+    rows += [
+        Row(
+            metric=f"loss of a resized run, {side}",
+            unit="relative difference",
+            ours=samples.spread(side, "loss"),
+            reach=Reach.worst(bound),
+            how=how,
+        )
+        for side, bound in (("fixed order", 0.0), ("DDP", 1e-4))
+    ]
+    return rows
+
+
+def _rate(batches: Iterator[torch.Tensor]) -> float:
+    next(batches)
+    tokens, started = 0, time.perf_counter()
+    for windows in batches:
+        tokens += windows[:, 1:].numel()
+        if time.perf_counter() - started > MEASURED_S:
+            break
+    return tokens / (time.perf_counter() - started)
+
+
+def _state_at(path: Path, step: int) -> dict[str, Any]:
+    loader = stateful(path, 0)
+    batches = iter(loader)
+    for _ in range(step):
+        next(batches)
+    state: dict[str, Any] = loader.state_dict()
+    return state
+
+
+def _token_file(path: Path) -> Path:
+    """Write tokens that no page of which is like another; all of them are in the page cache afterwards."""
+    generator = torch.Generator().manual_seed(SEED)
+    with open(path, "wb") as file:
+        file.write(TokenHeader(2, TOKENS, 1 << 16, 1, 0).encode())
+        for _ in range(TOKENS >> 20):
+            part = array("H", torch.randint(0, 1 << 16, (1 << 20,), generator=generator).tolist())
+            file.write(part.tobytes())
+    return path
+
+
+def _hole(path: Path, count: int) -> Path:
+    with open(path, "wb") as file:
+        file.write(TokenHeader(1, count, 256, 1, 0).encode())
+        file.truncate(HEADER_BYTES + count)
+    return path
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.data", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=5, help="runs of every side (default: 5)")
+    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--image", type=Path, help="where to draw the losses, as SVG")
+    return parser.parse_args()
+
+
+def _parts(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
+    return [part for part in PARTS if part in chosen]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

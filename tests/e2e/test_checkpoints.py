@@ -1,0 +1,176 @@
+"""Checkpoints from world to world: other sizes, other ways of sharding, other memories, killed and replaced writers, S3."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.e2e.rank_worlds import Cases
+from tests.long_runs import LongRun
+
+if TYPE_CHECKING:
+    from tests.e2e.s3_server import S3Server
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def cases() -> Iterator[Cases]:
+    running = Cases("tests.e2e.checkpoint_cases")
+    yield running
+    running.close()
+
+
+def test_one_state_goes_through_every_way_of_sharding(cases: Cases, tmp_path: Path) -> None:
+    path = [["plain", 1], ["ddp", 2], ["fsdp", 4], ["hsdp", 4], ["ddp", 3], ["fsdp", 2]]
+    worlds = cases.run("reshard", tmp_path, path)
+    before = ""
+    for number, ((_, size), ranks) in enumerate(zip(path, worlds, strict=True)):
+        resumes, loaded, saved, noises = zip(*ranks, strict=True)
+        assert set(loaded) == {before}, path[number]
+        if number:
+            assert list(resumes) == [[2 * number, path[number - 1][1], {"s": 2 * number}]] * int(size)
+        (before,) = set(saved)
+        assert len(set(map(tuple, noises))) == size, "each rank has random numbers of its own"
+
+
+def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path: Path) -> None:
+    told = cases.run("memory", tmp_path)
+    fresh = ["memory", 4, told["saved"]]
+    assert told["restarted"] == [fresh] * 4
+    assert told["one node lost"] == [fresh] * 4
+    assert told["shrunk to two"] == [fresh] * 2
+    assert [each[:2] for each in told["both keepers lost"]] == [["durable", 2]] * 4
+
+
+def test_replicated_state_is_kept_once_per_node_and_sent_to_newcomers(cases: Cases, tmp_path: Path) -> None:
+    told = cases.run("replicas", tmp_path)
+    (digest, _), _ = told["saved"]
+    assert [files for _, files in told["saved"]] == [2, 2], "two slots, and no copies of what others have anyway"
+    assert told["grown to four"] == [["memory", 3, digest]] * 4
+
+
+# -- writers that are killed, replaced, or out of room -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+def test_kills_at_random_instants_of_a_save(cases: Cases, tmp_path: Path, seed: int, in_memory: bool) -> None:
+    told = cases.run("kills", tmp_path, 6, seed, in_memory)
+    assert told["resumed"] == 6
+    assert told["last"] > 0
+
+
+def test_a_partitioned_writer_is_shut_out(cases: Cases, tmp_path: Path, seed: int) -> None:
+    assert cases.run("partition", tmp_path, 4, seed)["fenced"] == 4
+
+
+@contextmanager
+def small_file_system(folder: Path, size: str) -> Iterator[None]:
+    """Have a file system of this size in the place of an empty folder."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.needs_root
+def test_a_full_disk_ends_no_training(cases: Cases, tmp_path: Path) -> None:
+    with small_file_system(tmp_path, "4m"):
+        told = cases.run("full disk", tmp_path)
+    for rank in told["ranks"]:
+        first, second, third = rank["said"]
+        assert (first, third) == ("saved", "saved")
+        assert "cannot write the checkpoint of step 2" in second
+        assert "No space left on device; make room there or keep fewer, the earlier checkpoints are untouched" in second
+        assert rank["there"] == [[1], [1], [3]]
+        assert [name for name in rank["left"] if name.startswith(".tmp")] == [], "what was begun gives its room back"
+    assert [rank["heard"].count("step 2 is not saved: ") for rank in told["ranks"]] == [1, 0], "rank 0 tells it, once"
+
+
+@pytest.mark.needs_root
+def test_without_room_in_memory_it_goes_to_disk_alone(cases: Cases, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    with small_file_system(small, "400k"):
+        first, second = cases.run("small memory", tmp_path, str(small))
+    assert [resumed for resumed, _ in first] == [None, None]
+    assert [resumed for resumed, _ in second] == [[1, "durable"], [1, "durable"]]
+    for (_, heard), (_, other) in (first, second):
+        assert heard.count("no checkpoints are kept in memory, because there is no room for 2 of them") == 1
+        assert other == ""
+
+
+@pytest.mark.long("save-kill")
+@pytest.mark.timeout(3600)
+def test_many_kills(cases: Cases, tmp_path: Path, seed: int, long_run: LongRun) -> None:
+    for number, tier in enumerate(("durable", "memory")):
+        folder = tmp_path / tier
+        folder.mkdir()
+        told = cases.run("kills", folder, 150, seed + number, tier == "memory")
+        long_run.count(**{f"kills_{tier}": told["resumed"]})
+        long_run.detail(**{f"resumed_from_{tier}": told["tiers"]})
+    told = cases.run("partition", tmp_path / "partition", 100, seed)
+    long_run.count(partitions=told["fenced"])
+
+
+# -- object stores -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    from tests.e2e.s3_server import s3_server  # needs the local cluster's Python, which is newer than the library's
+
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        (running.folder / "bucket").mkdir()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def s3fs() -> str:
+    """The folder that has s3fs."""
+    from tests.peers import peer_python
+
+    (packages,) = (peer_python("s3").parents[1] / "lib").glob("python*/site-packages")
+    return str(packages)
+
+
+@pytest.mark.timeout(600)  # the server is built once
+def test_worlds_of_several_sizes_share_a_bucket(cases: Cases, server: S3Server, s3fs: str, tmp_path: Path) -> None:
+    told = cases.run("bucket worlds", tmp_path, server.options, s3fs)
+    (_, _, digest, path, there), _ = told["two"]
+    assert path == "s3://bucket/jobs/lm/step-0000000003-gen-000001"
+    assert there == [3, 2]
+    assert [each[:2] for each in told["three"]] == [[3, digest]] * 3
+    assert told["three"][0][4] == [6, 5, 3]
+
+
+def test_a_replaced_generation_cannot_commit_to_a_bucket(
+    cases: Cases, server: S3Server, s3fs: str, tmp_path: Path
+) -> None:
+    said = cases.run("bucket fences", tmp_path, server.options, s3fs)
+    assert said.pop("claimed while it wrote").startswith("FencedError: generation 2 has taken over s3://bucket/between")
+    assert "another writer was there first" in said.pop("claimed after its last look")
+    assert said.pop("what is there then") == "[]"
+    assert said.pop("begins late").startswith("FencedError")
+    assert said.pop("what is left") == "['.claims']"
+    assert said.pop("its own commit repeated") == "done"
+    assert "another writer was there first" in said.pop("another commit")
+    assert "is itself one checkpoint" in said.pop("foreign")
+    assert not said
+
+
+def test_damage_in_a_bucket_is_passed_over_and_keys_are_not_told(cases: Cases, server: S3Server, s3fs: str) -> None:
+    told = cases.run("bucket trouble", server.folder.parent, server.options, s3fs)
+    assert told["resumed"] == 1
+    assert "passing over a damaged checkpoint: s3://bucket/trouble/" in told["heard"]
+    by_server, by_us = told["refused"]
+    assert by_server.startswith(f"this process, of user {os.geteuid()}, may not write in s3://bucket/trouble")
+    assert by_us == "give the credentials for s3://bucket/trouble in storage_options, not in its address"
+    for secret in (server.secret, server.key, "password", "another-secret"):
+        assert secret not in told["heard"] + by_server + by_us

@@ -1,0 +1,314 @@
+"""What a checkpoint manager of one process promises: copies, tiers, whose directory it is, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from tests.unit.library.test_checkpoint import Trainer, entries
+
+from elastipod import load_checkpoint, save_checkpoint
+from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId
+from elastipod.errors import CheckpointError, FencedError
+
+ONE_PROCESS = pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable or uninitialized")
+
+
+@pytest.fixture(autouse=True)
+def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "ELASTIPOD_GENERATION",
+        "JOB_RESTART_COUNT",
+        "ELASTIPOD_RUN_ID",
+        "ELASTIPOD_JOB",
+        "ELASTIPOD_MEMORY_DIR",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+def save_async(trainer: Trainer, manager: CheckpointManager, step: int, *, durable: bool = True) -> None:
+    manager.save_async(
+        step, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler, durable=durable
+    )
+
+
+def test_training_goes_on_while_its_copy_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, manager, may_write = Trainer(), CheckpointManager(tmp_path), threading.Event()
+    create_file = CheckpointDirectory.create_file
+
+    def held_back(self: CheckpointDirectory, *arguments: object) -> object:
+        assert may_write.wait(30)
+        return create_file(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CheckpointDirectory, "create_file", held_back)
+    trainer.step(1)
+    wanted = trainer.weights()
+    save_async(trainer, manager, 1)
+    trainer.step(2)  # while nothing has been written yet
+    assert manager._directory.complete() == []
+    may_write.set()
+    assert manager.wait() == tmp_path / CheckpointId(1, 1).name
+    again = Trainer(seed=4)
+    assert again.load(CheckpointManager(tmp_path)) == 1
+    assert all(torch.equal(mine, saved) for mine, saved in zip(again.weights(), wanted, strict=True))
+
+
+def test_the_newest_and_every_so_many_are_kept(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path, keep=2, keep_every=3)
+    for step in range(1, 9):
+        trainer.save(manager, step)
+    assert [each.step for each in manager._directory.complete()] == [8, 7, 6, 3]
+
+
+def test_a_random_number_drawn_after_a_resume_is_the_one_that_was_next(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    torch.manual_seed(5)
+    trainer.save(manager, 1)
+    wanted = torch.rand(3)
+    trainer.load(CheckpointManager(tmp_path))
+    assert torch.equal(torch.rand(3), wanted)
+
+
+@ONE_PROCESS
+def test_torchs_own_reader_can_load_it(tmp_path: Path) -> None:
+    trainer = Trainer()
+    trainer.step(1)
+    path = trainer.save(CheckpointManager(tmp_path), 1)
+    state = {"model": {name: torch.zeros_like(value) for name, value in trainer.model.state_dict().items()}}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(path))
+    assert all(torch.equal(value, state["model"][name]) for name, value in trainer.model.state_dict().items())
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_freshest_tier_wins(tmp_path: Path) -> None:
+    trainer = Trainer()
+    with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
+        trainer.step(1)
+        trainer.save(manager, 1)
+        trainer.step(2)
+        save_async(trainer, manager, 2, durable=False)
+        assert manager.wait() is None
+    again = Trainer(seed=3)
+    with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
+        resume = manager.load_latest(model=again.model, optimizer=again.optimizer, scheduler=again.scheduler)
+        assert resume is not None
+        assert (resume.tier, resume.step, resume.generation) == ("memory", 2, 1)
+        assert all(torch.equal(mine, saved) for mine, saved in zip(again.weights(), trainer.weights(), strict=True))
+        again.step(3)
+        again.save(manager, 3)
+    with CheckpointManager(tmp_path / "disk", memory=False) as manager:
+        assert again.load(manager) == 3
+
+
+@pytest.mark.parametrize("harm", ["flipped byte", "no header", "cut short", "no plan"])
+def test_a_damaged_image_is_passed_over(tmp_path: Path, harm: str) -> None:
+    trainer = Trainer()
+    with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
+        trainer.save(manager, 1)
+        save_async(trainer, manager, 2, durable=False)
+        manager.wait()
+        (job,) = (tmp_path / "memory").iterdir()
+        image = job / "image-gen-000001-rank-00000-slot-1"
+    match harm:
+        case "flipped byte":
+            data = bytearray(image.with_suffix(".bin").read_bytes())
+            data[3] ^= 1
+            image.with_suffix(".bin").write_bytes(data)
+        case "no header":
+            image.with_suffix(".json").unlink()
+        case "cut short":
+            os.truncate(image.with_suffix(".bin"), 10)
+        case "no plan":
+            next(job.glob("plan-*.json")).unlink()
+    with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
+        assert trainer.load(manager) == 1
+
+
+def test_memory_is_forgotten_with_its_directory(tmp_path: Path) -> None:
+    trainer = Trainer()
+    with CheckpointManager(tmp_path / "old", memory=tmp_path / "memory") as manager:
+        save_async(trainer, manager, 2, durable=False)
+    with CheckpointManager(tmp_path / "new", memory=tmp_path / "memory") as manager:
+        assert trainer.load(manager) is None
+
+
+def test_images_that_nobody_has_written_for_days_are_deleted(tmp_path: Path) -> None:
+    old = time.time() - 4 * 86_400
+    for name in ("elastipod-images-0123", "elastipod-agent", "something"):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (old, old))
+    (tmp_path / "elastipod-images-4567").mkdir()
+    with CheckpointManager(tmp_path / "disk", memory=tmp_path) as manager:
+        assert manager.generation == 1
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {"elastipod-agent", "something", "elastipod-images-4567"} < left
+    assert "elastipod-images-0123" not in left
+
+
+def test_only_two_images_are_held(tmp_path: Path) -> None:
+    trainer = Trainer()
+    for generation in (1, 2, 3):
+        with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
+            trainer.load(manager)
+            for step in range(1, 4):
+                save_async(trainer, manager, 10 * generation + step, durable=False)
+    (job,) = (tmp_path / "memory").iterdir()
+    assert sorted(path.name for path in job.glob("*.bin")) == [
+        f"image-gen-000003-rank-00000-slot-{n}.bin" for n in (0, 1)
+    ]
+
+
+# -- whose directory it is -------------------------------------------------------------------------------------------
+
+
+def test_another_job_is_refused_unless_it_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIPOD_GENERATION", "1")
+    monkeypatch.setenv("ELASTIPOD_RUN_ID", "uid-a")
+    monkeypatch.setenv("ELASTIPOD_JOB", "team/a")
+    first = CheckpointManager(tmp_path, memory=False)
+    Trainer().save(first, 1)
+    monkeypatch.setenv("ELASTIPOD_RUN_ID", "uid-b")
+    monkeypatch.setenv("ELASTIPOD_JOB", "team/b")
+    with pytest.raises(
+        CheckpointError, match=r"holds the checkpoints of job team/a; give team/b a directory of its own"
+    ):
+        Trainer().load(CheckpointManager(tmp_path, memory=False))
+    Trainer().save(first, 2)
+    assert Trainer().load(CheckpointManager(tmp_path, memory=False, adopt=True)) == 2
+    with pytest.raises(FencedError):
+        Trainer().save(first, 3)
+
+
+# -- what it says when it cannot -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        pytest.param(
+            torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 2)),
+            r"its model\.0\.weight has the shape \[8, 4\], here it is \[9, 4\]",
+            id="another shape",
+        ),
+        pytest.param(
+            torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2), torch.nn.Linear(2, 2)),
+            r"it has no model\.3\.bias, .*model\.3\.weight",
+            id="a missing key",
+        ),
+        pytest.param(
+            torch.nn.Sequential(torch.nn.Linear(4, 8)),
+            r"it also has model\.2\.bias, model\.2\.weight, .* which this model and optimizer have not",
+            id="keys too many",
+        ),
+    ],
+)
+def test_another_model_is_refused_and_nothing_is_overwritten(
+    tmp_path: Path, other: torch.nn.Module, words: str
+) -> None:
+    Trainer().save(CheckpointManager(tmp_path), 1)
+    before = [parameter.detach().clone() for parameter in other.parameters()]
+    optimizer = torch.optim.AdamW(other.parameters())
+    with pytest.raises(CheckpointError, match=words):
+        CheckpointManager(tmp_path).load_latest(model=other, optimizer=optimizer)
+    assert all(torch.equal(mine, old) for mine, old in zip(other.parameters(), before, strict=True))
+    assert entries(tmp_path)[-1] == CheckpointId(1, 1).name
+
+
+def test_a_folder_that_is_not_ours_to_write_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:  # whom no mode keeps out
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        trainer = Trainer()
+        monkeypatch.setenv("ELASTIPOD_JOB", "team/a")
+    else:
+        tmp_path.chmod(0o500)
+        trainer = Trainer()
+    with pytest.raises(CheckpointError, match=rf"of user {os.geteuid()}, may not write in {tmp_path}"):
+        trainer.load(CheckpointManager(tmp_path))
+
+
+def test_values_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
+    trainer = Trainer()
+    trainer.optimizer.param_groups[0]["hook"] = object()
+    with pytest.raises(CheckpointError, match=r"hook is a builtins\.object, which a checkpoint cannot hold"):
+        trainer.save(CheckpointManager(tmp_path), 1)
+
+
+# -- the documents' calls --------------------------------------------------------------------------------------------
+
+
+def documents_save(model, optimizer, lr_scheduler, user_content, checkpoint_path):  # type: ignore[no-untyped-def]
+    """What the documents' sample does (003)."""
+    state_dict = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler, **user_content}
+    dcp.save(state_dict=state_dict, storage_writer=dcp.FileSystemWriter(checkpoint_path))
+
+
+def documents_load(model, optimizer, lr_scheduler, checkpoint_path):  # type: ignore[no-untyped-def]
+    state_dict = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+    dcp.load(state_dict=state_dict, storage_reader=dcp.FileSystemReader(checkpoint_path))
+    return model, optimizer, lr_scheduler
+
+
+class Regression:
+    """A badly scaled problem, on which Adam's moments matter: without them its first step is as large in each direction."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Linear(8, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1, betas=(0.9, 0.99))
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1000)
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(64, 8, generator=generator)
+        self.wanted = self.inputs @ torch.arange(8.0)[:, None]
+
+    def train(self, steps: int) -> list[float]:
+        losses: list[float] = []
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            loss = (self.model(self.inputs) - self.wanted).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            losses.append(loss.item())
+        return losses
+
+
+@ONE_PROCESS
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # by torch 2.4's own writer
+def test_the_documents_sample_loses_the_moments_and_ours_keeps_them(tmp_path: Path) -> None:
+    run = Regression(0)
+    run.train(300)
+    documents_save(run.model, run.optimizer, run.scheduler, {"step": 300}, str(tmp_path / "theirs"))
+    save_checkpoint(run.model, run.optimizer, run.scheduler, {"step": 300}, tmp_path / "ours")
+    undisturbed = run.train(10)
+
+    theirs = Regression(1)
+    documents_load(theirs.model, theirs.optimizer, theirs.scheduler, str(tmp_path / "theirs"))
+    assert not theirs.optimizer.state, "no moments were loaded"
+    assert max(theirs.train(10)) > 10 * max(undisturbed), "the loss jumps"
+
+    ours = Regression(2)
+    loaded = load_checkpoint(ours.model, ours.optimizer, ours.scheduler, tmp_path / "ours")
+    assert tuple(loaded) == (ours.model, ours.optimizer, ours.scheduler)
+    assert (loaded.step, loaded.user_content) == (300, {"step": 300})
+    assert ours.train(10) == undisturbed
+
+
+def test_the_documents_two_call_shapes_are_taken(tmp_path: Path) -> None:
+    run = Regression(0)
+    run.train(1)
+    assert load_checkpoint(run.model, run.optimizer, run.scheduler, str(tmp_path)).step == 0
+    save_checkpoint(run.model, run.optimizer, run.scheduler, checkpoint_dir=str(tmp_path), step=1)
+    save_checkpoint(run.model, run.optimizer, run.scheduler, {"global_step": 2, "epoch": 0}, str(tmp_path))
+    assert [each.step for each in CheckpointDirectory(tmp_path).complete()] == [2, 1]
+    with pytest.raises(TypeError, match="needs the number of completed steps"):
+        save_checkpoint(run.model, run.optimizer, run.scheduler, {}, str(tmp_path))
+    with pytest.raises(TypeError, match="name the directory of checkpoints"):
+        load_checkpoint(run.model, run.optimizer, run.scheduler)

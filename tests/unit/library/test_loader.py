@@ -1,0 +1,149 @@
+"""Loading ahead with worker processes: the place in the data is what was trained, never what was fetched."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from elastipod.data import ElasticBatches
+from elastipod.data.loader import ElasticBatchSampler, ElasticLoader
+from elastipod.data.sharded import ShardReader, Shards
+from elastipod.errors import DataError
+
+PLAN = ElasticBatches(dataset_size=83, global_batch=9, seed=4, epochs=2)
+
+
+class Rows(torch.utils.data.Dataset[int]):
+    """A dataset whose samples are their indices."""
+
+    def __len__(self) -> int:
+        return PLAN.dataset_size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def loader_of(plan: ElasticBatches, rank: int, world_size: int, **options: Any) -> ElasticLoader[torch.Tensor]:
+    return ElasticLoader(Rows(), plan, rank=rank, world_size=world_size, micro_batch=2, **options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_resizes_with_workers_lose_nothing_that_was_prefetched(num_workers: int) -> None:
+    seen: Counter[tuple[int, int]] = Counter()
+    state: dict[str, Any] | None = None
+    prefetched = 0
+    for world_size, steps in ((2, 7), (3, 6), (1, 99)):
+        states = []
+        for rank in range(world_size):
+            with loader_of(PLAN, rank, world_size, num_workers=num_workers) as loader:
+                if state:
+                    loader.load_state_dict(state)
+                for batch, passes in loader:
+                    for part, data in passes:
+                        assert data.tolist() == list(part.indices)
+                        seen.update((batch.epoch, index) for index in data.tolist() if part.weight)
+                    assert loader.step == batch.step
+                    if batch.step == (state or {"step": 0})["step"] + steps:
+                        break
+                prefetched += loader.prefetched
+                states.append(json.dumps(loader.state_dict()))
+        assert len(set(states)) == 1
+        state = json.loads(states[-1])
+    assert seen == Counter({(epoch, index): 1 for epoch in range(2) for index in range(PLAN.dataset_size)})
+    assert (prefetched > 20) == (num_workers > 0)
+
+
+def test_a_batch_counts_when_all_its_passes_were_gone_through() -> None:
+    with loader_of(PLAN, 0, 1) as loader:
+        batches = iter(loader)
+        _, passes = next(batches)
+        for number, _ in enumerate(passes):
+            assert loader.step == 0, f"pass {number} is being trained"
+        assert loader.step == 1
+        _, passes = next(batches)
+        next(passes)
+        assert loader.state_dict()["step"] == 1
+        batch, passes = next(batches)  # left early: the next batch still has its own data
+        assert [data.tolist() for _, data in passes] == [list(part.indices) for part in batch.micro_batches(2)]
+
+
+def test_a_place_is_loaded_before_the_first_batch_or_refused() -> None:
+    with loader_of(PLAN, 0, 1) as loader:
+        next(iter(loader))
+        with pytest.raises(DataError, match="before the first batch only"):
+            loader.load_state_dict(PLAN.state_dict(3))
+
+
+def stateful(rank: int, world_size: int) -> Any:
+    torchdata = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="the extra elastipod[data] is not installed"
+    )
+    sampler = ElasticBatchSampler(PLAN, rank=rank, world_size=world_size, micro_batch=2)
+    return torchdata.StatefulDataLoader(Rows(), batch_sampler=sampler, num_workers=2)
+
+
+def passes_of(plan: ElasticBatches, rank: int, world_size: int, step: int) -> Iterator[tuple[int, int, int, float]]:
+    for batch in plan.iterate(rank, world_size, start_step=step):
+        for part in batch.micro_batches(2):
+            yield batch.step, batch.epoch, part.is_last, part.weight
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 with torch 2.10 and newer
+def test_a_stateful_data_loader_with_workers_goes_on_in_another_world() -> None:
+    """What torchdata saved on one rank is loaded on all ranks of a larger world."""
+    seen: Counter[tuple[int, int]] = Counter()
+    state: dict[str, Any] | None = None
+    step = 0
+    for world_size, leave_after in ((2, 5), (3, 12), (1, PLAN.total_steps)):
+        saved = []
+        for rank in range(world_size):
+            loader = stateful(rank, world_size)
+            if state:
+                loader.load_state_dict(state)
+            rows = iter(loader)
+            for at, epoch, is_last, weight in passes_of(PLAN, rank, world_size, step):
+                data = next(rows).tolist()
+                seen.update((epoch, index) for index in data if weight)
+                if is_last and at == leave_after:
+                    break
+            saved.append(loader.state_dict())
+            del rows, loader
+        state, step = saved[0], leave_after
+    assert seen == Counter({(epoch, index): 1 for epoch in range(2) for index in range(PLAN.dataset_size)})
+
+
+def test_a_half_trained_step_is_given_again_from_its_first_pass() -> None:
+    sampler = ElasticBatchSampler(PLAN, rank=0, world_size=1, micro_batch=2)
+    passes = iter(sampler)
+    for _ in range(7):  # five passes of the first step, two of the second
+        next(passes)
+    state = passes.state_dict()
+    assert state["step"] == 1
+    again = iter(sampler)
+    again.load_state_dict(state)
+    assert next(again) == list(PLAN.batch(2, 0, 1).indices[:2])
+
+
+SHARDS = Shards([13, 29, 7, 20], lanes=4, seed=1)
+
+
+def numbers(shard: int, first: int) -> range:
+    return range(SHARDS.starts[shard] + first, SHARDS.starts[shard + 1])
+
+
+def test_workers_read_shards() -> None:
+    plan = ElasticBatches.over(SHARDS, 5)
+    dataset: Any = ShardReader(SHARDS, numbers)
+    found = []
+    for rank in range(2):
+        with ElasticLoader[torch.Tensor](
+            dataset, plan, rank=rank, world_size=2, micro_batch=2, num_workers=2
+        ) as loader:
+            for _, passes in loader:
+                found += [index for part, data in passes if part.weight for index in data.tolist()]
+    assert sorted(found) == list(range(len(SHARDS)))
