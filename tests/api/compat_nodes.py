@@ -186,6 +186,7 @@ class PlayedNodes:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._finishing: set[str] = set()
         self._closing: set[asyncio.Task[None]] = set()
+        self._servers: list[web.Server] = []
         self._problem: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="played nodes")
@@ -261,7 +262,10 @@ class PlayedNodes:
                 await asyncio.gather(*self._busy.values(), return_exceptions=True)
                 await asyncio.gather(*(self._close(uid) for uid in list(self._runners)))
                 await asyncio.gather(*self._closing)
-                await asyncio.sleep(0.3)  # connections are gone some turns of the loop after they were closed
+                await asyncio.sleep(0.3)
+                # One that was accepted while its server closed was nobody's to close.
+                await asyncio.gather(*(server.shutdown(0) for server in self._servers))
+                await asyncio.sleep(0.1)  # connections are gone some turns of the loop after they were closed
 
     async def _make_node(self, name: str, kind: str) -> None:
         labels = {
@@ -322,6 +326,8 @@ class PlayedNodes:
         if kind == "DELETED" or meta.get("deletionTimestamp"):
             self._begin(f"{meta['uid']} ends", self._end(pod, delete=kind != "DELETED"))
         elif name not in self.seen or self.seen[name]["metadata"]["uid"] != meta["uid"]:
+            if pod["status"].get("phase") != "Pending":
+                return  # it came to life on nodes of these names that another test played
             self.seen[name] = pod
             self._begin(f"{meta['uid']} begins", self._begin_pod(pod))
 
@@ -384,6 +390,8 @@ class PlayedNodes:
         application.add_routes([web.get("/status", get), web.post("/{path}", post)])
         runner = self._runners[uid] = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
+        assert runner.server is not None
+        self._servers.append(runner.server)
         await web.TCPSite(runner, address, _agent_port(pod)).start()
 
     async def _succeed(self, pod: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ Seconds of the long churn: the environment variable CHURN_SECONDS (600).
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import random
 import statistics
@@ -30,6 +32,7 @@ SHORT = Plan(
     seconds=25, elastic=6, fixed=8, cpus=3, trains_s=(3, 9), wave_s=(4, 8), act_s=(0.4, 1.2), settle_s=60,
 )  # fmt: skip
 TINY = Plan(seconds=9, elastic=3, fixed=3, cpus=3, trains_s=(6, 9), wave_s=(4, 4), act_s=(9, 9), settle_s=60)
+KEPT = frozenset({"active", "priority", "queueName", "nodeName", "replicas", "runPolicy"})  # of a spec
 SECONDS = float(os.environ.get("CHURN_SECONDS", "600"))
 LONG = Plan(
     seconds=SECONDS, elastic=20, fixed=20, cpus=12, trains_s=(10, 50), wave_s=(15, 45), act_s=(0.5, 2.5), settle_s=300,
@@ -69,6 +72,15 @@ class Stage:
             self.cluster.kubectl("delete", "nodes", "-l", f"node.kubernetes.io/instance-type={KIND}")
         return churn, history, check(history, quotas, GRACE_S)
 
+    def keep(self, history: list[Change]) -> Path:
+        """Write a history down, without pod templates, for who wants to know how a rule was broken."""
+        path = self._folder / "history.jsonl.gz"
+        with gzip.open(path, "wt", encoding="utf-8") as file:
+            for change in history:
+                body = {**change.body, "spec": {k: v for k, v in change.body.get("spec", {}).items() if k in KEPT}}
+                file.write(json.dumps({**asdict(change), "body": body}) + "\n")
+        return path
+
 
 @pytest.fixture
 def stage(kueue_server: Cluster, kueue_namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Stage:
@@ -106,7 +118,8 @@ def test_a_long_churn(stage: Stage, long_run: LongRun) -> None:
 
 def hold(stage: Stage, churn: Churn, history: list[Change], verdict: Verdict) -> None:
     """Hold a churn against what must be true of it."""
-    assert not verdict.violations, "\n".join(f"{one.version}: {one.rule}: {one.what}" for one in verdict.violations)
+    told = "\n".join(f"{one.version}: {one.rule}: {one.what}" for one in verdict.violations)
+    assert not verdict.violations, f"{told}\nall that happened: {stage.keep(history)}"
     kept = {life.name for life in churn.lives.values() if not life.is_deleted}
     assert kept <= finished(history), f"not completed: {kept - finished(history)}"
     complaints = [line for line in stage.log.read_text(encoding="utf-8").splitlines() if '"level": "error"' in line]
