@@ -75,7 +75,8 @@ def _load(name: str) -> str | None:
         module = import_module(name)
         if name == "elastipod":
             for public in module.__all__:
-                getattr(module, public)
+                with suppress(ImportError, AttributeError):  # of a torch without that; who asks for it will be told
+                    getattr(module, public)
     except ModuleNotFoundError as error:
         return error.name or str(error)
     except BaseException as error:  # a module may do anything when it is imported, also exit
