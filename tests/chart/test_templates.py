@@ -146,6 +146,8 @@ def test_rights_are_those_that_the_operator_needs():
         "delete",
     }
     assert {resource for _, resource, _ in everywhere} == {
+        "clusterqueues",
+        "cohorts",
         "events",
         "hyperpodpytorchjobs",
         "hyperpodpytorchjobs/finalizers",
@@ -165,7 +167,7 @@ def test_rights_are_those_that_the_operator_needs():
         "workloads",
         "workloads/status",
     }
-    assert ("workloads", "patch") not in kueue
+    assert {verb for resource, verb in kueue if resource in ("clusterqueues", "cohorts")} == {"list"}
     assert ("workloads", "update") not in kueue
     assert {verb for _, resource, verb in everywhere if resource == "secrets"} == {"create"}
     assert not [grant for grant in everywhere if "*" in grant]
@@ -179,8 +181,9 @@ def test_with_a_list_of_namespaces_rights_end_there():
     objects = render({"watchNamespaces": ["team-a", "team-b"]})
     everywhere = granted(objects, "ClusterRole", "", "aws-hyperpod-elastipod")
     assert {verb for _, _, verb in everywhere} == {"get", "list", "watch"}
-    of_the_cluster = {"nodes", "priorityclasses", "resourceflavors", "workloadpriorityclasses"}
-    assert {resource for _, resource, _ in everywhere} == of_the_cluster
+    of_the_cluster = {"nodes", "priorityclasses"}
+    of_kueue = {"clusterqueues", "cohorts", "resourceflavors", "workloadpriorityclasses"}
+    assert {resource for _, resource, _ in everywhere} == of_the_cluster | of_kueue
     for namespace in ("team-a", "team-b"):
         assert ("", "pods", "create") in granted(objects, "Role", namespace, "elastipod")
         assert ("kueue.x-k8s.io", "workloads", "create") in granted(objects, "Role", namespace, "elastipod")

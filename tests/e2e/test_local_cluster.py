@@ -219,6 +219,7 @@ def test_an_up_that_is_cut_short_leaves_nothing(
         env={**os.environ, "PYTHONPATH": PACKAGES},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in a shell's background it is ignored
     )
     with tool:
         assert tool.stderr is not None
