@@ -261,8 +261,10 @@ class Reconciler:
         orders = self._orders(job, todo.record)
         calls = [call for action in todo.actions if orders and (call := orders.of(action)) is not None]
         await self._send(job, [call for call in calls if call.path != "/shutdown"])
-        await self._create_pods(job, worker, [a for a in todo.actions if isinstance(a, CreatePod)])
+        # Who has to go, and quota that Kueue waits for, do not wait for pods that cannot be made.
         await self._delete_pods(job, [a for a in todo.actions if isinstance(a, DeletePod)])
+        await self._queues.give_back(job, todo)
+        await self._create_pods(job, worker, [a for a in todo.actions if isinstance(a, CreatePod)])
         for action in todo.actions:
             if isinstance(action, VerifyPods):
                 await self._list_pods(job)
@@ -270,7 +272,6 @@ class Reconciler:
                 await self._written("job", self._api.delete_job(job.fact))
         await self._send(job, [call for call in calls if call.path == "/shutdown"])
         await self._queues.ask(job, todo)
-        await self._queues.give_back(job, todo)
         return bool(calls)
 
     async def _send(self, job: Job, calls: list[Command]) -> None:

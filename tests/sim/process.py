@@ -25,8 +25,12 @@ class Wait(Awaitable[Any]):
 
 
 class _Timer:
-    def __init__(self) -> None:
+    def __init__(self, at: float) -> None:
+        self._at = at
         self.is_cancelled = False
+
+    def when(self) -> float:
+        return self._at
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -60,8 +64,11 @@ class _Loop:
         self._kernel = kernel
         self._held_until = held_until
 
+    def time(self) -> float:
+        return self._kernel.now
+
     def call_later(self, seconds: float, what: Callable[..., object], *arguments: object) -> _Timer:
-        timer = _Timer()
+        timer = _Timer(self._kernel.now + seconds)
 
         def fire() -> None:
             if self._held_until() > self._kernel.now:

@@ -106,7 +106,7 @@ def _drops(
         if not is_empty:
             continue
         if number == 0 and workload.evicted:
-            if not any(_pods_on(w, quota, view) for w in _increments_held(quota)):
+            if not _increments_held(quota):
                 actions.append(ReleaseBase(workload.name, workload.uid))
         else:
             actions.append(DropWorkload(workload.name, workload.uid, why))

@@ -98,6 +98,8 @@ class View:
     """When it was judged."""
     room_at: datetime | None = None
     """When there last came to be more room in the cluster, as far as the operator can see."""
+    withdrawn: frozenset[Slot] = frozenset()
+    """Slots without quota: their pods go, whether their agents answer or not."""
 
     def get(self, pod: PodId) -> Replica | None:
         return self.by_id.get(pod)
@@ -144,7 +146,9 @@ def judge(seen: Observed) -> View:
         node = seen.nodes.get(pod.node) if pod.node else None
         agent = agents[pod.name]
         if pod.id in given_up and not pod.ended:
-            replica = Replica(pod, agent, Health.LOST, "GivenUp", gone=_gone(pod, agent, node, seen.now, grace))
+            is_up = node is not None and node.ready and not node.out_of_service
+            why = "GivenUp" if is_up or not pod.node else "NodeLost"
+            replica = Replica(pod, agent, Health.LOST, why, gone=_gone(pod, agent, node, seen.now, grace))
         else:
             withdrawn = seen.withdrawn.get(pod.id.slot)
             is_member = pod.id in members
@@ -157,7 +161,7 @@ def judge(seen: Observed) -> View:
     )
     ends = (since + grace + TICK for since in not_ready_since if since is not None)
     next_gone_at = min((at for at in ends if at > seen.now), default=None)
-    return View(by_id, newest, witnesses.all_silent, next_gone_at, seen.now, seen.room_at)
+    return View(by_id, newest, witnesses.all_silent, next_gone_at, seen.now, seen.room_at, frozenset(seen.withdrawn))
 
 
 def _judge_pod(

@@ -65,8 +65,7 @@ def _late(workload: WorkloadFact, seen: Observed, view: View, quota: Quota) -> s
     since = f"{workload.evicted_at.astimezone(UTC):%H:%M:%S} UTC"
     text = f"Kueue waits for the quota of Workload {workload.name} since {since} ({workload.evicted})"
     if not pods:
-        why = f": {seen.queue_trouble[1]}" if seen.queue_trouble is not None else ", which is tried again and again"
-        return f"{text}; no pod is left on it, it only has to be given back{why}"
+        return f"{text}; no pod is left on it, giving it back is tried again and again (see the operator's log)"
     more = f" and {len(pods) - NAMED_PODS} more" if len(pods) > NAMED_PODS else ""
     return f"{text}; it is held up by {', '.join(_where(r, seen) for r in pods[:NAMED_PODS])}{more}"
 

@@ -38,7 +38,9 @@ def stop_members(
         if replica.health is Health.ENDED or replica.parked or not (replica.id in members or replica.busy):
             continue
         due = _due(replica, record, policy)
-        is_given_up = now >= due + GIVE_UP_AFTER and not view.all_silent
+        # Who has no quota any more leaves however silent all are: Kueue waits, and pods are ended without their agents.
+        must_go = policy.suspend or replica.id.slot in view.withdrawn
+        is_given_up = now >= due + GIVE_UP_AFTER and (must_go or not view.all_silent)
         if replica.health is Health.LOST or is_given_up:
             if replica.id not in record.lost:
                 record = replace(record, lost=(*record.lost, replica.id))

@@ -45,10 +45,15 @@ class Kept(Generic[T]):
         for uid, (its_version, item) in found.items():
             self.put(uid, its_version, item)
         self.is_listed, self._list_version = True, max(version, self._list_version)
+        # Of what is gone and not newer than the list nothing need be remembered: the list's own version keeps it away.
+        self._versions = {u: v for u, v in self._versions.items() if u in self._items or v > self._list_version}
         return self._items != before
 
     def clear(self) -> bool:
         """Forget all, for their kind is gone; False when there were none."""
         had_some = bool(self._items)
         self._items.clear()
+        # What comes back unchanged, with its kind, is there again.
+        self._versions.clear()
+        self._list_version = -1
         return had_some

@@ -22,7 +22,7 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 READ_AGAIN_S = 180.0
-# While a queue of a job is missing or stopped, somebody is about to mend it.
+# While a queue of a job is missing or stopped, somebody is about to mend it; and after a reading that failed.
 TROUBLED_AGAIN_S = 20.0
 # What Workloads say may ask for it sooner, but not more often than this.
 LEAST_PAUSE_S = 2.0
@@ -75,15 +75,17 @@ class QueueReader:
         await self._wanted.wait()
         while True:
             self._hurry.clear()
+            is_read = False
             try:
                 await self._read(namespaces or ("",))
+                is_read = True
             except CALL_ERRORS as error:
                 self._tell("Queues", error)
             except Exception:
                 # The outer edge of this task: whatever came over the wire must not end the operator.
                 log.exception("the queues could not be read")
             await asyncio.sleep(LEAST_PAUSE_S)
-            is_troubled = any(fact is not None and _is_troubled(fact) for fact in self._facts.values())
+            is_troubled = not is_read or any(fact is not None and _is_troubled(fact) for fact in self._facts.values())
             try:
                 async with asyncio.timeout(TROUBLED_AGAIN_S if is_troubled else READ_AGAIN_S):
                     await self._hurry.wait()

@@ -61,6 +61,8 @@ class Memory:
     giving: Retry = field(default_factory=Retry)
     marking: Retry = field(default_factory=Retry)
     ranking: Retry = field(default_factory=Retry)
+    look: asyncio.TimerHandle | None = None
+    """The next look that was asked for."""
     vain_releases: dict[str, int] = field(default_factory=dict)
     """By UID of the Workload."""
     admitted: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -123,12 +125,20 @@ class Desk:
 
     def failed(self, job: Job, retry: Retry, what: str, error: Exception) -> None:
         """Note a failure, and have the job looked at when it is to be tried again."""
-        log.warning("%s: %s %s", what, type(error).__name__, error, extra=about(job))
-        self.look_later(job, retry.failed())
+        # Somebody wrote it just now, or it is another one by now: the watch tells what it is.
+        is_overtaken = isinstance(error, ApiError) and error.status == 409
+        level = logging.INFO if is_overtaken else logging.WARNING
+        log.log(level, "%s: %s %s", what, type(error).__name__, error, extra=about(job))
+        asyncio.get_running_loop().call_later(retry.failed(), self.wake, job.fact.uid)
 
     def look_later(self, job: Job, seconds: float) -> None:
-        """Have a job looked at after a while."""
-        asyncio.get_running_loop().call_later(seconds, self.wake, job.fact.uid)
+        """Have a job looked at after a while, or sooner where that was asked for."""
+        loop, memory = asyncio.get_running_loop(), self.memory(job)
+        if memory.look is not None:
+            if loop.time() < memory.look.when() <= loop.time() + seconds:
+                return  # a timer for each pass would make ever more passes
+            memory.look.cancel()
+        memory.look = loop.call_later(seconds, self.wake, job.fact.uid)
 
     def workload(self, job: Job, name: str) -> WorkloadFact | None:
         """Give a Workload of a job as it is known."""

@@ -124,6 +124,6 @@ async def _apply(desk: Desk, job: Job, name: str, status: tuple[str, dict[str, A
     try:
         desk.put(job, await desk.written(desk.api.apply_workload_status(*status)))
     except ApiError as error:
-        if error.status not in (404, 409):
+        if error.status != 404:
             raise
-        desk.drop(job, name)  # gone, or another one by now, of which the watch tells
+        desk.drop(job, name)

@@ -56,9 +56,9 @@ async def _rank(desk: Desk, job: Job, workload: WorkloadFact) -> None:
     try:
         body = await desk.written(desk.api.patch_workload(job.fact.namespace, workload.name, patch))
     except ApiError as error:
-        if error.status not in (404, 409):
+        if error.status != 404:
             raise
-        desk.drop(job, workload.name)  # gone, or another one by now, of which the watch tells
+        desk.drop(job, workload.name)
         return
     log.info("priority changed", extra={**about(job), "workload": workload.name, "priority": wanted.value})
     desk.put(job, body)

@@ -15,7 +15,7 @@ from ..kube.api import ApiError
 from ..kube.applied import effective_spec
 from ..kube.store import Job
 from ..kube.workloads import ranked, templates_digest
-from .desk import Desk, Memory, is_kueue_away, trouble_of
+from .desk import LAST_RETRY_S, Desk, Memory, is_kueue_away, trouble_of
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +112,8 @@ async def _list(desk: Desk, job: Job) -> None:
         # Without pods nothing is lost by taking it for a job that has no quota yet; the next pass asks again.
         trouble = trouble_of(error)
         desk.memory(job).troubles[LISTING] = (trouble.reason, str(trouble))
+        if error.status != 404:
+            desk.look_later(job, LAST_RETRY_S)  # nothing else wakes a job that rests
         return
     desk.memory(job).troubles.pop(LISTING, None)
     desk.store.replace_workloads(fact.uid, bodies, version)

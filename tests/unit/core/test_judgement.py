@@ -88,6 +88,9 @@ def test_a_pod_that_was_given_up_stays_lost_until_it_has_ended() -> None:
     record = trains(lost=(pid(0),))
     lost = first((pod(0), running()), (pod(1), running()), record=record)
     assert (lost.health, lost.why, lost.gone) == (Health.LOST, "GivenUp", False)
+    unplaced = first((pod(0, node=""), None), (pod(1), running()), record=record)
+    assert (unplaced.why, unplaced.gone) == ("GivenUp", False)
+    assert first((pod(0), None), (pod(1), running()), nodes=[AWAY], record=record).why == "NodeLost"
     away = replace(AWAY, not_ready_since=LONG_AGO)
     assert first((pod(0), None), (pod(1), running()), nodes=[away], record=record).gone
     assert first((pod(0, phase="Failed"), None), record=record).health is Health.ENDED

@@ -293,9 +293,13 @@ def test_who_holds_it_up(changes: dict[str, Any], agent: Any, node: NodeFact | N
 def test_quota_that_could_not_be_given_back_is_an_alarm_too() -> None:
     what = seen(queue(), (*FOUR[:2], taken(evicted_at=LATE)))
     assert acts(plan(what), DropWorkload)
-    assert "no pod is left on it" in warning(what)[1]
-    away = replace(what, queue_trouble=("KueueUnavailable", "Kueue does not answer"))
-    assert warning(away)[1].endswith("it only has to be given back: Kueue does not answer")
+    other = replace(what, queue_trouble=("PriorityClassMissing", "WorkloadPriorityClass x does not exist"))
+    for one in (what, other):
+        assert warning(one)[0] == "EvictionOverdue"
+        assert (
+            "; no pod is left on it, giving it back is tried again and again (see the operator's log)"
+            in warning(one)[1]
+        )
 
 
 def test_of_many_pods_some_are_named() -> None:

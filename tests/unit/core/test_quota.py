@@ -426,6 +426,20 @@ def test_quota_is_kept_while_a_pod_may_still_run() -> None:
     assert not acts(plan(replace(seen, nodes={**seen.nodes, "node-9": down})), DropWorkload)
 
 
+def test_who_was_given_up_where_its_node_lives_holds_its_replacement_up() -> None:
+    """Its kubelet still ends it: with both, the job would have more pods than quota. A node that is dead holds nothing up."""
+    record = replace(queued(trains(2)), lost=(pid(2),))
+    shares = [workload(0, 2), workload(1)]
+    seen = look(record, shares, *train(2), (on(1, 2, kill_at=NOW + seconds(30)), silent(60)))
+    assert not acts(plan(seen), CreatePod)
+    down = NodeFact(name="node-2", ready=False, not_ready_since=NOW - seconds(5))
+    assert [a.pod for a in acts(plan(replace(seen, nodes={**seen.nodes, "node-2": down})), CreatePod)] == [pid(2, 1)]
+    gone = plan(look(replace(record, incarnations={pid(2).slot: 0}), shares, *train(2)))
+    assert [a.pod for a in acts(gone, CreatePod)] == [pid(2, 1)]
+    alone = observed(job(replace(record, queue="")), zip(seen.pods, (running(), running(), silent(60)), strict=True))
+    assert pid(2, 1) in [a.pod for a in acts(plan(alone), CreatePod)], "without a queue nothing is exceeded"
+
+
 # ---- edits, suspension, the end
 
 

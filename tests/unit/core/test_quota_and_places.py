@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.core.builders import NOW, acts, policy, ready, running, seconds, trains, transition
-from tests.unit.core.test_quota import evicted, look, on, queued, workload
+from tests.unit.core.test_quota import evicted, look, on, pending, queued, workload
 
 from elastipod_operator.core.actions import AskWorkload, CreatePod, DeletePod, DropWorkload, ReleaseBase
 from elastipod_operator.core.facts import SpecShape, WorkloadFact
@@ -52,9 +52,13 @@ def test_increments_are_given_back_before_their_base_is_or_comes_back() -> None:
     leaving = (on(1, 2, kill_at=NOW + seconds(30)), ready())
     going = plan(look(record, [evicted(0, 2), workload(1)], leaving))
     assert (acts(going, ReleaseBase), acts(going, DropWorkload)) == ([], [])
-    gone = plan(look(going.record, [evicted(0, 2), workload(1)]))
-    given = [a.name for a in gone.actions if isinstance(a, DropWorkload | ReleaseBase)]
-    assert given == [workload(1).name, workload(0).name]
+    for share in (workload(1), evicted(1)):
+        gone = plan(look(going.record, [evicted(0, 2), share]))
+        assert (acts(gone, ReleaseBase), [a.name for a in acts(gone, DropWorkload)]) == ([], [share.name])
+    for left in ([], [workload(1, is_deleting=True)], [pending(1)]):
+        assert acts(plan(look(going.record, [evicted(0, 2), *left])), ReleaseBase) == [
+            ReleaseBase(workload(0).name, "uid-0")
+        ]
     taken_away = plan(look(record, [workload(1)], leaving))
     assert (acts(taken_away, AskWorkload), acts(taken_away, DropWorkload)) == ([], [])
     last = plan(look(taken_away.record, [workload(1)]))

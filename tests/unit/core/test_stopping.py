@@ -28,6 +28,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, StopWorkers
 from elastipod_operator.core.facts import AgentFact, AgentState, PodFact
 from elastipod_operator.core.health import judge
+from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Kind, Record
 from elastipod_operator.core.stopping import is_forced, stop_members
 
@@ -98,6 +99,24 @@ def test_who_is_given_up_joins_those_before() -> None:
 def test_when_all_are_silent_they_are_looked_at_every_second() -> None:
     record = draining(-100)
     assert stop(record, (pod(0), silent(60)), (pod(1), silent(60))) == (record, [], NOW + seconds(1))
+
+
+@pytest.mark.parametrize(
+    ("suspend", "withdrawn", "given_up"),
+    [
+        pytest.param(False, {Slot("workers", 1): ("Preempted", "for another")}, (pid(1),), id="who has no quota"),
+        pytest.param(True, {}, (pid(0), pid(1)), id="all of a job that is suspended"),
+    ],
+)
+def test_who_must_go_is_given_up_also_when_all_are_silent(
+    suspend: bool, withdrawn: dict[Slot, tuple[str, str]], given_up: tuple[PodId, ...]
+) -> None:
+    for left_s, lost in ((-44.9, ()), (-45, given_up)):
+        record = draining(left_s)
+        seen = observed(job(record), [(pod(0), silent(60)), (pod(1), silent(60))], withdrawn=withdrawn)
+        after, actions, _ = stop_members(record, judge(seen), policy(suspend=suspend), NOW)
+        assert after.lost == lost
+        assert [a.name for a in actions if isinstance(a, DeletePod)] == [pod(one).name for one in lost]
 
 
 @pytest.mark.parametrize(

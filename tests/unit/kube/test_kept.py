@@ -56,6 +56,28 @@ def test_clearing_forgets_all() -> None:
     assert found.items == ()
 
 
+def test_what_comes_back_unchanged_after_its_kind_was_gone_is_there_again() -> None:
+    found: Kept[str] = Kept()
+    found.replace({"a": (5, "a5")}, 10)
+    found.clear()
+    assert found.replace({"a": (5, "a5")}, 20)
+    assert found.items == ("a5",)
+    found.clear()
+    assert found.put("a", 5, "a5"), "a watch may tell of it before a list"
+
+
+def test_what_is_gone_is_not_remembered_for_ever() -> None:
+    found = kept(a=5, b=6)
+    found.drop("a", 30)
+    found.replace({}, 20)
+    assert set(found._versions) == {"a"}, "it is newer than the list"
+    assert not found.put("a", 25, "late")
+    assert not found.put("b", 19, "late")
+    found.replace({}, 40)
+    assert found._versions == {}
+    assert not found.put("a", 25, "late")
+
+
 def known(*, listed: bool = True) -> Store:
     store = Store()
     store.put_job(job_body())

@@ -216,6 +216,20 @@ async def test_an_api_server_that_does_not_answer_changes_nothing(
     assert caplog.text.count("Queues cannot be read for now") == 1
 
 
+async def test_what_could_not_be_read_is_read_again_soon(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_reader, "TROUBLED_AGAIN_S", 0.01)
+    reading.cluster.refuse["localqueues"] = ApiError(500, "out of order")
+    reading.know()
+    reading.fact()
+    reading.start()
+    await until(lambda: reading.lists >= 2)
+    reading.cluster.refuse["localqueues"] = ValueError("odd")
+    before = reading.lists
+    await until(lambda: reading.lists >= before + 2)
+    reading.cluster.refuse.clear()
+    await until(lambda: bool(reading.told))
+
+
 async def test_queues_of_jobs_that_are_gone_are_forgotten(reading: Reading) -> None:
     reading.know()
     reading.fact()

@@ -7,12 +7,21 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
-from tests.unit.core.builders import NOW, job, pod, trains
+from tests.unit.core.builders import NOW, job, pid, pod, trains
 from tests.unit.kube.bodies import job_body
 
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.agents.commands import Command
-from elastipod_operator.core.actions import Action, DeletePod, Plan, ShutDownAgent, StartWorkers, StopWorkers
+from elastipod_operator.core.actions import (
+    Action,
+    CreatePod,
+    DeletePod,
+    DropWorkload,
+    Plan,
+    ShutDownAgent,
+    StartWorkers,
+    StopWorkers,
+)
 from elastipod_operator.core.facts import Condition
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.store import Job, Store
@@ -50,10 +59,23 @@ def decided(*actions: Action) -> Plan:
     )
 
 
+class Queue(Notes):
+    """Quota beside these, where pods cannot be placed."""
+
+    async def give_back(self, job: Job, todo: Plan) -> None:
+        self.done.append("give back")
+
+    async def placed(self, job: Job, actions: list[CreatePod]) -> Any:
+        self.done.append("create")
+        raise ApiError(409, "out of order")
+
+
 async def carried_out(notes: Notes, todo: Plan) -> list[str]:
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, notes), Store(), session)
         reconciler._commander = cast(Any, notes)
+        if isinstance(notes, Queue):
+            reconciler._queues = cast(Any, notes)
         held = Job(job_body(), job(RECORD), 10, pods={p.uid: p for p in (pod(0), pod(1))})
         try:
             await reconciler._write_record(held, todo)
@@ -70,6 +92,11 @@ async def test_an_agent_is_told_to_leave_after_its_pod_was_deleted() -> None:
     name = pod(0).name
     todo = decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test"), StartWorkers(pod(1).name, 1))
     assert await carried_out(Notes(), todo) == ["/start", "delete", "/shutdown"]
+
+
+async def test_pods_that_cannot_be_made_keep_nobody_from_going_nor_quota_from_kueue() -> None:
+    todo = decided(CreatePod(pid(2), 2), DeletePod(pod(0).name, pod(0).uid, "a test"), DropWorkload("w", "u", "a test"))
+    assert await carried_out(Queue(), todo) == ["delete", "give back", "create", "409"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from tests.unit.agents.stand_in import until
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 from tests.unit.kube.queue_bodies import flavor_body
 from tests.unit.operator_shell.api_server import serving
@@ -77,6 +78,9 @@ class Shell:
 
     def fact(self, number: int = 0) -> WorkloadFact:
         return next(one.fact for one in self.job.workloads.items if one.fact.number == number)
+
+    def next_look(self) -> asyncio.TimerHandle | None:
+        return self.queues._desk.memory(self.job).look
 
     def trouble(self) -> tuple[str, str] | None:
         return self.queues.seen(self.job).trouble
@@ -201,6 +205,7 @@ async def test_a_job_without_pods_is_told_of_and_looked_at_again(shell: Shell) -
     assert trouble is not None
     assert trouble[0] == "KueueUnavailable"
     assert (shell.job.workloads.is_listed, shell.woken) == (False, 0), "a job that wakes itself would never rest"
+    assert shell.next_look() is not None, "nothing else may wake it"
     del shell.server.refuse["list"]
     await shell.queues.look(shell.job)
     assert (shell.job.workloads.is_listed, shell.trouble()) == (True, None)
@@ -216,6 +221,7 @@ async def test_where_kueue_is_missing_there_is_no_quota(shell: Shell) -> None:
     assert trouble[0] == "KueueUnavailable"
     assert "install Kueue 0.15" in trouble[1]
     assert shell.job.workloads.is_listed
+    assert shell.next_look() is None
 
 
 async def test_a_job_that_is_deleted_does_not_wait_for_kueue(shell: Shell) -> None:
@@ -503,6 +509,25 @@ async def test_what_others_wait_for_is_given_back_first(shell: Shell, caplog: py
     assert told == [evicted, BASE, waits]
 
 
+async def test_a_job_is_looked_at_once_for_all_who_wait(shell: Shell) -> None:
+    shell.know()
+    desk = shell.queues._desk
+    desk.look_later(shell.job, 60)
+    first = shell.next_look()
+    desk.look_later(shell.job, 90)
+    assert shell.next_look() is first, "that comes early enough"
+    desk.look_later(shell.job, 0)
+    assert first is not None
+    assert first.cancelled()
+    await until(lambda: shell.woken == 1)
+    desk.look_later(shell.job, 60)
+    second = shell.next_look()
+    shell.server.refuse["create"] = AWAY
+    await shell.do(ASK_BASE)
+    assert shell.next_look() is second, "what failed has a time of its own"
+    await until(lambda: shell.woken == 3)  # for the trouble, and a second later to try again
+
+
 async def test_a_released_base_is_in_the_queue_again(shell: Shell) -> None:
     shell.know()
     await shell.granted()
@@ -572,6 +597,28 @@ async def test_a_workload_that_is_gone_or_another_one_by_now_is_forgotten(shell:
     shell.server.workloads.clear()
     await shell.do(MarkPodsReady(BASE, fact.uid, True, False))
     assert shell.job.workloads.items == ()
+
+
+@pytest.mark.parametrize(
+    "order_of",
+    [lambda w: MarkPodsReady(w.name, w.uid, True, False), lambda w: FinishWorkload(w.name, w.uid, True, "done")],
+    ids=["mark", "finish"],
+)
+async def test_what_somebody_wrote_meanwhile_is_not_taken_for_gone(
+    shell: Shell, later: Any, caplog: pytest.LogCaptureFixture, order_of: Any
+) -> None:
+    """Without its base the job would stop."""
+    shell.know()
+    fact = await shell.granted()
+    shell.server.refuse["tell"] = (409, "the object has been modified")
+    await shell.do(order_of(fact))
+    assert shell.fact() == fact
+    assert "could not be" not in caplog.text
+    shell.server.refuse.clear()
+    later(1)
+    await shell.do(order_of(fact))
+    assert shell.fact() != fact
+    assert shell.asked("PATCH status") == 2
 
 
 async def test_a_workload_that_somebody_keeps_is_on_its_way(shell: Shell) -> None:
@@ -669,10 +716,19 @@ async def test_a_priority_that_is_refused_is_tried_again_later(
         await shell.do(RankWorkload(BASE, first.uid))
     assert caplog.text.count("a priority could not be changed") == 1
     later(5)
-    shell.server.refuse["patch"] = (409, "uid")
+    caplog.set_level("WARNING")
+    shell.server.refuse["patch"] = (409, "the object has been modified")
     await shell.do(RankWorkload(BASE, first.uid))
-    assert caplog.text.count("a priority could not be changed") == 1
-    assert shell.job.workloads.items == (), "another one by now"
+    assert caplog.text.count("a priority could not be changed") == 1, "nobody need be told of that"
+    assert shell.fact() == first, "without its base the job would stop"
+    assert shell.asked(f"PATCH {BASE}") == 2
+    shell.server.refuse.clear()
+    later(60)
+    await shell.do(RankWorkload(BASE, first.uid))
+    assert shell.asked(f"PATCH {BASE}") == 3
+    shell.server.workloads.clear()
+    await shell.do(RankWorkload(BASE, first.uid))
+    assert shell.job.workloads.items == ()
 
 
 async def test_a_priority_that_is_changed_back_is_told(shell: Shell, later: Any) -> None:
