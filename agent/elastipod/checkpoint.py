@@ -29,6 +29,7 @@ from elastipod.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointId,
     CheckpointStore,
+    Damaged,
     FileRecord,
     Manifest,
 )
@@ -167,9 +168,10 @@ class CheckpointManager:
         """Begin a checkpoint and return as soon as the state has been copied to host memory; training may go on at once.
 
         As `save`; what is still being written from the last time is awaited first. durable: False keeps it in memory only,
-        which costs no storage and can be done more often. Where storage fails (a full disk, say), rank 0 logs one sentence,
-        training goes on, earlier checkpoints stay, and the next save tries again. Leave the training loop with `save`, or
-        call `wait` before the process ends. Collective. Raises FencedError when a newer generation has taken over.
+        which takes no room in storage and can be done more often. Where storage fails (a full disk, say), rank 0 logs one
+        sentence, training goes on, earlier checkpoints stay, and the next save tries again. Leave the training loop with
+        `save`, or call `wait` before the process ends. Collective. Raises FencedError when a newer generation has taken over,
+        and CheckpointError on all ranks when the state of any cannot be copied.
         """
         if durable and self._has_saved(step):
             return
@@ -218,12 +220,15 @@ class CheckpointManager:
 
         It may be in memory or in durable storage, and the world size may differ from the one that saved. A damaged one is
         passed over, with a warning, for the one before it. The random state of this rank is restored too; a rank whose
-        is not there (it is new, or its node's memory was lost) gets one that follows from the step and its rank. Collective.
-        Raises CheckpointError when checkpoints exist but none can be used (starting over silently would throw the work
-        away), and when the freshest does not fit the model and optimizer: then nothing was changed.
+        is not there (it is new, or its node's memory was lost) gets one that follows from the step and its rank. What is
+        being written is awaited first. Collective. Raises CheckpointError on all ranks when checkpoints exist but none can
+        be used (starting over silently would throw the work away), when storage does not give the freshest at the moment or
+        another version wrote it, and when it does not fit the model and optimizer: then nothing was changed.
         """
         generation = self.generation  # claim first: from here on no former generation can commit
         assert self._staging is not None
+        if self._save is not None:
+            self._save.thread.join()  # it speaks over the same group
         self._damaged.clear()
         listed = from_rank_zero(
             lambda: [(each.step, each.generation) for each in self._directory.complete()], self._group
@@ -279,12 +284,12 @@ class CheckpointManager:
         *,
         is_durable: bool,
     ) -> None:
-        values = _plain(extra or {})
         target = CheckpointId(step, self.generation)
         self._finish_last()
         assert self._staging is not None
-        state = State(model, optimizer, scheduler, rank_and_world()[0])
-        staged = self._staging.copy(state, target, values)
+        staged = self._staging.copy(
+            lambda: State(model, optimizer, scheduler, rank_and_world()[0]), target, lambda: _plain(extra or {})
+        )
         self._save = _Save(staged, is_durable=is_durable, sample_log=sample_log, norm=norm)
         self._save.thread = threading.Thread(target=self._run, args=(self._save,), name=f"elastipod-save-{step}")
         self._save.thread.start()
@@ -316,11 +321,10 @@ class CheckpointManager:
             log.warning("step %d is not saved: %s", step, save.error)
 
     def _carry_out(self, save: _Save) -> None:
-        assert self._staging is not None
         target = save.staged.id
         if save.sample_log is not None:
             from_every_rank(save.sample_log.sync, self._group)
-        self._staging.keep_in_memory(save.staged)
+        self._keep_in_memory(save)
         if save.is_durable:
             begun = from_rank_zero(lambda: self._begin(target), self._group)
             if begun is not None:
@@ -328,7 +332,23 @@ class CheckpointManager:
             save.path = self._directory.location(target)
             tell_agent(target.step, str(save.path))
         if save.sample_log is not None and save.is_durable:
-            save.sample_log.saved(target.step, save.norm)
+            sample_log = save.sample_log
+            from_every_rank(lambda: sample_log.saved(target.step, save.norm), self._group)
+
+    def _keep_in_memory(self, save: _Save) -> None:
+        assert self._staging is not None
+        target = save.staged.id
+
+        def check_fence() -> None:
+            from_rank_zero(lambda: self._directory.check_fence(target.generation), self._group)
+
+        problem = self._staging.keep_in_memory(save.staged, check_fence)
+        if problem is None:
+            return
+        if not save.is_durable:
+            raise CheckpointError(f"it cannot be kept in memory: {problem}")
+        if rank_and_world()[0] == 0:
+            log.warning("step %d goes to durable storage alone, it cannot be kept in memory: %s", target.step, problem)
 
     def _begin(self, target: CheckpointId) -> str | None:
         if target in self._directory.complete():
@@ -384,17 +404,25 @@ class CheckpointManager:
     # -- load ----------------------------------------------------------------------------------------------------
 
     def _verified(self, chosen: CheckpointId) -> Manifest | None:
-        """Give the manifest when every file is as it says. The ranks share the reading."""
+        """Give the manifest when every file is as it says, None when not. The ranks share the reading."""
         rank, world_size = rank_and_world()
-        manifest: Manifest | None = None
-        try:
-            manifest = self._directory.manifest(chosen)
-            found = self._directory.problems(manifest, sorted(manifest.files)[rank::world_size])
-        except CheckpointError as error:
-            found = [str(error)]
-        problems = [text for part in from_every_rank(lambda: found, self._group) for text in part]
+        manifests: list[Manifest] = []
+
+        def found() -> list[str]:
+            try:
+                manifests.append(self._directory.manifest(chosen))
+                return self._directory.problems(manifests[0], sorted(manifests[0].files)[rank::world_size])
+            except Damaged as error:
+                return [str(error)]
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self._directory.location(chosen)} cannot be read at the moment: {error.strerror or error}; start again when "
+                    "storage answers, or move it away to go on from the one before"
+                ) from error
+
+        problems = [text for part in from_every_rank(found, self._group) for text in part]
         if not problems:
-            return manifest
+            return manifests[0]
         if rank == 0:
             log.warning("passing over a damaged checkpoint: %s", problems[0])
         self._damaged.add(chosen)
@@ -448,18 +476,23 @@ class CheckpointManager:
 
         from_every_rank(prepare, self._group)  # no rank changes anything unless all can
         ((source, filling),) = ready
-        try:
-            filling.copy()
-        except OSError as error:
-            raise CheckpointError(f"{name} cannot be read: {error.strerror or error}") from error
-        apply_state(nested, model, optimizer)
-        if scheduler is not None:
-            scheduler.load_state_dict(unpacked(source.value(SCHEDULER)))
-        key = f"{RANDOM}.{rank_and_world()[0]}"
-        if source.has_value(key):
-            restore_random_state(source.value(key))
-        else:
-            seed_newcomer(of.step, rank_and_world()[0])
+
+        def fill() -> None:
+            try:
+                filling.copy()
+                saved_schedule = source.value(SCHEDULER) if scheduler is not None else ""
+            except OSError as error:
+                raise CheckpointError(f"{name} cannot be read: {error.strerror or error}") from error
+            apply_state(nested, model, optimizer)
+            if scheduler is not None:
+                scheduler.load_state_dict(unpacked(saved_schedule))
+            key = f"{RANDOM}.{rank_and_world()[0]}"
+            if source.has_value(key):
+                restore_random_state(source.value(key))
+            else:
+                seed_newcomer(of.step, rank_and_world()[0])
+
+        from_every_rank(fill, self._group)
 
 
 class _Save:

@@ -38,6 +38,10 @@ _CLAIM = re.compile(r"gen-(\d{6,})")
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
+class Damaged(CheckpointError):
+    """What is there is not what was committed. Storage that cannot be read at the moment, or another version's files, are not this."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
     """Which checkpoint: completed optimizer steps, then the generation that wrote it. Ordered as resume prefers them."""
@@ -82,10 +86,12 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Read a manifest. Raises ValueError, KeyError or TypeError when it is none of ours."""
+        """Read a manifest. Raises ValueError, KeyError or TypeError when it is none, CheckpointError when it is another version's."""
         data = json.loads(text)
         if data["format"] != FORMAT:
-            raise ValueError(f"its format is {data['format']}, this library reads {FORMAT}")
+            raise CheckpointError(
+                f"its format is {data['format']}, this library reads {FORMAT}; use the version that wrote it, or another directory"
+            )
         files = {name: FileRecord(int(file["size"]), str(file["crc32"])) for name, file in data["files"].items()}
         for name in files:
             if name in (".", "..") or os.path.basename(name) != name:
@@ -155,6 +161,10 @@ class CheckpointStore(ABC):
     @abstractmethod
     def _prepare(self) -> None:
         """Make the place where it is not there. Raises CheckpointError when it is something else."""
+
+    @abstractmethod
+    def _place(self) -> str:
+        """Give the one name that the place goes by."""
 
     @abstractmethod
     def _names(self, folder: str) -> list[str]: ...
@@ -245,9 +255,12 @@ class CheckpointStore(ABC):
                 return generation  # else another job began at the same moment: the next number is ours
 
     def identity(self) -> str:
-        """Give what tells this directory from any other, also from one that stood here before. After `claim`."""
+        """Give what tells this directory from any other, also from its copies and from one that stood here before.
+
+        After `claim`.
+        """
         self._create(IDENTITY, secrets.token_hex(16))
-        return self._read(IDENTITY)
+        return f"{self._read(IDENTITY)} {self._place()}"
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -272,24 +285,29 @@ class CheckpointStore(ABC):
                 self._remove(f"{CLAIMS}/{name}")
 
     def manifest(self, of: CheckpointId) -> Manifest:
-        """Read a checkpoint's manifest. Raises CheckpointError, saying what is wrong, for a torn or foreign one."""
+        """Read a checkpoint's manifest. Raises Damaged, saying what is wrong, for a torn one, CheckpointError for another version's."""
         path = f"{self.location(of)}/{MANIFEST}"
         try:
             if self.size_of(of, MANIFEST) > MAX_MANIFEST_BYTES:
-                raise CheckpointError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is no manifest of ours")
+                raise Damaged(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is no manifest of ours")
             manifest = Manifest.from_json(self._read(f"{of.name}/{MANIFEST}"))
         except FileNotFoundError:
-            raise CheckpointError(
-                f"{self.location(of)} has no {MANIFEST}: it is torn or was made by something else"
-            ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be used: {error}") from error
+            raise Damaged(f"{self.location(of)} has no {MANIFEST}: it is torn or was made by something else") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(f"{path} cannot be used: {error}") from error
+        except Damaged:
+            raise
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} cannot be used: {error}") from None
         if manifest.id != of:
-            raise CheckpointError(f"{path} describes {manifest.id.name}: the directory was renamed")
+            raise Damaged(f"{path} describes {manifest.id.name}: the directory was renamed")
         return manifest
 
     def problems(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
-        """Read the named files of a checkpoint and say, one sentence each, what is not as the manifest has it."""
+        """Read the named files of a checkpoint and say, one sentence each, what is not as the manifest has it.
+
+        Raises OSError where storage does not give one that may be intact.
+        """
         return [text for name in names if (text := self._problem(manifest.id, name, manifest.files[name]))]
 
     def _problem(self, of: CheckpointId, name: str, wanted: FileRecord) -> str | None:
@@ -300,8 +318,10 @@ class CheckpointStore(ABC):
                 return f"{path} has {size} bytes, its manifest says {wanted.size}"
             with self.open_file(of, name) as file:
                 found = record_stream(file)
-        except OSError as error:
-            return f"{path} cannot be read: {error.strerror or error}"
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except Damaged as error:
+            return f"{path}: {error}"
         if found.crc32 != wanted.crc32:
             return f"{path} has checksum {found.crc32}, its manifest says {wanted.crc32}"
         return None
@@ -399,9 +419,14 @@ class CheckpointDirectory(CheckpointStore):
             return
         shutil.rmtree(hidden, ignore_errors=True)
 
+    def _place(self) -> str:
+        return os.path.realpath(self.path)
+
     def _names(self, folder: str) -> list[str]:
-        path = self.path / folder
-        return os.listdir(path) if path.is_dir() else []
+        try:
+            return os.listdir(self.path / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def _read(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")

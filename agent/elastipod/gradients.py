@@ -30,9 +30,11 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
     Pass `MicroBatch.is_last`. Every rank must call it equally often with the same values, since reducing is a collective.
     DDP needs the forward pass inside as well as the backward pass. FSDP2 keeps whole gradients in memory until the last pass.
+    model: may be what torch.compile made of one.
     """
     from elastipod.torch_names import DistributedDataParallel, FSDPModule
 
+    model = getattr(model, "_orig_mod", model)
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
         try:

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastipod.checkpoint import CheckpointManager, Resume
 from elastipod.checkpoint_directory import CheckpointDirectory
+from elastipod.checkpoints.image import MemoryDirectory
+from elastipod.checkpoints.load import Filling
+from elastipod.checkpoints.staging import Staging
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.torch_names import DTensor
 
@@ -290,6 +294,49 @@ def full_disk(folder: Path) -> dict[str, Any]:
     return {"ranks": run_world(2, body)}
 
 
+def failing_rank(folder: Path) -> list[Any]:
+    """Let one of two ranks fail at several places of a save and of a load, each time with a world that goes on."""
+
+    def body(rank: int) -> list[str]:
+        run, checkpoints = Run("ddp"), CheckpointManager(folder / "checkpoints", memory=folder / "memory")
+        run.train(1, 1)
+        run.save(checkpoints, 1)
+        said: list[str] = []
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(f"rank {rank} has had enough")
+
+        def attempt(place: object, name: str, action: Callable[[], object]) -> None:
+            whole = getattr(place, name)
+            if rank == 1:
+                setattr(place, name, fail)
+            try:
+                action()
+                said.append("done")
+            except CheckpointError as error:
+                said.append(str(error))
+            setattr(place, name, whole)
+
+        class Log:
+            sync = saved = staticmethod(lambda *_: None)
+
+        def save(step: int, **more: Any) -> None:
+            checkpoints.save(step, model=run.model, optimizer=run.optimizer, scheduler=run.scheduler, **more)
+
+        attempt(type(run.scheduler), "state_dict", lambda: save(2))
+        attempt(Staging, "_copy_tensors", lambda: save(3))
+        attempt(MemoryDirectory, "publish", lambda: save(4))
+        sample_log = Log()
+        attempt(sample_log, "saved", lambda: save(5, sample_log=sample_log))
+        attempt(CheckpointDirectory, "size_of", lambda: run.load(checkpoints))
+        attempt(Filling, "copy", lambda: run.load(checkpoints))
+        run.save(checkpoints, 6)
+        checkpoints.close()
+        return [*said, str([each.step for each in checkpoints._directory.complete()])]
+
+    return run_world(2, body)
+
+
 def _lines(told: Path) -> list[tuple[str, int, str]]:
     if not told.exists():
         return []
@@ -355,6 +402,7 @@ CASES = {
     "kills": kills,
     "partition": partition,
     "full disk": full_disk,
+    "failing rank": failing_rank,
     "small memory": small_memory,
     "bucket worlds": bucket_cases.worlds,
     "bucket fences": bucket_cases.fences,

@@ -69,6 +69,20 @@ def test_a_partitioned_writer_is_shut_out(cases: Cases, tmp_path: Path, seed: in
     assert cases.run("partition", tmp_path, 4, seed)["fenced"] == 4
 
 
+def test_what_fails_on_one_rank_is_raised_on_all_and_the_world_goes_on(cases: Cases, tmp_path: Path) -> None:
+    first, second = cases.run("failing rank", tmp_path)
+    assert first == second
+    state, copy, memory, log, look, fill, there = first
+    for said in (state, copy, log):
+        assert said == "rank 1: rank 1 has had enough"
+    assert memory == "done", "it is durable"
+    assert "rank 1: " in look
+    assert "cannot be read at the moment" in look
+    assert fill.startswith("rank 1: ")
+    assert fill.endswith("rank 1 has had enough")
+    assert there == "[6, 5]"
+
+
 @contextmanager
 def small_file_system(folder: Path, size: str) -> Iterator[None]:
     """Have a file system of this size in the place of an empty folder."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from elastipod.errors import DataError
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LambdaLR
 
 Rule = Literal["constant", "linear", "square-root"]
 
@@ -26,6 +29,7 @@ class BatchScaledRate:
 
     Multiply it into any schedule: ``LambdaLR(optimizer, lambda step: cosine(step) * rate.factor(step))``. Purely a function
     of (rule, base batch, resizes), so that all ranks have the same one; `state_dict` goes into the checkpoint's extra.
+    At every start: make the schedule, load the checkpoint and this state, call `resized`, then `apply`.
     """
 
     def __init__(self, rule: Rule, base_batch: int, *, warm_up_steps: int = 0) -> None:
@@ -52,9 +56,21 @@ class BatchScaledRate:
     def factor(self, step: int) -> float:
         """Give the factor for the step that is made after ``step`` completed ones, as torch's LambdaLR counts."""
         done = step - self._since
-        if done >= self._warm_up_steps:
+        if not self._warm_up_steps or done >= self._warm_up_steps:
             return self._to
         return self._from + (self._to - self._from) * max(done, 0) / self._warm_up_steps
+
+    @staticmethod
+    def apply(schedule: LambdaLR) -> None:
+        """Give the optimizer the rates of the step that comes next: a schedule computes them in its own step() only."""
+        factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
+        groups = schedule.optimizer.param_groups
+        for group, base, factor in zip(groups, schedule.base_lrs, factors, strict=True):
+            if hasattr(group["lr"], "fill_"):  # a tensor, which compiled optimizers hold on to
+                group["lr"].fill_(base * factor)
+            else:
+                group["lr"] = base * factor
+        schedule._last_lr = [group["lr"] for group in groups]  # what get_last_lr() gives
 
     def state_dict(self) -> dict[str, Any]:
         """Give the state as JSON values, the same on every rank."""

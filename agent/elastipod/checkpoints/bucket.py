@@ -8,12 +8,13 @@ writing; the store lets only one of the two in, so a replaced generation cannot 
 from __future__ import annotations
 
 import errno
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from elastipod.checkpoint_directory import COMPLETE, MANIFEST, CheckpointId, CheckpointStore, Manifest
+from elastipod.checkpoint_directory import CLAIMS, COMPLETE, MANIFEST, CheckpointId, CheckpointStore, Damaged, Manifest
 from elastipod.errors import CheckpointError
 
 BEGUN = "begun"
@@ -89,6 +90,19 @@ class CheckpointBucket(CheckpointStore):
                 raise CheckpointError(
                     f"{self.name} is itself one checkpoint, not a folder of checkpoints; name an empty folder or its parent"
                 )
+        self._probe()
+
+    def _probe(self) -> None:
+        """See that the store refuses to create a file that is there. Some, and some clients, take no notice of the wish."""
+        name = f"{CLAIMS}/probe-{secrets.token_hex(4)}"
+        self._create(name, "first")
+        was_let_in = self._create(name, "second")
+        self._remove(name)
+        if was_let_in:
+            raise CheckpointError(
+                f"{self.name} lets an existing file be created once more, so that a replaced run could overwrite its successor's "
+                "checkpoints; use a store that refuses this, and a release of its fsspec package that asks for it"
+            )
 
     def _fence_off(self, generation: int) -> None:
         barrier = _BARRIER.decode() + f'"generation {generation} has taken over"}}'
@@ -116,6 +130,9 @@ class CheckpointBucket(CheckpointStore):
                 except FileNotFoundError:
                     head = _BARRIER
                 yield CheckpointId(int(found[1]), int(found[2])), not head.startswith(_BARRIER)
+
+    def _place(self) -> str:
+        return self.name
 
     def _names(self, folder: str) -> list[str]:
         self._fs.invalidate_cache()
@@ -171,12 +188,17 @@ class CheckpointBucket(CheckpointStore):
 
 @contextmanager
 def _as_os_error() -> Iterator[None]:
-    """Let what a client raises of its own come as an OSError, as what most of them raise does."""
+    """Let what a client raises of its own come as an OSError, as what most of them raise does.
+
+    A client that finds the content to be other than what was stored has found damage: Damaged.
+    """
     try:
         yield
     except (OSError, CheckpointError):
         raise
     except Exception as error:
+        if type(error).__name__.endswith("ChecksumError"):  # botocore's and gcsfs's, neither of which is there for sure
+            raise Damaged(f"the store's client has found damage: {error}") from error
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
 

@@ -95,5 +95,7 @@ def _manager(path: str | os.PathLike[str] | None, directory: str | os.PathLike[s
         raise CheckpointError(f"checkpoint_path is {path} and checkpoint_dir is {directory}; name one directory")
     key = os.fspath(named), os.environ.get("ELASTIPOD_GENERATION", "")
     if key not in _managers:
+        for older in [each for each in _managers if each[0] == key[0]]:
+            del _managers[older]  # its memory goes with it, once what it may still be writing has ended
         _managers[key] = CheckpointManager(named)
     return _managers[key]

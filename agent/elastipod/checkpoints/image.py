@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
@@ -118,7 +119,7 @@ class MemoryDirectory:
         return hashlib.sha256(f"{host} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:16]
 
     def headers(self) -> list[Header]:
-        """List the images that are whole. What cannot be read is no image."""
+        """List the images that are whole. What cannot be read is no image; raises OSError where the folder cannot."""
         found: list[Header] = []
         for name in os.listdir(self.path):
             match = _HEADER.fullmatch(name)
@@ -155,16 +156,20 @@ class MemoryDirectory:
         return plan if plan.digest == digest else None
 
     def remove_others(self, keep: Iterable[str], *, older_than: int) -> None:
-        """Delete the images of generations before ``older_than``, but for those named, and plans that no image needs.
+        """Delete the images of generations before ``older_than``, but for those named, plans that no image needs, and drafts.
 
         What cannot be deleted stays; the next save tries again.
         """
         kept = set(keep)
-        needed = {f"plan-{header.plan}.json" for header in self.headers()}
-        for name in os.listdir(self.path):
+        try:
+            names = os.listdir(self.path)
+            needed = {f"plan-{header.plan}.json" for header in self.headers()}
+        except OSError:
+            return
+        for name in names:
             found = re.fullmatch(r"\.?(image-gen-(\d+)-rank-\d+-slot-\d)\..*", name)
             is_old = found is not None and int(found[2]) < older_than and found[1] not in kept
-            if is_old or (name.startswith("plan-") and name not in needed):
+            if is_old or (name.startswith(("plan-", ".plan-")) and name not in needed):
                 with suppress(OSError):
                     (self.path / name).unlink()
 
@@ -181,9 +186,13 @@ class MemoryDirectory:
         return image
 
     def _write(self, name: str, text: str) -> None:
-        temporary = self.path / f".{name}-{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        os.rename(temporary, self.path / name)
+        temporary = self.path / f".{name}-{secrets.token_hex(4)}"  # pods that share the folder may have equal pids
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.rename(temporary, self.path / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 class MappedImage:
@@ -248,13 +257,19 @@ class MappedImage:
         return f"{total % (1 << 64):016x}"
 
     def close(self) -> None:
-        """Let the memory go. The tensors that `box` gave must not be used afterwards."""
+        """Let the memory go. The tensors that `box` gave must not be used afterwards: torch does not hold the mapping for them."""
+        self._unregister()
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self._memory.close()
+
+    def _unregister(self) -> None:
         if self._registered:
             torch.cuda.cudart().cudaHostUnregister(self._registered)  # type: ignore[no-untyped-call]
             self._registered = 0
-        self.bytes = torch.empty(0, dtype=torch.uint8)
-        with suppress(BufferError):  # where a view is still alive the mapping goes with it
-            self._memory.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the interpreter's end CUDA may be gone already
+            self._unregister()
 
     def __enter__(self) -> MappedImage:
         return self

@@ -85,8 +85,12 @@ def look(directory: MemoryDirectory | None, group: dist.ProcessGroup | None) -> 
     def own() -> dict[str, Any]:
         if directory is None:
             return {"node": "", "found": []}
-        node = directory.node()
-        found = [Found(node, each.id, each.rank, each.slot, each.plan) for each in directory.headers()]
+        try:
+            node = directory.node()
+            found = [Found(node, each.id, each.rank, each.slot, each.plan) for each in directory.headers()]
+        except OSError as error:
+            log.warning("what is kept in memory here cannot be read: %s", error)
+            return {"node": "", "found": []}
         return {"node": node, "found": [each.as_json() for each in found]}
 
     answers = from_every_rank(own, group)
@@ -118,7 +122,7 @@ def _open_verified(
     opened: dict[str, MappedImage] = {}
 
     def verified() -> list[list[Any]]:
-        headers = {header.name: header for header in directory.headers()} if directory else {}
+        headers = {header.name: header for header in directory.headers()} if directory and share else {}
         for each in share:
             try:
                 if directory is not None and each.name in headers:
@@ -316,11 +320,11 @@ class Copies:
         for source in sources:
             header = Header.from_json(headers[source])
             size = plan.layout(source)[1]
-            self._directory.withdraw(header.name)
             kept = self._kept.get(header.name)
-            if kept is not None and kept.size == size:
-                continue
             try:
+                self._directory.withdraw(header.name)
+                if kept is not None and kept.size == size:
+                    continue
                 self._kept[header.name] = MappedImage.create(self._directory.path / f"{header.name}.bin", size)
             except OSError as error:
                 log.warning("there is no room here for a copy of rank %d's memory: %s", source, error)

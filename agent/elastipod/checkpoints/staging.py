@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,31 +61,66 @@ class Staging:
         self._whole: int | None = None  # the slot of the newest image that is whole on all ranks
         self._copies: Copies | None = None
 
-    def copy(self, state: State, target: CheckpointId, extra: Mapping[str, Any]) -> Staged:
-        """Copy the state into host memory. Collective: one number is agreed upon, and a plan when the state has changed its form.
+    def copy(self, look: Callable[[], State], target: CheckpointId, extra: Callable[[], Mapping[str, Any]]) -> Staged:
+        """Copy the state that ``look`` gives into host memory. Collective.
 
-        Raises CheckpointError on all ranks when the state cannot be saved or there is not memory enough.
+        The ranks agree before the copy on whether their states' form is the last one's (a new form needs a new plan), and
+        after it that all have one: what is raised on one rank is raised as CheckpointError on all, as it is when the state
+        cannot be saved or there is not memory enough.
         """
-        signature = state.signature()
-        if self._has_changed(signature):
-            self._make_plan(state, target.generation)
-            self._signature = signature
-        assert self._plan is not None
-        slot = 0 if self._whole is None or len(self._images) == 1 else 1 - self._whole
-        if self.directory is not None:
-            self.directory.withdraw(image_name(target.generation, rank_and_world()[0], slot))
-        values = state.values()
-        self._copy_tensors(state, slot)
-        return Staged(target, self._plan, slot, self._images[slot], self._boxes[slot], values, extra)
+        seen: list[tuple[State, Mapping[str, Any]]] = []
 
-    def keep_in_memory(self, staged: Staged) -> None:
-        """Let the copy stand as an image for those who come after this process, here and where its partner is. Collective."""
+        def has_changed() -> bool:
+            seen.append((look(), extra()))
+            return seen[0][0].signature() != self._signature
+
+        changed = any(from_every_rank(has_changed, self._group))
+        ((state, plain),) = seen
+        if changed:
+            self._make_plan(state, target.generation)
+            self._signature = state.signature()
+        plan = self._plan
+        assert plan is not None
+        slot = 0 if self._whole is None or len(self._images) == 1 else 1 - self._whole
+        values: dict[str, str] = {}
+
+        def fill() -> None:
+            if self.directory is not None:
+                self.directory.withdraw(image_name(target.generation, rank_and_world()[0], slot))
+            values.update(state.values())
+            self._copy_tensors(state, slot)
+
+        from_every_rank(fill, self._group)
+        return Staged(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
+
+    def keep_in_memory(self, staged: Staged, check_fence: Callable[[], None]) -> str | None:
+        """Let the copy stand as an image for those who come after this process, here and where its partner is. Collective.
+
+        check_fence: collective; raises FencedError on all ranks when a newer generation has taken over. That one may have
+        looked for images before ours were there, so it is asked again when they are, and they are withdrawn. Gives the reason
+        where a rank could not keep its image: then there is none of this copy on any rank.
+        """
         if self.directory is None:
-            return
-        directory = self.directory
+            return None
+        check_fence()
+        try:
+            problem = self._publish(staged, self.directory)
+            if problem is None:
+                check_fence()
+        except CheckpointError:  # known to all ranks; after the loss of one, another may have called this image kept
+            self._withdraw(staged)
+            raise
+        if problem is not None:
+            self._withdraw(staged)
+            return problem
+        self._whole = staged.slot
+        self.forget_others((), staged.id.generation)  # for all ranks have their images now
+        return None
+
+    def _publish(self, staged: Staged, directory: MemoryDirectory) -> str | None:
         rank, world_size = rank_and_world()
 
-        def publish() -> str:
+        def publish() -> dict[str, str]:
             header = Header(
                 staged.id,
                 rank,
@@ -96,17 +132,31 @@ class Staging:
                 staged.values,
                 staged.extra,
             )
-            directory.keep_plan(staged.plan)
-            directory.publish(header)
-            return header.to_json() if rank in sent else ""
+            try:
+                directory.keep_plan(staged.plan)
+                directory.publish(header)
+            except OSError as error:
+                return {"problem": f"rank {rank}: {error}"}
+            return {"header": header.to_json() if rank in sent else ""}
 
         self._copies = self._copies or Copies(directory)
         sent = self._copies.keepers(staged.plan, self._domains)
-        headers = from_every_rank(publish, self._group)
+        answers = from_every_rank(publish, self._group)
+        if problem := next((answer["problem"] for answer in answers if "problem" in answer), None):
+            return problem
         if self._group is not None and sent:
+            headers = [answer["header"] for answer in answers]
             self._copies.exchange(staged.plan, sent, staged.image, headers, self._group)
-        self._whole = staged.slot
-        self.forget_others((), staged.id.generation)  # for all ranks have their images now
+        return None
+
+    def _withdraw(self, staged: Staged) -> None:
+        """Take back all images of this copy that are on this node; one of the same step that was kept before stays."""
+        if self.directory is None:
+            return
+        with suppress(OSError):  # where the folder is gone there is nothing to take back
+            for header in self.directory.headers():
+                if header.id == staged.id and header.slot == staged.slot:
+                    self.directory.withdraw(header.name)
 
     def forget_others(self, keep: Iterable[str], generation: int) -> None:
         """Delete the images of generations before this one, but for those named: what was resumed is all that is of use."""
@@ -123,12 +173,6 @@ class Staging:
         if self._copies is not None:
             self._copies.close()
 
-    def _has_changed(self, signature: tuple[object, ...]) -> bool:
-        changed = torch.tensor([int(signature != self._signature)])
-        if self._group is not None:
-            dist.all_reduce(changed, dist.ReduceOp.MAX, group=self._group)
-        return bool(changed.item())
-
     def _make_plan(self, state: State, generation: int) -> None:
         if self.directory is not None and not self._plan_with(state, generation, self.directory):
             self.directory = None  # on all ranks
@@ -138,9 +182,9 @@ class Staging:
     def _plan_with(self, state: State, generation: int, directory: MemoryDirectory | None) -> bool:
         """Plan, and make the memory that the plan needs. Gives False where a rank has no room for images."""
         rank, _ = rank_and_world()
-        node = directory.node() if directory else f"rank {rank}"
 
         def told() -> dict[str, Any]:
+            node = directory.node() if directory else f"rank {rank}"
             return {"held": state.held(node).as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
 
         answers = from_every_rank(told, self._group)
@@ -192,12 +236,13 @@ class Staging:
 
     def _copy_tensors(self, state: State, slot: int) -> None:
         assert self._plan is not None
-        is_on_device = False
+        devices: set[torch.device] = set()
         for number, box in self._boxes[slot].items():
             tensor = state.tensor(self._plan.chunks[number])
-            if tensor.is_cuda and not is_on_device:
-                self._images[slot].pin()
-                is_on_device = True
-            box.copy_(tensor, non_blocking=True)
-        if is_on_device:
-            torch.cuda.current_stream().synchronize()
+            if tensor.is_cuda:
+                if not devices:
+                    self._images[slot].pin()
+                devices.add(tensor.device)
+            box.copy_(tensor, non_blocking=tensor.is_cuda)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()

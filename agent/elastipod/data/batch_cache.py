@@ -2,8 +2,9 @@
 ones kept for a restart that goes some steps back.
 
 One rank of each model-parallel group loads; the others of the group, on the same node, map what it has written. A batch is one
-file, written aside and renamed, checksummed, and named by its step and its part of the global batch: after a resize the old
-files do not fit any more and are removed. The cache holds no position: what is trained is counted by the training loop.
+file, written aside and renamed, checksummed, and named by its step and its place among the job's samples: after a resize or a
+change of the global batch the old files do not fit any more and are removed. The cache holds no position: what is trained is
+counted by the training loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastipod.data.plan import Batch, ElasticBatches
@@ -71,11 +72,13 @@ class BatchCache:
     ) -> Iterator[tuple[Batch, Tensors]]:
         """Give a data-parallel rank's batches with their tensors, as `ElasticBatches.iterate` orders them.
 
-        load: makes the tensors of a batch (one tensor, or a dictionary, list or tuple of them); it is called for what is not in
-        the cache, in the order of steps, on the loading rank only and in a thread of its own. All ranks of a group pass the
-        same arguments. Raises what ``load`` raised, and DataError, in one sentence, when there is no room for a single batch,
-        when another process loads into this folder, or when nothing comes from the loading rank within ``wait_s``.
+        load: makes the tensors of a batch's indices (one tensor, or a dictionary, list or tuple of them); it is called for what
+        is not in the cache, in the order of steps, on the loading rank only and in a thread of its own. Leaving the iteration
+        waits for the call that is under way, and drops what it gives. All ranks of a group pass the same arguments.
+        Raises what ``load`` raised, and DataError, in one sentence, when there is no room for a single batch, when another
+        process loads into this folder, or when nothing comes from the loading rank within ``wait_s``.
         """
+        start_step = start_step or plan.first_step
         key = hashlib.sha256(json.dumps([plan.state_dict(0)["source"], self._version]).encode()).hexdigest()
         batches = plan.iterate(rank, world_size, start_step=start_step, local_sizes=local_sizes)
         if not self._is_loader:
@@ -87,14 +90,16 @@ class BatchCache:
             for batch in batches:
                 filler.want(batch.step)
                 tensors = read_tensors(self.path(batch), key)
-                yield (
-                    batch,
-                    load(batch) if tensors is None else tensors,
-                )  # damaged since it was written: rare, so at once
+                if tensors is None:  # damaged since it was written: rare, so at once
+                    tensors = load(batch)
+                    with suppress(OSError):  # the others of the group wait for the file
+                        self.put(batch, tensors, key)
+                yield batch, tensors
 
     def path(self, batch: Batch) -> Path:
         """Give the file of a batch."""
-        return self._directory / f"batch-{batch.step:09d}-{batch.first}-{len(batch.indices)}.tensors"
+        position = batch.samples_seen - batch.global_size + batch.first
+        return self._directory / f"batch-{batch.step:09d}-{position}-{len(batch.indices)}.tensors"
 
     def put(self, batch: Batch, tensors: Tensors, key: str) -> None:
         """Put a batch into the cache. Raises OSError when there is no room."""
@@ -144,6 +149,7 @@ class BatchCache:
                 )
             yield
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not: processes forked meanwhile hold a copy
             os.close(descriptor)
 
     def _awaited(self, batch: Batch, key: str) -> Tensors:
@@ -216,6 +222,8 @@ class _Filler:
         if read_tensors(self._cache.path(batch), self._key) is not None:
             return  # from before a restart
         tensors = self._load(batch)
+        if self._is_over:
+            return  # nobody waits for it, but for us
         try:
             self._cache.put(batch, tensors, self._key)
             return

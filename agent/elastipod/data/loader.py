@@ -24,7 +24,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     Its state, and that of a StatefulDataLoader around it, is the global position: it may be loaded on any rank of any world.
     A step of which only some passes were handed out does not count; it is given again from its first pass. Leave
-    `snapshot_every_n_steps` of StatefulDataLoader at 1, and its number of workers as it was.
+    `in_order` at True, `snapshot_every_n_steps` of StatefulDataLoader at 1, and its number of workers as it was.
     """
 
     def __init__(
@@ -40,16 +40,21 @@ class ElasticBatchSampler(Sampler[list[int]]):
         """micro_batch: samples of one pass at most; the other arguments are those of `ElasticBatches.iterate`."""
         self._plan, self._rank, self._world_size = plan, rank, world_size
         self._micro_batch, self._local_sizes = micro_batch, tuple(local_sizes)
-        self._start_step = start_step
+        self._start_step = start_step or plan.first_step
 
     def __iter__(self) -> PassIterator:
         return PassIterator(self, self.batches(), self._micro_batch, self._start_step)
 
     def batches(self) -> Iterator[Batch]:
-        """Give the batches whose passes the next iteration gives."""
+        """Give the batches whose passes an iteration from here gives, up to the job's end. Call it once a place was loaded."""
         return self._plan.iterate(
             self._rank, self._world_size, start_step=self._start_step, local_sizes=self._local_sizes
         )
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole job, as it goes on from the place that was loaded."""
+        return self._plan.total_steps
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Give the place after ``step`` completed steps, by default where the next iteration begins."""
@@ -95,7 +100,7 @@ class ElasticLoader(Generic[T]):
     """Gives a rank's batches with their data, fetched ahead by worker processes.
 
     ``for batch, passes in loader: for part, data in passes: ...`` Data of a pass is what `collate_fn` makes of its samples.
-    A batch counts as trained once the loop has gone through its passes to the end. One loader is for one generation; every
+    A batch counts as trained from its last pass on, in which the loop may save already. One loader is for one generation; every
     rank makes its own.
     """
 
@@ -111,19 +116,29 @@ class ElasticLoader(Generic[T]):
         local_sizes: Sequence[int] = (),
         **options: Any,
     ) -> None:
-        """dataset: gives samples by index. options: of torch's DataLoader (num_workers, collate_fn, prefetch_factor, ...)."""
+        """dataset: gives samples by index. options: of torch's DataLoader (num_workers, collate_fn, prefetch_factor, ...).
+
+        Raises DataError for in_order=False, with which data would come to passes that it does not belong to.
+        """
+        if not options.get("in_order", True):
+            raise DataError("in_order=False gives passes the data of others; leave it out")
         self._dataset, self._plan, self._options = dataset, plan, options
         self._rank, self._world_size = rank, world_size
         self._micro_batch, self._local_sizes = micro_batch, local_sizes
-        self._step = start_step
+        self._step = start_step or plan.first_step
         self._handed_out: PassIterator | None = None
         self._taken_samples = 0
         self._running: Generator[tuple[Batch, Iterator[tuple[MicroBatch, T]]], None, None] | None = None
 
     @property
     def step(self) -> int:
-        """Completed steps: those before this loader began, and those whose passes the loop has gone through to the end."""
+        """Completed steps: those before this loader began, and those whose last pass the loop has taken."""
         return self._step
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole job, as it goes on from the place that was loaded."""
+        return self._plan.total_steps
 
     @property
     def prefetched(self) -> int:
@@ -183,5 +198,6 @@ class ElasticLoader(Generic[T]):
         for part in batch.micro_batches(self._micro_batch):
             data = next(loaded)
             self._taken_samples += len(part.indices) if part.weight else 0
+            if part.is_last:
+                self._step = batch.step
             yield part, data
-        self._step = batch.step

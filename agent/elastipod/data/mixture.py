@@ -80,6 +80,7 @@ class Mixture:
         return {
             "kind": "mixture",
             "samples": self._samples,
+            "order": list(self.names),
             "seed": self.seed,
             "weights": dict(zip(self.names, self._parts, strict=True)),
             "sources": {name: source.describe() for name, source in zip(self.names, self._sources, strict=True)},

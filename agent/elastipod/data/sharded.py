@@ -9,7 +9,9 @@ a shard is kept, so shards should be written shuffled.
 from __future__ import annotations
 
 import json
+import operator
 import os
+import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,7 +45,8 @@ class Shards:
             raise ValueError(f"lanes is {lanes}; it must be at least 1")
         if not lengths or min(lengths) < 0 or not sum(lengths):
             raise ValueError("lengths must name at least one sample, and no shard can have fewer than none")
-        self.lengths = tuple(lengths)
+        self.lengths = tuple(map(operator.index, lengths))
+        self._lengths_crc32 = zlib.crc32(json.dumps(self.lengths).encode())
         self._lanes, self._seed, self._shuffle = lanes, seed, shuffle
         self.starts = (0, *accumulate(self.lengths))
         self._latest: tuple[int, _LaneOrder] | None = None
@@ -53,15 +56,18 @@ class Shards:
 
     def order(self, epoch: int) -> Order:
         """Give one epoch's order; it is made once per epoch, in a time that grows with the number of shards."""
-        if self._latest is None or self._latest[0] != epoch:
-            self._latest = (epoch, self._deal(epoch))
-        return self._latest[1]
+        latest = self._latest  # read once: other threads may be in another epoch
+        if latest is None or latest[0] != epoch:
+            latest = self._latest = (epoch, self._deal(epoch))
+        return latest[1]
 
     def describe(self) -> dict[str, Any]:
+        """Give what the order follows from, as JSON values; of the lengths their CRC-32."""
         return {
             "kind": "shards",
             "shards": len(self.lengths),
             "size": len(self),
+            "lengths": self._lengths_crc32,
             "lanes": self._lanes,
             "seed": self._seed,
             "shuffle": self._shuffle,
@@ -138,7 +144,7 @@ class ShardReader(Generic[T]):
     """A dataset over shards that are read from the front: gives samples by index and keeps the shards that it reads open.
 
     Fit for a DataLoader, also with worker processes: each opens shards of its own, and reads past the samples that others
-    take when they are near.
+    take when they are near. A forked process leaves alone what was open before: its files share their places with the parent's.
     """
 
     def __init__(self, shards: Shards, open_shard: OpenShard[T], *, max_open: int = 256) -> None:
@@ -147,12 +153,15 @@ class ShardReader(Generic[T]):
         """
         self._shards, self._open_shard, self._max_open = shards, open_shard, max_open
         self._open: OrderedDict[int, _OpenShard[T]] = OrderedDict()
+        self._inherited: list[OrderedDict[int, _OpenShard[T]]] = []  # of parent processes: neither used nor closed
+        self._pid = os.getpid()
 
     def __len__(self) -> int:
         return len(self._shards)
 
     def __getitem__(self, index: int) -> T:
         """Give a sample. Raises DataError when its shard ends before its length."""
+        self._leave_inherited()
         shard, place = self._shards.locate(index)
         reader = self._open.get(shard)
         if reader is None or not 0 <= place - reader.place <= NEAR:
@@ -171,12 +180,18 @@ class ShardReader(Generic[T]):
         return [self[index] for index in indices]
 
     def close(self) -> None:
-        """Close all shards that are open."""
+        """Close all shards that this process has open."""
+        self._leave_inherited()
         while self._open:
             self._open.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": OrderedDict(), "_inherited": []}
+
+    def _leave_inherited(self) -> None:
+        if self._pid != os.getpid():
+            self._inherited.append(self._open)
+            self._open, self._pid = OrderedDict(), os.getpid()
 
     def _opened(self, shard: int, place: int) -> _OpenShard[T]:
         if shard in self._open:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 import time
 import zlib
@@ -63,9 +64,11 @@ def build(
         raise DataError(
             f"the token {end_of_document} for ends of documents is not below the vocabulary of {vocabulary}"
         )
-    temporary = output.with_name(f"{output.name}.{os.getpid()}.partial")
+    temporary = output.with_name(f"{output.name}.{socket.gethostname()}.{os.getpid()}.partial")
+    is_ours = False
     try:
         with open(temporary, "xb") as file:
+            is_ours = True
             writer = _Writer(file, vocabulary)
             for part in _parts(texts, by_line, _CHUNK if tokenize is None else -1):
                 if part.data:
@@ -76,10 +79,13 @@ def build(
             header = writer.finish()
         os.replace(temporary, output)
         _sync_folder(output.parent)
+    except FileExistsError as error:
+        raise DataError(f"{temporary} exists: another build is writing it, or was killed; then remove it") from error
     except OSError as error:
         raise DataError(f"cannot write {output}: {error.filename or output}: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if is_ours:
+            temporary.unlink(missing_ok=True)
     return header
 
 
@@ -122,6 +128,8 @@ class _Writer:
 
     def write(self, tokens: Iterable[int], path: Path) -> None:
         try:
+            if isinstance(tokens, (bytes, bytearray)):  # an array would take them as raw memory
+                tokens = iter(tokens)
             packed = array(_CODES[self._token_bytes], tokens)
         except (OverflowError, TypeError) as error:
             raise DataError(f"the tokenizer gave something for {path} that is no token: {error}") from error
@@ -195,15 +203,22 @@ def _build(options: argparse.Namespace) -> TokenHeader:
 
 
 def _files(named: Sequence[Path]) -> list[Path]:
-    """Give the files that were named, and those in folders that were named, in the order of their names."""
+    """Give the files that were named, and those in folders that were named, in the order of their names.
+
+    Hidden ones in folders are left out: a mounted ConfigMap holds each file a second time below one.
+    """
     files: list[Path] = []
     for path in named:
         if not path.exists():
             raise DataError(f"{path} does not exist")
-        files += sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+        files += sorted(each for each in path.rglob("*") if _is_text(each, path)) if path.is_dir() else [path]
     if not files:
         raise DataError(f"there are no files in {', '.join(map(str, named))}")
     return files
+
+
+def _is_text(path: Path, folder: Path) -> bool:
+    return path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _imported(name: str) -> Tokenize:

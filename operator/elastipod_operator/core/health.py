@@ -52,6 +52,8 @@ class Replica:
     """Gone for good in the sense of decision 6: its place may be given away and its object removed."""
     unattended: bool = False
     """It has ended, and the kubelet that would take its object away is gone."""
+    may_run: bool = False
+    """It is lost, but its kubelet lives, and has not ended it yet."""
 
     @property
     def id(self) -> PodId:
@@ -146,13 +148,13 @@ def judge(seen: Observed) -> View:
         node = seen.nodes.get(pod.node) if pod.node else None
         agent = agents[pod.name]
         if pod.id in given_up and not pod.ended:
-            is_up = node is not None and node.ready and not node.out_of_service
-            why = "GivenUp" if is_up or not pod.node else "NodeLost"
-            replica = Replica(pod, agent, Health.LOST, why, gone=_gone(pod, agent, node, seen.now, grace))
+            replica = Replica(pod, agent, Health.LOST, "GivenUp", gone=_gone(pod, agent, node, seen.now, grace))
         else:
             withdrawn = seen.withdrawn.get(pod.id.slot)
             is_member = pod.id in members
             replica = _judge_pod(pod, agent, node, witnesses, seen.now, grace, is_member=is_member, withdrawn=withdrawn)
+        if replica.health is Health.LOST and not replica.gone:
+            replica = replace(replica, may_run=not pod.node or (node is not None and node.ready))
         by_id[pod.id] = replica
         if pod.id.slot not in newest or newest[pod.id.slot].id.incarnation < pod.id.incarnation:
             newest[pod.id.slot] = replica

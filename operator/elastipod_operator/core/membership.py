@@ -213,14 +213,13 @@ def _misplaced(view: View, avoids: tuple[str, ...]) -> set[Slot]:
 def _taken(view: View, misplaced: set[Slot]) -> dict[Slot, Replica]:
     """Give the slots whose pods still take of their quota although others are to come in their places.
 
-    Who is lost does not: its node is dead, or may be, and never blocks a replacement (decision 7). Who was given up on a
-    node that lives does: its kubelet ends it.
+    Who is lost does while its kubelet lives, which is about to end it; a dead node never blocks a replacement (decision 7).
     """
     return {
         r.id.slot: r
         for r in view.by_id.values()
         if not r.gone
-        and (r.health is Health.DOOMED or r.why == "GivenUp" or (r.id.slot in misplaced and r.health is Health.PENDING))
+        and (r.health is Health.DOOMED or r.may_run or (r.id.slot in misplaced and r.health is Health.PENDING))
     }
 
 

@@ -87,10 +87,11 @@ def test_a_node_that_was_deleted_is_told_as_such() -> None:
 def test_a_pod_that_was_given_up_stays_lost_until_it_has_ended() -> None:
     record = trains(lost=(pid(0),))
     lost = first((pod(0), running()), (pod(1), running()), record=record)
-    assert (lost.health, lost.why, lost.gone) == (Health.LOST, "GivenUp", False)
-    unplaced = first((pod(0, node=""), None), (pod(1), running()), record=record)
-    assert (unplaced.why, unplaced.gone) == ("GivenUp", False)
-    assert first((pod(0), None), (pod(1), running()), nodes=[AWAY], record=record).why == "NodeLost"
+    assert (lost.health, lost.why, lost.gone, lost.may_run) == (Health.LOST, "GivenUp", False, True)
+    assert first((pod(0, node=""), None), (pod(1), running()), record=record).may_run
+    assert not first((pod(0), None), (pod(1), running()), nodes=[AWAY], record=record).may_run
+    dead = first((pod(0), silent(20)), (pod(1), STEPS), nodes=[AWAY])
+    assert (dead.health, dead.may_run) == (Health.LOST, False)
     away = replace(AWAY, not_ready_since=LONG_AGO)
     assert first((pod(0), None), (pod(1), running()), nodes=[away], record=record).gone
     assert first((pod(0, phase="Failed"), None), record=record).health is Health.ENDED

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.glob("batch-*.tensors"))
 
 
+def wait_for_file(folder: Path, step: int) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while step not in steps_in(folder):
+        assert time.monotonic() < deadline, f"step {step} is not in the cache"
+        time.sleep(0.002)
+
+
 def run(
     cache: BatchCache,
     load: Loading,
@@ -78,7 +86,7 @@ def test_batches_are_loaded_ahead_and_kept_behind_within_bounds(tmp_path: Path) 
         assert len(steps_in(tmp_path)) <= 6
         if batch.step == 10:
             break
-    load.wait_for(13)
+    wait_for_file(tmp_path, 13)
     assert load.steps == list(range(1, 14)), "three ahead and no more"
     batches.close()  # type: ignore[attr-defined]
     assert steps_in(tmp_path) == list(range(8, 14))
@@ -101,6 +109,31 @@ def test_a_resize_leaves_no_stale_batch(tmp_path: Path) -> None:
     load = Loading()
     assert run(BatchCache(tmp_path), load, start=3, steps=3, rank=1, world_size=2) == [4, 5, 6]
     assert load.steps[:3] == [4, 5, 6]
+
+
+def test_a_changed_global_batch_leaves_no_stale_batch(tmp_path: Path) -> None:
+    """Twice the batch on twice the ranks: the first rank's part has the same place and length in it, but other samples."""
+    batches = BatchCache(tmp_path).iterate(PLAN, Loading(), rank=0, world_size=2)
+    for batch, _ in batches:
+        if batch.step == 3:
+            break
+    wait_for_file(tmp_path, 6)
+    batches.close()  # type: ignore[attr-defined]
+    load = Loading()
+    plan = PLAN.with_batch(12, after_step=3)
+    assert run(BatchCache(tmp_path), load, start=3, steps=3, world_size=4, plan=plan) == [4, 5, 6]
+    assert set(load.steps) & {4, 5, 6} == {5, 6}, "the first one has the samples that it had"
+
+
+def test_a_plan_that_takes_over_begins_at_its_own_step(tmp_path: Path) -> None:
+    plan = PLAN.with_batch(6, after_step=12)
+    batches = BatchCache(tmp_path, prefetch=3).iterate(plan, Loading(), rank=0, world_size=1)
+    assert next(batches)[0].step == 13
+    wait_for_file(tmp_path, 16)
+    batches.close()  # type: ignore[attr-defined]
+    load = Loading()
+    assert run(BatchCache(tmp_path, prefetch=3), load, start=0, steps=1, plan=plan) == [13]
+    assert not set(load.steps) & {13, 14, 15, 16}
 
 
 @pytest.mark.parametrize("change", ["other data", "other version"])
@@ -129,6 +162,37 @@ def test_a_damaged_file_is_loaded_again(tmp_path: Path, damage: str) -> None:
     load = Loading()
     assert run(cache, load, start=2, steps=2) == [3, 4]
     assert 3 in load.steps
+
+
+def test_a_file_that_is_damaged_before_it_is_trained_is_written_again(tmp_path: Path) -> None:
+    cache = BatchCache(tmp_path, prefetch=1)
+    batches = cache.iterate(PLAN, Loading(), rank=0, world_size=1)
+    next(batches)
+    wait_for_file(tmp_path, 2)
+    cache.path(PLAN.batch(2, 0, 1)).write_bytes(b"")
+    assert next(batches)[0].step == 2
+    others = Loading()
+    assert run(BatchCache(tmp_path, is_loader=False, wait_s=0.05), others, start=1, steps=1) == [2]
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_leaving_drops_what_is_being_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_leaving, leave = threading.Event(), module._Filler.__exit__
+
+    def noted(filler: Any, *error: object) -> None:
+        filler._is_over = True
+        is_leaving.set()
+        leave(filler, *error)
+
+    def load(batch: Batch) -> Tensors:
+        assert batch.step == 1 or is_leaving.wait(WITHIN_S)
+        return torch.tensor(batch.indices)
+
+    monkeypatch.setattr(module._Filler, "__exit__", noted)
+    batches = BatchCache(tmp_path).iterate(PLAN, load, rank=0, world_size=1)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert steps_in(tmp_path) == [1]
 
 
 def test_ranks_of_a_group_map_what_one_of_them_has_loaded(tmp_path: Path) -> None:
@@ -161,6 +225,26 @@ def test_two_loading_processes_on_one_folder_are_refused(tmp_path: Path) -> None
         with pytest.raises(DataError, match="another process loads into"):
             run(BatchCache(tmp_path, wait_s=0.05), Loading(), start=0, steps=1)
     assert run(BatchCache(tmp_path, wait_s=0.05), Loading(), start=0, steps=1) == [1]
+
+
+def test_a_folder_is_let_go_although_a_forked_process_holds_its_lock_open(tmp_path: Path) -> None:
+    batches = BatchCache(tmp_path).iterate(PLAN, Loading(), rank=0, world_size=1)
+    next(batches)
+    lock = os.fspath(tmp_path / "loader.lock")
+    (held,) = [int(name) for name in os.listdir("/proc/self/fd") if linked_to(name) == lock]
+    copy = os.dup(held)  # as a fork has
+    try:
+        batches.close()  # type: ignore[attr-defined]
+        assert run(BatchCache(tmp_path, wait_s=0.05), Loading(), start=1, steps=1) == [2]
+    finally:
+        os.close(copy)
+
+
+def linked_to(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return ""  # that of the listing itself
 
 
 def test_what_loading_fails_with_is_raised_where_the_batch_is_wanted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -168,6 +169,41 @@ def test_a_damaged_checkpoint_makes_room_for_the_next(tmp_path: Path) -> None:
     again.step(2)
     again.save(next_manager, 2)
     assert entries(tmp_path) == [".claims", "step-0000000001-gen-000001", "step-0000000002-gen-000002"]
+
+
+def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    for number in (1, 2):
+        trainer.save(manager, number)
+    open_file, read = CheckpointDirectory.open_file, CheckpointDirectory._read
+
+    def throttled(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def throttled_manifest(self: CheckpointDirectory, name: str) -> str:
+        return read(self, name) if name.startswith(".claims") else throttled()  # type: ignore[return-value]
+
+    again, resumed = Trainer(seed=3), CheckpointManager(tmp_path)
+    for name, broken, whole in (("open_file", throttled, open_file), ("_read", throttled_manifest, read)):
+        monkeypatch.setattr(CheckpointDirectory, name, broken)
+        with pytest.raises(CheckpointError, match="cannot be read at the moment: Input/output error; start again"):
+            again.load(resumed)
+        monkeypatch.setattr(CheckpointDirectory, name, whole)
+    assert again.load(resumed) == 2
+    again.save(resumed, 3)
+    assert entries(tmp_path)[1:] == ["step-0000000002-gen-000001", "step-0000000003-gen-000002"]
+
+
+def test_another_versions_checkpoint_is_no_damage(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    trainer.save(manager, 1)
+    manifest = trainer.save(manager, 2) / "elastipod.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 3}))
+    with pytest.raises(CheckpointError, match="its format is 3, this library reads 2; use the version that wrote it"):
+        trainer.load(CheckpointManager(tmp_path))
+    assert [each.step for each in CheckpointDirectory(tmp_path).complete()] == [2, 1]
 
 
 def test_starting_over_in_silence_is_refused(tmp_path: Path) -> None:

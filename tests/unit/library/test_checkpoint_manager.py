@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -15,6 +18,7 @@ from tests.unit.library.test_checkpoint import Trainer, entries
 from elastipod import load_checkpoint, save_checkpoint
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId
+from elastipod.checkpoints.image import Header, MemoryDirectory
 from elastipod.errors import CheckpointError, FencedError
 
 ONE_PROCESS = pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable or uninitialized")
@@ -166,6 +170,103 @@ def test_only_two_images_are_held(tmp_path: Path) -> None:
     ]
 
 
+def test_a_replaced_generation_adds_nothing_to_memory(tmp_path: Path) -> None:
+    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    with CheckpointManager(**places) as old, CheckpointManager(**places) as new:
+        trainer.save(old, 1)
+        assert trainer.load(new) == 1
+        save_async(trainer, old, 2, durable=False)
+        with pytest.raises(FencedError):
+            old.wait()
+        with pytest.raises(FencedError):
+            trainer.save(old, 3)
+        with CheckpointManager(**places) as last:
+            assert trainer.load(last) == 1
+
+
+def test_a_claim_while_an_image_appears_takes_it_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    publish = MemoryDirectory.publish
+    claims: list[int] = []
+
+    def claimed_meanwhile(self: MemoryDirectory, header: Header) -> None:
+        publish(self, header)
+        if header.id.step == 2:
+            claims.append(CheckpointDirectory(tmp_path / "disk").claim(None))
+
+    with CheckpointManager(**places) as manager:
+        trainer.save(manager, 1)
+        monkeypatch.setattr(MemoryDirectory, "publish", claimed_meanwhile)
+        save_async(trainer, manager, 2, durable=False)
+        with pytest.raises(FencedError):
+            manager.wait()
+    assert claims == [2]
+    (job,) = (tmp_path / "memory").iterdir()
+    assert [path.name for path in job.glob("*.json") if path.name.startswith("image")] == [
+        "image-gen-000001-rank-00000-slot-0.json"
+    ]
+
+
+def test_memory_that_refuses_takes_no_durable_checkpoint_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with CheckpointManager(**places) as manager:
+        save_async(trainer, manager, 1, durable=False)
+        manager.wait()
+        monkeypatch.setattr(MemoryDirectory, "_write", full)
+        assert trainer.save(manager, 2) == tmp_path / "disk" / CheckpointId(2, 1).name
+        assert caplog.text.count("step 2 goes to durable storage alone, it cannot be kept in memory: ") == 1
+        save_async(trainer, manager, 3, durable=False)
+        with pytest.raises(CheckpointError, match=r"it cannot be kept in memory: rank 0: .*No space left"):
+            manager.wait()
+    with CheckpointManager(**places) as manager:
+        assert trainer.load(manager) == 2
+
+
+def test_a_copy_of_a_directory_has_no_part_in_the_originals_memory(tmp_path: Path) -> None:
+    trainer = Trainer()
+    with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
+        trainer.save(manager, 1)
+        save_async(trainer, manager, 2, durable=False)
+    shutil.copytree(tmp_path / "disk", tmp_path / "copy")
+    (tmp_path / "link").symlink_to("disk")
+    for name, step in (("copy", 1), ("link", 2)):
+        with CheckpointManager(tmp_path / name, memory=tmp_path / "memory") as manager:
+            assert trainer.load(manager) == step
+
+
+def test_what_is_being_written_is_awaited_before_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, manager, is_loading = Trainer(), CheckpointManager(tmp_path), threading.Event()
+    trainer.save(manager, 1)
+    create_file = CheckpointDirectory.create_file
+
+    def slow(self: CheckpointDirectory, *arguments: object) -> object:
+        assert is_loading.wait(30)
+        time.sleep(0.2)  # a load that does not wait is through by then, with step 1
+        return create_file(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CheckpointDirectory, "create_file", slow)
+    save_async(trainer, manager, 2)
+    is_loading.set()
+    assert trainer.load(manager) == 2
+
+
+def test_drafts_that_a_crash_left_in_memory_are_deleted(tmp_path: Path) -> None:
+    trainer = Trainer()
+    with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
+        trainer.save(manager, 1)
+        (job,) = (tmp_path / "memory").iterdir()
+        (job / ".plan-0123.json-89abcdef").touch()
+        (job / ".image-gen-000000-rank-00000-slot-0.json-89abcdef").touch()
+        trainer.save(manager, 2)
+        assert [path.name for path in job.iterdir() if path.name.startswith(".")] == []
+
+
 # -- whose directory it is -------------------------------------------------------------------------------------------
 
 
@@ -312,3 +413,17 @@ def test_the_documents_two_call_shapes_are_taken(tmp_path: Path) -> None:
         save_checkpoint(run.model, run.optimizer, run.scheduler, {}, str(tmp_path))
     with pytest.raises(TypeError, match="name the directory of checkpoints"):
         load_checkpoint(run.model, run.optimizer, run.scheduler)
+
+
+def test_a_new_generation_lets_the_memory_of_the_last_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIPOD_MEMORY_DIR", str(tmp_path / "memory"))
+    run = Regression(0)
+    mapped: list[int] = []
+    for generation in (1, 2, 3):
+        monkeypatch.setenv("ELASTIPOD_GENERATION", str(generation))
+        load_checkpoint(run.model, run.optimizer, run.scheduler, tmp_path / "disk")
+        save_checkpoint(run.model, run.optimizer, run.scheduler, {"step": generation}, tmp_path / "disk")
+        gc.collect()
+        mapped.append(Path("/proc/self/maps").read_text().count(str(tmp_path / "memory")))
+    assert mapped[0] > 0
+    assert mapped == mapped[:1] * 3

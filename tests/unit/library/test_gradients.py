@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastipod.data import ElasticBatches
-from elastipod.gradients import accumulate
+from elastipod.gradients import accumulate, gradient_sync
 
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -70,6 +71,18 @@ def test_the_mean_over_ranks_is_the_gradient_of_one_process(
                 total += parameter.grad
         for total, wanted in zip(summed, expected, strict=True):
             torch.testing.assert_close(total / world_size, wanted, rtol=1e-10, atol=1e-13)
+
+
+def test_a_compiled_model_is_held_back_from_reducing_too() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        compiled = torch.compile(model, backend="eager")
+        for enabled in (False, True):
+            with gradient_sync(compiled, enabled):
+                assert model.require_backward_grad_sync == enabled
+    finally:
+        dist.destroy_process_group()
 
 
 def test_one_unsplit_pass_per_rank_weighs_by_its_share() -> None:

@@ -58,12 +58,12 @@ def test_resizes_with_workers_lose_nothing_that_was_prefetched(num_workers: int)
     assert (prefetched > 20) == (num_workers > 0)
 
 
-def test_a_batch_counts_when_all_its_passes_were_gone_through() -> None:
+def test_a_batch_counts_from_its_last_pass_on() -> None:
     with loader_of(PLAN, 0, 1) as loader:
         batches = iter(loader)
         _, passes = next(batches)
-        for number, _ in enumerate(passes):
-            assert loader.step == 0, f"pass {number} is being trained"
+        for part, _ in passes:
+            assert loader.state_dict()["step"] == part.is_last, "what a save within this pass says"
         assert loader.step == 1
         _, passes = next(batches)
         next(passes)
@@ -77,6 +77,28 @@ def test_a_place_is_loaded_before_the_first_batch_or_refused() -> None:
         next(iter(loader))
         with pytest.raises(DataError, match="before the first batch only"):
             loader.load_state_dict(PLAN.state_dict(3))
+
+
+def test_a_plan_that_takes_over_begins_at_its_own_step() -> None:
+    plan = PLAN.with_batch(5, after_step=4)
+    with loader_of(plan, 0, 1) as loader:
+        assert loader.state_dict() == plan.state_dict(4)
+    passes = iter(ElasticBatchSampler(plan, rank=0, world_size=1, micro_batch=5))
+    next(passes)
+    assert passes.state_dict() == plan.state_dict(5)
+
+
+def test_the_total_is_that_of_the_place_that_was_loaded() -> None:
+    with loader_of(ElasticBatches(dataset_size=80, global_batch=20), 0, 1) as loader:
+        assert loader.total_steps == 4
+        loader.load_state_dict(ElasticBatches(dataset_size=80, global_batch=10).state_dict(2))
+        assert loader.total_steps == 2 + 3
+        assert [batch.step for batch, _ in loader][-1] == loader.total_steps
+
+
+def test_data_out_of_order_is_refused() -> None:
+    with pytest.raises(DataError, match="in_order=False gives passes the data of others"):
+        loader_of(PLAN, 0, 1, in_order=False)
 
 
 def stateful(rank: int, world_size: int) -> Any:

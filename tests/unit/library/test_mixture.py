@@ -16,6 +16,7 @@ from elastipod.audit_logs import read_logs
 from elastipod.data import Batch, ElasticBatches
 from elastipod.data.mixture import Mixture
 from elastipod.data.sharded import Shards
+from elastipod.errors import DataError
 
 WEIGHTS = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
@@ -51,6 +52,15 @@ def test_sources_may_be_shards() -> None:
 
 
 PLAN = ElasticBatches.over(Mixture({"a": 10, "b": 7}, {"a": 3, "b": 1}, samples=40, seed=2), 8)
+
+
+def test_sources_named_in_another_order_are_another_mixture() -> None:
+    sources = {name: Shards([10, 10], lanes=2) for name in ("a", "b")}
+    weights = {"a": 1, "b": 1}
+    plan = ElasticBatches.over(Mixture(sources, weights, samples=20), 4)
+    other = ElasticBatches.over(Mixture(dict(reversed(sources.items())), weights, samples=20), 4)
+    with pytest.raises(DataError, match=r"was saved with order \['a', 'b'\], but now it is \['b', 'a'\]"):
+        other.resumed(plan.state_dict(2))
 
 
 def audited(folder: Path, sampler: Sampler | None = None) -> Report:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from copy import copy
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim.lr_scheduler import LambdaLR
 
 from elastipod.batches.rates import BatchScaledRate, rate_factor
 from elastipod.errors import DataError
@@ -45,7 +49,29 @@ def test_without_a_warm_up_the_new_factor_counts_at_once() -> None:
     rate = BatchScaledRate("square-root", 16)
     rate.resized(0, 16)
     rate.resized(7, 64)
-    assert rate.factor(7) == 2
+    assert [rate.factor(step) for step in (0, 7)] == [2, 2]
+
+
+@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
+def test_the_first_step_after_a_restart_has_the_new_rate(lr: float | torch.Tensor) -> None:
+    """Each generation makes its schedule, loads, says its batch and applies."""
+    states: dict[str, Any] = {}
+    for step, batch in ((0, 512), (5, 64)):
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=copy(lr))
+        rate = BatchScaledRate("linear", 64)
+        schedule = LambdaLR(optimizer, lambda step, rate=rate: rate.factor(step))
+        if states:
+            optimizer.load_state_dict(states["optimizer"])
+            schedule.load_state_dict(states["schedule"])
+            rate.load_state_dict(states["rate"])
+        rate.resized(step, batch)
+        rate.apply(schedule)
+        assert [float(each) for each in schedule.get_last_lr()] == [0.5 * batch / 64]
+        assert float(optimizer.param_groups[0]["lr"]) == 0.5 * batch / 64
+        for _ in range(5):
+            optimizer.step()
+            schedule.step()
+        states = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "rate": rate.state_dict()}
 
 
 @given(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -112,6 +114,39 @@ def test_a_reader_goes_to_another_process_without_its_open_shards() -> None:
     reader = ShardReader(Shards([10, 20], lanes=2), lines_of)
     assert reader[3] == 3
     assert pickle.loads(pickle.dumps(reader))[12] == 2
+
+
+def test_a_forked_process_leaves_alone_what_its_parent_has_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Files([20])
+    reader = ShardReader(Shards([20], lanes=1), files.open)
+    assert reader[0] == "0/0"
+    parents = reader._open[0]
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert reader[1] == "0/1"
+    reader.close()
+    assert files.opened == [(0, 0), (0, 1)]
+    assert files.closed == 1
+    assert parents.place == 1
+
+
+def test_shards_listed_in_another_order_are_other_data() -> None:
+    plan = ElasticBatches.over(Shards([100, 300] * 2, lanes=2), 8)
+    other = ElasticBatches.over(Shards([300, 100] * 2, lanes=2), 8)
+    with pytest.raises(DataError, match="was saved with lengths"):
+        other.resumed(plan.state_dict(3))
+
+
+class Shared(Shards):
+    """Another thread stores its epoch's order right after this one has stored its own."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, (1, self._deal(1)) if name == "_latest" and value else value)
+
+
+def test_threads_in_other_epochs_do_not_share_an_order() -> None:
+    lengths = [5] * 8
+    order, wanted = Shared(lengths, lanes=4).order(0), Shards(lengths, lanes=4).order(0)
+    assert [order[position] for position in range(40)] == [wanted[position] for position in range(40)]
 
 
 def test_lengths_are_counted_once(tmp_path: Path) -> None:

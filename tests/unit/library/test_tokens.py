@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import socket
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,31 @@ def test_a_tokenizer_sees_whole_documents(tmp_path: Path, text: Path) -> None:
     build(tmp_path / "out", [text], tokenize=big_tokens, vocabulary=1 << 20)
     file = TokenFile(tmp_path / "out")
     assert file.read(0, len(file)).tolist() == big_tokens(TEXT)
+
+
+def test_a_tokenizer_may_give_bytes(tmp_path: Path, text: Path) -> None:
+    build(tmp_path / "out", [text], tokenize=str.encode, vocabulary=300)
+    file = TokenFile(tmp_path / "out")
+    assert bytes(file.read(0, len(file)).tolist()) == TEXT.encode()
+
+
+def test_what_another_build_is_writing_stays(tmp_path: Path, text: Path) -> None:
+    others = tmp_path / f"out.{socket.gethostname()}.{os.getpid()}.partial"
+    others.write_text("half")
+    with pytest.raises(DataError, match=r"out\..*\.partial exists: another build is writing it, or was killed"):
+        build(tmp_path / "out", [text])
+    assert others.read_text() == "half"
+
+
+def test_a_mounted_config_map_is_read_once(tmp_path: Path) -> None:
+    """Its files are links into a hidden folder, which may be replaced meanwhile."""
+    mounted = tmp_path / "texts"
+    (mounted / "..2026_01_01").mkdir(parents=True)
+    (mounted / "..2026_01_01" / "a.txt").write_text("abc")
+    (mounted / "..data").symlink_to("..2026_01_01")
+    (mounted / "a.txt").symlink_to("..data/a.txt")
+    assert cli.main(["tokens", "build", str(tmp_path / "out"), str(mounted)]) == 0
+    assert read_header(tmp_path / "out").tokens == 3
 
 
 @given(seq_len=st.integers(1, 70), number=st.integers(0, 1000))
