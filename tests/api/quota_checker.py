@@ -138,6 +138,8 @@ class _Run:
         """Those that are there, by name."""
         self._known: dict[str, _Workload] = {}
         """All that ever were, by UID: who preempts may be gone when it is asked for."""
+        self._deleted: set[str] = set()
+        """Jobs that are gone: the garbage collector, which is slow while it learns of new kinds, removes their Workloads."""
         self._draining: set[str] = set()
         """Jobs whose record says that their workers are being stopped."""
         self._version, self._at = 0, 0.0
@@ -261,6 +263,8 @@ class _Run:
         )
 
     def _check_wait(self, workload: _Workload) -> None:
+        if workload.job in self._deleted:
+            return
         waited_s = self._at - (workload.gone_at if workload.gone_at is not None else workload.evicted_at)
         if waited_s > self._limit_s:
             self._broken(
@@ -271,6 +275,10 @@ class _Run:
     def _take_job(self, change: Change) -> None:
         name = str(change.body["metadata"]["name"])
         text = change.body["metadata"].get("annotations", {}).get("elastipod.io/state", "")
+        if change.type == "DELETED":
+            self._deleted.add(name)
+        else:
+            self._deleted.discard(name)
         is_draining = change.type != "DELETED" and bool(text) and decode(text).transition is not None
         if not is_draining:
             self._draining.discard(name)
@@ -283,10 +291,15 @@ class _Run:
     # -- sums
 
     def _check_sums(self) -> None:
-        """Hold what lives of each job, in each queue and in the cohort against what is granted, and that against the quota."""
+        """Hold what lives of each job, in each queue and in the cohort against what is granted, and that against the quota.
+
+        What is being evicted counts toward no quota: Kueue 0.15 lets others in on it in the cycle that evicts it, when the one for
+        whom it does so needs less than that gives.
+        """
         granted: Counter[str] = Counter()
         granted_in: Counter[str] = Counter()
         queue_of: dict[str, str] = {}
+        leaving = {w.name: w.granted for w in self._workloads.values() if w.granted and w.is_evicted}
         for workload in self._workloads.values():
             if workload.granted:
                 granted[workload.job] += workload.granted
@@ -302,8 +315,8 @@ class _Run:
         for what, has, may in (
             *((f"job {job}", cpu, granted[job]) for job, cpu in living.items()),
             *((f"ClusterQueue {queue or '(none)'}", cpu, granted_in[queue]) for queue, cpu in living_in.items()),
-            ("all pods", living.total(), total),
-            ("all Workloads", granted_in.total(), total),
+            ("all pods", sum(pod.cpu for pod in self._pods.values() if pod.workload not in leaving), total),
+            ("all Workloads", granted_in.total() - sum(leaving.values()), total),
         ):
             if has > may:
                 self._broken(OVER_QUOTA, f"{what}: {has}m of {may}m")

@@ -333,3 +333,18 @@ def test_a_second_object_of_a_name_without_the_end_of_the_first_is_a_gap() -> No
     taken.take(POD, "DELETED", body)
     taken.take(POD, "ADDED", another)
     assert taken.now(POD)["job-0"]["metadata"]["uid"] == "another"
+
+
+def test_what_is_being_evicted_counts_toward_no_quota_but_its_pods_to_its_job() -> None:
+    story = Story().workload("old-base", 4).workload("new-base").workload("old-base", 4, Evicted=by("new-base"))
+    assert OVER_QUOTA not in story.workload("new-base", 8, queue="queue-b").verdict().rules_broken()
+    assert OVER_QUOTA in story.workload("third-base", 1).verdict().rules_broken()
+
+
+def test_workloads_of_a_deleted_job_are_the_garbage_collectors() -> None:
+    for is_deleted in (True, False):
+        story = Story().job("job", drains=False).workload("job-base", 1).workload("job-base", 1, Evicted=by("job-base"))
+        if is_deleted:
+            story.gone(JOB, "job")
+        told = story.wait(GRACE_S + MARGIN_S + 5).gone(WORKLOAD, "job-base").verdict()
+        assert (HELD_TOO_LONG in told.rules_broken()) != is_deleted
