@@ -108,11 +108,7 @@ def restore(folder: Path, place: str, mib: float, repeat: int) -> dict[str, Any]
     memory = Path(place)
 
     def save(rank: int) -> int:
-        run = Trained(mib)
-        with CheckpointManager(folder / "ours", memory=memory / f"node-{rank}") as ours:
-            ours.save(1, model=run.model, optimizer=run.optimizer)
-        _save(run, folder / "dcp")
-        return run.num_bytes()
+        return _save_both(folder, memory / f"node-{rank}", mib)
 
     def load(rank: int) -> Times:
         run = Trained(mib)
@@ -139,11 +135,7 @@ def restore(folder: Path, place: str, mib: float, repeat: int) -> dict[str, Any]
             times["loopback"].append(timed(send))
         for name, root in (("memory", memory / f"node-{rank}"), ("peer", memory / f"lost-{rank}"), ("durable", None)):
             for _ in range(repeat + 1):
-                with CheckpointManager(folder / "ours", memory=root or False) as ours:
-                    _ = ours.generation
-                    times.setdefault(name, []).append(
-                        timed(partial(ours.load_latest, model=run.model, optimizer=run.optimizer))
-                    )
+                times.setdefault(name, []).append(_timed_load(run, folder / "ours", root))
         for _ in range(repeat + 1):
             times.setdefault("dcp load", []).append(timed(partial(_load, run, folder / "dcp")))
         return {name: found[1:] for name, found in times.items()}
@@ -158,27 +150,35 @@ def reshard(folder: Path, place: str, mib: float, repeat: int, before: int, afte
     memory = Path(place)
 
     def save(rank: int) -> int:
-        run = Trained(mib)
-        with CheckpointManager(folder / "ours", memory=memory / f"node-{rank % 2}") as ours:
-            ours.save(1, model=run.model, optimizer=run.optimizer)
-        _save(run, folder / "dcp")
-        return run.num_bytes()
+        return _save_both(folder, memory / f"node-{rank % 2}", mib)
 
     def load(rank: int) -> Times:
         run = Trained(mib)
         times: Times = {}
         for _ in range(repeat + 1):
             for name, root in (("memory", memory / f"node-{rank % 2}"), ("durable", None)):
-                with CheckpointManager(folder / "ours", memory=root or False) as ours:
-                    _ = ours.generation
-                    times.setdefault(name, []).append(
-                        timed(partial(ours.load_latest, model=run.model, optimizer=run.optimizer))
-                    )
+                times.setdefault(name, []).append(_timed_load(run, folder / "ours", root))
             times.setdefault("dcp load", []).append(timed(partial(_load, run, folder / "dcp")))
         return {name: found[1:] for name, found in times.items()}
 
     num_bytes = sum(run_world(before, save))
     return {"times": run_world(after, load)[0], "bytes": num_bytes}
+
+
+def _save_both(folder: Path, node: Path, mib: float) -> int:
+    """Save the same state with either library; gives this rank's bytes. node: where its memory is."""
+    run = Trained(mib)
+    with CheckpointManager(folder / "ours", memory=node) as ours:
+        ours.save(1, model=run.model, optimizer=run.optimizer)
+    _save(run, folder / "dcp")
+    return run.num_bytes()
+
+
+def _timed_load(run: Trained, directory: Path, memory: Path | None) -> float:
+    """Load with a manager of its own, whose claim is not part of the time. memory: None for durable storage alone."""
+    with CheckpointManager(directory, memory=memory or False) as ours:
+        _ = ours.generation
+        return timed(partial(ours.load_latest, model=run.model, optimizer=run.optimizer))
 
 
 def _save(run: Trained, place: Path) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
 from tests.api.etcd_history import Change
 
 from elastipod_operator.core.codec import decode
@@ -383,4 +384,4 @@ def _is(body: Body, kind: str) -> bool:
 
 
 def _millis(quantity: str) -> int:
-    return int(quantity[:-1]) if quantity.endswith("m") else 1000 * int(quantity)
+    return int(1000 * parse_quantity(quantity))
