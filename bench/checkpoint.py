@@ -1,7 +1,7 @@
 """What saving and restoring cost, side by side with torch.distributed.checkpoint and with plain copying.
 
-python -m bench.checkpoint [--repeat 5] [--mib 128]. Writes .run/bench/checkpoint.json, and every single measurement into
-.run/bench/checkpoint-runs.json. Two (four) ranks over gloo on this machine stand for as many nodes.
+python -m bench.checkpoint [--repeat 5] [--mib 256] [--memory /dev/shm]. Writes .run/bench/checkpoint.json, and every single
+measurement into .run/bench/checkpoint-runs.json. Two (four) ranks over gloo on this machine stand for as many nodes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from bench.common.report import Reach, Row, report, rounded, table, write_json
 from bench.common.samples import Samples
 from tests.e2e.rank_worlds import Cases
 
+from elastipod.checkpoints.image import DEFAULT_ROOT
+
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 NOISY = 0.05
 COPY_FACTOR = 1.5  # the stall may be so many times a plain copy
@@ -34,7 +36,7 @@ def main() -> int:
     RUN.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=RUN) as place,
-        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,  # memory is what is wanted
+        tempfile.TemporaryDirectory(dir=options.memory) as memory,
         closing(Cases("bench.checkpoints.cases")) as cases,
     ):
         for case, arguments in (("stall", ()), ("restore", ()), ("reshard", (4, 2)), ("reshard", (2, 4))):
@@ -51,7 +53,8 @@ def main() -> int:
             for used in (folder, images):
                 shutil.rmtree(used)
     rows = _rows(
-        samples, f"FSDP2 with Adam, {3 * options.mib:.0f} MiB of state in all, gloo, {options.repeat} times each"
+        samples,
+        f"FSDP2 with Adam, {3 * options.mib:.0f} MiB of state in all, images in {options.memory}, gloo, {options.repeat} times each",
     )
     versions = {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
     content: dict[str, Any] = report("checkpoint", rows, machine=describe(), load_1m=load_1m, versions=versions)
@@ -90,7 +93,28 @@ def _rows(samples: Samples, how: str) -> list[Row]:
             "dcp save",
             f"{two}; ours keeps copies in memory too",
         ),
-        row("restore from this node's memory", "restore", "memory", "memcpy", f"{two}; verified", 1 / RESTORE_FACTOR),
+        row(
+            "restore from this node's memory",
+            "restore",
+            "memory",
+            "memcpy",
+            f"{two}; verified; into tensors that have been in use, as is the copy that it is held against",
+            1 / RESTORE_FACTOR,
+        ),
+        row(
+            "restore from this node's memory",
+            "restore",
+            "memory",
+            "memcpy, mapped anew",
+            f"{two}; verified; against the same copy out of a file in memory that is mapped for it, as a new process must",
+        ),
+        row(
+            "restore from this node's memory in a new process",
+            "restore",
+            "memory, new process",
+            "memcpy, new moments",
+            f"{two}; verified; the optimizer has no moments yet; against a copy into memory that is untouched where those are",
+        ),
         row(
             "restore one of two nodes from a peer", "restore", "peer", "loopback", f"{two}; {lost}", 1 / RESTORE_FACTOR
         ),
@@ -108,7 +132,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5, help="measurements of each (default: 5)")
     parser.add_argument(
-        "--mib", type=float, default=128, help="weights of the model; the state is three times that (default: 128)"
+        "--mib", type=float, default=256, help="weights of the model; the state is three times that (default: 256)"
+    )
+    parser.add_argument(
+        "--memory",
+        type=Path,
+        default=Path(DEFAULT_ROOT),
+        help="folder of a memory file system; one that is mounted with huge=always shows what large pages save",
     )
     return parser.parse_args()
 

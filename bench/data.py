@@ -22,7 +22,21 @@ from bench.common.machine import busy_share, describe
 from bench.common.report import Better, Reach, Row, report, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.data_load import equivalence
-from bench.data_load.sides import BATCH, OURS, SEQ_LEN, STATEFUL, TORCH, WORLD, open_ours, open_torch, stateful
+from bench.data_load.sides import (
+    BATCH,
+    OURS,
+    OURS_PLAIN,
+    SEQ_LEN,
+    STATEFUL,
+    TORCH,
+    TORCH_TOKENS,
+    WORLD,
+    ArrayWindows,
+    open_ours,
+    open_torch,
+    stateful,
+    token_windows,
+)
 from tests.e2e.data_run import STEPS
 
 from elastipod.data.token_format import HEADER_BYTES, TokenHeader
@@ -35,6 +49,7 @@ WORKERS = (0, 2)
 MEASURED_S = 2.0
 RESUME_STEP = 3000
 HUGE = 1 << 40
+SAME = Reach.ratio(0.99)
 SEED = 20240611
 _LOADER = f"windows of {SEQ_LEN} two-byte tokens, {BATCH} at a time, rank 0 of {WORLD}, shuffled, pages in memory"
 
@@ -71,27 +86,28 @@ def main() -> int:
 
 
 def _measure_tokens(path: Path, samples: Samples, *, ours_first: bool) -> None:
-    """Measure both sides; who goes first finds fewer pages mapped, so they take turns."""
+    """Measure both sides with either dataset; who goes first finds fewer pages mapped, so they take turns."""
     for workers in WORKERS:
-        for side in (OURS, TORCH) if ours_first else (TORCH, OURS):
-            if side == OURS:
-                batches, loader = open_ours(path, workers)
-                samples.add(OURS, f"tokens {workers}", _rate(batches))
+        for side in (OURS, TORCH_TOKENS, OURS_PLAIN, TORCH) if ours_first else (TORCH, OURS_PLAIN, TORCH_TOKENS, OURS):
+            dataset = token_windows(path) if side in (OURS, TORCH_TOKENS) else ArrayWindows(path)
+            if side in (OURS, OURS_PLAIN):
+                batches, loader = open_ours(dataset, workers)
+                samples.add(side, f"tokens {workers}", _rate(batches))
                 loader.close()
             else:
-                theirs = open_torch(path, workers)
-                samples.add(TORCH, f"tokens {workers}", _rate(theirs))
+                theirs = open_torch(dataset, workers)
+                samples.add(side, f"tokens {workers}", _rate(theirs))
                 del theirs  # ends its workers
 
 
 def _measure_resume(path: Path, folder: Path, samples: Samples) -> None:
     started = time.perf_counter()
-    batches, loader = open_ours(path, 0, RESUME_STEP)
+    batches, loader = open_ours(token_windows(path), 0, RESUME_STEP)
     next(batches)
     samples.add(OURS, "resume", time.perf_counter() - started)
     loader.close()
     started = time.perf_counter()
-    next(open_torch(path, 0, RESUME_STEP))
+    next(open_torch(ArrayWindows(path), 0, RESUME_STEP))
     samples.add(TORCH, "resume", time.perf_counter() - started)
     state = _state_at(path, RESUME_STEP)
     started = time.perf_counter()
@@ -110,13 +126,19 @@ def _measure_resume(path: Path, folder: Path, samples: Samples) -> None:
 def _rows(samples: Samples) -> list[Row]:
     rows = [
         Row(
-            metric=f"loading, {workers} worker processes",
+            metric=f"{metric}, {workers} worker processes",
             unit="tokens/s",
-            ours=samples.spread(OURS, f"tokens {workers}"),
-            peer=TORCH,
-            theirs=samples.spread(TORCH, f"tokens {workers}"),
+            ours=samples.spread(ours, f"tokens {workers}"),
+            peer=theirs,
+            theirs=samples.spread(theirs, f"tokens {workers}"),
+            reach=reach,
             better=Better.LARGER,
-            how=f"{_LOADER}; {MEASURED_S:g} s, or to the end of the epoch, after the first batch",
+            how=f"{_LOADER}; {what}; {MEASURED_S:g} s, or to the end of the epoch, after the first batch",
+        )
+        for metric, ours, theirs, reach, what in (
+            ("loading tokens", OURS, TORCH, None, "our TokenWindows against what people write by hand"),
+            ("loading TokenWindows", OURS, TORCH_TOKENS, SAME, "both with our dataset"),
+            ("loading a plain dataset", OURS_PLAIN, TORCH, SAME, "both with windows of a numpy memory map"),
         )
         for workers in WORKERS
     ]

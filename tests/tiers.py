@@ -3,9 +3,9 @@
 Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make test` calls it. A tier whose tests
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
 
-Some tiers run in several processes (pytest-xdist), the api tier with an API server in each, and the e2e tier in two parts
-with a line each: its tests of agents alone are shared out to two processes, those with a cluster follow one after the
-other. Whoever asks for something of their own (-k, -s, --pdb, a long run) gets it in one process, as pytest does it.
+The tiers run in several processes (pytest-xdist), those of api and e2e with an API server or a cluster in each, and the e2e
+tier in two parts with a line each: its tests of agents alone, and then those with a cluster. Whoever asks for something
+of their own (-k, -s, --pdb, a long run) gets it in one process, as pytest does it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "unit": (ON_ALL_CPUS,),
     "sim": (ON_ALL_CPUS,),
     "api": (FILES_IN_TWO,),
-    "e2e": (("-m", "not cluster", *FILES_IN_TWO), ("-m", "cluster")),
+    "e2e": (("-m", "not cluster", *FILES_IN_TWO), ("-m", "cluster", *FILES_IN_TWO)),
+    "chart": (FILES_IN_TWO,),
 }
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 

@@ -8,7 +8,9 @@ work of its successors nor add to it (docs/design/contracts.md, 6). What is alik
 from __future__ import annotations
 
 import errno
+import io
 import json
+import logging
 import os
 import re
 import secrets
@@ -19,9 +21,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from elastipod.errors import CheckpointError, FencedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger(__name__)
 
 FORMAT = 2
 MANIFEST = "elastipod.json"
@@ -30,6 +37,7 @@ OWNER = f"{CLAIMS}/job"
 IDENTITY = f"{CLAIMS}/id"
 MAX_MANIFEST_BYTES = 64 << 20
 _CHUNK = 4 << 20
+_FLOW = 8 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # as file systems over object stores answer
 
 COMPLETE = re.compile(r"step-(\d{10})-gen-(\d{6})")
@@ -112,6 +120,7 @@ class CheckpointStore(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._is_ours: dict[CheckpointId, bool] = {}
 
     # -- what a kind of storage does ---------------------------------------------------------------------------------
 
@@ -270,19 +279,38 @@ class CheckpointStore(ABC):
         """Delete all but the ``keep`` newest checkpoints, those known as damaged, and what dead writers left behind.
 
         Newest is by generation, then step: the present lineage outlives what a former one left. keep_every: intact
-        checkpoints of steps that it divides stay as well. A fenced generation deletes nothing (FencedError).
+        checkpoints of steps that it divides stay as well. What another version of this library wrote is left alone, counts
+        for nothing, and is named once in the log. A fenced generation deletes nothing (FencedError).
         """
         self.check_fence(generation)
         spoilt = set(damaged)
         intact = sorted(set(self.complete()) - spoilt, key=lambda each: (each.generation, each.step), reverse=True)
-        for old in [*intact[keep:], *spoilt]:
-            if old in spoilt or not keep_every or old.step % keep_every:
-                self._delete(old)
+        left = keep
+        for each in intact:
+            if left:
+                left -= self._may_delete(each)
+            elif (not keep_every or each.step % keep_every) and self._may_delete(each):
+                self._delete(each)
+        for each in spoilt:
+            self._delete(each)
         self._delete_unfinished(generation)
         for name in self._names(CLAIMS):
             found = _CLAIM.fullmatch(name)
             if found and int(found[1]) < generation:
                 self._remove(f"{CLAIMS}/{name}")
+
+    def _may_delete(self, of: CheckpointId) -> bool:
+        """Tell whether a checkpoint was written in this library's format, or is a torn one; each is looked at once."""
+        if of not in self._is_ours:
+            try:
+                self.manifest(of)
+                self._is_ours[of] = True
+            except Damaged:
+                self._is_ours[of] = True
+            except CheckpointError as error:
+                log.warning("not deleted, however old: %s", error)
+                self._is_ours[of] = False
+        return self._is_ours[of]
 
     def manifest(self, of: CheckpointId) -> Manifest:
         """Read a checkpoint's manifest. Raises Damaged, saying what is wrong, for a torn one, CheckpointError for another version's."""
@@ -348,7 +376,7 @@ class CheckpointDirectory(CheckpointStore):
 
     @contextmanager
     def create_file(self, begun: str | Path, name: str) -> Iterator[BinaryIO]:
-        with open(Path(begun) / name, "xb") as file:
+        with io.BufferedWriter(_FlowingFile(Path(begun) / name, "xb")) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -462,6 +490,22 @@ class CheckpointDirectory(CheckpointStore):
 
     def _remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
+
+
+class _FlowingFile(io.FileIO):
+    """A file that flows to disk while it is being written, so that little is left for the sync at its end."""
+
+    _asked = 0  # bytes that the kernel was asked to write out
+
+    def write(self, data: Buffer, /) -> int:
+        count = super().write(data)
+        written = self.tell()
+        if written - self._asked >= _FLOW and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # where a file system knows no such advice
+                # Linux begins to write out pages that are not needed any more, and does not wait for it.
+                os.posix_fadvise(self.fileno(), self._asked, written - self._asked, os.POSIX_FADV_DONTNEED)
+            self._asked = written
+        return count
 
 
 def record_file(path: Path) -> FileRecord:

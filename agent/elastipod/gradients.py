@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import nn
 
     from elastipod.data import Batch, MicroBatch
+    from elastipod.torch_names import FSDPModule
 
 
 def accumulate(model: nn.Module, batch: Batch, size: int) -> Iterator[MicroBatch]:
@@ -30,19 +31,29 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
     Pass `MicroBatch.is_last`. Every rank must call it equally often with the same values, since reducing is a collective.
     DDP needs the forward pass inside as well as the backward pass. FSDP2 keeps whole gradients in memory until the last pass.
-    model: may be what torch.compile made of one.
+    model: may be what torch.compile made of one, or a plain module with parts that FSDP2 shards.
     """
-    from elastipod.torch_names import DistributedDataParallel, FSDPModule
+    from elastipod.torch_names import DistributedDataParallel
 
     model = getattr(model, "_orig_mod", model)
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(enabled)
-        try:
+    if isinstance(model, DistributedDataParallel):
+        with nullcontext() if enabled else model.no_sync():
             yield
-        finally:
-            model.set_requires_gradient_sync(True)
-    elif isinstance(model, DistributedDataParallel) and not enabled:
-        with model.no_sync():
-            yield
-    else:
+        return
+    sharded = _sharded(model)
+    for part in sharded:
+        part.set_requires_gradient_sync(enabled)
+    try:
         yield
+    finally:
+        for part in sharded:
+            part.set_requires_gradient_sync(True)
+
+
+def _sharded(model: nn.Module) -> list[FSDPModule]:
+    """Give the outermost parts of a model that FSDP2 shards."""
+    from elastipod.torch_names import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        return [model]
+    return [part for child in model.children() for part in _sharded(child)]

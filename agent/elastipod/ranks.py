@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -35,14 +35,10 @@ def from_rank_zero(decide: Callable[[], T], group: dist.ProcessGroup | None = No
     What is raised there is raised on every rank: FencedError as itself, anything else as CheckpointError.
     """
     rank, world_size = rank_and_world()
-    answer = _tried(decide) if rank == 0 else {}
+    answer = tried(decide) if rank == 0 else {}
     if world_size > 1:
         answer = _broadcast(answer, group)
-    if _FENCED in answer:
-        raise FencedError(answer[_FENCED])
-    if _FAILED in answer:
-        raise CheckpointError(answer[_FAILED])
-    value: T = answer["value"]
+    value: T = value_of(answer)
     return value
 
 
@@ -52,14 +48,9 @@ def from_every_rank(produce: Callable[[], T], group: dist.ProcessGroup | None = 
     When it fails anywhere, CheckpointError is raised everywhere and names the first rank that failed and why.
     """
     _, world_size = rank_and_world()
-    mine = _tried(produce)
+    mine = tried(produce)
     answers = _all_gather(mine, group) if world_size > 1 else [mine]
-    for rank, answer in enumerate(answers):
-        if _FENCED in answer:
-            raise FencedError(answer[_FENCED])
-        if _FAILED in answer:
-            raise CheckpointError(f"rank {rank}: {answer[_FAILED]}")
-    return [answer["value"] for answer in answers]
+    return [value_of(answer, f"rank {rank}: ") for rank, answer in enumerate(answers)]
 
 
 def sum_over_ranks(value: float) -> float:
@@ -71,7 +62,17 @@ def sum_over_ranks(value: float) -> float:
     return float(total.item())
 
 
-def _tried(action: Callable[[], T]) -> dict[str, Any]:
+def value_of(answer: Mapping[str, Any], whose: str = "") -> Any:
+    """Give what a rank came to, or raise what it raised, with ``whose`` before it. answer: as `tried` made it."""
+    if _FENCED in answer:
+        raise FencedError(answer[_FENCED])
+    if _FAILED in answer:
+        raise CheckpointError(f"{whose}{answer[_FAILED]}")
+    return answer["value"]
+
+
+def tried(action: Callable[[], object]) -> dict[str, Any]:
+    """Run something and give what came of it, value or failure, in a form that travels as JSON."""
     try:
         return {"value": action()}
     except FencedError as error:

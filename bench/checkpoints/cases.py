@@ -33,14 +33,18 @@ Times = dict[str, list[float]]
 
 
 class Trained:
-    """A model of ``mib`` of weights and twice as much of moments, sharded over the world (FSDP2) with a state to save."""
+    """A model of ``mib`` of weights and twice as much of moments, sharded over the world (FSDP2) with a state to save.
 
-    def __init__(self, mib: float) -> None:
+    is_new: as a process that was just started has it, before there are any moments.
+    """
+
+    def __init__(self, mib: float, *, is_new: bool = False) -> None:
         width = 4 * round((mib * 2**20 / 4 / LAYERS) ** 0.5 / 4)  # alike for every rank of up to four
         self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
         fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.nested()  # makes the moments
+        if not is_new:
+            self.nested()  # makes the moments
 
     def nested(self) -> dict[str, Any]:
         return nested_state(self.model, self.optimizer)
@@ -112,37 +116,60 @@ def restore(folder: Path, place: str, mib: float, repeat: int) -> dict[str, Any]
 
     def load(rank: int) -> Times:
         run = Trained(mib)
-        times: Times = {"memcpy": [], "loopback": []}
+        times: Times = {}
         sources = [tensor.detach() for tensor in run.tensors()]
         total = sum(source.numel() * source.element_size() for source in sources)
-        source_bytes = torch.frombuffer(mmap.mmap(-1, total), dtype=torch.uint8).fill_(1)
+        bytes_in_memory = torch.frombuffer(mmap.mmap(-1, total), dtype=torch.uint8).fill_(1)
+        image = memory / f"plain-{rank}"
+        image.write_bytes(bytes(total))
 
-        def copy() -> None:
-            start = 0
-            for source in sources:
-                size = source.numel() * source.element_size()
-                source.copy_(source_bytes[start : start + size].view(source.dtype).view(source.shape))
-                start += size
+        def copy_mapped() -> None:
+            with open(image, "r+b") as file, mmap.mmap(file.fileno(), total) as mapped:
+                origin = torch.frombuffer(mapped, dtype=torch.uint8)
+                _copy(origin, sources)
+                del origin
 
         def send() -> None:
             if rank == 0:
-                dist.send(source_bytes, dst=1)
+                dist.send(bytes_in_memory, dst=1)
             else:
-                dist.recv(source_bytes, src=0)
+                dist.recv(bytes_in_memory, src=0)
 
-        for _ in range(repeat + 1):
-            times["memcpy"].append(timed(copy))
-            times["loopback"].append(timed(send))
-        for name, root in (("memory", memory / f"node-{rank}"), ("peer", memory / f"lost-{rank}"), ("durable", None)):
-            for _ in range(repeat + 1):
+        plain: dict[str, Callable[[], None]] = {
+            "memcpy": lambda: _copy(bytes_in_memory, sources),
+            "memcpy, mapped anew": copy_mapped,
+            "loopback": send,
+        }
+        tiers = {"memory": memory / f"node-{rank}", "peer": memory / f"lost-{rank}", "durable": None}
+        for _ in range(repeat + 1):  # one after the other, so that what else the machine does meets all alike
+            for name, action in plain.items():
+                times.setdefault(name, []).append(timed(action))
+            for name, root in tiers.items():
                 times.setdefault(name, []).append(_timed_load(run, folder / "ours", root))
-        for _ in range(repeat + 1):
             times.setdefault("dcp load", []).append(timed(partial(_load, run, folder / "dcp")))
         return {name: found[1:] for name, found in times.items()}
 
+    def load_in_new_process(rank: int) -> Times:
+        run = Trained(mib, is_new=True)
+        weights = run.tensors()  # there are no moments yet
+        ours = _timed_load(run, folder / "ours", memory / f"node-{rank}")
+        total = sum(weight.nbytes for weight in weights)
+        origin = torch.frombuffer(mmap.mmap(-1, 3 * total), dtype=torch.uint8).fill_(1)
+        untouched = torch.frombuffer(mmap.mmap(-1, 2 * total), dtype=torch.uint8)
+
+        def copy() -> None:
+            _copy(origin[:total], [weight.detach() for weight in weights])
+            _copy(origin[total:], [untouched])
+
+        return {"memory, new process": [ours], "memcpy, new moments": [timed(copy)]}
+
     num_bytes = sum(run_world(2, save))
     shutil.copytree(memory / "node-1", memory / "lost-1")  # node 0 is lost, node 1 has its copy
-    return {"times": run_world(2, load)[0], "bytes": num_bytes}
+    times = run_world(2, load)[0]
+    for _ in range(repeat):
+        for name, seconds in run_world(2, load_in_new_process)[0].items():
+            times.setdefault(name, []).extend(seconds)
+    return {"times": times, "bytes": num_bytes}
 
 
 def reshard(folder: Path, place: str, mib: float, repeat: int, before: int, after: int) -> dict[str, Any]:
@@ -163,6 +190,14 @@ def reshard(folder: Path, place: str, mib: float, repeat: int, before: int, afte
 
     num_bytes = sum(run_world(before, save))
     return {"times": run_world(after, load)[0], "bytes": num_bytes}
+
+
+def _copy(origin: torch.Tensor, targets: list[torch.Tensor]) -> None:
+    """Copy bytes into tensors, one after the other."""
+    start = 0
+    for target in targets:
+        target.copy_(origin[start : start + target.nbytes].view(target.dtype).view(target.shape))
+        start += target.nbytes
 
 
 def _save_both(folder: Path, node: Path, mib: float) -> int:

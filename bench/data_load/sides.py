@@ -18,7 +18,8 @@ from elastipod.data.token_format import HEADER_BYTES
 from elastipod.data.tokens import TokenFile, TokenWindows
 
 SEQ_LEN, BATCH, WORLD = 1024, 8, 2
-OURS, TORCH, STATEFUL = "elastipod", "torch DataLoader", "torchdata StatefulDataLoader"
+OURS, OURS_PLAIN, STATEFUL = "elastipod", "elastipod, plain dataset", "torchdata StatefulDataLoader"
+TORCH, TORCH_TOKENS = "torch DataLoader", "torch DataLoader, our TokenWindows"
 
 
 class ArrayWindows(Dataset[torch.Tensor]):
@@ -34,20 +35,21 @@ class ArrayWindows(Dataset[torch.Tensor]):
         return torch.from_numpy(self._tokens[index * SEQ_LEN : (index + 1) * SEQ_LEN + 1].astype(np.int64))
 
 
-def open_ours(path: Path, workers: int, step: int = 0) -> tuple[Iterator[torch.Tensor], ElasticLoader[torch.Tensor]]:
+def token_windows(path: Path) -> Any:
+    return TokenWindows(TokenFile(path), SEQ_LEN)
+
+
+def open_ours(dataset: Any, workers: int, step: int = 0) -> tuple[Iterator[torch.Tensor], ElasticLoader[torch.Tensor]]:
     """Give rank 0's passes from the one after ``step`` completed steps on, and the loader to close."""
-    windows = TokenWindows(TokenFile(path), SEQ_LEN)
-    plan = ElasticBatches(len(windows), WORLD * BATCH)
-    dataset: Any = windows
+    plan = ElasticBatches(len(dataset), WORLD * BATCH)
     loader = ElasticLoader[torch.Tensor](
         dataset, plan, rank=0, world_size=WORLD, micro_batch=BATCH, start_step=step, num_workers=workers
     )
     return (data for _, passes in loader for _, data in passes), loader
 
 
-def open_torch(path: Path, workers: int, step: int = 0) -> Iterator[torch.Tensor]:
+def open_torch(dataset: Any, workers: int, step: int = 0) -> Iterator[torch.Tensor]:
     """The usual loader of a distributed run; a place in it is found by reading and dropping what came before."""
-    dataset = ArrayWindows(path)
     sampler: Any = DistributedSampler(dataset, WORLD, 0, seed=0)
     loader = DataLoader(dataset, batch_size=BATCH, sampler=sampler, num_workers=workers)
     return islice(iter(loader), step, None)

@@ -14,12 +14,13 @@ from typing import Any
 
 import aiohttp
 import yaml
+from bench.common.processes import Failed
 
 LINE_LIMIT = 4 << 20
 LIST_PAGE = 500
 
 
-class Refused(Exception):
+class Refused(Failed):
     """The API server did not do what it was asked; the text is its answer."""
 
 
@@ -55,7 +56,12 @@ class ApiClient:
     ) -> dict[str, Any]:
         """Make a call and give the answer, {} for a code that is `fine`. Raises Refused."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        text = None if body is None else json.dumps(body)
+        return await self.send(method, path, None if body is None else json.dumps(body), kind, fine)
+
+    async def send(
+        self, method: str, path: str, text: str | None, kind: str, fine: tuple[int, ...] = ()
+    ) -> dict[str, Any]:
+        """Make a call whose body is written already, in a format of this kind. Raises Refused."""
         async with (
             self._slots,
             self._session.request(method, path, data=text, headers={"Content-Type": kind}) as answer,

@@ -32,14 +32,14 @@ def job(name: str, pods: int, node: str, agent_port: int, **spec: Any) -> dict[s
     }  # fmt: skip
 
 
-def bare_pod(like: Mapping[str, Any], group: str, number: int) -> dict[str, Any]:
+def bare_pod(like: Mapping[str, Any], group: str, name: str) -> dict[str, Any]:
     """Give a pod as the operator made it, but of nobody: without owner and labels that anybody looks at."""
     spec = {
         key: value for key, value in like["spec"].items() if key not in ("serviceAccount", "priority", "tolerations")
     }
     return {
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": f"{group}-{number}", "namespace": NAMESPACE, "labels": {BARE_LABEL: group},
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {BARE_LABEL: group},
                      "annotations": like["metadata"].get("annotations", {})},
         "spec": spec,
     }  # fmt: skip

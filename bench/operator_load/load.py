@@ -24,13 +24,16 @@ from bench.operator_load.jobs import JOBS
 
 T = TypeVar("T")
 OPEN_FILES = 100_000
-BUCKET = re.compile(r'elastipod_(\w+)_seconds_bucket\{le="([^"]+)"\} (\S+)')
+BUCKET = re.compile(r'elastipod_(\w+)_seconds_bucket\{le="([^"]+)"(?:,what="(\w+)")?\} (\S+)')
 RECONCILE, DECISION, API_WRITE = "reconcile", "decision", "api_write"
 
 
 @dataclass(slots=True)
 class Usage:
-    """What the operator used by one moment. buckets: how often it did something so far, by what and the limit of its time in seconds."""
+    """What the operator used by one moment.
+
+    buckets: how often it did something so far, by what and the limit of its time in seconds; writes also by their kind.
+    """
 
     at: float
     cpu_s: float
@@ -124,10 +127,17 @@ class Load:
         async with self._session.get(self._metrics) as answer:
             text = await answer.text()
         pid = self.operator.pid
-        buckets: dict[str, dict[float, float]] = {}
-        for what, limit, count in BUCKET.findall(text):
-            buckets.setdefault(what, {})[float(limit)] = float(count)
-        return Usage(at=time.monotonic(), cpu_s=cpu_s(pid), rss_mib=resident_mib(pid), buckets=buckets)
+        return Usage(at=time.monotonic(), cpu_s=cpu_s(pid), rss_mib=resident_mib(pid), buckets=buckets_of(text))
+
+
+def buckets_of(text: str) -> dict[str, dict[float, float]]:
+    """Read the histograms of times off a page of metrics; those with kinds also by "what kind"."""
+    buckets: dict[str, dict[float, float]] = {}
+    for what, limit, kind, count in BUCKET.findall(text):
+        for name in (what, f"{what} {kind}") if kind else (what,):
+            counts = buckets.setdefault(name, {})
+            counts[float(limit)] = counts.get(float(limit), 0.0) + float(count)
+    return buckets
 
 
 @asynccontextmanager

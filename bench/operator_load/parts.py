@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,15 @@ from bench.common.machine import busy_meter
 from bench.common.processes import Failed
 from bench.common.samples import Samples
 from bench.operator_load.api import ApiClient
+from bench.operator_load.bare import WHOLE, Taken, bare_writes
 from bench.operator_load.cluster import count_by_kind
 from bench.operator_load.jobs import JOBS, PODS, bare_pod, job
 from bench.operator_load.load import API_WRITE, DECISION, Load
 
-from elastipod_operator.core.names import ANNOTATION_STATE
+from elastipod_operator.core.names import ANNOTATION_STATE, LABEL_JOB
 
 Event = Callable[[Load, str, int, int], Coroutine[None, None, None]]
-OURS, BARE = "operator", "bare loop"
+OURS, BARE, OTHER = "operator", "bare loop", "another client"
 PER_POD_S = 0.1  # so long may a pod take at most before a wait is given up
 IDLE_S, SETTLE_S = 60.0, 15.0
 QUIET_CALLS = frozenset({"get leases", "update leases"})
@@ -124,7 +126,7 @@ async def creations(it: Load, sizes: Sizes, samples: Samples) -> None:
             await it.create(job(name, count, "node-1", it.agent_port, **anew))
             seen = await it.until_trains(name, count, _patience(count))
             samples.add(OURS, "pods created", _rate(seen))
-            listed = await it.api.call("GET", f"{PODS}?labelSelector=HPJob%3D{name}&limit=1")
+            listed = await it.api.call("GET", f"{PODS}?labelSelector={LABEL_JOB}%3D{name}&limit=1")
             like = listed["items"][0]
             await _settled(it, name)
             began = (await it.control("POST", f"/crash?job={name}"))["at"]
@@ -149,7 +151,7 @@ async def _bare(it: Load, bare: ApiClient, like: Mapping[str, Any], group: str, 
 
 
 async def _create_bare(bare: ApiClient, like: Mapping[str, Any], group: str, numbers: range) -> None:
-    await bare.all_of(*(("POST", PODS, bare_pod(like, group, n)) for n in numbers))
+    await bare.all_of(*(("POST", PODS, bare_pod(like, group, f"{group}-{n}")) for n in numbers))
 
 
 def _is_running(it: Load, group: str, count: int) -> Any:
@@ -177,7 +179,10 @@ async def fleet(it: Load, sizes: Sizes, samples: Samples) -> None:
     samples.add(OURS, "fleet trains, pass p99", 1000 * after.quantile_since(before, 0.99))
     await asyncio.sleep(SETTLE_S)
     await _rest(it, samples)
-    await _motion(it, sizes, names, each, samples)
+    like = await it.api.call("GET", f"{JOBS}/{names[0]}")
+    pod = (await it.api.call("GET", f"{PODS}?labelSelector={LABEL_JOB}%3D{names[0]}&limit=1"))["items"][0]
+    async with bare_writes(it.cluster.kubeconfig, like, pod, each) as taken:
+        await _motion(it, sizes, names, each, samples, taken)
     await it.until_trains("", sizes.pods, _patience(sizes.pods))
     await asyncio.sleep(SETTLE_S)
     samples.add(OURS, "memory after motion", (await it.usage()).rss_mib)
@@ -211,7 +216,7 @@ async def _rest(it: Load, samples: Samples) -> None:
         samples.fail(OURS, "idle calls, others", f"{others}")
 
 
-async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: Samples) -> None:
+async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: Samples, taken: Taken) -> None:
     """Crashes, resizes in both directions, and jobs that end and come, in turn, of one job after the other."""
     before, offset, busy = await it.usage(), it.cluster.audit_log.stat().st_size, busy_meter()
     tasks: list[asyncio.Task[str]] = []
@@ -226,7 +231,9 @@ async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: 
         tasks.append(asyncio.create_task(_event(next(kinds), it, names[number], each, number, free)))
         due += 1 / sizes.churn
         await asyncio.sleep(max(0, due - time.monotonic()))
-    after = await it.usage()
+    after, bare = await it.usage(), {kind: list(times) for kind, times in taken.items()}
+    if not all(bare.values()):
+        raise Failed("the other client wrote nothing")
     samples.add(OURS, "churn machine", 100 * busy())
     failures = [why for why in await asyncio.gather(*tasks) if why]
     samples.add(OURS, "churn events in vain", len(failures))
@@ -236,14 +243,24 @@ async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: 
     samples.add(OURS, "churn processor", 100 * (after.cpu_s - before.cpu_s) / lasted)
     samples.add(OURS, "churn events", len(tasks) / lasted)
     samples.add(OURS, "churn passes", after.decisions_since(before) / lasted)
-    samples.add(OURS, "churn pass p50", 1000 * after.quantile_since(before, 0.5))
-    samples.add(OURS, "churn pass p99", 1000 * after.quantile_since(before, 0.99))
+    passes = bare.pop(WHOLE)
     samples.add(OURS, "churn decision p99", 1000 * after.quantile_since(before, 0.99, DECISION))
-    samples.add(OURS, "churn write p50", 1000 * after.quantile_since(before, 0.5, API_WRITE))
-    samples.add(OURS, "churn write p99", 1000 * after.quantile_since(before, 0.99, API_WRITE))
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        samples.add(OURS, f"churn pass {name}", 1000 * after.quantile_since(before, share))
+        samples.add(OTHER, f"churn pass {name}", 1000 * quantile(passes, share))
+        samples.add(OURS, f"churn write {name}", 1000 * after.quantile_since(before, share, API_WRITE))
+        samples.add(OTHER, f"churn write {name}", 1000 * quantile([t for times in bare.values() for t in times], share))
+        for kind, times in bare.items():
+            samples.add(OURS, f"churn {kind} {name}", 1000 * after.quantile_since(before, share, f"{API_WRITE} {kind}"))
+            samples.add(OTHER, f"churn {kind} {name}", 1000 * quantile(times, share))
     samples.add(OURS, "churn memory", after.rss_mib)
     calls = it.cluster.calls(offset)
     samples.add(OURS, "churn calls", len(calls) / lasted)
+
+
+def quantile(times: Sequence[float], share: float) -> float:
+    """Give the smallest of some times that at least this share of them do not exceed."""
+    return sorted(times)[max(0, math.ceil(share * len(times)) - 1)]
 
 
 async def _event(kind: Event, it: Load, name: str, each: int, number: int, free: deque[int]) -> str:

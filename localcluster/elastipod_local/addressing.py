@@ -81,6 +81,11 @@ class Addressing:
         """Name of the bridge and of the cgroup folder."""
         return f"elastipod{self.block}"
 
+    @property
+    def hardware_address(self) -> str:
+        """The bridge's own address on its wires, one of those that anybody may choose."""
+        return f"02:00:00:00:00:{self.block or 0:02x}"
+
     def node_address(self, index: int) -> IPv4Address:
         """Address of node `index`, from 1. Raises ValueError beyond MAX_NODES."""
         _check_node(index)

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from elastipod_local import binaries, network
 from elastipod_local.addressing import Addressing
+from elastipod_local.api import ApiServer
 from elastipod_local.cgroups import NodeGroup, machine_layout
 from elastipod_local.controlplane import KUEUE, ControlPlane
 from elastipod_local.errors import LocalClusterError
@@ -74,6 +75,11 @@ class Cluster:
             f"HELM_{kind}_HOME": str(self.folder / "helm" / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")
         }
         return {"KUBECONFIG": str(self.kubeconfig), **folders}
+
+    @property
+    def api_server(self) -> ApiServer:
+        """The API server, called as the administrator without a process for each call."""
+        return ControlPlane(self.folder, self.name, self.state().addressing, {}).api_server
 
     def state(self) -> ClusterState:
         """Give what is written down. Raises LocalClusterError when there is no such cluster."""

@@ -24,9 +24,13 @@ def free_addressing() -> list[Addressing]:
 
 
 def create_bridge(addressing: Addressing, owner: Path) -> None:
-    """Make the cluster's bridge, marked with its owner's folder, and give the machine its address on it."""
+    """Make the cluster's bridge, marked with its owner's folder, and give the machine its address on it.
+
+    A bridge without a hardware address of its own takes the lowest of its wires', which changes as nodes come and go:
+    the others would send to the old one, and reach no API server, for half a minute.
+    """
     bridge = addressing.kernel_name
-    run(["ip", "link", "add", bridge, "type", "bridge"])
+    run(["ip", "link", "add", bridge, "address", addressing.hardware_address, "type", "bridge"])
     run(["ip", "link", "set", bridge, "alias", str(owner)])
     network = addressing.node_network
     run(["ip", "addr", "add", f"{addressing.api_address}/{network.prefixlen}", "dev", bridge])

@@ -44,7 +44,7 @@ def copy_seed(seed: Path, folder: Path) -> None:
         # The cache lies on another file system.
         delete_tree(folder)
         run(["cp", "--archive", seed, folder])
-    for database in folder.rglob("*.db"):
+    for database in folder.glob("*/*.db"):  # of containerd's plugins; what lies deeper belongs to images
         copy = database.with_name(database.name + ".new")
         shutil.copy2(database, copy)
         copy.replace(database)

@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .agents.board import open_session
 from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
+from .garbage import look_everywhere, sparing_the_living
 from .kopf_storage import NoComparison, NoProgress
 from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.lease import Lease
@@ -179,6 +180,7 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
             asyncio.create_task(_kopf(options, handlers(store, reconciler), stop)),
             asyncio.create_task(quota.run(options.namespaces)),
             asyncio.create_task(reconciler.follow_queues(options.namespaces)),
+            asyncio.create_task(look_everywhere()),
         ]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -259,7 +261,8 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
             return 0
         health.leading = True
         await mark_leader(api, options, leads=True)
-        return await _while_held(lease, options, api, stop)
+        with sparing_the_living():
+            return await _while_held(lease, options, api, stop)
     finally:
         if runner is not None:
             await runner.cleanup()

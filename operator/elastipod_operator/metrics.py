@@ -12,14 +12,16 @@ PHASE_SECONDS = Counter(
 )
 GOODPUT = Gauge("elastipod_goodput_ratio", "Share of training in the time of the jobs that are there, without queues")
 GENERATIONS = Counter("elastipod_generations_total", "Starts of workers", ["kind"])
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 RECONCILE_SECONDS = Histogram(
     "elastipod_reconcile_seconds", "Time of one decision with its reads, writes and calls to agents", buckets=_SECONDS
 )
 DECISION_SECONDS = Histogram(
     "elastipod_decision_seconds", "Time of one decision alone: no read, no write, no call in it", buckets=_SECONDS
 )
-API_SECONDS = Histogram("elastipod_api_write_seconds", "Time of one write to the API server", buckets=_SECONDS)
+API_SECONDS = Histogram(
+    "elastipod_api_write_seconds", "Time of one write to the API server", ["what"], buckets=_SECONDS
+)
 API_CALLS = Counter("elastipod_api_writes_total", "Writes to the API server", ["what", "outcome"])
 AGENT_FAILURES = Counter("elastipod_agent_call_failures_total", "Calls to agents that failed")
 QUOTA_WAIT_SECONDS = Histogram(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ def queues(name: str, namespace: str, *, cpu: str = "4", **spec: Any) -> list[di
             "spec": {"clusterQueue": name},
         },
     ]
+
+
+def let_a_second_pass() -> None:
+    """Make who comes next the newer one for Kueue, whose times are whole seconds."""
+    time.sleep(1.1)
 
 
 def pod_spec(**requests: str) -> dict[str, Any]:

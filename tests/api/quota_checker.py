@@ -5,6 +5,7 @@ Pure: a history goes in, what breaks which rule comes out. The rules:
 * OVER_QUOTA: pods that live on a Workload, of a job, in a ClusterQueue and in the cohort never take more than is granted there;
 * GIVEN_BACK_EARLY: quota is given back only when no pod lives on it (decision 6);
 * HELD_TOO_LONG: an evicted Workload gives its quota back soon after its last pod is gone;
+* LEFT_BEHIND: a job that is deleted goes last, when nothing of it holds quota or waits for some;
 * EXTRA_BEFORE_BASE: an increment never preempts a base;
 * LEFT_OVER: at the end nobody has quota, and no pod lives.
 
@@ -28,9 +29,10 @@ POD, WORKLOAD, JOB = "Pod", "Workload", "HyperPodPyTorchJob"
 OVER_QUOTA = "over quota"
 GIVEN_BACK_EARLY = "given back before the pods are gone"
 HELD_TOO_LONG = "held too long after the pods are gone"
+LEFT_BEHIND = "left behind by a deleted job"
 EXTRA_BEFORE_BASE = "an increment preempts a base"
 LEFT_OVER = "left over at the end"
-RULES = (OVER_QUOTA, GIVEN_BACK_EARLY, HELD_TOO_LONG, EXTRA_BEFORE_BASE, LEFT_OVER)
+RULES = (OVER_QUOTA, GIVEN_BACK_EARLY, HELD_TOO_LONG, LEFT_BEHIND, EXTRA_BEFORE_BASE, LEFT_OVER)
 
 MARGIN_S = 10.0
 ACCOMMODATES = re.compile(r"Preempted to accommodate a workload \(UID: ([^,]+), JobUID: ([^)]+)\)")
@@ -98,6 +100,7 @@ class _Workload:
     """What it holds of quota; 0 when it holds none."""
     is_admitted: bool
     is_evicted: bool
+    is_finished: bool
     reason: str
     message: str
     evicted_at: float = 0.0
@@ -139,8 +142,6 @@ class _Run:
         """Those that are there, by name."""
         self._known: dict[str, _Workload] = {}
         """All that ever were, by UID: who preempts may be gone when it is asked for."""
-        self._deleted: set[str] = set()
-        """Jobs that are gone: the garbage collector, which is slow while it learns of new kinds, removes their Workloads."""
         self._draining: set[str] = set()
         """Jobs whose record says that their workers are being stopped."""
         self._version, self._at = 0, 0.0
@@ -264,8 +265,6 @@ class _Run:
         )
 
     def _check_wait(self, workload: _Workload) -> None:
-        if workload.job in self._deleted:
-            return
         waited_s = self._at - (workload.gone_at if workload.gone_at is not None else workload.evicted_at)
         if waited_s > self._limit_s:
             self._broken(
@@ -277,9 +276,7 @@ class _Run:
         name = str(change.body["metadata"]["name"])
         text = change.body["metadata"].get("annotations", {}).get("elastipod.io/state", "")
         if change.type == "DELETED":
-            self._deleted.add(name)
-        else:
-            self._deleted.discard(name)
+            self._check_left_behind(name)
         is_draining = change.type != "DELETED" and bool(text) and decode(text).transition is not None
         if not is_draining:
             self._draining.discard(name)
@@ -288,6 +285,13 @@ class _Run:
         for workload in self._workloads.values():
             if workload.job == name and workload.granted and workload.is_evicted and workload.acted_at is None:
                 workload.acted_at = change.at
+
+    def _check_left_behind(self, job: str) -> None:
+        self.verdict.counts["deleted jobs that are gone"] += 1
+        for workload in self._workloads.values():
+            if workload.job == job and not workload.is_finished:
+                what = f"holds {workload.granted}m" if workload.granted else "waits"
+                self._broken(LEFT_BEHIND, f"Workload {workload.name} {what} when its job is gone")
 
     # -- sums
 
@@ -369,6 +373,7 @@ def _workload(body: Body) -> _Workload:
         granted=sum(map(_millis, usage)) if holds_quota(body) else 0,
         is_admitted=_is(body, "Admitted"),
         is_evicted=_is(body, "Evicted"),
+        is_finished=_is(body, "Finished"),
         reason=evicted.get("reason", ""),
         message=evicted.get("message", ""),
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.api.kueue_objects import API, apply, workload
+from tests.api.kueue_objects import API, apply, let_a_second_pass, workload
 from tests.sim.kueue_scenarios import (
     SCENARIOS,
     Activate,
@@ -32,8 +32,6 @@ from elastipod_local.host import wait_until
 from elastipod_operator.kube.workload_status import release_patch
 
 DEADLINE_S = 60
-# Kueue orders by whole seconds.
-APART_S = 1.1
 
 Body = dict[str, Any]
 
@@ -171,7 +169,7 @@ def test_the_model_of_the_simulator_says_what_kueue_does(kueue_server: Cluster, 
             stages[name].do(step.does)
         wanted = {name: step.seen() for name, step in now.items()}
         wait_until_seen(kueue_server, kueue_namespace, stages, wanted, now)
-        time.sleep(APART_S)
+        let_a_second_pass()
         assert look(kueue_server, kueue_namespace, stages, wanted) == wanted, "and stays so"
 
 

@@ -4,7 +4,6 @@ what is another's."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from tests.api.compat_lives import operator
 from tests.api.etcd_history import Change, Client, Recorder
-from tests.api.kueue_objects import API, apply, queues
+from tests.api.kueue_objects import API, apply, let_a_second_pass, queues
 from tests.api.neighbours import (
     BATCH_JOB,
     SharedNodes,
@@ -101,11 +100,6 @@ class Shared:
         pods = {change.uid for change in history if change.kind == POD and change.body["metadata"]["name"] in gone}
         return pods | {line["uid"] for line in lines if line["message"] == "quota given back"}
 
-    def let_a_second_pass(self) -> None:
-        """Make who comes next the newer one for Kueue, whose times are whole seconds."""
-        now = int(time.time())
-        self.until(lambda: int(time.time()) > now, "the next second")
-
     def _state(self, name: str) -> tuple[str, str]:
         last = (self._job(name).get("status", {}).get("conditions") or [{}])[-1]
         return last.get("type", ""), last.get("reason", "")
@@ -161,7 +155,7 @@ def test_neighbours_in_one_queue(shared: Shared) -> None:
     shared.hand_in(parallel_job("batch", team, "default", "important", 2))
     shared.run("batch", 2)
     shared.trains("elastic", 2)
-    shared.let_a_second_pass()
+    let_a_second_pass()
     shared.hand_in(*pod_group("group", team, "default", "important", 2))
     shared.run("group", 2)
     shared.is_held("elastic")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.e2e import bucket_cases
+from tests.e2e import bucket_cases, lost_rank_cases
 from tests.e2e.rank_worlds import World, run_world, serve
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -145,6 +145,10 @@ def memory(folder: Path) -> dict[str, Any]:
 
     told: dict[str, Any] = {"saved": run_world(4, begin, environ=nodes(folder, 4))[0]}
     told["restarted"] = run_world(4, go_on("fsdp"), environ=nodes(folder, 4))
+    (image,) = (folder / "node-2").rglob("image-gen-000001-rank-00002-slot-1.bin")
+    with open(image, "r+b") as file:
+        file.write(b"damage")
+    told["one image damaged"] = run_world(4, go_on("fsdp"), environ=nodes(folder, 4))
     shutil.rmtree(folder / "node-1")
     told["one node lost"] = run_world(4, go_on("fsdp"), environ=nodes(folder, 4))
     told["shrunk to two"] = run_world(2, go_on("ddp"), environ=[nodes(folder, 4)[number] for number in (0, 3)])
@@ -329,7 +333,7 @@ def failing_rank(folder: Path) -> list[Any]:
         sample_log = Log()
         attempt(sample_log, "saved", lambda: save(5, sample_log=sample_log))
         attempt(CheckpointDirectory, "size_of", lambda: run.load(checkpoints))
-        attempt(Filling, "copy", lambda: run.load(checkpoints))
+        attempt(Filling, "copy_values", lambda: run.load(checkpoints))
         run.save(checkpoints, 6)
         checkpoints.close()
         return [*said, str([each.step for each in checkpoints._directory.complete()])]
@@ -404,6 +408,7 @@ CASES = {
     "full disk": full_disk,
     "failing rank": failing_rank,
     "small memory": small_memory,
+    "lost ranks": lost_rank_cases.lose_ranks,
     "bucket worlds": bucket_cases.worlds,
     "bucket fences": bucket_cases.fences,
     "bucket trouble": bucket_cases.trouble,

@@ -1,4 +1,4 @@
-"""One real cluster for the e2e tests of jobs: four nodes with room for one replica each, the operator installed from its chart."""
+"""A real cluster for the e2e tests of jobs: four nodes with room for one replica each, the operator installed from its chart."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ OPERATOR_NAMESPACE = "aws-hyperpod"
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """The cluster with the operator; taken down at the end of the session."""
-    with Cluster.up("e2e", nodes=4, options=NodeOptions(cpus=1), progress=print) as made:
+def cluster(worker_id: str) -> Iterator[Cluster]:
+    """The cluster with the operator; taken down at the end of the session. Each process of pytest-xdist has its own."""
+    name = "e2e" if worker_id == "master" else f"e2e-{worker_id}"
+    with Cluster.up(name, nodes=4, options=NodeOptions(cpus=1), progress=print) as made:
         chart = ("install", "elastipod", str(ROOT / "charts" / "elastipod"))
         made.helm(*chart, "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout", "90s")
         made.kubectl("apply", "-f", str(ROOT / "examples" / "storage.yaml"))

@@ -25,6 +25,19 @@ def training_processes(job: str) -> dict[str, frozenset[ProcessId]]:
     return {pod: frozenset(processes) for pod, processes in found.items()}
 
 
+def workers_of_pod(uid: str) -> list[int]:
+    """Give the training processes of a pod, whoever's agent started them, by their pids on this machine."""
+    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+    return [pid for pid in pids if "LOCAL_RANK" in _environment(pid) and uid in _control_groups(pid)]
+
+
+def _control_groups(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
+
+
 def _environment(pid: int) -> dict[str, str]:
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()

@@ -17,18 +17,10 @@ from elastipod_local.cluster import Cluster
 
 T = TypeVar("T")
 AGENT_PORT = 8080
+JOBS_PATH = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
+PODS_PATH = "/api/v1/namespaces/default/pods"
 # Small enough that four workers on two cores make several steps a second.
 TINY_MODEL = ("--dim=32", "--layers=1", "--heads=2", "--corpus-kib=1024", "--global-batch=16", "--micro-batch=4")
-# Training processes carry RANK in their environment, the agent does not.
-LIST_WORKERS = """
-import os
-def is_worker(pid):
-    try:
-        return b"LOCAL_RANK=" in open(f"/proc/{pid}/environ", "rb").read()
-    except OSError:
-        return False
-print(sorted(int(pid) for pid in os.listdir("/proc") if pid.isdigit() and is_worker(pid)))
-"""
 
 
 @dataclass
@@ -120,9 +112,15 @@ class JobRun:
     # -- look
 
     def body(self) -> dict[str, Any]:
-        """The object as the API server has it."""
-        body: dict[str, Any] = json.loads(self.cluster.kubectl("get", "hpjob", self.name, "-o", "json"))
-        return body
+        """The object as the API server has it. Raises ConnectionError while it has none, or does not answer."""
+        return self._get(f"{JOBS_PATH}/{self.name}")
+
+    def _get(self, path: str) -> dict[str, Any]:
+        """Look without a process for each look: waits look several times a second."""
+        found = self.cluster.api_server.get(path)
+        if found is None:
+            raise ConnectionError(f"the API server gave nothing for {path}")
+        return found
 
     def state(self) -> str:
         """The last condition's type, which is the state."""
@@ -152,8 +150,7 @@ class JobRun:
 
     def pods(self) -> list[dict[str, Any]]:
         """The job's pods."""
-        listed = json.loads(self.cluster.kubectl("get", "pods", "-l", f"HPJob={self.name}", "-o", "json"))
-        pods: list[dict[str, Any]] = listed["items"]
+        pods: list[dict[str, Any]] = self._get(f"{PODS_PATH}?labelSelector=HPJob%3D{self.name}")["items"]
         return pods
 
     def running_pods(self) -> list[dict[str, Any]]:
@@ -187,11 +184,6 @@ class JobRun:
         """The newest step that an agent knows; 0 before the first."""
         return max((self.agent(p).get("worker", {}).get("step") or 0 for p in self.running_pods()), default=0)
 
-    def worker_pids(self) -> dict[str, list[int]]:
-        """PIDs of the training processes in each running pod, as seen inside it."""
-        names = [p["metadata"]["name"] for p in self.running_pods()]
-        return {n: json.loads(self.cluster.kubectl("exec", n, "--", "python3", "-c", LIST_WORKERS)) for n in names}
-
     def samples(self) -> Path:
         """The sample logs on this machine."""
         return next(iter(self.cluster.shared.glob(f"*/{self.name}/samples")))
@@ -205,7 +197,7 @@ class JobRun:
 
     # -- wait
 
-    def until(self, what: str, check: Callable[[], T], within_s: float = 90, every_s: float = 0.3) -> T:
+    def until(self, what: str, check: Callable[[], T], within_s: float = 120, every_s: float = 0.3) -> T:
         """Wait until check() gives something true; fails with what was seen last, the conditions and the operator's log."""
         deadline = time.monotonic() + within_s
         last: object = None
@@ -222,7 +214,14 @@ class JobRun:
 
     def until_draining(self, pods: list[dict[str, Any]]) -> None:
         """Wait until one of these pods' workers are asked to leave, or have just left: it takes no second."""
-        self.until("the drain", lambda: any(self.agent(p)["status"] != "running" for p in pods), every_s=0.02)
+
+        def runs(pod: dict[str, Any]) -> bool:
+            try:
+                return bool(self.agent(pod)["status"] == "running")
+            except OSError as error:  # who is only slow to answer has not left
+                return isinstance(getattr(error, "reason", error), TimeoutError)
+
+        self.until("the drain", lambda: not all(map(runs, pods)), every_s=0.02)
 
     def events(self) -> dict[str, str]:
         """The messages of the job's Events by their reasons."""
@@ -230,7 +229,7 @@ class JobRun:
         listed = self.cluster.kubectl("get", "events", "--field-selector", where, "-o", "json")
         return {event["reason"]: event["message"] for event in json.loads(listed)["items"]}
 
-    def until_training(self, size: int, beyond_step: int = 0, within_s: float = 90) -> None:
+    def until_training(self, size: int, beyond_step: int = 0, within_s: float = 120) -> None:
         """Wait until that many replicas train and made a step."""
         self.until(f"{size} replicas", lambda: self.size() == size, within_s)
         self.until(f"a step beyond {beyond_step}", lambda: self.step() > beyond_step, within_s)

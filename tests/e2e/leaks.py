@@ -45,7 +45,7 @@ def traces() -> Traces:
         links=frozenset(entry.name for entry in Path("/sys/class/net").iterdir()),
         cgroups=frozenset(str(path) for path in _cluster_groups()),
         mounts=frozenset(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
-        routes=frozenset(line.split()[0] for line in Path("/proc/net/route").read_text().splitlines()),
+        routes=frozenset(" ".join(line.split()[:2]) for line in Path("/proc/net/route").read_text().splitlines()),
         sysctls=frozenset(f"{name}={(Path('/proc/sys') / name).read_text().strip()}" for name in _sysctls()),
     )
 

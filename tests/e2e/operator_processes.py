@@ -20,17 +20,11 @@ from tests.e2e.conftest import OPERATOR_NAMESPACE
 
 from elastipod_local.api import ApiServer
 from elastipod_local.cluster import Cluster
-from elastipod_local.controlplane import ControlPlane
 from elastipod_local.processes import dies_with_us
 
 # What an operator says when the API server kept it waiting for too long.
 OTHERS_DOING = ("the lease was lost", "Request attempt")
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases/elastipod-operator"
-
-
-def api_server(cluster: Cluster) -> ApiServer:
-    """Give the cluster's API server, called as the administrator without a process for each call."""
-    return ControlPlane(cluster.folder, cluster.name, cluster.state().addressing, {}).api_server
 
 
 @dataclass
@@ -129,7 +123,7 @@ def operators_outside(cluster: Cluster, folder: Path) -> Iterator[Operators]:
     cluster.kubectl(
         *here, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=elastipod", "--timeout=60s", check=False
     )
-    operators = Operators(api_server(cluster), folder, environment)
+    operators = Operators(cluster.api_server, folder, environment)
     try:
         yield operators
     finally:

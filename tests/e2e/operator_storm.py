@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.host_view import training_processes
-from tests.e2e.job_run import JobRun
+from tests.e2e.job_run import JOBS_PATH, PODS_PATH, JobRun
 from tests.e2e.operator_processes import Operators
 
-JOBS_PATH = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
-PODS_PATH = "/api/v1/namespaces/default/pods?labelSelector=HPJob"
 KILL_EVERY_S = (5.0, 15.0)
 ACT_EVERY_S = (1.0, 4.0)
 LOOK_EVERY_S = 1.0
@@ -139,7 +137,7 @@ class Storm:
         for body in bodies:
             if life := self.lives.get(body["metadata"]["name"]):
                 life.looked_at(body)
-        pods = (api.get(PODS_PATH) or {}).get("items", [])
+        pods = (api.get(f"{PODS_PATH}?labelSelector=HPJob") or {}).get("items", [])
         alive = [pod["metadata"] for pod in pods if _is_alive(pod)]
         for name, count in Counter(meta["labels"]["HPJob"] for meta in alive).items():
             if life := self.lives.get(name):

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.e2e.rank_worlds import Cases
@@ -26,8 +26,14 @@ def cases() -> Iterator[Cases]:
     running.close()
 
 
-def test_one_state_goes_through_every_way_of_sharding(cases: Cases, tmp_path: Path) -> None:
-    path = [["plain", 1], ["ddp", 2], ["fsdp", 4], ["hsdp", 4], ["ddp", 3], ["fsdp", 2]]
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param([["plain", 1], ["ddp", 2], ["fsdp", 4], ["hsdp", 4], ["ddp", 3], ["fsdp", 2]], id="sharded"),
+        pytest.param([["ddp", 2], ["plain", 1], ["ddp", 3]], id="replicated"),
+    ],
+)
+def test_one_state_goes_through_every_way_of_sharding(cases: Cases, tmp_path: Path, path: list[list[Any]]) -> None:
     worlds = cases.run("reshard", tmp_path, path)
     before = ""
     for number, ((_, size), ranks) in enumerate(zip(path, worlds, strict=True)):
@@ -43,6 +49,7 @@ def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path:
     told = cases.run("memory", tmp_path)
     fresh = ["memory", 4, told["saved"]]
     assert told["restarted"] == [fresh] * 4
+    assert told["one image damaged"] == [fresh] * 4, "another node has a copy"
     assert told["one node lost"] == [fresh] * 4
     assert told["shrunk to two"] == [fresh] * 2
     assert [each[:2] for each in told["both keepers lost"]] == [["durable", 2]] * 4
@@ -81,6 +88,22 @@ def test_what_fails_on_one_rank_is_raised_on_all_and_the_world_goes_on(cases: Ca
     assert fill.startswith("rank 1: ")
     assert fill.endswith("rank 1 has had enough")
     assert there == "[6, 5]"
+
+
+def test_a_rank_that_is_lost_in_a_save_costs_that_save_and_nothing_else(cases: Cases, tmp_path: Path) -> None:
+    told = cases.run("lost ranks", tmp_path)
+    silent = "rank 2 ended, or said nothing for 2 s"
+    for heard in told["heard"]:
+        assert heard == [
+            ["slow", "saved", "in time"],
+            ["stopped while it writes", silent, "in time"],
+            ["fails while copies travel", "rank 2: OSError: its network card is gone", "in time"],
+            ["stopped while copies travel", silent, "in time"],
+            ["all well", "saved", "in time"],
+            ["killed while copies travel", silent, "in time"],
+        ]
+    assert told["resumed"] == [[5, 5.0]] * 3, "nothing of what was given up"
+    assert told["lost in a load"] == [silent.replace("2", "1", 1)] * 2
 
 
 @contextmanager

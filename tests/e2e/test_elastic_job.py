@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,15 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from tests.e2e.conftest import OPERATOR_NAMESPACE, ROOT
+from tests.e2e.conftest import OPERATOR_NAMESPACE
+from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
+from tests.long_runs import LongRun
 
 from elastipod_local.cluster import Cluster
 
 DETECTION_LIMIT_S = 15.0
+LOSSES = 5
 
 
 def leader(cluster: Cluster) -> dict[str, Any]:
@@ -73,11 +79,11 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
     assert "unchanged" in job.apply_again()
 
     # The operator is killed while training: nobody notices.
-    pids, generations, step = job.worker_pids(), job.generations(), job.step()
-    assert all(len(of_pod) == 1 for of_pod in pids.values())
+    workers, generations, step = training_processes(job.name), job.generations(), job.step()
+    assert [len(of_pod) for of_pod in workers.values()] == [1] * 4
     kill_operator(cluster)
     job.until("training to go on", lambda: job.step() > step + 3)
-    assert job.worker_pids() == pids
+    assert training_processes(job.name) == workers
     assert job.generations() == generations
 
     # Killed in the middle of a resize: exactly one more generation, same result.
@@ -91,7 +97,7 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
     job.until_training(2, beyond_step=job.step())
     assert [e["generation"] for e in job.history() if e["generation"] > before] == [before + 1]
     assert job.history()[-1]["cause"] == "ScaledByUser"
-    assert job.generations() == {before + 1}
+    job.until("the new generation alone to run", lambda: job.generations() == {before + 1})
     steps = steps_of(job)
     assert steps[before + 1][0] == steps[before][-1] + 1, "a planned resize repeats no step and skips none"
 
@@ -121,41 +127,73 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
     )
 
 
-def test_power_loss(job: JobRun, cluster: Cluster) -> None:
-    job.apply("--steps=80", "--min-step-time=0.2", "--checkpoint-every=20", start=4)
-    job.until_training(4, beyond_step=25)
-    safe = leader(cluster)["spec"]["nodeName"]
-    victim = next(p["spec"]["nodeName"] for p in job.running_pods() if p["spec"]["nodeName"] != safe)
+@contextmanager
+def without_power(cluster: Cluster, node: str) -> Iterator[float]:
+    """Cut the power of a node; gives the Unix time of that. Afterwards the node is Ready again."""
     killed_at = time.time()
-    cluster.kill_node(victim)
+    cluster.kill_node(node)
     try:
-        job.until("the recovery", lambda: [e for e in job.history() if e["kind"] == "recovery"], 60)
-        entry = next(e for e in job.history() if e["kind"] == "recovery")
-        detected = datetime.fromisoformat(entry["detected_at"]).timestamp() - killed_at
-        print(f"power loss of {victim} detected after {detected:.1f} s, cause {entry['cause']}")
-        assert 0 < detected <= DETECTION_LIMIT_S, job.story()
+        yield killed_at
+    finally:
+        cluster.return_node(node)
+        cluster.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=60s")
+
+
+def one_of_its_nodes(job: JobRun, cluster: Cluster) -> str:
+    """A node that trains, and on which the leader does not run."""
+    safe = leader(cluster)["spec"]["nodeName"]
+    name: str = next(p["spec"]["nodeName"] for p in job.running_pods() if p["spec"]["nodeName"] != safe)
+    return name
+
+
+def recovery_after(job: JobRun, generation: int) -> dict[str, Any]:
+    """Wait for the recovery that follows a generation, and give what the history says of it."""
+
+    def recovered() -> list[dict[str, Any]]:
+        return [e for e in job.history() if e["generation"] > generation and e["kind"] == "recovery"]
+
+    entry, *_ = job.until("the recovery", recovered)
+    return entry
+
+
+def detected_at(recovery: dict[str, Any]) -> float:
+    """The Unix time at which the operator saw what the recovery is from."""
+    return datetime.fromisoformat(recovery["detected_at"]).timestamp()
+
+
+def lost_to_kubernetes_at(cluster: Cluster, node: str) -> float:
+    """The Unix time at which Kubernetes called a node lost; infinity where it has not."""
+    body = json.loads(cluster.kubectl("get", "node", node, "-o", "json"))
+    (ready,) = (condition for condition in body["status"]["conditions"] if condition["type"] == "Ready")
+    return math.inf if ready["status"] == "True" else datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
+
+
+def test_power_loss(job: JobRun, cluster: Cluster) -> None:
+    """`make test-long NAME=power-loss` says how long the detection takes."""
+    job.apply("--steps=60", "--min-step-time=0.2", "--checkpoint-every=20", start=4)
+    job.until_training(4, beyond_step=21)
+    victim = one_of_its_nodes(job, cluster)
+    with without_power(cluster, victim) as killed_at:
+        entry = recovery_after(job, 1)
+        print(f"power loss of {victim} detected after {detected_at(entry) - killed_at:.1f} s, cause {entry['cause']}")
+        assert killed_at < detected_at(entry) < lost_to_kubernetes_at(cluster, victim), job.story()
         assert (entry["from"], entry["to"]) == (4, 2)
         job.until("completion", lambda: job.state() == "Completed", 150)
-    finally:
-        cluster.return_node(victim)
-        cluster.kubectl("wait", "--for=condition=Ready", f"node/{victim}", "--timeout=60s")
     audit = job.audit()
     assert audit["exit_code"] == 0, audit
     assert job.body()["status"]["restartCount"] == 1
 
 
-def test_examples_train_as_they_are(cluster: Cluster) -> None:
-    """As users apply them, but that the short one, which may take all nodes first, is shorter still."""
-    digits, fsdp2 = JobRun(cluster, "digits"), JobRun(cluster, "lm-fsdp2")
-    texts = [(ROOT / "examples" / manifest).read_text() for manifest in ("digits/job.yaml", "lm/job-fsdp2.yaml")]
-    assert "--epochs=20" in texts[0]
-    try:
-        for text in texts:
-            cluster.kubectl("apply", "-f", "-", input=text.replace("--epochs=20", "--epochs=4"))
-        digits.until("digits to complete", lambda: digits.state() == "Completed", 150)
-        fsdp2.until("steps of the sharded model", lambda: fsdp2.step() > 5, 150)
-    finally:
-        for job in (digits, fsdp2):
-            job.delete(wait=False)
-        for job in (digits, fsdp2):
-            job.delete()
+@pytest.mark.long("power-loss")
+@pytest.mark.timeout(1200)
+def test_power_is_lost_again_and_again(job: JobRun, cluster: Cluster, long_run: LongRun) -> None:
+    """Runs alone, so that the time says something about the operator and not about the machine."""
+    quick = {"minStableSeconds": 0, "payback": "Off"}
+    job.apply("--steps=5000", "--min-step-time=0.2", "--checkpoint-every=20", elastipod=quick)
+    for number in range(1, LOSSES + 1):
+        job.until_training(4, beyond_step=job.step())
+        before = job.history()[-1]["generation"]
+        with without_power(cluster, one_of_its_nodes(job, cluster)) as killed_at:
+            took = detected_at(recovery_after(job, before)) - killed_at
+            long_run.count(**{f"loss {number}: detected after s": round(took, 1)})
+            assert 0 < took <= DETECTION_LIMIT_S, job.story()

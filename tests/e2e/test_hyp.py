@@ -78,8 +78,9 @@ def test_hyp_from_create_to_delete(job: JobRun, cluster: Cluster, hyp: Hyp) -> N
     suspend(cluster, job, True)
     job.until("hyp to show the suspension", lambda: hyp.order[job.name][-1] == "Suspended")
     suspend(cluster, job, False)
-    job.until("4 replicas", lambda: job.size() == 4)
-    assert "4 replicas train in generation" in hyp.succeed("describe", *of_job)
+    told = "4 replicas train in generation"
+    job.until("the condition to tell of 4 replicas", lambda: told in job.condition("Running").get("message", ""))
+    assert told in hyp.succeed("describe", *of_job)
 
     hyp.succeed("delete", *of_job)
     job.until("the job to be gone", lambda: not job.pods() and not exists(cluster, job.name))
@@ -125,7 +126,7 @@ def test_a_chart_with_a_job_is_installed_and_waited_for(job: JobRun, cluster: Cl
     }  # fmt: skip
     text = json.dumps(body).replace('"SUSPEND"', "{{ .Values.suspend }}")
     (chart / "templates" / "training.yaml").write_text(text)
-    wait = ("--wait", "--timeout=30s")
+    wait = ("--wait", "--timeout=60s")
     cluster.helm("install", job.name, str(chart), *wait, "--set", "suspend=false")
     job.until("the training", lambda: job.state() == "Running")
     cluster.helm("upgrade", job.name, str(chart), *wait, "--set", "suspend=true")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.host_view import workers_of_pod
 from tests.e2e.job_run import AGENT_PORT, JobRun
 from tests.peers import peer_packages
 
@@ -116,9 +119,9 @@ def test_a_job_with_the_original_agent(job: JobRun, cluster: Cluster, scripts: N
     resized_at = last_step(job)
     job.until("steps beyond a checkpoint", lambda: last_step(job) > resized_at + SAVE_EVERY + 2)
 
-    pod, (pid, *_) = next(iter(job.worker_pids().items()))
-    job.until("steps that are far from any checkpoint", lambda: 2 <= last_step(job) % SAVE_EVERY <= 8, every_s=0.05)
-    cluster.kubectl("exec", pod, "--", "sh", "-c", f"kill -KILL {pid}")
+    victim, *_ = workers_of_pod(job.running_pods()[0]["metadata"]["uid"])
+    job.until("steps that are far from any checkpoint", lambda: 2 <= last_step(job) % SAVE_EVERY <= 8, every_s=0.02)
+    os.kill(victim, signal.SIGKILL)
     job.until("steps after the recovery", lambda: steps_of(job)[-1]["restart"] == 2)
     last = last_step(job) + REMAINDER
     write_whole(folder(job) / "last", str(last))

@@ -308,6 +308,7 @@ class ApiServer(ABC):
             for pod in list(self.pods.values()):
                 self.kernel.after(self.rng.uniform(1.0, 5.0), lambda p=pod: p.uid in self.pods and self.delete(p))
             if self.tenant is not None:
+                self.tenant.server.watch.job_gone(self.tenant)
                 self.kernel.after(self.rng.uniform(1.0, 5.0), self.tenant.collect)
         else:
             self.tell("job", "MODIFIED", body)

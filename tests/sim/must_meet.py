@@ -86,6 +86,7 @@ QUEUES = (
     "quota: increment deleted after an eviction",
     "quota: base released after an eviction",
     "quota: base finished",
+    "quota: the job is gone last",
     "waits while another job has the quota",
     "a gang finishes",
     "a gang gives way",

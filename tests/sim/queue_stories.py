@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.sim.drawing import InQueue, Story
@@ -62,12 +63,21 @@ QUEUE_STORIES: dict[str, Story] = {
     "a node is lost in an eviction": _story(Event(101.0, "kill_node", 1), gangs=(SMALL,)),
     "the job is suspended in an eviction": _story(Event(101.0, "suspend", 0, 40.0), gangs=(SMALL,)),
     "the job is deleted in an eviction": _story(Event(101.0, "delete_job"), gangs=(SMALL,)),
+    "the job is deleted while increments wait and workers save": replace(
+        _story(Event(100.0, "drain_and_delete_job"), quota=(3,)), heeds_events=False
+    ),
+    "Kueue is away when the job is deleted": _story(Event(99.0, "kueue_away", 0, 60.0), Event(100.0, "delete_job")),
+    "calls to Kueue hang when the job is deleted": _story(Event(99.0, "kueue_away", 1, 60.0), Event(100.0, "delete_job")),
     "the base is taken back in a recovery": _story(Event(99.9, "crash_worker", 0), gangs=(WHOLE,)),
     "a queue is on hold": _story(Event(0.0, "stop_queue", 0, 60.0)),
     "a queue is drained": _story(Event(100.0, "stop_queue", 7, 60.0)),
     "a namespace's queue is drained": _story(Event(100.0, "stop_local_queue", 7, 60.0)),
     "somebody deactivates an increment": _story(Event(100.0, "deactivate", 1, 60.0)),
     "somebody deletes the base": _story(Event(100.0, "delete_workload", 0)),
+    "somebody deletes the base, and another flavor has room": _story(
+        Event(100.0, "delete_workload", 0), quota=(4,), flavors=2, high=2,
+        gangs=(Gang(10.0, 2, 0, runs_s=90.5), Gang(50.0, 2, 0, runs_s=100.0)),
+    ),
     "somebody deletes an increment": _story(Event(100.0, "delete_workload", 1)),
     "the quota shrinks and grows": _story(Event(60.0, "edit_quota", 7 * 2), gangs=(Gang(100.0, 1, 0),)),
     "two jobs share a queue": _story(quota=(7,), rivals=(_rival(),)),
@@ -81,6 +91,9 @@ QUEUE_STORIES: dict[str, Story] = {
     "the user scales down and up": _story(Event(60.0, "scale", 1), Event(120.0, "scale", 0)),
     "pods are not ready in time": _story(
         Event(150.0, "add_node"), Event(150.0, "add_node"), Event(150.0, "add_node"), nodes=1, pods_ready_s=60
+    ),
+    "a node of the base is lost, and pods must be ready in time": _story(
+        Event(100.0, "delete_node", 0), Event(300.0, "add_node"), pods_ready_s=60
     ),
     "a spare is in the base": _story(
         Event(100.0, "kill_node", 0), quota=(5,), nodes=5, gangs=(Gang(150.0, 2, 0),),

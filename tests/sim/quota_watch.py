@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Longer than the longest pause between two attempts to give something back.
 LATE_S = 45.0
+# What waits when its job is deleted is taken out of the queue before its pods went.
+PROMPT_S = 20.0
 LONGEST_DRAIN_S = 600.0  # where gracefulShutdownTimeoutInSeconds is not set
 
 
@@ -53,16 +55,7 @@ class QuotaWatch:
             state = {kind: said["status"] for kind, said in one.conditions.items()} if one is not None else "not there"
             raise Violation(f"pod {pod.name} is made on Workload {name!r}, which is {state}")
         self._within(tenant, one)
-        assert one.admission is not None
-        spec = _spec_of(pod)
-        flavors = {
-            flavor
-            for assigned in one.admission["podSetAssignments"]
-            if assigned["name"] == spec
-            for flavor in assigned["flavors"].values()
-        }
-        if pod.selector != {"pool": next(iter(flavors))}:
-            raise Violation(f"pod {pod.name} goes to {pod.selector}, but Kueue put it on {sorted(flavors)}")
+        _is_where_placed(pod, one)
         self.met["pod on quota"] += 1
 
     def asked(self, tenant: Tenant, one: Workload) -> None:
@@ -100,6 +93,13 @@ class QuotaWatch:
         share = "base" if is_base(one) else "increment"
         self.met[f"quota: {share} {how}{' after an eviction' if one.is_called_back else ''}"] += 1
 
+    def job_gone(self, tenant: Tenant) -> None:
+        """A deleted job is gone: its Workloads went before, but for those that hold nothing because they are finished."""
+        left = [one.name for one in tenant.workloads if not one.has("Finished")]
+        if left and self.is_fenced and not self.is_hindered:
+            raise Violation(f"the job of {tenant.name} is gone, and leaves {left} to the garbage collector")
+        self.met["quota: the job is gone last"] += not left
+
     def evicts(self, one: Workload, victim: Workload) -> None:
         """Kueue evicts somebody for somebody."""
         self.met[f"evicts: {_kind(victim)} for {_kind(one)}"] += 1
@@ -108,12 +108,20 @@ class QuotaWatch:
             raise Violation(f"increment {one.name} of {one.tenant} evicts the base {victim.name} of {victim.tenant}")
 
     def look(self) -> None:
-        """Nobody keeps quota that Kueue wants back, or that is of no use, longer than the pods need."""
+        """Nobody keeps quota that Kueue wants back, or that is of no use, longer than the pods need; nor asks for who is to go."""
         now, waits = self._server.kernel.now, {}
+        if not self.is_hindered:
+            for tenant in self._server.tenants.values():
+                self._asks_no_more(tenant, now)
         there = self._server.kueue.workloads.values()
         with_base = {one.tenant for one in there if is_base(one) and one.holds}
         for one in there:
+            if one.holds and self.is_fenced:
+                for pod in living(self._server.tenants[one.tenant], one):
+                    _is_where_placed(pod, one)
             is_wanted_back = one.is_called_back and one.is_active
+            if is_wanted_back and is_base(one) and not self.is_hindered:
+                self._is_short_of_pods(one)
             if not is_wanted_back and (one.tenant in with_base or not one.holds):
                 continue
             tenant = self._server.tenants[one.tenant]
@@ -126,6 +134,37 @@ class QuotaWatch:
                 raise Violation(f"Workload {one.name} of {one.tenant} keeps its quota {since}")
         # What hindered somebody until now is no fault of theirs.
         self._waits = {} if self.is_hindered else waits
+
+    def _asks_no_more(self, tenant: Tenant, now: float) -> None:
+        job = tenant.cluster.job if tenant.cluster is not None else None
+        if job is None or job.deleted_at is None or now - job.deleted_at < PROMPT_S:
+            return
+        waiting = [one.name for one in tenant.workloads if not (one.has("QuotaReserved") or one.has("Finished"))]
+        if waiting:
+            raise Violation(f"{waiting} of {tenant.name} still wait for quota though their job is being deleted")
+
+    def _is_short_of_pods(self, base: Workload) -> None:
+        """Nobody has Kueue stop a whole job for want of a pod of its base, while as many of its replicas run."""
+        tenant = self._server.tenants[base.tenant]
+        is_new = base.uid not in {uid for uid, _ in self._waits}
+        if not is_new or tenant.cluster is None or base.conditions["Evicted"].get("reason") != "PodsReadyTimeout":
+            return
+        at_work = [pod.name for one in tenant.workloads for pod in living(tenant, one) if pod.phase == "Running"]
+        if len(at_work) >= sum(base.counts().values()):
+            raise Violation(f"Kueue takes {base.name} back though {at_work} run")
+
+
+def _is_where_placed(pod: SimPod, one: Workload) -> None:
+    assert one.admission is not None
+    spec = _spec_of(pod)
+    flavors = {
+        flavor
+        for assigned in one.admission["podSetAssignments"]
+        if assigned["name"] == spec
+        for flavor in assigned["flavors"].values()
+    }
+    if pod.selector != {"pool": next(iter(flavors))}:
+        raise Violation(f"pod {pod.name} is for {pod.selector}, but Kueue put it on {sorted(flavors)}")
 
 
 def on_quota(tenant: Tenant, one: Workload) -> list[SimPod]:

@@ -217,6 +217,9 @@ class Shell:
         self.last_actions = todo.actions
         as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
         yield from self._write_record(job, todo)
+        is_told_first = self._rng.random() < 0.5  # the operator writes the status beside its actions
+        if is_told_first:
+            yield from self._report(job, todo)
         orders = self._orders(as_seen, todo)
         yield from self._command([order for order in orders if order.path != "/shutdown"], as_seen)
         yield from self._create_all(as_seen, todo)
@@ -231,9 +234,8 @@ class Shell:
         if self._queues is not None:
             yield from self._process.run(self._queues.ask(as_seen, todo))
             yield from self._process.run(self._queues.give_back(as_seen, todo))
-        yield from self._write_status(job, todo)
-        for note in todo.notes:
-            self._watchman.met[f"Event: {note.reason}"] += 1
+        if not is_told_first:
+            yield from self._report(job, todo)
         if not orders:
             return todo.wake_at
         soon = self._clock.now() + timedelta(seconds=COMMAND_RETRY_S)
@@ -256,6 +258,7 @@ class Shell:
             nodes=self._store.nodes_of(job),
             refusal=self._refusal, refused_until=self._refused_until, listed_at=job.listed_at, room_at=self._store.room_at,
             workloads=quota.workloads, default_queue=quota.default_queue, queue_trouble=quota.trouble, queue_fact=quota.queue,
+            return_trouble=quota.return_trouble,
         )  # fmt: skip
 
     def _write_record(self, job: Job, todo: Plan) -> Script:
@@ -384,6 +387,11 @@ class Shell:
         real = self._cluster.pods.get(uid)
         if real is None or real.exit_code is None:
             self._watchman.sent_away(name)
+
+    def _report(self, job: Job, todo: Plan) -> Script:
+        yield from self._write_status(job, todo)
+        for note in todo.notes:
+            self._watchman.met[f"Event: {note.reason}"] += 1
 
     def _write_status(self, job: Job, todo: Plan) -> Script:
         status = status_change(job, todo)

@@ -218,9 +218,14 @@ class Play:
         is_all_asked = all(share.number in present for share in shares)
         if not is_all_asked and all(one.has("QuotaReserved") for one in present.values()):
             return self.capacity() < sum(len(share.slots) for share in shares)
-        at_work = Counter(member.slot for member in self.watchman.record.members)
-        full = (s for s in shares if sum(at_work[slot] for slot in s.slots) >= sum(s.trains.values()))
-        return all(present[s.number].has("PodsReady") for s in full if s.number in present)
+        at_work = Counter(member.spec for member in self.watchman.record.members)
+        for share in shares:  # replicas count for the base first
+            one = present.get(share.number)
+            if one is not None and one.holds:
+                if Counter(share.trains) <= at_work and not one.has("PodsReady"):
+                    return False
+                at_work -= Counter(share.trains)
+        return True
 
     def _most(self, maximum: int) -> int:
         """Give how many replicas quota is granted for."""

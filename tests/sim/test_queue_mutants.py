@@ -13,7 +13,9 @@ from tests.sim.queue_stories import QUEUE_STORIES
 from tests.sim.story import failure_of
 
 from elastipod_operator.core import asking, plan, quota
+from elastipod_operator.core.actions import MarkPodsReady
 from elastipod_operator.core.facts import WorkloadFact
+from elastipod_operator.core.scene import Step
 from elastipod_operator.kube import placement, queue_lookups, workload_status, workloads
 from elastipod_operator.kube.workload_status import release_patch
 from elastipod_operator.kube.workloads import Priority
@@ -97,8 +99,47 @@ def keep_quota_after_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(asking, "_finishes", lambda *_: [])
 
 
+def leave_workloads_to_the_garbage_collector(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "with_returns", lambda step, *_: step)
+
+
+def ask_for_a_job_that_is_being_deleted(patch: pytest.MonkeyPatch) -> None:
+    """Everything is given back, but only when the pods are gone."""
+    real = asking.with_returns
+
+    def late(step: Step, seen: Any, *rest: Any) -> Step:
+        return step if seen.pods else real(step, seen, *rest)
+
+    patch.setattr(plan, "with_returns", late)
+
+
+def ask_for_a_base_while_pods_of_the_last_one_go(patch: pytest.MonkeyPatch) -> None:
+    real = asking._asks
+
+    def asks(record: Any, seen: Any, view: Any, *rest: Any) -> Any:
+        return real(record, seen, replace(view, by_id={}), *rest)
+
+    patch.setattr(asking, "_asks", asks)
+
+
 def never_tell_that_pods_are_ready(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(asking, "_marks", lambda *_: [])
+
+
+def count_ready_pods_where_they_are(patch: pytest.MonkeyPatch) -> None:
+    """Kueue takes a base back of which one pod finds no node, while increments hold the nodes."""
+
+    def marks(view: Any, quota: Any) -> list[MarkPodsReady]:
+        found = []
+        for number, workload in quota.granted.items():
+            share = quota.shares[number]
+            good = [r for s in share.slots if (r := view.newest.get(s)) is not None and asking._is_ready(r)]
+            is_ready = len(good) >= sum(share.trains.values())
+            if is_ready != bool(workload.pods_ready):
+                found.append(MarkPodsReady(workload.name, workload.uid, is_ready, workload.pods_ready is not None))
+        return found
+
+    patch.setattr(asking, "_marks", marks)
 
 
 def ask_again_at_once_for_what_was_taken_back(patch: pytest.MonkeyPatch) -> None:
@@ -127,7 +168,11 @@ MUTANTS: tuple[Mutant, ...] = (
     train_on_when_quota_is_taken_back,
     keep_increments_without_a_base,
     keep_quota_after_the_end,
+    leave_workloads_to_the_garbage_collector,
+    ask_for_a_job_that_is_being_deleted,
+    ask_for_a_base_while_pods_of_the_last_one_go,
     never_tell_that_pods_are_ready,
+    count_ready_pods_where_they_are,
     ask_again_at_once_for_what_was_taken_back,
     run_wherever_there_is_room,
     take_increments_of_any_flavor,

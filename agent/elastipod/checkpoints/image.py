@@ -1,7 +1,8 @@
 """Memory images: one rank's part of the state in host memory, in files that outlive the process where there is a place.
 
 An image is a file of raw tensor bytes in a memory file system and a header beside it. The header appears, by a rename,
-when the image is whole and measured, and is taken away before the image is written anew: a process may die anywhere.
+when the image is whole, and is taken away before the image is written anew: a process may die anywhere. It holds a sum
+of each chunk, which whoever reads the chunk compares with what has arrived in its own memory.
 What is read from here is JSON and raw numbers; nothing is unpickled.
 """
 
@@ -20,7 +21,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from elastipod.checkpoints.plan import Chunk, Plan
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 SLOTS = 2
 ABANDONED_S = 3 * 86_400.0  # images of a job that has not saved for so long are deleted by the next one there
 MEMORY_ENV = "ELASTIPOD_MEMORY_DIR"
@@ -44,7 +45,11 @@ _MAX_HEADER_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an image is. plan: digest of the plan that says where in it which chunk lies; size: bytes; values: packed, by key."""
+    """What an image is. plan: digest of the plan that says where in it which chunk lies; size: bytes; values: packed, by key.
+
+    sums: `sum_of` each chunk, 16 hex digits, in the plan's order. durable: the newest durable checkpoint that the run knew
+    to be there, this one itself once it is durable too; who deletes that one has rolled back by hand.
+    """
 
     id: CheckpointId
     rank: int
@@ -52,7 +57,8 @@ class Header:
     world_size: int
     plan: str
     size: int
-    checksum: str
+    sums: str
+    durable: CheckpointId | None
     values: Mapping[str, str]
     extra: Mapping[str, Any]
 
@@ -71,7 +77,8 @@ class Header:
                 "world_size": self.world_size,
                 "plan": self.plan,
                 "size": self.size,
-                "checksum": self.checksum,
+                "sums": self.sums,
+                "durable": self.durable and [self.durable.step, self.durable.generation],
                 "values": dict(self.values),
                 "extra": dict(self.extra),
             }
@@ -90,7 +97,8 @@ class Header:
             int(data["world_size"]),
             str(data["plan"]),
             int(data["size"]),
-            str(data["checksum"]),
+            str(data["sums"]),
+            None if data["durable"] is None else CheckpointId(*map(int, data["durable"])),
             dict(data["values"]),
             dict(data["extra"]),
         )
@@ -142,6 +150,18 @@ class MemoryDirectory:
         """Take an image's header away; its bytes may be written over from now on."""
         (self.path / f"{name}.json").unlink(missing_ok=True)
 
+    def note_durable(self, headers: dict[str, Header], of: CheckpointId) -> None:
+        """Write into whole images, by name, that there is a newer durable checkpoint now; those without room for that go."""
+        for name, header in list(headers.items()):
+            headers[name] = replace(header, durable=of)
+            try:
+                self.publish(headers[name])
+            except OSError as error:
+                log.warning("the copy of step %d in memory is given up: %s", header.id.step, error)
+                del headers[name]
+                with suppress(OSError):
+                    self.withdraw(name)
+
     def keep_plan(self, plan: Plan) -> None:
         """Keep the plan that images refer to."""
         if not (self.path / f"plan-{plan.digest}.json").exists():
@@ -173,17 +193,13 @@ class MemoryDirectory:
                 with suppress(OSError):
                     (self.path / name).unlink()
 
-    def verified(self, header: Header) -> MappedImage:
-        """Open an image that is as its header has it. Raises ValueError, in a sentence, for one that is not."""
+    def open(self, header: Header) -> MappedImage:
+        """Open an image to read it. Raises ValueError, in a sentence, when it is not there or too short."""
         path = self.path / f"{header.name}.bin"
         try:
-            image = MappedImage.open(path, header.size)
+            return MappedImage.open(path, header.size)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-        if (found := image.checksum()) != header.checksum:
-            image.close()
-            raise ValueError(f"{path} has checksum {found}, its header says {header.checksum}")
-        return image
 
     def _write(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}-{secrets.token_hex(4)}"  # pods that share the folder may have equal pids
@@ -202,6 +218,7 @@ class MappedImage:
         self.size = size
         self._memory = memory
         self._registered = 0
+        self._is_asked = False
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     @classmethod
@@ -231,30 +248,39 @@ class MappedImage:
         try:
             if os.fstat(descriptor).st_size < size:
                 raise ValueError("it is cut short")
-            flags = mmap.MAP_SHARED | _AT_ONCE
-            memory = mmap.mmap(descriptor, max(size, mmap.PAGESIZE), flags=flags, prot=mmap.PROT_READ)
+            # Not all pages at once: faults of a reader map 16 of them, which is quicker than what _AT_ONCE does.
+            memory = mmap.mmap(descriptor, max(size, mmap.PAGESIZE), flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         finally:
             os.close(descriptor)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
             return cls(memory, size)
 
-    def pin(self) -> None:
-        """Let a CUDA device copy into it without a detour; harmless where that is refused."""
-        if self.size and not self._registered:
-            pointer = self.bytes.data_ptr()
-            if int(torch.cuda.cudart().cudaHostRegister(pointer, self.bytes.numel(), 0)) == 0:  # type: ignore[no-untyped-call]
-                self._registered = pointer
+    def pin(self, device: torch.device) -> None:
+        """Let a CUDA device copy into it without a detour. Where that is refused, copies take the detour, and end in time too."""
+        if not self.size or self._is_asked:
+            return
+        self._is_asked = True
+        pointer = self.bytes.data_ptr()
+        error = int(torch.cuda.cudart().cudaHostRegister(pointer, self.bytes.numel(), 0))  # type: ignore[no-untyped-call]
+        if error == 0:
+            self._registered = pointer
+            return
+        log.warning("copies of the state to host memory are slow: it cannot be registered with CUDA (error %d)", error)
+        with suppress(RuntimeError):  # torch's next look at CUDA's last error would take ours for its own
+            torch.zeros(1, device=device)
+
+    def raw(self, chunk: Chunk, position: int) -> torch.Tensor:
+        """Give the bytes of a chunk."""
+        return self.bytes[position : position + chunk.num_bytes]
 
     def box(self, chunk: Chunk, position: int) -> torch.Tensor:
         """Give the part of the image that holds a chunk, as a tensor of its type and sizes."""
-        dtype: torch.dtype = getattr(torch, chunk.dtype)
-        return self.bytes[position : position + chunk.num_bytes].view(dtype).view(chunk.sizes)
+        return shaped(self.raw(chunk, position), chunk)
 
-    def checksum(self) -> str:
-        """Give the sum of all 64-bit words, 16 hex digits: as quick as memory, and other for any change of one word."""
-        total = int(self.bytes[: self.size].view(torch.int64).sum().item()) if self.size else 0
-        return f"{total % (1 << 64):016x}"
+    def sums(self, chunks: Iterable[tuple[Chunk, int]]) -> str:
+        """Give what `Header.sums` holds. chunks: with their positions."""
+        return "".join(written_sum(sum_of(self.raw(chunk, position))) for chunk, position in chunks)
 
     def close(self) -> None:
         """Let the memory go. The tensors that `box` gave must not be used afterwards: torch does not hold the mapping for them."""
@@ -276,6 +302,26 @@ class MappedImage:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def shaped(raw: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+    """Give the bytes of a chunk as a tensor of its type and sizes."""
+    dtype: torch.dtype = getattr(torch, chunk.dtype)
+    return raw.view(dtype).view(chunk.sizes)
+
+
+def sum_of(raw: torch.Tensor) -> int:
+    """Add up all 64-bit words, and the bytes after the last: as quick as memory, and other for any change of one word.
+
+    Sums of parts add up to the sum of the whole, where each part but the last is of whole words; modulo 2**64.
+    """
+    whole = raw.numel() // 8 * 8
+    words = int(raw[:whole].view(torch.int64).sum().item()) if whole else 0
+    return words + int.from_bytes(bytes(raw[whole:].tolist()), "little")
+
+
+def written_sum(total: int) -> str:
+    return f"{total % (1 << 64):016x}"
 
 
 def memory_root(wanted: str | os.PathLike[str] | bool | None, *, is_in_pod: bool) -> Path | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType
 
-from elastipod.checkpoints.files import Source, place_of
+from elastipod.checkpoints.files import place_of
 from elastipod.checkpoints.plan import Place
 from elastipod.checkpoints.state import RANDOM, SCHEDULER
 
@@ -19,10 +20,19 @@ _OPTIONS = "optimizer.param_groups"  # torch's versions differ in the options th
 _NAMED = 3  # so many examples in a message
 
 
+class Saved(Protocol):
+    """What of a saved state is known before its tensors are read."""
+
+    metadata: Metadata
+
+    def value(self, key: str) -> Any:
+        """Give a plain value."""
+
+
 class Filling:
     """One load: what fits is known when it is made, and nothing has been changed yet."""
 
-    def __init__(self, nested: dict[str, Any], source: Source) -> None:
+    def __init__(self, nested: dict[str, Any], source: Saved) -> None:
         """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit."""
         self._source = source
         self._planner = DefaultLoadPlanner(allow_partial_load=True)
@@ -31,22 +41,43 @@ class Filling:
             raise ValueError(problem)
         self._items = self._planner.finish_plan(self._planner.create_local_plan()).items
 
-    def copy(self) -> None:
-        """Copy the tensors, and put the saved plain values in the place of those there. Collective where the source is."""
-        wanted: dict[Place, list[ReadItem]] = {}
+    def parts(self) -> dict[Place, list[Part]]:
+        """Give what is to be filled from which chunk; tensors are filled in place."""
+        wanted: dict[Place, list[Part]] = {}
+        for item in self._items:
+            if item.type != LoadItemType.BYTE_IO:
+                target = self._planner.resolve_tensor(item).detach()
+                part = Part(tuple(item.storage_offsets), tuple(item.lengths), target)
+                wanted.setdefault(place_of(item.storage_index, self._source.metadata), []).append(part)
+        return wanted
+
+    def copy_values(self) -> None:
+        """Put the saved plain values in the place of those there."""
         for item in self._items:
             if item.type == LoadItemType.BYTE_IO:
                 self._planner.load_bytes(item, _as_bytes(self._source.value(item.storage_index.fqn)))
-            else:
-                wanted.setdefault(place_of(item.storage_index, self._source.metadata), []).append(item)
-        for place, tensor in self._source.fetch(wanted):
-            for item in wanted[place]:
-                part = tensor
-                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                    part = part.narrow(dim, start, length)
-                target = self._planner.resolve_tensor(item).detach()
-                target.copy_(part)
-                self._planner.commit_tensor(item, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a live tensor, and which part of a saved chunk belongs there: from ``starts`` on, of sizes ``lengths``."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    target: torch.Tensor
+
+    def fill(self, chunk: torch.Tensor) -> None:
+        for dim, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            chunk = chunk.narrow(dim, start, length)
+        self.target.copy_(chunk)
+
+    def memory_of_all(self, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor | None:
+        """Give the target's bytes where a whole chunk can go into them as it is; None where it must be converted or cut."""
+        target = self.target
+        is_same = self.lengths == tuple(sizes) and target.dtype == dtype and target.device.type == "cpu"
+        if not is_same or not target.is_contiguous() or target.storage_offset() * target.element_size() % 8:
+            return None
+        return target.view(-1).view(torch.uint8)
 
 
 def misfit(flat: dict[str, Any], metadata: Metadata) -> str | None:

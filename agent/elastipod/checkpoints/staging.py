@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from elastipod.checkpoint_directory import CheckpointId
+from elastipod.checkpoints.copies import Copies
+from elastipod.checkpoints.exchange import Exchange, RanksLost
 from elastipod.checkpoints.image import SLOTS, Header, MappedImage, MemoryDirectory, image_name
-from elastipod.checkpoints.memory import Copies
 from elastipod.checkpoints.plan import Chunk, Held, Plan, make_plan
 from elastipod.checkpoints.state import State
 from elastipod.errors import CheckpointError
-from elastipod.ranks import from_every_rank, rank_and_world
+from elastipod.ranks import rank_and_world
 
 log = logging.getLogger(__name__)
 
@@ -49,48 +49,58 @@ class Staged:
 class Staging:
     """This rank's memory for copies. One save is under way at a time; two slots, so that the last whole image stays."""
 
-    def __init__(self, directory: MemoryDirectory | None, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, directory: MemoryDirectory | None, exchange: Exchange) -> None:
         """directory: where images stay for those who come after this process; None on all ranks for memory of processes alone."""
         self.directory = directory
-        self._group = group
+        self.durable: CheckpointId | None = None  # the newest known to be there: what was resumed, or saved since
+        self._exchange = exchange
         self._plan: Plan | None = None
         self._domains: list[str] = []
         self._signature: tuple[object, ...] = ()
         self._images: list[MappedImage] = []
         self._boxes: list[dict[int, torch.Tensor]] = []
-        self._whole: int | None = None  # the slot of the newest image that is whole on all ranks
+        self._headers: dict[str, Header] = {}  # of our images that stand
+        self._saves = 0
+        self._whole: tuple[int, int] | None = None  # number and slot of the newest save that is whole on all ranks
         self._copies: Copies | None = None
 
     def copy(self, look: Callable[[], State], target: CheckpointId, extra: Callable[[], Mapping[str, Any]]) -> Staged:
-        """Copy the state that ``look`` gives into host memory. Collective.
+        """Copy the state that ``look`` gives into host memory. Collective, of the training's threads.
 
-        The ranks agree before the copy on whether their states' form is the last one's (a new form needs a new plan), and
-        after it that all have one: what is raised on one rank is raised as CheckpointError on all, as it is when the state
-        cannot be saved or there is not memory enough.
+        The ranks agree before the copy on whether their states' form is the last one's (a new form needs a new plan) and all
+        are still connected, and after it that all have one: what is raised on one rank is raised as CheckpointError on
+        all, as it is when the state cannot be saved or there is not memory enough.
         """
         seen: list[tuple[State, Mapping[str, Any]]] = []
 
-        def has_changed() -> bool:
+        def asked() -> list[Any]:
             seen.append((look(), extra()))
-            return seen[0][0].signature() != self._signature
+            return [seen[0][0].signature() == self._signature, self._exchange.is_open, self._whole]
 
-        changed = any(from_every_rank(has_changed, self._group))
+        answers = self._exchange.meet(asked)
         ((state, plain),) = seen
-        if changed:
+        self._saves += 1
+        # Where the ranks lost touch at the end of a save, one may know that it is whole and another not.
+        self._whole = max((tuple(whole) for *_, whole in answers if whole), default=None)
+        if not all(is_open for _, is_open, _ in answers):
+            self._exchange.open()
+        if not all(is_same for is_same, *_ in answers):
             self._make_plan(state, target.generation)
             self._signature = state.signature()
         plan = self._plan
         assert plan is not None
-        slot = 0 if self._whole is None or len(self._images) == 1 else 1 - self._whole
+        slot = 0 if self._whole is None or len(self._images) == 1 else 1 - self._whole[1]
         values: dict[str, str] = {}
 
         def fill() -> None:
             if self.directory is not None:
-                self.directory.withdraw(image_name(target.generation, rank_and_world()[0], slot))
+                name = image_name(target.generation, rank_and_world()[0], slot)
+                self._headers.pop(name, None)
+                self.directory.withdraw(name)
             values.update(state.values())
             self._copy_tensors(state, slot)
 
-        from_every_rank(fill, self._group)
+        self._exchange.meet(fill)
         return Staged(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
 
     def keep_in_memory(self, staged: Staged, check_fence: Callable[[], None]) -> str | None:
@@ -103,22 +113,26 @@ class Staging:
         if self.directory is None:
             return None
         check_fence()
+        is_last = False
         try:
             problem = self._publish(staged, self.directory)
+            is_last = True
             if problem is None:
                 check_fence()
-        except CheckpointError:  # known to all ranks; after the loss of one, another may have called this image kept
-            self._withdraw(staged)
+        except CheckpointError as error:
+            if not (is_last and isinstance(error, RanksLost)):  # at the very last another rank may have called it kept
+                self._withdraw(staged)
             raise
         if problem is not None:
             self._withdraw(staged)
             return problem
-        self._whole = staged.slot
+        self._whole = self._saves, staged.slot
         self.forget_others((), staged.id.generation)  # for all ranks have their images now
         return None
 
     def _publish(self, staged: Staged, directory: MemoryDirectory) -> str | None:
         rank, world_size = rank_and_world()
+        positions, _ = staged.plan.layout(rank)
 
         def publish() -> dict[str, str]:
             header = Header(
@@ -128,35 +142,48 @@ class Staging:
                 world_size,
                 staged.plan.digest,
                 staged.image.size,
-                staged.image.checksum(),
+                staged.image.sums((staged.plan.chunks[number], at) for number, at in positions.items()),
+                self.durable,
                 staged.values,
                 staged.extra,
             )
             try:
                 directory.keep_plan(staged.plan)
                 directory.publish(header)
+                self._headers[header.name] = header
             except OSError as error:
                 return {"problem": f"rank {rank}: {error}"}
             return {"header": header.to_json() if rank in sent else ""}
 
         self._copies = self._copies or Copies(directory)
         sent = self._copies.keepers(staged.plan, self._domains)
-        answers = from_every_rank(publish, self._group)
+        answers = self._exchange.every_rank(publish)
         if problem := next((answer["problem"] for answer in answers if "problem" in answer), None):
             return problem
-        if self._group is not None and sent:
+        if sent:
             headers = [answer["header"] for answer in answers]
-            self._copies.exchange(staged.plan, sent, staged.image, headers, self._group)
+            self._copies.exchange(staged.plan, sent, staged.image, headers, self._exchange)
         return None
 
     def _withdraw(self, staged: Staged) -> None:
         """Take back all images of this copy that are on this node; one of the same step that was kept before stays."""
         if self.directory is None:
             return
+        if self._copies is not None:
+            self._copies.forget(staged.id)
         with suppress(OSError):  # where the folder is gone there is nothing to take back
             for header in self.directory.headers():
                 if header.id == staged.id and header.slot == staged.slot:
+                    self._headers.pop(header.name, None)
                     self.directory.withdraw(header.name)
+
+    def note_durable(self, of: CheckpointId) -> None:
+        """Note, here and in the images that this rank has made or keeps, that a checkpoint is durable now."""
+        self.durable = of
+        if self.directory is not None:
+            self.directory.note_durable(self._headers, of)
+            if self._copies is not None:
+                self._copies.note_durable(of)
 
     def forget_others(self, keep: Iterable[str], generation: int) -> None:
         """Delete the images of generations before this one, but for those named: what was resumed is all that is of use."""
@@ -169,6 +196,7 @@ class Staging:
         for image in self._images:
             image.close()
         self._images.clear()
+        self._headers.clear()
         self._signature = ()
         if self._copies is not None:
             self._copies.close()
@@ -187,7 +215,7 @@ class Staging:
             node = directory.node() if directory else f"rank {rank}"
             return {"held": state.held(node).as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
 
-        answers = from_every_rank(told, self._group)
+        answers = self._exchange.meet(told)
         self._domains = [answer["domain"] for answer in answers]
         try:
             self._plan = make_plan(
@@ -195,7 +223,7 @@ class Staging:
             )
         except ValueError as error:
             raise CheckpointError(f"this state cannot be saved: {error}") from error
-        refusals = from_every_rank(lambda: self._make_images(generation, directory), self._group)
+        refusals = self._exchange.meet(lambda: self._make_images(generation, directory))
         refused = next((text for text in refusals if text), None)
         if refused is None:
             return True
@@ -235,14 +263,16 @@ class Staging:
         return None
 
     def _copy_tensors(self, state: State, slot: int) -> None:
+        """Copy every chunk of ours; when this returns or raises, no device writes into the image any more."""
         assert self._plan is not None
         devices: set[torch.device] = set()
-        for number, box in self._boxes[slot].items():
-            tensor = state.tensor(self._plan.chunks[number])
-            if tensor.is_cuda:
-                if not devices:
-                    self._images[slot].pin()
-                devices.add(tensor.device)
-            box.copy_(tensor, non_blocking=tensor.is_cuda)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+        try:
+            for number, box in self._boxes[slot].items():
+                tensor = state.tensor(self._plan.chunks[number])
+                if tensor.is_cuda and tensor.device not in devices:
+                    self._images[slot].pin(tensor.device)
+                    devices.add(tensor.device)
+                box.copy_(tensor, non_blocking=tensor.is_cuda)
+        finally:
+            for device in devices:  # each copy went the way of its device's current stream
+                torch.cuda.current_stream(device).synchronize()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from elastipod.checkpoints.rng import random_state
 from elastipod.checkpoints.values import packed
 from elastipod.errors import CheckpointError
 from elastipod.ranks import rank_and_world
+from elastipod.torch_names import DTensor
 
 SCHEDULER = "scheduler"
 RANDOM = "random"  # one per rank, under "random.<rank>"
@@ -90,10 +91,61 @@ def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> di
     return {"model": weights, "optimizer": moments}
 
 
+def make_moments(optimizer: torch.optim.Optimizer) -> bool:
+    """Give an optimizer that has made no step the state that its first step would make, with no values in it yet.
+
+    torch's own way makes that step, with gradients of zeros: it costs several times what the loading costs, in memory too. It
+    is left to do so for optimizers that are not known here. Gives whether the state was made.
+    """
+    names = _MOMENTS.get(type(optimizer))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if names is None or optimizer.state or any(parameter.grad is not None for parameter in parameters):
+        return False
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            kept = [name for name, is_kept in names.items() if parameter.requires_grad and is_kept(group)]
+            if not kept:
+                continue
+            state = optimizer.state[parameter] = {
+                name: torch.empty_like(parameter, requires_grad=False, memory_format=torch.preserve_format)
+                for name in kept
+            }
+            if "exp_avg" in state:
+                is_fused = bool(group.get("fused"))
+                is_wide = torch.get_default_dtype() == torch.float64 and not is_fused
+                device = parameter.device if is_fused or group.get("capturable") else None
+                state["step"] = torch.zeros((), dtype=torch.float64 if is_wide else torch.float32, device=device)
+    return bool(optimizer.state)
+
+
+_ADAM: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "exp_avg": lambda group: True,
+    "exp_avg_sq": lambda group: True,
+    "max_exp_avg_sq": lambda group: bool(group["amsgrad"]),
+}
+_MOMENTS: Mapping[type, Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
+    torch.optim.Adam: _ADAM,
+    torch.optim.AdamW: _ADAM,
+    torch.optim.SGD: {"momentum_buffer": lambda group: bool(group["momentum"])},
+}
+
+
 def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Give the state to model and optimizer."""
+    live = {_memory_of(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    # The parameters themselves, where what was filled is their memory: torch would copy it onto itself otherwise.
+    weights = {
+        key: live.get(_memory_of(value), value) if isinstance(value, torch.Tensor) else value
+        for key, value in nested["model"].items()
+    }
     with _no_process_group_needed():
-        set_state_dict(model, optimizer, model_state_dict=nested["model"], optim_state_dict=nested["optimizer"])
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=nested["optimizer"])
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Give what two tensors have in common only if they are two names of the same numbers."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return isinstance(tensor, DTensor), local.device, local.data_ptr(), local.stride(), tensor.shape, tensor.dtype
 
 
 def _packed(value: object, name: str) -> str:

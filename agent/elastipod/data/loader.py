@@ -6,17 +6,20 @@ crash loses nothing that was prefetched, and the next generation fetches it agai
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import tee
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elastipod.data.plan import Batch, ElasticBatches, MicroBatch
 from elastipod.errors import DataError
+from elastipod.shuffle import splitmix64
 
 T = TypeVar("T")
+CutBatch = tuple[Batch, tuple[MicroBatch, ...]]
 
 
 class ElasticBatchSampler(Sampler[list[int]]):
@@ -43,13 +46,17 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self._start_step = start_step or plan.first_step
 
     def __iter__(self) -> PassIterator:
-        return PassIterator(self, self.batches(), self._micro_batch, self._start_step)
+        return PassIterator(self, self.passes(), self._start_step)
 
     def batches(self) -> Iterator[Batch]:
         """Give the batches whose passes an iteration from here gives, up to the job's end. Call it once a place was loaded."""
         return self._plan.iterate(
             self._rank, self._world_size, start_step=self._start_step, local_sizes=self._local_sizes
         )
+
+    def passes(self) -> Iterator[CutBatch]:
+        """Give the same batches, each with its passes."""
+        return ((batch, tuple(batch.micro_batches(self._micro_batch))) for batch in self.batches())
 
     @property
     def total_steps(self) -> int:
@@ -69,11 +76,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
 class PassIterator(Iterator[list[int]]):
     """One run through the passes. Its state counts the steps of which all passes were handed out."""
 
-    def __init__(
-        self, sampler: ElasticBatchSampler, batches: Iterator[Batch], micro_batch: int, start_step: int
-    ) -> None:
-        self._sampler, self._batches, self._micro_batch = sampler, batches, micro_batch
-        self._passes: list[MicroBatch] = []
+    def __init__(self, sampler: ElasticBatchSampler, batches: Iterator[CutBatch], start_step: int) -> None:
+        self._sampler, self._batches = sampler, batches
+        self._passes: Iterator[MicroBatch] = iter(())
         self.step = start_step  # all passes were handed out
         self.samples = 0  # of this rank, handed out
 
@@ -81,9 +86,10 @@ class PassIterator(Iterator[list[int]]):
         return self
 
     def __next__(self) -> list[int]:
-        if not self._passes:
-            self._passes = list(next(self._batches).micro_batches(self._micro_batch))
-        part = self._passes.pop(0)
+        part = next(self._passes, None)
+        if part is None:
+            self._passes = iter(next(self._batches)[1])
+            part = next(self._passes)
         self.step += part.is_last
         self.samples += len(part.indices) if part.weight else 0
         return list(part.indices)
@@ -93,7 +99,7 @@ class PassIterator(Iterator[list[int]]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._sampler.load_state_dict(state_dict)
-        self._batches, self._passes, self.step = self._sampler.batches(), [], int(state_dict["step"])
+        self._batches, self._passes, self.step = self._sampler.passes(), iter(()), int(state_dict["step"])
 
 
 class ElasticLoader(Generic[T]):
@@ -185,19 +191,35 @@ class ElasticLoader(Generic[T]):
             start_step=self._step,
             local_sizes=self._local_sizes,
         )
-        to_load, to_give = tee(sampler.batches())
-        self._handed_out = PassIterator(sampler, to_load, self._micro_batch, self._step)
-        loaded = iter(DataLoader(self._dataset, batch_sampler=self._handed_out, **self._options))
-        for batch in to_give:
-            parts = self._parts(batch, loaded)
+        to_load, to_give = tee(sampler.passes())
+        self._handed_out = PassIterator(sampler, to_load, self._step)
+        # Otherwise torch would draw the workers' seed from its own random state, which a resume has just restored.
+        seed = splitmix64(splitmix64(splitmix64(torch.initial_seed()) ^ self._step) ^ self._rank)
+        options = {"generator": torch.Generator().manual_seed(seed), **self._options}
+        loaded = _loaded(self._dataset, self._handed_out, options)
+        for batch, passes in to_give:
+            parts = self._parts(batch, passes, loaded)
             yield batch, parts
             for _ in parts:
                 pass  # the loop left the batch early: the next one still begins at its own data
 
-    def _parts(self, batch: Batch, loaded: Iterator[T]) -> Iterator[tuple[MicroBatch, T]]:
-        for part in batch.micro_batches(self._micro_batch):
+    def _parts(self, batch: Batch, passes: Iterable[MicroBatch], loaded: Iterator[T]) -> Iterator[tuple[MicroBatch, T]]:
+        for part in passes:
             data = next(loaded)
             self._taken_samples += len(part.indices) if part.weight else 0
             if part.is_last:
                 self._step = batch.step
             yield part, data
+
+
+def _loaded(dataset: Dataset[Any], passes: PassIterator, options: Mapping[str, Any]) -> Iterator[Any]:
+    """Give the data of passes by torch's DataLoader; without worker processes by its rules, but not through its iterator.
+
+    That one costs as much as a small batch does. options: the DataLoader's.
+    """
+    loader = DataLoader(dataset, batch_sampler=passes, **options)  # refuses options that do not go together
+    if loader.num_workers or loader.pin_memory:
+        return iter(loader)
+    fetch: Callable[[list[int]], Any] = getattr(dataset, "__getitems__", None) or (lambda at: [dataset[i] for i in at])
+    collate: Callable[[Any], Any] = loader.collate_fn
+    return (collate(fetch(indices)) for indices in passes)

@@ -13,8 +13,8 @@ from itertools import accumulate
 from math import gcd
 from typing import Any
 
-from elastipod.data.sources import MapSource, Order, Source
-from elastipod.shuffle import Shuffle, splitmix64
+from elastipod.data.sources import MapSource, Order, Source, shuffled
+from elastipod.shuffle import splitmix64
 
 
 class Mixture:
@@ -116,4 +116,4 @@ class MixtureOrder:
             raise IndexError(f"position {position} is outside an epoch of {len(self._mixture)} samples")
         rounds, place = divmod(position, self._mixture.round)
         round_ = self._first_round + rounds
-        return self._mixture.draw(round_, Shuffle(self._mixture.round, self._seed, round_)[place])
+        return self._mixture.draw(round_, shuffled(self._mixture.round, self._seed, round_)[place])

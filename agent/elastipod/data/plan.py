@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from elastipod.data.sources import MapSource, Order, Source
+from elastipod.data.sources import MapSource, Order, Source, taken
 from elastipod.data.split import Split
 from elastipod.errors import DataError
+
+_AT_ONCE = 4096  # samples that are looked up together: a millisecond or so, once in so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,18 @@ class Batch:
             own = self.indices[number * size : (number + 1) * size]
             weight = self.world_size * len(own) / self.global_size
             yield MicroBatch(own or (self.spare_index,), weight, is_last=number == passes - 1)
+
+
+class _Cut(NamedTuple):
+    """Where a batch lies: from place ``first`` of its epoch on; part: this rank's places, counted from there."""
+
+    step: int
+    epoch: int
+    first: int
+    size: int
+    part: range
+    largest_share: int
+    samples_seen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +171,13 @@ class ElasticBatches:
         if local_sizes and sum(local_sizes) != self.global_batch:
             raise ValueError(f"local_sizes sum up to {sum(local_sizes)}, but the global batch is {self.global_batch}")
         split.part(self.global_batch, rank)  # refuses a rank outside the world now and not at the first batch
-        return (self._batch(step, rank, split) for step in range(start_step + 1, self.total_steps + 1))
+        return self._batches(range(start_step + 1, self.total_steps + 1), rank, split)
 
     def batch(self, step: int, rank: int, world_size: int) -> Batch:
         """Give one rank's part of the batch that makes optimizer step ``step`` (from 1)."""
         if not self.first_step < step <= self.total_steps:
             raise ValueError(f"step is {step}; this job has steps {self.first_step + 1} to {self.total_steps}")
-        return self._batch(step, rank, Split(world_size))
+        return next(self._batches(range(step, step + 1), rank, Split.of(world_size)))
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Give the place after ``step`` completed steps as JSON values, the same on every rank: for a checkpoint."""
@@ -199,28 +213,36 @@ class ElasticBatches:
                 f"the data position is after {samples} samples, but {self.epochs} epochs of {self.dataset_size} have "
                 f"{self.dataset_size * self.epochs}; it was saved with {epochs} epochs"
             )
-        if samples == self.samples_after(step):
+        if step >= self.first_step and samples == self.samples_after(step):
             return self
         return replace(self, first_step=step, first_sample=samples)
 
-    def _batch(self, step: int, rank: int, split: Split) -> Batch:
-        before, after = self.samples_after(step - 1), self.samples_after(step)
-        epoch, first = divmod(before, self.dataset_size)
-        size = after - before
-        order = self._order(epoch)
-        part = split.part(size, rank)
-        indices = tuple(order[first + offset] for offset in part)
-        return Batch(
-            step=step,
-            epoch=epoch,
-            indices=indices,
-            global_size=size,
-            samples_seen=after,
-            world_size=split.world_size,
-            spare_index=indices[0] if indices else order[first],
-            first=part.start,
-            largest_share=split.largest(size),
-        )
+    def _batches(self, steps: range, rank: int, split: Split) -> Iterator[Batch]:
+        """Make batches. Where the order knows many samples at once, those of ever more steps ahead are looked up together."""
+        ahead: list[_Cut] = []
+        samples, enough = 0, 1
+        for cut in self._cuts(steps, rank, split):
+            if ahead and (samples >= enough or cut.epoch != ahead[0].epoch):
+                order = self._order(ahead[0].epoch)
+                yield from _made(ahead, order, split.world_size)
+                samples, enough = 0, min(2 * enough, _AT_ONCE) if hasattr(order, "take") else 1
+                ahead.clear()
+            ahead.append(cut)
+            samples += max(1, len(cut.part))
+        if ahead:
+            yield from _made(ahead, self._order(ahead[0].epoch), split.world_size)
+
+    def _cuts(self, steps: range, rank: int, split: Split) -> Iterator[_Cut]:
+        before = self.samples_after(steps.start - 1)
+        known: dict[int, tuple[range, int]] = {}  # nearly all batches are of one size
+        for step in steps:
+            epoch, first = divmod(before, self.dataset_size)
+            size = min(self.global_batch, self.dataset_size - first)
+            if size not in known:
+                known[size] = split.part(size, rank), split.largest(size)
+            part, largest_share = known[size]
+            before += size
+            yield _Cut(step, epoch, first, size, part, largest_share, before)
 
     def _check_step(self, step: int) -> None:
         if not self.first_step <= step <= self.total_steps:
@@ -234,3 +256,23 @@ class ElasticBatches:
 
     def _order(self, epoch: int) -> Order:
         return self._source().order(epoch)
+
+
+def _made(cuts: Sequence[_Cut], order: Order, world_size: int) -> Iterator[Batch]:
+    """Look up the samples of batches of one epoch."""
+    indices = taken(order, [cut.first + offset for cut in cuts for offset in cut.part])
+    start = 0
+    for cut in cuts:
+        end = start + len(cut.part)
+        yield Batch(
+            step=cut.step,
+            epoch=cut.epoch,
+            indices=tuple(indices[start:end]),
+            global_size=cut.size,
+            samples_seen=cut.samples_seen,
+            world_size=world_size,
+            spare_index=indices[start] if cut.part else order[cut.first],
+            first=cut.part.start,
+            largest_share=cut.largest_share,
+        )
+        start = end

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import operator
 import os
+import socket
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapreplace
 from itertools import accumulate
@@ -233,10 +235,10 @@ def shard_lengths(open_shard: OpenShard[T], num_shards: int, index: str | os.Pat
         found = json.loads(path.read_text())
     except FileNotFoundError:
         lengths = [sum(1 for _ in open_shard(shard, 0)) for shard in range(num_shards)]
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"v": 1, "lengths": lengths}))
-        os.replace(temporary, path)
+        _write_index(path, lengths)
         return lengths
+    except OSError as error:
+        raise DataError(f"cannot read the index of shards {path}: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{path} is no index of shards: {error}") from error
     kept = found.get("lengths") if isinstance(found, dict) else None
@@ -245,3 +247,14 @@ def shard_lengths(open_shard: OpenShard[T], num_shards: int, index: str | os.Pat
     if len(kept) != num_shards:
         raise DataError(f"{path} counts {len(kept)} shards, but there are {num_shards}; remove it to count anew")
     return kept
+
+
+def _write_index(path: Path, lengths: list[int]) -> None:
+    temporary = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")  # pods may share a folder
+    try:
+        temporary.write_text(json.dumps({"v": 1, "lengths": lengths}))
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise DataError(f"cannot write the index of shards {path}: {error.strerror}") from error

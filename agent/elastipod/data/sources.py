@@ -6,6 +6,7 @@ A sample is known by one number, its index; what the number stands for is for wh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -14,9 +15,18 @@ from elastipod.shuffle import Shuffle
 
 
 class Order(Protocol):
-    """The samples of one epoch in the order of training: `order[position]` is an index."""
+    """The samples of one epoch in the order of training: `order[position]` is an index.
+
+    One that has a quicker way for many positions offers it as ``take(positions)``, as `Shuffle` does.
+    """
 
     def __getitem__(self, position: int, /) -> int: ...
+
+
+def taken(order: Order, positions: Sequence[int]) -> Sequence[int]:
+    """Give the indices at many positions."""
+    take: Callable[[Sequence[int]], list[int]] | None = getattr(order, "take", None)
+    return [order[position] for position in positions] if take is None else take(positions)
 
 
 class Source(Protocol):
@@ -33,7 +43,7 @@ class Source(Protocol):
         ...
 
 
-_shuffled = lru_cache(maxsize=16)(Shuffle)  # every batch asks for its epoch's
+shuffled = lru_cache(maxsize=256)(Shuffle)  # every batch asks for its epoch's, and that of each source in a mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,7 @@ class MapSource:
         return self.size
 
     def order(self, epoch: int) -> Order:
-        return _shuffled(self.size, self.seed, epoch) if self.shuffle else range(self.size)
+        return shuffled(self.size, self.seed, epoch) if self.shuffle else range(self.size)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "map", "size": self.size, "seed": self.seed, "shuffle": self.shuffle}

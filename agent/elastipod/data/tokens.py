@@ -16,7 +16,8 @@ import torch
 from elastipod.data.token_format import HEADER_BYTES, read_header
 from elastipod.errors import DataError
 
-_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # two bytes are read signed and made unsigned when widened
+# torch picks from signed numbers only; widened they are unsigned.
+_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class TokenFile:
@@ -52,7 +53,7 @@ class TokenFile:
 
     def widened(self, tokens: torch.Tensor) -> torch.Tensor:
         """Give tokens of the file's own type as int64."""
-        return tokens.long().bitwise_and_(0xFFFF) if self.header.token_bytes == 2 else tokens.long()
+        return (tokens.view(torch.uint16) if self.header.token_bytes == 2 else tokens).long()
 
 
 class TokenWindows:
@@ -89,4 +90,5 @@ class TokenWindows:
         """Give some windows at once, int64, shape (len(indices), seq_len + 1)."""
         if indices and not 0 <= min(indices) <= max(indices) < len(self):
             raise IndexError(f"window {max(indices)} or {min(indices)} is outside of {len(self)} windows")
-        return self.file.widened(self._windows[torch.tensor(indices, dtype=torch.int64)])
+        chosen = torch.tensor(indices, dtype=torch.int64, device="cpu")
+        return self.file.widened(self._windows.index_select(0, chosen))

@@ -8,20 +8,16 @@ import socket
 import sys
 import time
 import zlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
+from elastipod.data.packing import Packed, Packer, Tokenize, packed, read_parts
 from elastipod.data.token_format import HEADER_BYTES, TokenHeader, bytes_per_token, read_header, verify_tokens
 from elastipod.errors import DataError
 
-Tokenize = Callable[[str], Iterable[int]]
 BYTES = "bytes"
-_CODES = {1: "B", 2: "H", 4: "i"}
-_CHUNK = 1 << 20
 _TOLD_EVERY_S = {True: 0.5, False: 10.0}  # on a terminal, elsewhere
 
 
@@ -50,13 +46,15 @@ def build(
     end_of_document: int | None = None,
     by_line: bool = False,
     replace: bool = False,
+    workers: int = 1,
     tell: Callable[[int, int], None] = lambda done, tokens: None,
 ) -> TokenHeader:
     """Write a token file; it appears when it is whole, and a failure leaves nothing behind.
 
     texts: files in the order in which their tokens follow, each one document, or with ``by_line`` one per line. tokenize: UTF-8
     text -> tokens below ``vocabulary``; None takes the bytes themselves. end_of_document: token put behind every document.
-    tell: is called with bytes read and tokens written. Raises DataError in one sentence.
+    workers: processes that tokenize; with more than one ``tokenize`` must be picklable, and the file is the same. tell: is
+    called with bytes read and tokens written. Raises DataError in one sentence.
     """
     if output.exists() and not replace:
         raise DataError(f"{output} exists; name another file, or replace it with --force")
@@ -64,18 +62,18 @@ def build(
         raise DataError(
             f"the token {end_of_document} for ends of documents is not below the vocabulary of {vocabulary}"
         )
+    if workers < 1:
+        raise DataError(f"workers is {workers}; at least one process has to do it")
     temporary = output.with_name(f"{output.name}.{socket.gethostname()}.{os.getpid()}.partial")
     is_ours = False
     try:
         with open(temporary, "xb") as file:
             is_ours = True
             writer = _Writer(file, vocabulary)
-            for part in _parts(texts, by_line, _CHUNK if tokenize is None else -1):
-                if part.data:
-                    writer.write(array("B", part.data) if tokenize is None else tokenize(part.text()), part.path)
-                if part.is_end:
-                    writer.end_document(end_of_document)
-                tell(part.bytes_read, writer.tokens)
+            parts = read_parts(texts, by_line=by_line, whole=tokenize is not None)
+            for each in packed(Packer(tokenize, vocabulary, end_of_document, by_line), parts, workers):
+                writer.write(each)
+                tell(each.bytes_read, writer.tokens)
             header = writer.finish()
         os.replace(temporary, output)
         _sync_folder(output.parent)
@@ -89,65 +87,20 @@ def build(
     return header
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Text that is tokenized at once: a piece of a document's bytes, or a whole document. is_end: the document ends with it."""
-
-    path: Path
-    data: bytes
-    is_end: bool
-    bytes_read: int  # of all files, up to its end
-
-    def text(self) -> str:
-        try:
-            return self.data.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self.path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-
-
-def _parts(texts: Sequence[Path], by_line: bool, piece_bytes: int) -> Iterator[_Part]:
-    """Give documents in parts of at most ``piece_bytes``, whole ones where it is -1."""
-    bytes_read = 0
-    for path in texts:
-        with open(path, "rb") as file:
-            while piece := file.readline() if by_line else file.read(piece_bytes):
-                bytes_read += len(piece)
-                yield _Part(path, piece.rstrip(b"\r\n") if by_line else piece, by_line, bytes_read)
-        if not by_line:
-            yield _Part(path, b"", True, bytes_read)
-
-
 class _Writer:
     """Writes tokens behind the room for a header, and at last the header."""
 
     def __init__(self, file: BinaryIO, vocabulary: int) -> None:
         self._file, self._vocabulary = file, vocabulary
-        self._token_bytes = bytes_per_token(vocabulary)
+        self._token_bytes = bytes_per_token(vocabulary)  # refuses what it cannot hold
         self.tokens = self._documents = self._crc32 = 0
         file.write(bytes(HEADER_BYTES))
 
-    def write(self, tokens: Iterable[int], path: Path) -> None:
-        try:
-            if isinstance(tokens, (bytes, bytearray)):  # an array would take them as raw memory
-                tokens = iter(tokens)
-            packed = array(_CODES[self._token_bytes], tokens)
-        except (OverflowError, TypeError) as error:
-            raise DataError(f"the tokenizer gave something for {path} that is no token: {error}") from error
-        if packed and not 0 <= min(packed) <= max(packed) < self._vocabulary:
-            raise DataError(
-                f"the tokenizer gave the token {max(packed)} for {path}, but the vocabulary is {self._vocabulary}"
-            )
-        if sys.byteorder == "big":
-            packed.byteswap()
-        raw = packed.tobytes()
-        self._file.write(raw)
-        self._crc32 = zlib.crc32(raw, self._crc32)
-        self.tokens += len(packed)
-
-    def end_document(self, token: int | None) -> None:
-        self._documents += 1
-        if token is not None:
-            self.write([token], Path())
+    def write(self, packed: Packed) -> None:
+        self._file.write(packed.raw)
+        self._crc32 = zlib.crc32(packed.raw, self._crc32)
+        self.tokens += packed.tokens
+        self._documents += packed.documents
 
     def finish(self) -> TokenHeader:
         if not self.tokens:
@@ -187,7 +140,7 @@ class _Progress:
 
 def _build(options: argparse.Namespace) -> TokenHeader:
     texts = _files(options.text)
-    tokenize = None if options.tokenizer == BYTES else _imported(options.tokenizer)
+    tokenize = None if options.tokenizer == BYTES else _Named(options.tokenizer)
     if tokenize is not None and options.vocabulary is None:
         raise DataError(f"--vocabulary is needed with --tokenizer {options.tokenizer}: tokens must be below it")
     return build(
@@ -198,6 +151,7 @@ def _build(options: argparse.Namespace) -> TokenHeader:
         end_of_document=options.end_of_document,
         by_line=options.lines,
         replace=options.force,
+        workers=options.workers,
         tell=_Progress(sum(path.stat().st_size for path in texts)),
     )
 
@@ -221,16 +175,25 @@ def _is_text(path: Path, folder: Path) -> bool:
     return path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _imported(name: str) -> Tokenize:
-    module, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found: Tokenize = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise DataError(f"--tokenizer {name} cannot be loaded: {error}; give {BYTES} or MODULE:FUNCTION") from error
-    finally:
-        sys.path.pop(0)
-    return found
+class _Named:
+    """A tokenizer by its name, MODULE:FUNCTION, looked up from the working directory on; each process loads its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        module, _, function = name.partition(":")
+        sys.path.insert(0, os.getcwd())
+        try:
+            self._tokenize: Tokenize = getattr(import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise DataError(f"--tokenizer {name} cannot be loaded: {error}; give {BYTES} or MODULE:FUNCTION") from error
+        finally:
+            sys.path.pop(0)
+
+    def __call__(self, text: str) -> Iterable[int]:
+        return self._tokenize(text)
+
+    def __reduce__(self) -> tuple[type[_Named], tuple[str]]:
+        return _Named, (self._name,)
 
 
 def _describe(path: Path, header: TokenHeader, checksum: str) -> str:
@@ -259,6 +222,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--vocabulary", type=int, help="tokens are below it (bytes: 256, or more with --end-of-document)")
     made.add_argument("--end-of-document", type=int, metavar="TOKEN", help="a token to put behind every document")
+    made.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        help="processes that tokenize (default: 1); the file is the same with any number",
+    )
     made.add_argument("--lines", action="store_true", help="every line is a document; ends of lines are left out")
     made.add_argument("--force", action="store_true", help="replace the file if it exists")
     shown = actions.add_parser("show", help="say what is in a token file", description="Say what is in a token file.")

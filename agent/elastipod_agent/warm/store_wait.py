@@ -16,6 +16,7 @@ LIMIT_S = 2.0  # afterwards torch's own back-off goes on: rank 0 is not merely a
 _TRY_S = 0.5
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
+_POSITIONS = ("host_name", "port", "world_size", "is_master")  # of the store's constructor
 
 
 def install() -> None:
@@ -30,8 +31,9 @@ def patient(store: Any) -> Any:
 
     @functools.wraps(store, updated=())
     def connect(*args: Any, **kwargs: Any) -> Any:
-        host, port = kwargs.get("host_name"), kwargs.get("port")
-        if kwargs.get("is_master") is False and isinstance(host, str) and isinstance(port, int):
+        given = {**dict(zip(_POSITIONS, args, strict=False)), **kwargs}  # torch 2.4 names none of them
+        host, port = given.get("host_name"), given.get("port")
+        if given.get("is_master") is False and isinstance(host, str) and isinstance(port, int):
             wait_until_listening(host, port, LIMIT_S)
         return store(*args, **kwargs)
 

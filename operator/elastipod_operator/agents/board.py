@@ -37,7 +37,7 @@ LONG_POLL_S = HEARTBEAT.total_seconds() - 1
 POLLS_PER_S, LONGEST_POLL_S = 250, 45.0
 # Polls end together at such moments: a hundred answers in a row cost a quarter of what they cost one by one, between which the
 # processor sleeps and forgets.
-TICK_S = 0.5
+TICK_S = 0.1
 # So long after a call to one of its agents failed, a job is in doubt.
 DOUBT_S = 30.0
 # Agents that began to train in one moment do not answer in one moment for ever after.

@@ -89,7 +89,7 @@ class AskWorkload:
 
 @dataclass(frozen=True, slots=True)
 class DropWorkload:
-    """Give quota back, or stop asking for it, by deletion; only once the API server shows no pod of its slots."""
+    """Give quota back, once the API server shows no pod of its slots, or stop asking for it, by deletion."""
 
     name: str
     uid: str

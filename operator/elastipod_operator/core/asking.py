@@ -5,6 +5,7 @@ Asking is greedy: increments wait in the queue until they are granted. Giving ba
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -19,14 +20,16 @@ from .actions import (
     Note,
     RankWorkload,
     ReleaseBase,
+    SetFinalizer,
 )
 from .backoff import backoff
+from .ending import force_from
 from .facts import Observed, Policy, WorkloadFact
 from .health import Health, Replica, View
 from .membership import soonest, soonest_allowed
 from .names import Slot
 from .payback import growth_hold
-from .quota import Quota, Share, fits, is_on, left_until
+from .quota import Quota, Share, fits, is_on, left_until, shares_of
 from .record import Record, Shed
 from .scene import Step
 
@@ -34,6 +37,8 @@ from .scene import Step
 MAX_WAITING = 16
 # An increment that is taken back so long after the last one begins a new row of attempts.
 SHED_MEMORY = timedelta(minutes=30)
+# A job that is being deleted stays so long after its last pods had to be gone, for quota that cannot be given back.
+RETURN_PATIENCE = timedelta(seconds=60)
 
 
 def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> Step:
@@ -47,12 +52,40 @@ def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> St
         return step.also(*_finishes(record, view, quota))
     policy = seen.job.policy
     record, drops, notes = _drops(record, seen, view, quota, policy)
-    asks, wake = _asks(record, seen, quota, policy)
+    asks, wake = _asks(record, seen, view, quota, policy)
     marks = _marks(view, quota)
     waits = (left_until(seen, record, quota.shares[number]) for number in quota.granted if number)
     wake = soonest(step.wake_at, wake, *waits)
     step = replace(step, record=record, notes=(*step.notes, *notes), wake_at=wake)
     return step.also(*drops, *_ranks(quota), *asks, *marks)
+
+
+def with_returns(step: Step, seen: Observed, view: View) -> Step:
+    """Have a job that is being deleted give its quota back, and stay until that is done.
+
+    What still waits goes at once, so that Kueue cannot grant it any more; the rest goes as its pods do. What is marked as finished
+    holds no quota, and is left to the garbage collector; so is what cannot be given back for too long, when no pod is left.
+    """
+    left = [w for w in seen.workloads if not (w.finished or w.is_deleting)]
+    if not (left or seen.return_trouble):
+        return step
+    shares = shares_of(seen.job.policy) if seen.job.policy is not None else ()
+    drops = [
+        DropWorkload(w.name, w.uid, "the job is deleted")
+        for w in sorted(left, key=lambda w: (w.number == 0, w.number))
+        if not (w.reserved and _pods_on(w, shares, view))
+    ]
+    if step.actions != (SetFinalizer(False),):
+        return step.also(*drops)
+    given_up_at = returns_until(seen)
+    if seen.return_trouble and seen.now >= given_up_at:
+        return step
+    return replace(step, actions=tuple(drops), wake_at=given_up_at if seen.return_trouble else None)
+
+
+def returns_until(seen: Observed) -> datetime:
+    """Give until when a job that is being deleted stays for quota that cannot be given back."""
+    return force_from(seen) + RETURN_PATIENCE
 
 
 def rest_until(record: Record, now: datetime) -> datetime | None:
@@ -77,12 +110,17 @@ def increments_from(record: Record, policy: Policy, now: datetime) -> datetime |
 
 
 def _finishes(record: Record, view: View, quota: Quota) -> list[Action]:
+    """Tell Kueue of the end. An increment that waits goes at once: Kueue could grant it while it is told that the job has ended."""
     succeeded = record.outcome == "Completed"
-    return [
-        FinishWorkload(w.name, w.uid, succeeded, record.outcome_message)
-        for w in quota.present.values()
-        if not (w.finished or w.is_deleting) and not _pods_on(w, quota, view)
-    ]
+    actions: list[Action] = []
+    for number, workload in quota.present.items():
+        if workload.finished or workload.is_deleting:
+            continue
+        if number and not workload.reserved:
+            actions.append(DropWorkload(workload.name, workload.uid, "the job has ended"))
+        elif not _pods_on(workload, quota.shares, view):
+            actions.append(FinishWorkload(workload.name, workload.uid, succeeded, record.outcome_message))
+    return actions
 
 
 def _drops(
@@ -99,14 +137,14 @@ def _drops(
         why = _why_unwanted(number, workload, record, seen, quota, policy)
         if not why or workload.is_deleting:
             continue
-        is_empty = not _pods_on(workload, quota, view)
+        is_empty = not (workload.reserved and _pods_on(workload, quota.shares, view))
         if number in quota.useless or (number and workload.evicted and is_empty):
             record, note = _shed(record, shed, policy, seen)
             notes += [note] if note is not None else []
         if not is_empty:
             continue
         if number == 0 and workload.evicted:
-            if not _increments_held(quota):
+            if not _increments_left(quota):
                 actions.append(ReleaseBase(workload.name, workload.uid))
         else:
             actions.append(DropWorkload(workload.name, workload.uid, why))
@@ -144,14 +182,14 @@ def _is_in_use(share: Share, record: Record) -> bool:
     return record.transition is None and not {m.slot for m in record.members}.isdisjoint(share.slots)
 
 
-def _increments_held(quota: Quota) -> list[WorkloadFact]:
-    """Give the increments that hold quota."""
-    return [w for number, w in quota.present.items() if number and w.reserved and not w.is_deleting]
+def _increments_left(quota: Quota) -> list[WorkloadFact]:
+    """Give the increments that hold quota or could be granted some."""
+    return [w for number, w in quota.present.items() if number and not (w.is_deleting or w.finished)]
 
 
-def _pods_on(workload: WorkloadFact, quota: Quota, view: View) -> list[Replica]:
+def _pods_on(workload: WorkloadFact, shares: Sequence[Share], view: View) -> list[Replica]:
     """Give the pods on a Workload's quota that are not gone yet."""
-    return [r for r in view.by_id.values() if not r.gone and is_on(r.pod, workload, quota.shares)]
+    return [r for r in view.by_id.values() if not r.gone and is_on(r.pod, workload, shares)]
 
 
 def _shed(
@@ -177,12 +215,15 @@ def _ranks(quota: Quota) -> list[Action]:
     return [RankWorkload(w.name, w.uid) for w in ranked if quota.queue and not (w.finished or w.is_deleting)]
 
 
-def _asks(record: Record, seen: Observed, quota: Quota, policy: Policy) -> tuple[list[Action], datetime | None]:
+def _asks(
+    record: Record, seen: Observed, view: View, quota: Quota, policy: Policy
+) -> tuple[list[Action], datetime | None]:
     if not quota.queue or (policy.suspend and policy.held is None):
         return [], None
     if 0 not in quota.present:
-        first = AskWorkload(0, quota.shares[0].counts, quota.queue)
-        return ([] if _increments_held(quota) else [first]), None
+        # Kueue may place a new base elsewhere: nothing of the job may be left where the last one was.
+        is_clear = all(r.gone for r in view.by_id.values()) and not _increments_left(quota)
+        return ([AskWorkload(0, quota.shares[0].counts, quota.queue)] if is_clear else []), None
     if 0 not in quota.granted:
         return [], None
     missing = [share for share in quota.shares[1:] if share.number not in quota.present]
@@ -203,12 +244,18 @@ def _is_uneven(quota: Quota) -> bool:
 
 
 def _marks(view: View, quota: Quota) -> list[Action]:
-    """Tell Kueue of the pods of each granted share: spares are not waited for."""
+    """Tell Kueue of the pods of the granted shares: spares are not waited for, and stand in for others.
+
+    The job's ready pods count for its base first. Where there are too few, Kueue may then take an increment back, whose pods
+    hold the places that those of the base wait for; the base would stop the whole job.
+    """
     actions: list[Action] = []
-    for number, workload in quota.granted.items():
-        share = quota.shares[number]
-        good = [r for s in share.slots if (r := view.newest.get(s)) is not None and _is_ready(r)]
-        is_ready = len(good) >= sum(share.trains.values())
+    slots = (slot for number in quota.granted for slot in quota.shares[number].slots)
+    ready = Counter(s.spec for s in slots if (r := view.newest.get(s)) is not None and _is_ready(r))
+    for number, workload in sorted(quota.granted.items()):
+        trains = Counter(quota.shares[number].trains)
+        is_ready = trains <= ready
+        ready -= trains
         if is_ready != bool(workload.pods_ready):
             actions.append(MarkPodsReady(workload.name, workload.uid, is_ready, workload.pods_ready is not None))
     return actions

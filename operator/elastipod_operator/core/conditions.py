@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .actions import Note
-from .asking import increments_from
+from .asking import increments_from, returns_until
 from .base_first import base_minimum
 from .escalation import NO_PROGRESS_LIMIT, does_not_progress
 from .facts import AgentState, Condition, Observed, Policy
@@ -51,6 +51,8 @@ def describe(seen: Observed, record: Record, view: View, quota: Quota | None = N
     """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
     late, late_at = _late(seen, view, quota)
     lines, wake = _lines(seen, record, view, quota, late)
+    if seen.job.deleting_since is not None and seen.return_trouble:
+        lines = [_not_returned(seen), *(line for line in lines if line.type != "Warning")]
     old = {condition.type: condition for condition in seen.job.conditions}
     conditions = tuple(_dated(line, old, seen.now) for line in lines)
     notes = tuple(
@@ -84,6 +86,7 @@ WORTH_AN_EVENT = frozenset(
         "OperatorCutOff",
         "TokenRefused",
         "EvictionOverdue",
+        "QuotaNotReturned",
         "QueueMissing",
         "QueueStopped",
         "QueueInactive",
@@ -136,6 +139,14 @@ def _lines(
     if state.type != "Running" and any(c.type == "Running" for c in seen.job.conditions):
         before.append(Line("Running", False, state.reason, state.message))
     return [*before, *auxiliary, state], wake
+
+
+def _not_returned(seen: Observed) -> Line:
+    text = (
+        f"{seen.return_trouble}; the job is deleted all the same, once its pods are gone, from "
+        f"{_clock(returns_until(seen))} on: then the garbage collector has its Workloads"
+    )
+    return Line("Warning", False, "QuotaNotReturned", text)
 
 
 def _left_alone(seen: Observed, created: Line) -> list[Line]:

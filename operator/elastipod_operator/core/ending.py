@@ -63,24 +63,32 @@ def plan_deletion(seen: Observed, record: Record, view: View) -> Parts:
     pods whose kubelet does not answer are removed by force.
     """
     since = seen.job.deleting_since or seen.now
-    grace = seen.job.policy.graceful_timeout if seen.job.policy else timedelta(0)
+    grace = _drain_time(seen)
     answering = [r for r in view.by_id.values() if r.health in (Health.GOOD, Health.DOOMED)]
     running = [r for r in answering if r.agent.state is AgentState.RUNNING]
     draining = [r for r in answering if r.agent.state is AgentState.STOPPING]
-    limit = since
     if seen.job.drain_on_delete and (running or draining) and seen.now < since + grace:
         left = max(1, int((since + grace - seen.now).total_seconds()))
         stops = [StopWorkers(r.pod.name, record.generation, graceful=True, timeout_s=left) for r in running]
         return record, tuple(stops), since + grace
-    if seen.job.drain_on_delete:
-        limit = since + grace
     if not view.by_id:
         return record, (SetFinalizer(False),), None
     actions: list[Action] = []
-    force = seen.now >= limit + DELETION_LIMIT
+    limit = force_from(seen)
+    force = seen.now >= limit
     for replica in view.by_id.values():
         if force:
             actions.append(DeletePod(replica.pod.name, replica.pod.uid, "the job is deleted", force=True))
         else:
             actions += remove(replica, "the job is deleted")
-    return record, tuple(actions), limit + DELETION_LIMIT if not force else seen.now + timedelta(seconds=5)
+    return record, tuple(actions), limit if not force else seen.now + timedelta(seconds=5)
+
+
+def force_from(seen: Observed) -> datetime:
+    """Give from when on the pods of a job that is being deleted are removed by force."""
+    return (seen.job.deleting_since or seen.now) + _drain_time(seen) + DELETION_LIMIT
+
+
+def _drain_time(seen: Observed) -> timedelta:
+    policy = seen.job.policy
+    return policy.graceful_timeout if policy is not None and seen.job.drain_on_delete else timedelta(0)

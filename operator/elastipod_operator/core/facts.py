@@ -299,5 +299,7 @@ class Observed:
     """Reason and sentence why the last call for quota came to nothing."""
     queue_fact: QueueFact | None = None
     """The job's queue as it was last read; None: not known."""
+    return_trouble: str = ""
+    """Why what a deleted job has of quota could not be looked for or given back when that was last tried; a sentence."""
     withdrawn: Mapping[Slot, tuple[str, str]] = field(default_factory=dict)
     """Slots without quota, with cause and sentence; worked out by `core.quota`."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, Note, Plan, SetFinalizer, VerifyPods
-from .asking import resting_slots, with_asks
+from .asking import resting_slots, with_asks, with_returns
 from .base_first import base_first
 from .clocks import not_later
 from .conditions import describe
@@ -45,7 +45,8 @@ def plan(seen: Observed) -> Plan:
     seen, quota = under_quota(seen, record)
     view = judge(seen)
     if seen.job.deleting_since is not None:
-        return _whole(seen, view, _with_list(_as_step(plan_deletion(seen, record, view)), seen, view))
+        step = with_returns(_as_step(plan_deletion(seen, record, view)), seen, view)
+        return _whole(seen, view, _with_list(step, seen, view))
     if seen.job.hands_off:
         return _hands_off(seen, view)
     if record.outcome:

@@ -174,7 +174,8 @@ def _start(record: Record, scene: Scene, chosen: list[Replica]) -> Step:
     )  # fmt: skip
     starts = tuple(StartWorkers(replica.pod.name, rank) for rank, replica in enumerate(chosen))
     reason = {Kind.START: "Started", Kind.RESIZE: "Resized", Kind.RECOVERY: "Recovered"}[transition.kind]
-    note = Note(
-        reason, f"{transition.from_size} -> {len(chosen)} replicas, generation {generation}: {transition.message}"
-    )
+    # Why was told when it began, at length where Kueue says why.
+    was_told = transition.kind is Kind.RESIZE and scene.now > transition.began_at
+    why = f" ({transition.cause})" if was_told else f": {transition.message}"
+    note = Note(reason, f"{transition.from_size} -> {len(chosen)} replicas, generation {generation}{why}")
     return Step(started, starts, notes=(note,), history=(entry,))

@@ -114,9 +114,9 @@ class Api:
             body["gracePeriodSeconds"] = 0
         return await self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
 
-    async def emit(self, job: JobFact, note: Note) -> None:
-        """Write a Kubernetes Event about the job."""
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    async def emit(self, job: JobFact, note: Note, at: datetime) -> None:
+        """Write a Kubernetes Event about the job. at: when it happened."""
+        stamp = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         body = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -133,8 +133,8 @@ class Api:
             "message": note.message[:EVENT_MESSAGE_LIMIT],
             "source": {"component": FIELD_MANAGER},
             "reportingComponent": FIELD_MANAGER,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
             "count": 1,
         }
         await self.call("POST", f"/api/v1/namespaces/{job.namespace}/events", body)

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 # What failed is tried again after so long, twice as long each time.
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+RETURNING = "returning"
 NOT_THERE = (
     "the API server knows no Workloads of kueue.x-k8s.io/v1beta2; install Kueue 0.15 or newer, or take the label "
     "kueue.x-k8s.io/queue-name off the job and its templates"
@@ -189,6 +190,12 @@ def trouble_of(error: Exception) -> Trouble:
     if is_kueue_away(error):
         return Trouble("KueueUnavailable", f"Kueue does not answer the API server: {error}")
     return Trouble("WorkloadRefused", f"the API server refused to ask for quota: {error}")
+
+
+def not_returned(error: Exception) -> Trouble:
+    """Put into words why quota could not be given back."""
+    told = error if isinstance(error, ApiError) else f"the API server does not answer ({type(error).__name__})"
+    return Trouble("QuotaNotReturned", f"the job's quota could not be given back: {told}")
 
 
 def about(job: Job) -> dict[str, str]:

@@ -17,7 +17,7 @@ from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.store import Job
 from ..kube.workload_status import finished_status, pods_ready_status, release_patch
 from ..kube.workloads import workload_fact
-from .desk import FIRST_RETRY_S, Desk, about, is_kueue_away
+from .desk import FIRST_RETRY_S, RETURNING, Desk, about, is_kueue_away, not_returned
 
 log = logging.getLogger(__name__)
 
@@ -28,20 +28,33 @@ GiveBack = DropWorkload | ReleaseBase | FinishWorkload
 
 
 async def give_back(desk: Desk, job: Job, todo: Plan, list_pods: Callable[[Job], Awaitable[None]]) -> None:
-    """Carry out what gives quota back; what fails is tried again later."""
+    """Carry out what gives quota back; what fails is tried again later, and keeps no other Workload from going."""
     orders = [a for a in todo.actions if isinstance(a, GiveBack)]
-    if not orders or not desk.memory(job).giving.is_due():
+    retry = desk.memory(job).giving
+    if not orders or not retry.is_due():
         return
+    failure: Exception | None = None
     try:
         await list_pods(job)
         for order in sorted(orders, key=lambda order: _comes_late(desk, job, order)):
             workload = desk.workload(job, order.name)
-            if workload is not None and workload.uid == order.uid:
+            if workload is None or workload.uid != order.uid:
+                continue
+            try:
                 await _give(desk, job, order, workload)
+            except ApiError as error:
+                if is_kueue_away(error):
+                    raise
+                failure = failure or error
     except CALL_ERRORS as error:
-        desk.failed(job, desk.memory(job).giving, "quota could not be given back", error)
-    else:
-        desk.memory(job).giving.worked()
+        failure = error
+    if failure is None:
+        retry.worked()
+        desk.solved(job, RETURNING)
+        return
+    desk.failed(job, retry, "quota could not be given back", failure)
+    if job.fact.deleting_since is not None:
+        desk.trouble(job, RETURNING, not_returned(failure))
 
 
 async def mark(desk: Desk, job: Job, todo: Plan) -> None:
@@ -72,7 +85,8 @@ def _comes_late(desk: Desk, job: Job, order: GiveBack) -> tuple[bool, bool]:
 
 
 async def _give(desk: Desk, job: Job, order: GiveBack, workload: WorkloadFact) -> None:
-    if pods_on(job, workload):
+    # What waits holds nothing: it goes at once, before Kueue grants it.
+    if pods_on(job, workload) and (workload.reserved or not isinstance(order, DropWorkload)):
         desk.look_later(job, FIRST_RETRY_S)
         return
     how = type(order).__name__

@@ -11,15 +11,15 @@ from ..core.facts import Policy, WorkloadFact
 from ..core.queue_facts import QueueFact
 from ..core.queue_warnings import late_at
 from ..core.quota import DEFAULT_QUEUE
-from ..kube.api import ApiError
+from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
 from ..kube.store import Job
 from ..kube.workloads import ranked, templates_digest
-from .desk import LAST_RETRY_S, Desk, Memory, is_kueue_away, trouble_of
+from .desk import LAST_RETRY_S, RETURNING, Desk, Memory, is_kueue_away, not_returned, trouble_of
 
 log = logging.getLogger(__name__)
 
-LISTING = "listing"
+LISTING, LEFT = "listing", "left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,17 @@ class Seen:
     default_queue: bool | None = None
     trouble: tuple[str, str] | None = None
     queue: QueueFact | None = None
+    return_trouble: str = ""
 
 
 async def look(desk: Desk, job: Job) -> None:
     """Ask what must be known before a decision about a job; nothing that is known is asked again."""
     fact = job.fact
-    if fact.deleting_since is not None:
-        return  # it may go without Kueue
     named = bool(fact.queue or fact.queue_in_template)
+    if fact.deleting_since is not None:
+        if named or _is_in_queue(desk, job):
+            await _list_what_is_left(desk, job)
+        return
     if fact.record is None and not named and desk.memory(job).default_queue is None:
         desk.memory(job).default_queue = await _has_default(desk, fact.namespace)
     if not job.workloads.is_listed and (named or _is_in_queue(desk, job)):
@@ -53,7 +56,9 @@ def seen(desk: Desk, job: Job) -> Seen:
     memory = desk.memory(job)
     _measure(memory, workloads, job.fact.policy)
     trouble = next(iter(memory.troubles.values()), None)
-    return Seen(workloads, memory.default_queue, trouble, desk.reader.fact(job.fact, workloads))
+    queue = desk.reader.fact(job.fact, workloads)
+    kept = next((memory.troubles[what][1] for what in (LEFT, RETURNING) if what in memory.troubles), "")
+    return Seen(workloads, memory.default_queue, trouble, queue, kept)
 
 
 def _workloads(job: Job) -> tuple[WorkloadFact, ...]:
@@ -117,6 +122,29 @@ async def _list(desk: Desk, job: Job) -> None:
         return
     desk.memory(job).troubles.pop(LISTING, None)
     desk.store.replace_workloads(fact.uid, bodies, version)
+
+
+async def _list_what_is_left(desk: Desk, job: Job) -> None:
+    """List the Workloads of a job that is being deleted, and again when its pods are gone: what was asked for last may not be known.
+
+    Where that fails the pods go all the same.
+    """
+    retry = desk.memory(job).giving
+    if (job.workloads.is_listed and job.pods) or not retry.is_due():
+        return
+    try:
+        bodies, version = await desk.api.list_workloads(job.fact.namespace, job.fact.uid)
+    except CALL_ERRORS as error:
+        if not isinstance(error, ApiError) or error.status != 404:
+            desk.failed(job, retry, "it could not be seen what quota a deleted job has", error)
+            desk.trouble(job, LEFT, not_returned(error))
+            return
+        job.workloads.clear()  # the API server knows no Workloads any more
+        bodies, version = [], 0
+    desk.store.replace_workloads(job.fact.uid, bodies, version)
+    desk.solved(job, LEFT)
+    if not job.workloads.items:
+        desk.solved(job, RETURNING)
 
 
 def _measure(memory: Memory, workloads: Sequence[WorkloadFact], policy: Policy | None) -> None:

@@ -66,7 +66,7 @@ def test_a_store_that_never_comes_is_left_to_torch(port: int, monkeypatch: pytes
     ("args", "kwargs"),
     [
         ((), {"host_name": "127.0.0.1", "port": 1, "is_master": True}),
-        (("127.0.0.1", 1), {"is_master": False}),
+        (("127.0.0.1", 1, 2, True), {}),
         ((), {"host_name": "127.0.0.1", "port": None, "is_master": False}),
     ],
 )
@@ -88,14 +88,15 @@ def test_torch_asks_in_the_form_that_is_waited_for(port: int, monkeypatch: pytes
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # a function has the same name
 
     waits: list[Any] = []
-    monkeypatch.setattr(rendezvous, "TCPStore", store_wait.patient(lambda **kwargs: kwargs))
+    made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    monkeypatch.setattr(rendezvous, "TCPStore", store_wait.patient(lambda *args, **kwargs: made.append((args, kwargs))))
     monkeypatch.setattr(store_wait, "wait_until_listening", lambda *where: waits.append(where[:2]))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     for rank in (0, 1):
-        store, *place = next(rendezvous.rendezvous(f"env://?rank={rank}&world_size=2"))
+        _, *place = next(rendezvous.rendezvous(f"env://?rank={rank}&world_size=2"))
         assert place == [rank, 2]
-        assert store["is_master"] is (rank == 0)
+    assert [args[3] if args else kwargs["is_master"] for args, kwargs in made] == [True, False]
     assert waits == [("127.0.0.1", port)]
 
 

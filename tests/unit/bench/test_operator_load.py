@@ -11,8 +11,8 @@ from bench.common.samples import Samples
 from bench.operator_load.cluster import Call, LoadCluster, count_by_kind
 from bench.operator_load.fake_agent import FakeAgent
 from bench.operator_load.fleet import Fleet
-from bench.operator_load.load import DECISION, RECONCILE, Usage
-from bench.operator_load.parts import BARE, OURS, Sizes
+from bench.operator_load.load import DECISION, RECONCILE, Usage, buckets_of
+from bench.operator_load.parts import BARE, OURS, Sizes, quantile
 from bench.operator_load.rows import rows
 
 SIZES = Sizes(starts=(64, 1000, 4000), restart=1000, jobs=100, pods=1000, repeat=1, churn=5.0)
@@ -74,6 +74,27 @@ def test_quantiles_are_of_the_decisions_since() -> None:
     assert after.quantile_since(before, 0.95) == pytest.approx(0.055)
     assert after.quantile_since(before, 0.5, DECISION) == pytest.approx(0.005)
     assert Usage(1, 0, 0, {RECONCILE: {0.01: 50, 0.1: 50, inf: 60}}).quantile_since(before, 0.99) == 0.1
+
+
+def test_writes_are_counted_together_and_by_their_kind() -> None:
+    page = """# HELP elastipod_api_write_seconds Time of one write to the API server
+elastipod_api_write_seconds_bucket{le="0.01",what="record"} 3.0
+elastipod_api_write_seconds_bucket{le="+Inf",what="record"} 4.0
+elastipod_api_write_seconds_bucket{le="0.01",what="event"} 5.0
+elastipod_api_write_seconds_bucket{le="+Inf",what="event"} 5.0
+elastipod_reconcile_seconds_bucket{le="+Inf"} 2.0
+elastipod_api_write_seconds_count{what="record"} 4.0
+"""
+    inf = float("inf")
+    assert buckets_of(page) == {
+        "api_write": {0.01: 8, inf: 9}, "api_write record": {0.01: 3, inf: 4}, "api_write event": {0.01: 5, inf: 5},
+        "reconcile": {inf: 2},
+    }  # fmt: skip
+
+
+def test_a_quantile_of_times_is_one_of_them() -> None:
+    times = [float(number) for number in range(100, 0, -1)]
+    assert (quantile(times, 0.5), quantile(times, 0.99), quantile(times, 1.0), quantile([7.0], 0.5)) == (50, 99, 100, 7)
 
 
 def test_calls_are_counted_once_and_a_watch_when_it_begins(tmp_path: Path) -> None:

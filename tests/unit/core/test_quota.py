@@ -231,7 +231,9 @@ def test_a_base_that_somebody_took_away_stops_the_job() -> None:
     todo = plan(look(queued(trains()), [], *train(2)))
     assert todo.record.transition is not None
     assert todo.record.transition.kind is Kind.SUSPEND
-    assert [a.number for a in acts(todo, AskWorkload)] == [0]
+    assert not acts(todo, AskWorkload), "a new base may be placed elsewhere than its pods are"
+    gone = plan(look(todo.record, [], (on(0, 0, phase="Failed"), None)))
+    assert [a.number for a in acts(gone, AskWorkload)] == [0]
 
 
 # ---- growing and shrinking
@@ -485,6 +487,16 @@ def test_the_end_is_told_to_kueue_once_the_pods_are_gone(outcome: str) -> None:
     assert not acts(plan(look(record, [workload(0, 2, finished=True)])), FinishWorkload)
 
 
+def test_what_waits_at_the_end_is_asked_for_no_more() -> None:
+    """Kueue could grant an increment while it is told that the job has ended. A base that waited is told of: users look for it."""
+    record = queued(trains(2, outcome="Failed", outcome_message="why", ended_at=NOW))
+    todo = plan(look(record, [workload(0, 2), workload(1), pending(2)], *train(2)))
+    assert [a.name for a in acts(todo, DropWorkload)] == [pending(2).name], "before the pods are gone"
+    assert [a.name for a in acts(todo, FinishWorkload)] == [workload(1).name]
+    never = plan(look(record, [pending(0, 2)]))
+    assert [a.name for a in acts(never, FinishWorkload)] == [pending(0, 2).name]
+
+
 @pytest.mark.parametrize(
     ("known", "pods", "expected"),
     [
@@ -497,6 +509,24 @@ def test_the_end_is_told_to_kueue_once_the_pods_are_gone(outcome: str) -> None:
 def test_kueue_is_told_of_ready_pods(known: bool | None, pods: int, expected: list[bool]) -> None:
     todo = plan(look(queued(trains()), [workload(0, 2, pods_ready=known)], *train(pods)))
     assert [a.ready for a in acts(todo, MarkPodsReady)] == expected
+
+
+def test_ready_pods_count_for_the_base_first() -> None:
+    """One pod of the base waits for a place: what Kueue takes back for that is the last increment, whose pod has one."""
+    pods = [(on(0, 0), running()), (on(0, 1, phase="Pending", started=False, ip=""), None), *train(4)[2:]]
+    todo = plan(look(queued(trains(4)), FOUR, *pods))
+    assert [(a.name, a.ready) for a in acts(todo, MarkPodsReady)] == [(workload(2).name, False)]
+    one_of_two = [workload(0, 2), workload(1), workload(2, pods_ready=None)]
+    assert not acts(plan(look(queued(trains(4)), one_of_two, *pods)), MarkPodsReady)
+
+
+def test_a_spare_stands_in_for_a_pod_of_an_increment() -> None:
+    wishes = replace(policy(2, 3, payback=False), specs=(SpecShape("workers", 3, 1),))
+    granted = [workload(0, 3), workload(1, pods_ready=None)]
+    for spares, expected in ((1, [True]), (0, [])):
+        pods = [(on(0, n), running()) for n in range(2 + spares)]
+        todo = plan(look(queued(trains(2)), granted, *pods, wishes=wishes))
+        assert [a.ready for a in acts(todo, MarkPodsReady)] == expected
 
 
 # ---- the record

@@ -52,15 +52,16 @@ def test_increments_are_given_back_before_their_base_is_or_comes_back() -> None:
     leaving = (on(1, 2, kill_at=NOW + seconds(30)), ready())
     going = plan(look(record, [evicted(0, 2), workload(1)], leaving))
     assert (acts(going, ReleaseBase), acts(going, DropWorkload)) == ([], [])
-    for share in (workload(1), evicted(1)):
+    for share in (workload(1), evicted(1), pending(1)):
         gone = plan(look(going.record, [evicted(0, 2), share]))
         assert (acts(gone, ReleaseBase), [a.name for a in acts(gone, DropWorkload)]) == ([], [share.name])
-    for left in ([], [workload(1, is_deleting=True)], [pending(1)]):
+    for left in ([], [workload(1, is_deleting=True)], [workload(1, finished=True)]):
         assert acts(plan(look(going.record, [evicted(0, 2), *left])), ReleaseBase) == [
             ReleaseBase(workload(0).name, "uid-0")
         ]
     taken_away = plan(look(record, [workload(1)], leaving))
     assert (acts(taken_away, AskWorkload), acts(taken_away, DropWorkload)) == ([], [])
-    last = plan(look(taken_away.record, [workload(1)]))
-    assert (acts(last, AskWorkload), len(acts(last, DropWorkload))) == ([], 1)
+    for share in (workload(1), pending(1)):
+        last = plan(look(taken_away.record, [share]))
+        assert (acts(last, AskWorkload), len(acts(last, DropWorkload))) == ([], 1)
     assert [a.number for a in acts(plan(look(last.record, [])), AskWorkload)] == [0]

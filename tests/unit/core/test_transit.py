@@ -293,7 +293,8 @@ def test_what_a_start_notes(began: Any, reason: str, paused_at: datetime | None)
     assert (after.transition, after.window_since, after.settled_at, after.gang) == (None, None, None, None)
     assert (after.grew_from, after.paused_at) == (0, paused_at)
     assert step.actions == (StartWorkers(pod(0).name, 0), StartWorkers(pod(1).name, 1))
-    assert step.notes == (Note(reason, f"{began.from_size} -> 2 replicas, generation 5: a test"),)
+    why = " (Test)" if reason == "Resized" else ": a test"  # that a resize begins was told before, at length
+    assert step.notes == (Note(reason, f"{began.from_size} -> 2 replicas, generation 5{why}"),)
     assert step.history == (
         HistoryEntry(
             generation=5, from_size=began.from_size, to_size=2, kind=began.kind, cause="Test", at=NOW,

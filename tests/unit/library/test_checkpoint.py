@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +17,11 @@ from tests.unit.library.logs import PLAN
 from elastipod import SampleLog
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId, Manifest, record_file
+from elastipod.checkpoints.files import write_part
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.moments import optimizer_norm
+
+WANTS = "its format is 3, this library reads 2; use the version that wrote it, or another directory"
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +129,51 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     assert all(record_file(path / name) == record for name, record in manifest.files.items())
 
 
+def test_a_part_of_memory_is_written_alone_and_summed_on_the_way(tmp_path: Path) -> None:
+    """Pieces of an image are views of one memory, of any type and size, also of none."""
+    memory = torch.randint(0, 256, (12 << 20,), dtype=torch.uint8)
+    tensors = [
+        memory[64 : 64 + (9 << 20)].view(torch.float32),
+        memory[128:130].view(torch.bfloat16)[0],
+        memory[256 : 256 + 24].view(torch.int64).view(3, 1),
+        memory[512:515].view(torch.bool),
+        memory[1024:1024].view(torch.float64),
+    ]
+    with open(tmp_path / "part", "xb") as file:
+        record, chunks, _ = write_part(file, enumerate(tensors), {})
+    assert record == record_file(tmp_path / "part")
+    content = (tmp_path / "part").read_bytes()
+    assert len(content) < (9 << 20) + 20_000
+    for number, (start, length) in chunks.items():
+        read = torch.load(io.BytesIO(content[start : start + length]), weights_only=True)
+        wanted = tensors[int(number)]
+        assert (read.dtype, read.shape) == (wanted.dtype, wanted.shape)
+        assert torch.equal(read.flatten().view(torch.uint8), wanted.flatten().view(torch.uint8))
+
+
+def test_a_process_that_ends_without_waiting_finishes_its_save(tmp_path: Path) -> None:
+    """Large enough that the end comes in the middle of it."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LEAVES, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=50, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    directory = CheckpointDirectory(tmp_path)
+    (only,) = directory.complete()
+    manifest = directory.manifest(only)
+    assert directory.problems(manifest, manifest.files) == []
+
+
+LEAVES = """
+import sys, torch
+from elastipod.checkpoint import CheckpointManager
+model = torch.nn.Linear(3000, 3000)
+optimizer = torch.optim.AdamW(model.parameters())
+CheckpointManager(sys.argv[1]).save_async(1, model=model, optimizer=optimizer)
+"""
+
+
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
     trainer, manager = Trainer(), CheckpointManager(tmp_path)
     path = trainer.save(manager, 1)
@@ -204,6 +256,21 @@ def test_another_versions_checkpoint_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="its format is 3, this library reads 2; use the version that wrote it"):
         trainer.load(CheckpointManager(tmp_path))
     assert [each.step for each in CheckpointDirectory(tmp_path).complete()] == [2, 1]
+
+
+def test_what_another_version_wrote_is_not_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer()
+    foreign = [trainer.save(CheckpointManager(tmp_path, generation=1), step) / "elastipod.json" for step in (1, 2)]
+    for manifest in foreign:
+        manifest.write_text(json.dumps({"format": 3, "all": "else"}))
+    CheckpointDirectory(tmp_path).prune(1, keep=1)
+    manager = CheckpointManager(tmp_path, generation=2, keep=1)
+    for number in (3, 4, 5):
+        trainer.save(manager, number)
+    left = [f"step-000000000{step}-gen-00000{generation}" for step, generation in ((1, 1), (2, 1), (5, 2))]
+    assert entries(tmp_path)[1:] == left
+    said = [record.message for record in caplog.records if "not deleted, however old" in record.message]
+    assert sorted(said) == sorted(2 * [f"not deleted, however old: {path} cannot be used: {WANTS}" for path in foreign])
 
 
 def test_starting_over_in_silence_is_refused(tmp_path: Path) -> None:

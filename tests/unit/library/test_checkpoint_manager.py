@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from elastipod import load_checkpoint, save_checkpoint
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId
 from elastipod.checkpoints.image import Header, MemoryDirectory
+from elastipod.checkpoints.state import make_moments, nested_state
 from elastipod.errors import CheckpointError, FencedError
 
 ONE_PROCESS = pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable or uninitialized")
@@ -112,11 +114,23 @@ def test_the_freshest_tier_wins(tmp_path: Path) -> None:
         assert again.load(manager) == 3
 
 
-@pytest.mark.parametrize("harm", ["flipped byte", "no header", "cut short", "no plan"])
-def test_a_damaged_image_is_passed_over(tmp_path: Path, harm: str) -> None:
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        ("flipped byte", "is damaged (rank 0's part); "),
+        ("no header", ""),
+        ("cut short", "is not whole; "),
+        ("no plan", "is not whole; "),  # and the plan is that of step 1 too
+    ],
+)
+def test_a_damaged_image_is_passed_over(
+    tmp_path: Path, harm: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = Trainer()
     with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
         trainer.save(manager, 1)
+        wanted = trainer.weights()
+        trainer.step(2)
         save_async(trainer, manager, 2, durable=False)
         manager.wait()
         (job,) = (tmp_path / "memory").iterdir()
@@ -132,8 +146,67 @@ def test_a_damaged_image_is_passed_over(tmp_path: Path, harm: str) -> None:
             os.truncate(image.with_suffix(".bin"), 10)
         case "no plan":
             next(job.glob("plan-*.json")).unlink()
+    trainer.step(3)
     with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
         assert trainer.load(manager) == 1
+    said = f"the checkpoint of step 2 in memory {words}going on from that of step 1 there"
+    if harm == "no plan":
+        said = said.replace("that of step 1 there", "the durable one of step 1")
+    assert [text for text in caplog.messages if "going on" in text] == ([said] if words else [])
+    assert all(torch.equal(mine, saved) for mine, saved in zip(trainer.weights(), wanted, strict=True))
+
+
+def test_a_damaged_image_without_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    with CheckpointManager(**places) as manager:
+        save_async(trainer, manager, 1, durable=False)
+    (image,) = (tmp_path / "memory").rglob("*-slot-0.bin")
+    image.write_bytes(bytes([image.read_bytes()[0] ^ 1]) + image.read_bytes()[1:])
+    again = Trainer(seed=2)
+    words = r"step 1 in memory is damaged \(rank 0's part\), and there is no other; pass memory=False to start"
+    with CheckpointManager(**places) as manager, pytest.raises(CheckpointError, match=words):
+        again.load(manager)  # its weights are half overwritten by now
+    assert not again.optimizer.state
+
+
+def test_memory_does_not_override_a_roll_back_by_hand(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    with CheckpointManager(**places, keep=9) as manager:
+        trainer.save(manager, 1)
+        deleted = trainer.save(manager, 2)
+        save_async(trainer, manager, 3, durable=False)
+    with CheckpointManager(**places, keep=9) as manager:
+        assert trainer.load(manager) == 3
+        save_async(trainer, manager, 4, durable=False)  # goes back to step 2 too, by way of memory
+    with CheckpointManager(**places, keep=9) as manager:
+        assert trainer.load(manager) == 4
+    shutil.rmtree(deleted)
+    with CheckpointManager(**places, keep=9) as manager:
+        assert trainer.load(manager) == 1
+        said = "the checkpoint of step 4 in memory is not used, for that of step 2 was deleted from"
+        assert [text for text in caplog.messages if "deleted" in text] == [
+            f"{said} {tmp_path / 'disk'}; going on from the durable one of step 1"
+        ]
+        deleted = trainer.save(manager, 2)  # is in memory too
+    for path, left in ((deleted, 1), (tmp_path / "disk" / CheckpointId(1, 1).name, None)):
+        shutil.rmtree(path)
+        with CheckpointManager(**places, keep=9) as manager:
+            assert trainer.load(manager) == left
+            save_async(trainer, manager, 7, durable=False)
+    assert caplog.messages[-1].endswith("; there is no durable one, and training starts from the beginning")
+
+
+def test_a_checkpoint_that_a_save_deleted_was_not_rolled_back(tmp_path: Path) -> None:
+    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    with CheckpointManager(**places, keep=1) as manager:
+        trainer.save(manager, 1)
+        save_async(trainer, manager, 2, durable=False)
+        newest = trainer.save(manager, 3)
+    (Path(newest) / "elastipod.json").write_text("torn")
+    (job,) = (tmp_path / "memory").iterdir()
+    (job / "image-gen-000001-rank-00000-slot-0.json").unlink()  # that of step 3
+    with CheckpointManager(**places, keep=1) as manager:
+        assert trainer.load(manager) == 2
 
 
 def test_memory_is_forgotten_with_its_directory(tmp_path: Path) -> None:
@@ -323,16 +396,55 @@ def test_another_model_is_refused_and_nothing_is_overwritten(
     assert entries(tmp_path)[-1] == CheckpointId(1, 1).name
 
 
-def test_a_folder_that_is_not_ours_to_write_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.geteuid() == 0:  # whom no mode keeps out
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-        trainer = Trainer()
-        monkeypatch.setenv("ELASTIPOD_JOB", "team/a")
+Optimizers = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+@ONE_PROCESS
+@pytest.mark.parametrize(
+    ("make", "is_known"),
+    [
+        pytest.param(lambda parameters: torch.optim.Adam(parameters, amsgrad=True), True, id="Adam"),
+        pytest.param(lambda parameters: torch.optim.AdamW(parameters, fused=True), True, id="AdamW"),
+        pytest.param(lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), True, id="momentum"),
+        pytest.param(lambda parameters: torch.optim.SGD(parameters, lr=0.1), False, id="SGD"),
+        pytest.param(torch.optim.RMSprop, False, id="another"),
+    ],
+)
+def test_a_new_optimizer_has_room_for_moments_as_torch_makes_it(make: Optimizers, is_known: bool) -> None:
+    def described(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
+        states = [
+            optimizer.state[parameter] for parameter in optimizer.param_groups[0]["params"] if parameter.requires_grad
+        ]
+        return [
+            {
+                name: (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+                for name, value in each.items()
+            }
+            for each in states
+        ]
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last))
+    model[0].bias.requires_grad_(False)
+    ours, theirs = make(model.parameters()), make(model.parameters())
+    assert make_moments(ours) is is_known
+    nested_state(model, theirs)  # makes them with a step of zeros
+    if is_known:
+        assert described(ours) == described(theirs)
+        assert len(ours.state) == 3
     else:
-        tmp_path.chmod(0o500)
-        trainer = Trainer()
-    with pytest.raises(CheckpointError, match=rf"of user {os.geteuid()}, may not write in {tmp_path}"):
-        trainer.load(CheckpointManager(tmp_path))
+        assert not ours.state
+    assert not make_moments(theirs), "what is there stays"
+
+
+def test_a_refused_checkpoint_leaves_a_new_optimizer_new(tmp_path: Path) -> None:
+    run = Regression(0)
+    run.train(2)
+    save_checkpoint(run.model, run.optimizer, run.scheduler, {"step": 2}, tmp_path)
+    other = torch.nn.Linear(9, 1)
+    optimizer = torch.optim.Adam(other.parameters())
+    with pytest.raises(CheckpointError, match="has the shape"):
+        CheckpointManager(tmp_path).load_latest(model=other, optimizer=optimizer)
+    assert not optimizer.state
 
 
 def test_values_that_cannot_be_kept_are_named(tmp_path: Path) -> None:

@@ -37,6 +37,19 @@ def test_a_shuffle_is_a_permutation(size: int, seed: int, epoch: int) -> None:
     assert sorted(order[position] for position in range(size)) == list(range(size))
 
 
+@given(
+    size=st.one_of(st.integers(1, 3000), st.integers(1, 2**62 + 9)), seed=st.integers(-(2**40), 2**70), data=st.data()
+)
+def test_many_positions_at_once_are_the_same_indices(size: int, seed: int, data: st.DataObject) -> None:
+    first, step = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, size))
+    order, positions = Shuffle(size, seed, 3), [(first + number * step) % size for number in range(300)]
+    assert order.take(positions) == [order[position] for position in positions]
+    assert order.take([]) == []
+    for outside in (-1, size):
+        with pytest.raises(IndexError, match="position"):
+            order.take([*positions, outside])
+
+
 GOLDEN_SMALL = [1, 0, 9, 4, 7, 8, 6, 5, 3, 2]
 GOLDEN_LARGE = [675662775318, 555991999733, 343256575255]
 
@@ -114,6 +127,27 @@ def test_a_rank_without_samples_takes_part_with_weight_zero() -> None:
     assert batch.weight == 0
     (only,) = batch.micro_batches(4)
     assert (len(only.indices), only.weight, only.is_last) == (1, 0.0, True)
+
+
+@given(
+    size=st.integers(1, 9000),
+    global_batch=st.integers(1, 700),
+    world_size=st.integers(1, 4),
+    start=st.integers(0, 60),
+    seed=st.integers(0, 2**64),
+)
+def test_looking_ahead_changes_no_batch(size: int, global_batch: int, world_size: int, start: int, seed: int) -> None:
+    """Epochs of some thousand samples are looked up in pieces, which end anywhere."""
+    plan = ElasticBatches(size, global_batch, seed=seed, epochs=2)
+    steps = range(min(start, plan.total_steps - 1) + 1, plan.total_steps + 1)
+    rank = start % world_size
+    batches = plan.iterate(rank, world_size, start_step=steps[0] - 1)
+    looked_at = {0, 1, 2, 3, len(steps) - 1, *range(len(steps) // 2 - 2, len(steps) // 2 + 2)}
+    for number, batch in enumerate(batches):
+        if number in looked_at:
+            assert batch == plan.batch(steps[number], rank, world_size)
+        assert batch.samples_seen == plan.samples_after(steps[number])
+    assert number == len(steps) - 1
 
 
 def test_beginning_late_costs_no_more_than_beginning_early() -> None:
@@ -205,6 +239,15 @@ def test_a_place_of_other_data_is_refused_by_name() -> None:
         plan.resumed({**state, "v": 2})
     with pytest.raises(DataError, match="this is no data position of elastipod: KeyError"):
         plan.resumed({"step": 3})
+
+
+def test_a_place_before_a_change_of_the_batch_is_gone_on_from() -> None:
+    """The plan is the one that took over at step 4; the place, of a batch of 4, has as many samples as it would give step 3."""
+    plan = ElasticBatches(dataset_size=80, global_batch=6).with_batch(12, after_step=4)
+    before = ElasticBatches(dataset_size=80, global_batch=4).state_dict(3)
+    assert before["samples"] == plan.samples_after(3)
+    resumed = plan.resumed(before)
+    assert next(resumed.iterate(0, 1, start_step=3)).samples_seen == 12 + 12
 
 
 def test_more_epochs_may_be_added_to_a_job() -> None:

@@ -9,9 +9,15 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
 
 from elastipod.data import ElasticBatches
 from elastipod.gradients import accumulate, gradient_sync
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # torch 2.4 and 2.5
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[no-redef]
 
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -81,6 +87,27 @@ def test_a_compiled_model_is_held_back_from_reducing_too() -> None:
         for enabled in (False, True):
             with gradient_sync(compiled, enabled):
                 assert model.require_backward_grad_sync == enabled
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["plain", "compiled"])
+def test_parts_that_are_sharded_below_a_plain_module_are_held_back(is_compiled: bool) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        layers = [inner[0], inner, torch.nn.Linear(2, 1)]
+        for layer in layers:
+            fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        model = torch.nn.Sequential(torch.nn.Sequential(inner), torch.nn.ReLU(), layers[-1])
+        held = torch.compile(model, backend="eager") if is_compiled else model
+        for enabled in (False, True):
+            with gradient_sync(held, enabled):
+                groups = [layer._get_fsdp_state()._fsdp_param_group for layer in layers]
+                assert {group.reduce_grads for group in groups if group is not None} == {enabled}
+        with pytest.raises(RuntimeError, match="in a pass"), gradient_sync(held, False):
+            raise RuntimeError("in a pass")
+        assert all(group.reduce_grads for group in groups if group is not None)
     finally:
         dist.destroy_process_group()
 

@@ -101,6 +101,54 @@ def test_data_out_of_order_is_refused() -> None:
         loader_of(PLAN, 0, 1, in_order=False)
 
 
+class Seeds(Rows):
+    """A dataset whose samples are what the process that loads them draws first."""
+
+    def __getitem__(self, index: int) -> int:
+        return int(torch.initial_seed() % 2**62)
+
+
+def seed_of(rank: int, step: int) -> int:
+    """Give the seed of the worker process of a rank that begins after so many steps."""
+    loader = ElasticLoader[torch.Tensor](
+        Seeds(), PLAN, rank=rank, world_size=2, micro_batch=5, start_step=step, num_workers=1
+    )
+    with loader:
+        _, passes = next(iter(loader))
+        return int(next(iter(passes))[1][0])
+
+
+def test_loading_leaves_the_random_state_of_training_alone() -> None:
+    """A resume restores it before the loader is made; and workers draw other numbers on every rank, the same in every try."""
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    seeds = [seed_of(rank, step) for rank, step in ((0, 0), (1, 0), (0, 2), (0, 0))]
+    with loader_of(PLAN, 0, 1) as loader:
+        assert len(list(loader)) == PLAN.total_steps
+    assert torch.equal(torch.get_rng_state(), before)
+    assert seeds[0] == seeds[3]
+    assert len(set(seeds)) == 3
+    torch.manual_seed(4)
+    assert seed_of(0, 0) not in seeds
+
+
+def test_without_workers_samples_are_fetched_and_put_together_as_a_data_loader_does() -> None:
+    fetched: list[list[int]] = []
+
+    class Many(Rows):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            fetched.append(indices)
+            return [10 * index for index in indices]
+
+    with ElasticLoader[list[int]](Many(), PLAN, rank=0, world_size=1, micro_batch=5, collate_fn=sorted) as loader:
+        for _, passes in loader:
+            for part, data in passes:
+                assert fetched.pop() == list(part.indices)
+                assert data == sorted(10 * index for index in part.indices)
+    with pytest.raises(ValueError, match="prefetch_factor"):
+        next(iter(loader_of(PLAN, 0, 1, prefetch_factor=3)))
+
+
 def stateful(rank: int, world_size: int) -> Any:
     torchdata = pytest.importorskip(
         "torchdata.stateful_dataloader", reason="the extra elastipod[data] is not installed"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -246,3 +248,65 @@ def test_texts_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         TokenWindows(TokenFile(tmp_path / "ok"), 7)
     with pytest.raises(IndexError, match="tokens 5 to 8 are outside of the 7 tokens"):
         TokenFile(tmp_path / "ok").read(5, 3)
+
+
+def built(folder: Path, output: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Build as users do, in a process that may have others beside it."""
+    (folder / "mine.py").write_text(TOKENIZERS)
+    code = "import sys; from elastipod.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, "tokens", "build", output, "texts", "--vocabulary=1000", *options],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=folder, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+
+
+TOKENIZERS = """
+import os
+def encode(text):
+    return [ord(letter) % 997 for letter in text]
+def killed(text):
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--lines"]], ids=["files", "lines"])
+def test_any_number_of_processes_builds_the_same_file(tmp_path: Path, options: list[str]) -> None:
+    """A line or file may be of any length, and the pieces that are handed out end anywhere."""
+    (tmp_path / "texts").mkdir()
+    for number in range(5):
+        text = f"{number} märchen\n\r\n" * (20_000 * number) + "x" * 3_000 * number
+        (tmp_path / "texts" / f"{number}.txt").write_bytes(text.encode())
+    options = [*options, "--tokenizer=mine:encode", "--end-of-document=999"]
+    said = [built(tmp_path, workers, f"--workers={workers}", *options) for workers in "123"]
+    assert [done.returncode for done in said] == [0, 0, 0], said
+    one, *others = ((tmp_path / workers).read_bytes() for workers in "123")
+    assert len(one) > 3 << 20
+    assert [other == one for other in others] == [True, True]
+    documents = 2 * sum(20_000 * number for number in range(5)) + 4 if "--lines" in options else 5
+    assert read_header(tmp_path / "1").documents == documents
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "words"),
+    [
+        ("encode", b"\xff\xfe", "texts/latin is not UTF-8 text: invalid start byte at byte 0"),
+        ("killed", b"text", "a process that tokenizes has ended: out of memory, or the tokenizer ended it"),
+    ],
+    ids=["in a process", "to a process"],
+)
+def test_what_goes_wrong_in_other_processes_is_told_by_this_one(
+    tmp_path: Path, tokenizer: str, text: bytes, words: str
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "latin").write_bytes(text)
+    done = built(tmp_path, "out", "--workers=2", f"--tokenizer=mine:{tokenizer}")
+    assert (done.returncode, done.stderr) == (1, f"elastipod tokens: {words}\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.py", "texts"]
+
+
+def test_processes_that_cannot_be_had_are_refused(tmp_path: Path, text: Path) -> None:
+    for workers, words in ((2, "the tokenizer cannot be handed to other processes"), (0, "workers is 0; at least one")):
+        with pytest.raises(DataError, match=words):
+            build(tmp_path / "out", [text], tokenize=lambda text: [1], workers=workers)
+    assert list(tmp_path.iterdir()) == [text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,8 @@ class ApiServer:
         self.pods: dict[str, Body] = {}
         self.leases: dict[str, Body] = {}
         self.events: list[Body] = []
+        self.hold_events = asyncio.Event()
+        self.hold_events.set()
         self.secrets: dict[str, Body] = {}
         self.refuse_secrets: tuple[int, str] | None = None
         self.calls: list[tuple[str, str]] = []
@@ -125,7 +128,9 @@ class ApiServer:
         ]
 
     async def event(self, request: web.Request) -> web.Response:
-        self.events.append(await request.json())
+        body = await request.json()
+        await self.hold_events.wait()
+        self.events.append(body)
         return web.json_response({}, status=201)
 
     async def lease(self, request: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.core.builders import job, pod
 from tests.unit.kube.bodies import job_body
 
-from elastipod_operator import reconciler as reconciler_module
+from elastipod_operator import pod_writes
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.kube.api import ApiError
@@ -43,7 +43,7 @@ async def delete_all(api: Any) -> None:
         reconciler = Reconciler(api, Store(), session)
         actions = [DeletePod(pod(n).name, pod(n).uid, "a test", False) for n in range(PODS)]
         try:
-            await reconciler._delete_pods(Job(job_body(), job(), 1), actions)
+            await reconciler._pod_writes.delete(Job(job_body(), job(), 1), actions)
         finally:
             await reconciler.close()
 
@@ -51,7 +51,7 @@ async def delete_all(api: Any) -> None:
 async def test_many_pods_are_deleted_at_a_time_but_not_all() -> None:
     api = SlowApi()
     await delete_all(api)
-    assert (len(api.deleted), api.most) == (PODS, reconciler_module.WRITE_PARALLEL)
+    assert (len(api.deleted), api.most) == (PODS, pod_writes.WRITE_PARALLEL)
 
 
 async def test_one_that_cannot_be_deleted_is_told_of_after_the_others_went() -> None:

@@ -76,10 +76,11 @@ async def carried_out(notes: Notes, todo: Plan) -> list[str]:
         reconciler._commander = cast(Any, notes)
         if isinstance(notes, Queue):
             reconciler._queues = cast(Any, notes)
+            reconciler._pod_writes._place = notes.placed
         held = Job(job_body(), job(RECORD), 10, pods={p.uid: p for p in (pod(0), pod(1))})
         try:
             await reconciler._write_record(held, todo)
-            await reconciler._act(held, Worker(), todo)
+            await reconciler._act(held, Worker(), todo, may_create=True)
         except ApiError:
             notes.done.append("409")
         finally:

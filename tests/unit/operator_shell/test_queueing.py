@@ -224,11 +224,76 @@ async def test_where_kueue_is_missing_there_is_no_quota(shell: Shell) -> None:
     assert shell.next_look() is None
 
 
-async def test_a_job_that_is_deleted_does_not_wait_for_kueue(shell: Shell) -> None:
-    shell.know(deletionTimestamp="2026-03-01T12:00:00Z")
-    shell.server.refuse["list"] = AWAY
+DELETED = {"deletionTimestamp": "2026-03-01T12:00:00Z", "resourceVersion": "900"}
+
+
+def left(shell: Shell) -> tuple[int, str]:
+    """Give how many Workloads of the job are known, and why they are still there."""
+    seen = shell.queues.seen(shell.job)
+    return len(seen.workloads), seen.return_trouble
+
+
+async def test_a_deleted_job_is_asked_for_what_it_has_and_again_when_its_pods_are_gone(shell: Shell) -> None:
+    shell.know()
+    await shell.do(ASK_BASE)
+    shell.job.workloads.clear()
+    living(shell, 0, BASE)
+    await shell.queues._list_pods(shell.job)
+    shell.know(**DELETED)
+    await shell.queues.look(shell.job)
+    await shell.queues.look(shell.job)
+    assert (shell.asked("GET workloads"), left(shell)) == (1, (1, ""))
+    shell.server.pods.clear()
+    await shell.queues._list_pods(shell.job)
+    await shell.queues.look(shell.job)
+    assert shell.asked("GET workloads") == 2
+
+
+async def test_a_deleted_job_without_a_queue_asks_nobody(shell: Shell) -> None:
+    shell.know(labels={}, record=Record(), **DELETED)
     await shell.queues.look(shell.job)
     assert shell.server.calls == []
+
+
+async def test_where_kueue_is_away_a_deletion_goes_on_and_says_why_it_waits(shell: Shell, later: Any) -> None:
+    shell.know(**DELETED)
+    living(shell, 0, BASE)
+    shell.server.refuse["list"] = AWAY
+    for _ in range(2):
+        await shell.queues.look(shell.job)
+    assert shell.asked("GET workloads") == 1, "the next try has its time"
+    assert left(shell) == (0, f"the job's quota could not be given back: {AWAY[1]}")
+    shell.server.refuse.clear()
+    later(1)
+    await shell.queues.look(shell.job)
+    assert left(shell) == (0, "")
+
+
+async def test_what_cannot_be_deleted_is_told_until_it_can(shell: Shell, later: Any) -> None:
+    shell.know()
+    fact = await shell.granted()
+    shell.know(**DELETED)
+    shell.server.refuse["delete"] = (403, "forbidden")
+    order = DropWorkload(BASE, fact.uid, "a test")
+    await shell.do(order)
+    later(1)
+    await shell.queues.look(shell.job)
+    assert left(shell) == (1, "the job's quota could not be given back: forbidden")
+    shell.server.refuse.clear()
+    await shell.do(order)
+    assert left(shell) == (0, "")
+
+
+async def test_what_somebody_else_took_away_is_told_no_more(shell: Shell, later: Any) -> None:
+    shell.know()
+    fact = await shell.granted()
+    shell.know(**DELETED)
+    shell.server.refuse["delete"] = (403, "forbidden")
+    await shell.do(DropWorkload(BASE, fact.uid, "a test"))
+    later(1)
+    shell.server.refuse["list"] = (404, "the server could not find the requested resource")
+    await shell.queues.look(shell.job)
+    assert left(shell) == (0, ""), "the API server knows no Workloads any more"
 
 
 async def test_a_workload_of_other_templates_is_outdated(shell: Shell) -> None:
@@ -483,6 +548,37 @@ async def test_nothing_is_given_back_while_a_pod_lives(
     await shell.do(order_of(shell.fact()))
     found = shell.server.workloads.get(BASE)
     assert found is None or found["metadata"]["resourceVersion"] != before
+
+
+async def test_what_waits_goes_whatever_lives_in_its_slots(shell: Shell) -> None:
+    shell.know()
+    await shell.do(ASK_BASE)
+    living(shell, 0, BASE)
+    await shell.do(DropWorkload(BASE, shell.fact().uid, "a test"))
+    assert shell.server.workloads == {}
+
+
+async def test_one_that_cannot_be_given_back_does_not_keep_the_others(shell: Shell, later: Any) -> None:
+    shell.know()
+    await shell.granted()
+    more = await shell.granted(1)
+    shell.store.put_workload(shell.server.evict(BASE))
+    shell.server.refuse["release"] = (409, "the object has been modified")
+    orders = (ReleaseBase(BASE, shell.fact().uid), DropWorkload(more.name, more.uid, "a test"))
+    await shell.do(*orders)
+    assert set(shell.server.workloads) == {BASE}
+    shell.server.refuse["release"] = AWAY
+    later(1)
+    await shell.do(orders[0])
+    assert shell.asked("PATCH status") == 2
+
+
+async def test_while_kueue_is_away_the_others_are_not_tried_in_vain(shell: Shell) -> None:
+    shell.know()
+    facts = [await shell.granted(number) for number in (0, 1)]
+    shell.server.refuse["delete"] = AWAY
+    await shell.do(*(DropWorkload(fact.name, fact.uid, "a test") for fact in facts))
+    assert len([call for call in shell.server.calls if call[0] == "DELETE"]) == 1
 
 
 async def test_pods_of_other_shares_do_not_matter(shell: Shell) -> None:

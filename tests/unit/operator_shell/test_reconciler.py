@@ -15,6 +15,7 @@ from tests.unit.agents.stand_in import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.api_server import ApiServer
 
+from elastipod_operator import pod_writes
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.core.actions import Plan
@@ -101,15 +102,29 @@ async def decide_again(shell: Shell, decisions: Decisions) -> None:
         await until(lambda made=made: len(decisions) > made)  # type: ignore[misc]
 
 
-async def test_the_record_comes_before_pods_and_they_before_the_status(shell: Shell) -> None:
+async def test_the_record_comes_before_pods_and_the_status_which_do_not_wait_for_each_other(shell: Shell) -> None:
     shell.submit()
     await settled(shell)
     writes = [call for call in shell.server.calls if call[0] != "GET"]
-    assert writes[:6] == [("PATCH", "job"), *[("POST", "pods")] * 4, ("PATCH", "status")]
+    assert writes[0] == ("PATCH", "job")
+    assert sorted(writes[1:6]) == [("PATCH", "status"), *[("POST", "pods")] * 4]
     meta = shell.server.jobs["job"]["metadata"]
     assert FINALIZER in meta["finalizers"]
     assert ANNOTATION_STATE in meta["annotations"]
     assert shell.state()["type"] == "Created"
+
+
+async def test_events_that_take_their_time_keep_no_decision_waiting_and_are_written_at_the_end(
+    shell: Shell, decisions: Decisions
+) -> None:
+    shell.server.hold_events.clear()
+    shell.submit({"replicas": 1, "elasticPolicy": {"minReplicas": 9, "maxReplicas": 2}})
+    await until(lambda: shell.state().get("reason") == "InvalidSpec" and ("POST", "events") in shell.server.calls)
+    await decide_again(shell, decisions)
+    assert shell.server.events == []
+    shell.server.hold_events.set()
+    await shell.reconciler.close()
+    assert [event["reason"] for event in shell.server.events] == ["InvalidSpec"]
 
 
 async def test_what_is_as_it_should_be_is_not_written_again(shell: Shell, decisions: Decisions) -> None:
@@ -167,7 +182,7 @@ async def test_a_name_that_is_taken_by_a_foreign_pod_is_told(shell: Shell) -> No
 
 
 async def test_a_quota_is_told_and_asked_again_later(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciler_module, "REFUSAL_FIRST_S", 0.05)
+    monkeypatch.setattr(pod_writes, "REFUSAL_FIRST_S", 0.05)
     shell.server.refuse_pods = (403, "exceeded quota: compute")
     shell.submit()
     await until(lambda: "exceeded quota: compute" in shell.condition("PodsReady").get("message", ""))

@@ -62,7 +62,8 @@ async def test_no_pod_before_the_quota_and_then_as_kueue_placed_it(shell: Shell)
     shell.submit(job_body(labels=QUEUED))
     await until(lambda: shell.state().get("type") == "Suspended")
     assert shell.server.calls[:2] == [("GET", "pods"), ("GET", "workloads")], "both before the first decision"
-    assert shell.writes()[:2] == [("PATCH", "job"), ("POST", "workloads")], "the record first"
+    await until(lambda: BASE in shell.server.workloads)
+    assert shell.writes()[0] == ("PATCH", "job"), "the record first"
     assert shell.server.pods == {}
     shell.watch(shell.server.admit(BASE))
     await until(lambda: bool(shell.server.pods))
@@ -80,7 +81,8 @@ async def test_the_label_of_a_template_is_written_with_the_record(shell: Shell) 
     meta = shell.server.jobs["job"]["metadata"]
     assert meta["labels"] == QUEUED
     assert ANNOTATION_STATE in meta["annotations"]
-    assert shell.writes()[:2] == [("PATCH", "job"), ("POST", "workloads")], "one write for both"
+    before = shell.writes()[: shell.writes().index(("POST", "workloads"))]
+    assert (before[0], before.count(("PATCH", "job"))) == (("PATCH", "job"), 1), "one write for both"
 
 
 async def test_an_operator_that_starts_anew_waits_for_the_list_of_workloads(shell: Shell) -> None:

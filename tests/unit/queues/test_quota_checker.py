@@ -12,6 +12,7 @@ from tests.api.quota_checker import (
     GIVEN_BACK_EARLY,
     HELD_TOO_LONG,
     JOB,
+    LEFT_BEHIND,
     LEFT_OVER,
     MARGIN_S,
     OVER_QUOTA,
@@ -341,10 +342,38 @@ def test_what_is_being_evicted_counts_toward_no_quota_but_its_pods_to_its_job() 
     assert OVER_QUOTA in story.workload("third-base", 1).verdict().rules_broken()
 
 
-def test_workloads_of_a_deleted_job_are_the_garbage_collectors() -> None:
-    for is_deleted in (True, False):
-        story = Story().job("job", drains=False).workload("job-base", 1).workload("job-base", 1, Evicted=by("job-base"))
-        if is_deleted:
-            story.gone(JOB, "job")
-        told = story.wait(GRACE_S + MARGIN_S + 5).gone(WORKLOAD, "job-base").verdict()
-        assert (HELD_TOO_LONG in told.rules_broken()) != is_deleted
+def deleted_job() -> Story:
+    """A job with a pod on its base and an increment that waits, which a user deletes."""
+    story = Story().job("job", drains=False).workload("job-base", 1).pod("job-0").workload("job-more-1")
+    return story.gone(WORKLOAD, "job-more-1").pod("job-0", leaves=True)
+
+
+def test_a_deleted_job_gives_its_quota_back_and_goes_last() -> None:
+    told = deleted_job().gone(POD, "job-0").gone(WORKLOAD, "job-base").gone(JOB, "job").verdict()
+    assert told.violations == []
+    assert told.counts["deleted jobs that are gone"] == 1
+    ended = Story().job("job", drains=False).workload("job-base", 1).workload("job-base", 1, Finished="True")
+    assert ended.gone(JOB, "job").verdict().violations == [], "what is finished holds nothing"
+
+
+def left_to_the_garbage_collector() -> Story:
+    return deleted_job().gone(POD, "job-0").gone(JOB, "job").gone(WORKLOAD, "job-base")
+
+
+def left_to_kueue() -> Story:
+    """It may grant what still waits."""
+    story = Story().job("job", drains=False).workload("job-base", 1).workload("job-more-1")
+    return story.gone(WORKLOAD, "job-base").gone(JOB, "job").gone(WORKLOAD, "job-more-1")
+
+
+@pytest.mark.parametrize("story", [left_to_the_garbage_collector, left_to_kueue], ids=lambda story: story.__name__)
+def test_left_behind(story: Any) -> None:
+    assert story().verdict().rules_broken() == {LEFT_BEHIND}
+
+
+def test_the_other_rules_hold_for_a_deleted_job_too() -> None:
+    early = deleted_job().gone(WORKLOAD, "job-base").gone(POD, "job-0").gone(JOB, "job")
+    assert GIVEN_BACK_EARLY in early.verdict().rules_broken()
+    late = Story().job("job", drains=False).workload("job-base", 1).workload("job-base", 1, Evicted=by("job-base"))
+    late.gone(JOB, "job").wait(GRACE_S + MARGIN_S + 5).gone(WORKLOAD, "job-base")
+    assert HELD_TOO_LONG in late.verdict().rules_broken()

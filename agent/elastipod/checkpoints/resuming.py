@@ -1,0 +1,235 @@
+"""Which checkpoint a run goes on from, and giving it to the live objects."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from elastipod.checkpoint_directory import CheckpointId, CheckpointStore, Damaged, Manifest
+from elastipod.checkpoints.exchange import Exchange
+from elastipod.checkpoints.files import FileSource
+from elastipod.checkpoints.load import Filling
+from elastipod.checkpoints.memory import Found, MemoryView, look, open_images
+from elastipod.checkpoints.progress import tell_agent
+from elastipod.checkpoints.reading import Images
+from elastipod.checkpoints.rng import restore_random_state, seed_newcomer
+from elastipod.checkpoints.staging import Staging
+from elastipod.checkpoints.state import RANDOM, SCHEDULER, Scheduler, apply_state, make_moments, nested_state
+from elastipod.checkpoints.values import unpacked
+from elastipod.errors import CheckpointError
+from elastipod.ranks import rank_and_world
+
+log = logging.getLogger(__name__)
+
+Tier = Literal["memory", "durable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a run goes on. step: completed optimizer steps; generation and world_size: of the run that saved it.
+
+    path: of the checkpoint; an address where it is in an object store. tier: where it was read from.
+    """
+
+    step: int
+    generation: int
+    world_size: int
+    path: Path | str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    tier: Tier = "durable"
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What is loaded into."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Scheduler | None
+
+
+class Resumer:
+    """One search for the freshest checkpoint that can be used. Its methods are collective."""
+
+    def __init__(
+        self, directory: CheckpointStore, staging: Staging, exchange: Exchange, generation: int, live: Live
+    ) -> None:
+        self._directory, self._staging, self._exchange = directory, staging, exchange
+        self._generation, self._live = generation, live
+        self._has_made_moments = self._is_half_filled = False
+        self._passed_over = ""  # why the freshest one in memory was not used, on every rank
+        self.damaged: set[CheckpointId] = set()
+        self.unmapping: list[threading.Thread] = []  # of images that were read; it may go on when training does
+
+    def resume(self) -> Resume | None:
+        """Load it. None when there is none at all. Raises CheckpointError."""
+        try:
+            return self._freshest()
+        except BaseException:
+            if self._has_made_moments:  # which hold nothing
+                self._live.optimizer.state.clear()
+            raise
+
+    def _freshest(self) -> Resume | None:
+        listed = self._exchange.rank_zero(lambda: [(each.step, each.generation) for each in self._directory.complete()])
+        durable = {CheckpointId(*each) for each in listed}
+        view = look(self._staging.directory, self._exchange)
+        in_memory = set(self._usable(view, durable))
+        for chosen in sorted(durable | in_memory, reverse=True):
+            if chosen in in_memory and (resume := self._from_memory(chosen, view)) is not None:
+                self._tell_passed_over(f"going on from that of step {chosen.step} there")
+                return resume
+            if chosen in durable and (manifest := self._verified(chosen)) is not None:
+                self._tell_passed_over(f"going on from the durable one of step {chosen.step}")
+                return self._from_files(manifest)
+        if self.damaged:
+            raise CheckpointError(
+                f"none of the {len(self.damaged)} checkpoints in {self._directory.name} is intact; restore one, or name "
+                "another directory to start from the beginning"
+            )
+        if self._is_half_filled:
+            raise CheckpointError(
+                f"{self._passed_over}, and there is no other; pass memory=False to start from the beginning"
+            )
+        self._tell_passed_over("there is no durable one, and training starts from the beginning")
+        return None
+
+    def _usable(self, view: MemoryView, durable: set[CheckpointId]) -> list[CheckpointId]:
+        """List what is in memory, but for what was rolled back by hand."""
+        usable: list[CheckpointId] = []
+        for each in view.candidates(before=self._generation):
+            if view.is_rolled_back(each, durable):
+                known = view.durable_at(each)
+                assert known is not None
+                self._pass_over(
+                    each, f"is not used, for that of step {known.step} was deleted from {self._directory.name}"
+                )
+            else:
+                usable.append(each)
+        return usable
+
+    def _from_memory(self, chosen: CheckpointId, view: MemoryView) -> Resume | None:
+        """Load from images; gives None where they are no whole, or prove to be none while they are read."""
+        bad: set[Found] = set()
+        while (images := open_images(self._staging.directory, view.without(bad), chosen, self._exchange)) is not None:
+            try:
+                found = images.vanished() or self._fill_from_images(chosen, images)
+            finally:
+                self.unmapping.append(images.close())
+            if not found:
+                self._staging.durable = view.durable_at(chosen)
+                self._staging.forget_others(images.names(), self._generation)
+                path = self._staging.directory.path if self._staging.directory else Path()
+                return Resume(chosen.step, chosen.generation, images.world_size, path, images.extra, "memory")
+            bad |= found
+        ranks = sorted({each.saved_rank for each in bad})
+        self._pass_over(chosen, f"is damaged (rank {ranks[0]}'s part)" if ranks else "is not whole")
+        return None
+
+    def _from_files(self, manifest: Manifest) -> Resume:
+        path = self._directory.location(manifest.id)
+        ready: list[tuple[FileSource, Filling]] = []
+
+        def prepare() -> None:
+            source = FileSource(self._directory, manifest.id)
+            ready.append((source, self._fitting(str(path), source, nested)))
+
+        nested = self._nested()
+        self._exchange.every_rank(prepare)  # no rank changes anything unless all can
+        ((source, filling),) = ready
+
+        def fill() -> None:
+            try:
+                parts = filling.parts()
+                for place, chunk in source.fetch(parts):
+                    for part in parts[place]:
+                        part.fill(chunk)
+                self._apply(manifest.id, source, filling, nested)
+            except OSError as error:
+                raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+
+        self._exchange.every_rank(fill)
+        self._staging.durable = manifest.id
+        self._staging.forget_others((), self._generation)
+        tell_agent(manifest.id.step, str(path))
+        return Resume(manifest.id.step, manifest.id.generation, manifest.world_size, path, manifest.extra)
+
+    def _fill_from_images(self, chosen: CheckpointId, images: Images) -> set[Found]:
+        """Gives the images that were damaged; then the state is half filled, and must be filled from elsewhere."""
+        name = f"the checkpoint of step {chosen.step} in memory"
+        nested = self._nested()
+        ready: list[Filling] = []
+        self._exchange.every_rank(lambda: ready.append(self._fitting(name, images, nested)))
+        self._is_half_filled = True
+        bad = images.fill(ready[0].parts())
+        if not bad:
+            self._exchange.every_rank(lambda: self._apply(chosen, images, ready[0], nested))
+        return bad
+
+    def _nested(self) -> dict[str, Any]:
+        """Give the live state to load into."""
+        self._has_made_moments |= make_moments(self._live.optimizer)
+        return nested_state(self._live.model, self._live.optimizer)
+
+    def _fitting(self, name: str, source: FileSource | Images, nested: dict[str, Any]) -> Filling:
+        try:
+            filling = Filling(nested, source)
+        except ValueError as error:
+            raise CheckpointError(f"{name} does not fit this model and optimizer: {error}") from error
+        if self._live.scheduler is not None and not source.has_value(SCHEDULER):
+            raise CheckpointError(
+                f"{name} was saved without a scheduler; resume without one, or from another checkpoint"
+            )
+        return filling
+
+    def _apply(self, of: CheckpointId, source: FileSource | Images, filling: Filling, nested: dict[str, Any]) -> None:
+        """Give what was filled, and the plain values, to the live objects."""
+        filling.copy_values()
+        saved_schedule = source.value(SCHEDULER) if self._live.scheduler is not None else ""
+        apply_state(nested, self._live.model, self._live.optimizer)
+        if self._live.scheduler is not None:
+            self._live.scheduler.load_state_dict(unpacked(saved_schedule))
+        rank, _ = rank_and_world()
+        key = f"{RANDOM}.{rank}"
+        if source.has_value(key):
+            restore_random_state(source.value(key))
+        else:
+            seed_newcomer(of.step, rank)
+
+    def _verified(self, chosen: CheckpointId) -> Manifest | None:
+        """Give the manifest when every file is as it says, None when not. The ranks share the reading."""
+        rank, world_size = rank_and_world()
+        manifests: list[Manifest] = []
+
+        def found() -> list[str]:
+            try:
+                manifests.append(self._directory.manifest(chosen))
+                return self._directory.problems(manifests[0], sorted(manifests[0].files)[rank::world_size])
+            except Damaged as error:
+                return [str(error)]
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self._directory.location(chosen)} cannot be read at the moment: {error.strerror or error}; start again when "
+                    "storage answers, or move it away to go on from the one before"
+                ) from error
+
+        problems = [text for part in self._exchange.every_rank(found) for text in part]
+        if not problems:
+            return manifests[0]
+        if rank == 0:
+            log.warning("passing over a damaged checkpoint: %s", problems[0])
+        self.damaged.add(chosen)
+        return None
+
+    def _pass_over(self, of: CheckpointId, why: str) -> None:
+        self._passed_over = self._passed_over or f"the checkpoint of step {of.step} in memory {why}"
+
+    def _tell_passed_over(self, instead: str) -> None:
+        if self._passed_over and rank_and_world()[0] == 0:
+            log.warning("%s; %s", self._passed_over, instead)

@@ -1,0 +1,43 @@
+"""What all writes to the API server have in common: they are timed and counted, and several are made at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
+
+from .. import metrics
+from .api import ApiError
+
+T = TypeVar("T")
+
+
+async def written(what: str, call: Awaitable[T]) -> T:
+    """Make a call that writes. what: its kind, for the metrics."""
+    try:
+        with metrics.API_SECONDS.labels(what).time():
+            answer = await call
+    except Exception:
+        metrics.API_CALLS.labels(what, "failed").inc()
+        raise
+    metrics.API_CALLS.labels(what, "ok").inc()
+    return answer
+
+
+async def together(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Wait for all, whatever becomes of the others. Raises what the first of them raised, in their order."""
+    results = await asyncio.gather(*parts, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the API server will not have it so, as long as nothing else changes."""
+    return isinstance(error, ApiError) and error.status in (400, 403, 409, 422)
+
+
+def is_taken(error: BaseException) -> bool:
+    """Whether there is an object of that name."""
+    return isinstance(error, ApiError) and error.status == 409 and "already exists" in str(error)
