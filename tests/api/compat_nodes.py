@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,7 @@ HEARTBEAT_S = 8.0
 # No address is given twice: the pod that had it before may still be somebody's.
 NUMBERS = itertools.count(1)
 DRAIN_S = 0.05
+LEAVE_S = 10.0
 P5 = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "5120Mi", "cpu": "192", "memory": "2Ti"}
 G6E = {"nvidia.com/gpu": "4", "cpu": "48", "memory": "384Gi"}
 TRAINIUM = {"aws.amazon.com/neurondevice": "16", "vpc.amazonaws.com/efa": "8", "cpu": "128", "memory": "512Gi"}
@@ -114,7 +116,9 @@ class PlayedAgent:
     async def newer(self, after: str | None, wait_s: float) -> None:
         """Hold a long poll."""
         if after == str(self.version):
-            await asyncio.wait([asyncio.ensure_future(self._changed.wait())], timeout=wait_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
 
     # -- life
 
@@ -257,15 +261,27 @@ class PlayedNodes:
                     group.create_task(self._heartbeats())
                     group.create_task(self._watch())
             finally:
-                for task in self._busy.values():
-                    task.cancel()
-                await asyncio.gather(*self._busy.values(), return_exceptions=True)
-                await asyncio.gather(*(self._close(uid) for uid in list(self._runners)))
-                await asyncio.gather(*self._closing)
-                await asyncio.sleep(0.3)
-                # One that was accepted while its server closed was nobody's to close.
-                await asyncio.gather(*(server.shutdown(0) for server in self._servers))
-                await asyncio.sleep(0.1)  # connections are gone some turns of the loop after they were closed
+                await self._leave()
+
+    async def _leave(self) -> None:
+        """Take all down: agents with their connections, and the nodes, whose names the next test may want."""
+        beginnings = [task for what, task in self._busy.items() if what.endswith("begins")]
+        if beginnings:  # a server that is only being opened cannot be closed yet
+            await asyncio.wait(beginnings, timeout=LEAVE_S)
+        for task in self._busy.values():
+            task.cancel()
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        await asyncio.gather(*(self._close(uid) for uid in list(self._runners)))
+        await asyncio.gather(*self._closing)
+        await asyncio.gather(
+            *(self._send("DELETE", f"/api/v1/nodes/{name}", None, fine=(404,)) for name in self._nodes)
+        )
+        await asyncio.sleep(0.3)
+        # One that was accepted while its server closed was nobody's to close; it is gone some turns of the loop later.
+        end = time.monotonic() + LEAVE_S
+        while (left := [server for server in self._servers if server.connections]) and time.monotonic() < end:
+            await asyncio.gather(*(server.shutdown(0) for server in left))
+            await asyncio.sleep(0.1)
 
     async def _make_node(self, name: str, kind: str) -> None:
         labels = {
@@ -281,7 +297,7 @@ class PlayedNodes:
             "conditions": [{"type": "Ready", "status": "True", "reason": "Played", "message": "a test plays this node"}],
         }  # fmt: skip
         body = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}, "status": status}
-        await self._send("POST", "/api/v1/nodes", body, fine=(409,))
+        await self._send("POST", "/api/v1/nodes", body)
 
     async def _heartbeats(self) -> None:
         while True:

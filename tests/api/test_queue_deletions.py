@@ -24,7 +24,7 @@ from elastipod_local.host import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
-KIND = "ml.trn1.32xlarge"  # nodes that no other test of this cluster plays
+KIND = "ml.trn1.32xlarge"
 FLAVOR_LABELS = {"node.kubernetes.io/instance-type": KIND}
 GRACE_S = 2.0
 WORKLOADS = "workloads.v1beta2.kueue.x-k8s.io"
