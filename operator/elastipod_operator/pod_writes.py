@@ -106,9 +106,14 @@ class PodWrites:
             refusal.why, refusal.times, refusal.until = "", 0, None
             self._wake(job.fact.uid)  # the status must not tell of it any more
 
-    async def delete(self, job: Job, actions: Sequence[DeletePod]) -> None:
-        """Delete pods; one that cannot be deleted keeps no other from going."""
-        await together(*(self._delete(job, action) for action in actions))
+    async def delete(self, job: Job, actions: Sequence[DeletePod], then: Callable[[DeletePod], None]) -> None:
+        """Delete pods; one that cannot be deleted keeps no other from going. then: is told of each as soon as it is done."""
+
+        async def delete_one(action: DeletePod) -> None:
+            await self._delete(job, action)
+            then(action)
+
+        await together(*map(delete_one, actions))
 
     def _refused(self, job: Job, refusal: Refusal, why: str) -> None:
         """Say why no pods are created for now, and when they are tried again."""

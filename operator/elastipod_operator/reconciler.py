@@ -67,6 +67,7 @@ class Reconciler:
             wake=self.wake,
         )  # fmt: skip
         self._events = Events(api)
+        self._farewells: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def wake(self, uid: str) -> None:
@@ -111,7 +112,7 @@ class Reconciler:
     async def close(self) -> None:
         """End all tasks, for good, and write the Events that wait; training goes on."""
         self._closed = True
-        tasks = [w.task for w in self._workers.values() if w.task is not None]
+        tasks = [*(w.task for w in self._workers.values() if w.task is not None), *self._farewells]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -258,16 +259,30 @@ class Reconciler:
         """
         orders = self._orders(job, todo.record)
         calls = [call for action in todo.actions if orders and (call := orders.of(action)) is not None]
+        farewells = {call.pod_uid: call for call in calls if call.path == "/shutdown"}
         await self._send(job, [call for call in calls if call.path != "/shutdown"])
         # Who has to go, and quota that Kueue waits for, do not wait for pods that cannot be made.
-        await self._pod_writes.delete(job, [a for a in todo.actions if isinstance(a, DeletePod)])
+        deletions = [a for a in todo.actions if isinstance(a, DeletePod)]
+        await self._pod_writes.delete(
+            job, deletions, then=lambda action: self._bid_farewell(job, farewells.pop(action.uid, None))
+        )
+        for call in farewells.values():
+            self._bid_farewell(job, call)
         await self._queues.give_back(job, todo)
         if may_create:
-            await self._pod_writes.create(job, worker.refusal, [a for a in todo.actions if isinstance(a, CreatePod)])
-        farewells = [call for call in calls if call.path == "/shutdown"]
-        await together(self._send(job, farewells), self._verify_and_end(job, todo))
+            creations = [a for a in todo.actions if isinstance(a, CreatePod)]
+            await self._pod_writes.create(job, worker.refusal, creations)
+        await self._verify_and_end(job, todo)
         await self._queues.ask(job, todo)
         return bool(calls)
+
+    def _bid_farewell(self, job: Job, call: Command | None) -> None:
+        """Tell an agent to leave, beside all else: the kubelet tells it too, and nodes that are gone answer nobody for seconds."""
+        if call is None:
+            return
+        task = asyncio.create_task(self._send(job, [call]), name="farewell")
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
 
     async def _verify_and_end(self, job: Job, todo: Plan) -> None:
         for action in todo.actions:

@@ -169,7 +169,9 @@ def _with_list(step: Step, seen: Observed, view: View) -> Step:
     """Have the pods listed from time to time: an end that the watch missed must not hold a deletion up."""
     if not view.by_id or seen.listed_at is None:
         return step
-    due = seen.listed_at + LIST_SILENT
+    since = seen.job.deleting_since
+    # Before that the watch had no end to tell; the time is another clock's, which may be ahead.
+    due = (max(seen.listed_at, since) if since is not None and since <= seen.now else seen.listed_at) + LIST_SILENT
     if seen.now < due:
         return replace(step, wake_at=soonest(step.wake_at, due))
     return replace(step, actions=(*step.actions, VerifyPods()), wake_at=soonest(step.wake_at, seen.now + LOOK_AGAIN))

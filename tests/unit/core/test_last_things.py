@@ -278,6 +278,13 @@ def test_an_end_that_the_watch_missed_holds_no_deletion_up(
         assert todo.wake_at == NOW + seconds(1)
 
 
+@pytest.mark.parametrize(("since_s", "is_listed"), [(29, False), (30, True)])
+def test_a_deletion_that_has_just_begun_has_missed_nothing(since_s: float, is_listed: bool) -> None:
+    fact = job(trains(), policy(), created_at=ACCEPTED, deleting_since=NOW - seconds(since_s))
+    todo = plan(observed(fact, RUN, listed_at=NOW - seconds(500)))
+    assert (VerifyPods() in todo.actions) is is_listed
+
+
 def test_a_record_that_is_lost_while_workers_run_brings_no_late_start() -> None:
     wishes = policy(startup_deadline=seconds(20))
     lost = plan(observed(job(None, wishes, created_at=ACCEPTED), RUN))

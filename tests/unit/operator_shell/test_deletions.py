@@ -38,24 +38,28 @@ class SlowApi:
         return {"kind": "Status"}
 
 
-async def delete_all(api: Any) -> None:
+async def delete_all(api: Any, told: list[str]) -> None:
     async with open_session() as session:
         reconciler = Reconciler(api, Store(), session)
         actions = [DeletePod(pod(n).name, pod(n).uid, "a test", False) for n in range(PODS)]
         try:
-            await reconciler._pod_writes.delete(Job(job_body(), job(), 1), actions)
+            await reconciler._pod_writes.delete(Job(job_body(), job(), 1), actions, lambda a: told.append(a.name))
         finally:
             await reconciler.close()
 
 
 async def test_many_pods_are_deleted_at_a_time_but_not_all() -> None:
     api = SlowApi()
-    await delete_all(api)
+    told: list[str] = []
+    await delete_all(api, told)
+    assert sorted(told) == sorted(api.deleted)
     assert (len(api.deleted), api.most) == (PODS, pod_writes.WRITE_PARALLEL)
 
 
 async def test_one_that_cannot_be_deleted_is_told_of_after_the_others_went() -> None:
     api = SlowApi(broken=pod(3).name)
+    told: list[str] = []
     with pytest.raises(ApiError):
-        await delete_all(api)
+        await delete_all(api, told)
     assert len(api.deleted) == PODS - 1
+    assert sorted(told) == sorted(api.deleted), "only who was deleted is told to leave"

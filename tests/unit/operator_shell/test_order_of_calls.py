@@ -84,6 +84,7 @@ async def carried_out(notes: Notes, todo: Plan) -> list[str]:
         except ApiError:
             notes.done.append("409")
         finally:
+            await asyncio.gather(*reconciler._farewells)
             await reconciler.close()
             await asyncio.sleep(0)
     return notes.done
@@ -93,6 +94,25 @@ async def test_an_agent_is_told_to_leave_after_its_pod_was_deleted() -> None:
     name = pod(0).name
     todo = decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test"), StartWorkers(pod(1).name, 1))
     assert await carried_out(Notes(), todo) == ["/start", "delete", "/shutdown"]
+
+
+async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave() -> None:
+    class Deaf(Notes):
+        async def send(self, commands: list[Command]) -> list[str]:
+            if any(command.path == "/shutdown" for command in commands):
+                await asyncio.Event().wait()
+            return await super().send(commands)
+
+    notes, name = Deaf(), pod(0).name
+    async with open_session() as session:
+        reconciler = Reconciler(cast(Api, notes), Store(), session)
+        reconciler._commander = cast(Any, notes)
+        held = Job(job_body(), job(RECORD), 10, pods={pod(0).uid: pod(0)})
+        todo = decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test"))
+        async with asyncio.timeout(30):
+            assert await reconciler._act(held, Worker(), todo, may_create=True)
+            await reconciler.close()
+    assert notes.done == ["delete"]
 
 
 async def test_pods_that_cannot_be_made_keep_nobody_from_going_nor_quota_from_kueue() -> None:
