@@ -442,7 +442,7 @@ class PlayedNodes:
             agent.close()
         runner = self._runners.pop(uid, None)
         if runner is not None:
-            task = asyncio.create_task(runner.cleanup())
+            task = asyncio.create_task(_shut(runner))
             self._closing.add(task)  # who is cancelled here leaves it to the end of all
             await asyncio.shield(task)
 
@@ -463,6 +463,15 @@ class PlayedNodes:
             assert answer.status < 300, f"{method} {path}: {answer.status} {content.decode()[:500]}"
             value: dict[str, Any] = json.loads(content)
             return value
+
+
+async def _shut(runner: web.AppRunner) -> None:
+    """End a server. asyncio loses a connection that it accepted just before that, so it accepts no more some turns earlier."""
+    servers: list[Any] = [site._server for site in runner.sites if isinstance(site, web.TCPSite)]
+    for listening in (sock for server in servers if server is not None for sock in server.sockets):
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    await asyncio.sleep(0.02)
+    await runner.cleanup()
 
 
 def _agent_port(pod: Mapping[str, Any]) -> int:
