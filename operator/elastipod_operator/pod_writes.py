@@ -17,7 +17,7 @@ from .kube.placement import Placement
 from .kube.pods import pod_manifest
 from .kube.store import Job, Store
 from .kube.tokens import Tokens, secret_manifest
-from .kube.writes import is_refusal, is_taken, together, written
+from .kube.writes import about, is_refusal, is_taken, together, written
 
 log = logging.getLogger(__name__)
 
@@ -144,8 +144,9 @@ class PodWrites:
         ]
 
     async def _delete(self, job: Job, action: DeletePod) -> None:
-        about = {"job": f"{job.fact.namespace}/{job.fact.name}"}
-        log.info("pod deleted", extra={**about, "pod": action.name, "reason": action.why, "force": action.force})
+        log.info(
+            "pod deleted", extra={**about(job.fact), "pod": action.name, "reason": action.why, "force": action.force}
+        )
         try:
             async with self._slots:
                 call = self._api.delete_pod(job.fact.namespace, action.name, action.uid, force=action.force)

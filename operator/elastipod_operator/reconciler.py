@@ -26,7 +26,7 @@ from .kube.events import Events
 from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
 from .kube.tokens import Tokens
-from .kube.writes import together, written
+from .kube.writes import about, together, written
 from .pod_writes import PodWrites, Refusal
 from .queueing import Queues
 
@@ -137,14 +137,14 @@ class Reconciler:
                 await self._after_failure(job, error)
             except Exception:
                 # The outer edge of one job's task: whatever is wrong with it must not touch the others.
-                log.exception("a decision failed", extra=_about(job))
+                log.exception("a decision failed", extra=about(job.fact))
                 retry_s = LAST_RETRY_S
             due = clock.now() + timedelta(seconds=retry_s)
             retry_s = min(LAST_RETRY_S, retry_s * 2)
 
     async def _after_failure(self, job: Job, error: Exception) -> None:
         if not isinstance(error, ApiError) or error.status not in (404, 409):
-            log.warning("a call to the API server failed: %s %s", type(error).__name__, error, extra=_about(job))
+            log.warning("a call to the API server failed: %s %s", type(error).__name__, error, extra=about(job.fact))
             return
         # Somebody wrote or removed the job before us: decide anew on what it is now.
         try:
@@ -153,7 +153,7 @@ class Reconciler:
             if isinstance(second, ApiError) and second.status == 404:
                 self._is_gone(job)
             else:
-                log.warning("cannot read the job: %s %s", type(second).__name__, second, extra=_about(job))
+                log.warning("cannot read the job: %s %s", type(second).__name__, second, extra=about(job.fact))
             return
         self._store.put_job(body)
         uid = body["metadata"]["uid"]
@@ -163,7 +163,7 @@ class Reconciler:
 
     def _is_gone(self, job: Job) -> None:
         """The watch does not tell of what went while it was broken."""
-        log.info("the job is gone", extra=_about(job))
+        log.info("the job is gone", extra=about(job.fact))
         self.forget(job.fact.uid)
 
     async def _pass(self, job: Job, worker: Worker) -> datetime | None:
@@ -245,7 +245,7 @@ class Reconciler:
         for entry in todo.history:
             log.info(
                 "generation allocated",
-                extra={**_about(job), "generation": entry.generation, "from": entry.from_size, "to": entry.to_size,
+                extra={**about(job.fact), "generation": entry.generation, "from": entry.from_size, "to": entry.to_size,
                        "cause": entry.cause},
             )  # fmt: skip
 
@@ -294,7 +294,7 @@ class Reconciler:
     async def _send(self, job: Job, calls: list[Command]) -> None:
         for problem in await self._commander.send(calls):
             metrics.AGENT_FAILURES.inc()
-            log.warning(problem, extra=_about(job))
+            log.warning(problem, extra=about(job.fact))
 
     def _orders(self, job: Job, record: Record) -> Orders | None:
         policy = job.fact.policy
@@ -324,7 +324,7 @@ class Reconciler:
     def _tell(self, job: Job, todo: Plan) -> None:
         for note in todo.notes:
             level = logging.WARNING if note.warning else logging.INFO
-            log.log(level, note.message, extra={**_about(job), "reason": note.reason})
+            log.log(level, note.message, extra={**about(job.fact), "reason": note.reason})
         self._events.tell(job.fact, todo.notes)
 
 
@@ -338,7 +338,3 @@ async def _wait(event: asyncio.Event, due: datetime | None) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-def _about(job: Job) -> dict[str, str]:
-    return {"job": f"{job.fact.namespace}/{job.fact.name}"}

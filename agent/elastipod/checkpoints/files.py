@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import IO, Any, BinaryIO, Protocol, cast
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -34,20 +34,6 @@ _PART = 4 << 20
 _SMALL = 1 << 18  # bytes that are summed sooner than another thread is asked to
 
 METADATA = ".metadata"  # which tensor is where: written by rank 0 when all ranks have finished
-
-
-class Source(Protocol):
-    """Where saved state is read from."""
-
-    metadata: Metadata
-
-    def fetch(self, places: Iterable[Place]) -> Iterator[tuple[Place, torch.Tensor]]:
-        """Give the chunks at these places, in any order; each tensor is valid until the next is asked for. Collective."""
-
-    def has_value(self, key: str) -> bool: ...
-
-    def value(self, key: str) -> Any:
-        """Give a plain value."""
 
 
 class MeasuredFile:

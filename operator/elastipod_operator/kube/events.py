@@ -18,7 +18,7 @@ from .. import metrics
 from ..core.actions import Note
 from ..core.facts import JobFact
 from .api import CALL_ERRORS, Api
-from .writes import written
+from .writes import about, written
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +84,13 @@ class Events:
         try:
             await written("event", self._api.emit(job, note, at))
         except CALL_ERRORS as error:
-            log.warning("an event could not be written: %s %s", type(error).__name__, error, extra=_about(job))
+            log.warning("an event could not be written: %s %s", type(error).__name__, error, extra=about(job))
         except Exception:
             # The outer edge of this task: whatever is wrong with one Event must not keep the others back.
-            log.exception("an event could not be written", extra=_about(job))
+            log.exception("an event could not be written", extra=about(job))
 
     def _drop(self, line: Line, job: JobFact) -> None:
         metrics.API_CALLS.labels("event", "dropped").inc()
         if not line.is_full:
             line.is_full = True
-            log.warning("events are left out, for too many wait to be written", extra=_about(job))
-
-
-def _about(job: JobFact) -> dict[str, str]:
-    return {"job": f"{job.namespace}/{job.name}"}
+            log.warning("events are left out, for too many wait to be written", extra=about(job))

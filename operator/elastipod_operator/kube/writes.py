@@ -1,4 +1,4 @@
-"""What all writes to the API server have in common: they are timed and counted, and several are made at once."""
+"""What all writes to the API server have in common: they are timed, counted and named alike in the log; several are made at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from .. import metrics
+from ..core.facts import JobFact
 from .api import ApiError
 
 T = TypeVar("T")
@@ -41,3 +42,8 @@ def is_refusal(error: BaseException) -> bool:
 def is_taken(error: BaseException) -> bool:
     """Whether there is an object of that name."""
     return isinstance(error, ApiError) and error.status == 409 and "already exists" in str(error)
+
+
+def about(job: JobFact) -> dict[str, str]:
+    """Give what a line of the log says of a job."""
+    return {"job": f"{job.namespace}/{job.name}"}

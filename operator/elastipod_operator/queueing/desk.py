@@ -17,6 +17,7 @@ from ..kube.queue_api import QueueApi
 from ..kube.queue_lookups import Lookups, Trouble
 from ..kube.queue_reader import QueueReader
 from ..kube.store import Job, Store
+from ..kube.writes import about
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class Desk:
         # Somebody wrote it just now, or it is another one by now: the watch tells what it is.
         is_overtaken = isinstance(error, ApiError) and error.status == 409
         level = logging.INFO if is_overtaken else logging.WARNING
-        log.log(level, "%s: %s %s", what, type(error).__name__, error, extra=about(job))
+        log.log(level, "%s: %s %s", what, type(error).__name__, error, extra=about(job.fact))
         asyncio.get_running_loop().call_later(retry.failed(), self.wake, job.fact.uid)
 
     def look_later(self, job: Job, seconds: float) -> None:
@@ -196,8 +197,3 @@ def not_returned(error: Exception) -> Trouble:
     """Put into words why quota could not be given back."""
     told = error if isinstance(error, ApiError) else f"the API server does not answer ({type(error).__name__})"
     return Trouble("QuotaNotReturned", f"the job's quota could not be given back: {told}")
-
-
-def about(job: Job) -> dict[str, str]:
-    """Give what a line of the log says of a job."""
-    return {"job": f"{job.fact.namespace}/{job.fact.name}"}

@@ -17,7 +17,8 @@ from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.store import Job
 from ..kube.workload_status import finished_status, pods_ready_status, release_patch
 from ..kube.workloads import workload_fact
-from .desk import FIRST_RETRY_S, RETURNING, Desk, about, is_kueue_away, not_returned
+from ..kube.writes import about
+from .desk import FIRST_RETRY_S, RETURNING, Desk, is_kueue_away, not_returned
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ async def _give(desk: Desk, job: Job, order: GiveBack, workload: WorkloadFact) -
         desk.look_later(job, FIRST_RETRY_S)
         return
     how = type(order).__name__
-    log.info("quota given back", extra={**about(job), "workload": order.name, "uid": order.uid, "how": how})
+    log.info("quota given back", extra={**about(job.fact), "workload": order.name, "uid": order.uid, "how": how})
     if isinstance(order, FinishWorkload):
         await _apply(desk, job, order.name, finished_status(job.fact.namespace, order, clock.now()))
     elif isinstance(order, DropWorkload):

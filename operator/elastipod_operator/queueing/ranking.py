@@ -12,7 +12,8 @@ from ..kube.applied import effective_spec
 from ..kube.queue_lookups import Trouble
 from ..kube.store import Job
 from ..kube.workloads import class_ref
-from .desk import Desk, about
+from ..kube.writes import about
+from .desk import Desk
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ async def _rank(desk: Desk, job: Job, workload: WorkloadFact) -> None:
             raise
         desk.drop(job, workload.name)
         return
-    log.info("priority changed", extra={**about(job), "workload": workload.name, "priority": wanted.value})
+    log.info("priority changed", extra={**about(job.fact), "workload": workload.name, "priority": wanted.value})
     desk.put(job, body)
     if (body.get("spec") or {}).get("priority") != wanted.value:
         raise Trouble("PriorityRefused", f"the priority of Workload {workload.name} is changed back by somebody else")
