@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from bench.operator_load.api import ApiClient, Refused
 from bench.operator_load.cluster import CHECKOUT, NAMESPACE
-from bench.operator_load.jobs import PODS, bare_pod
+from bench.operator_load.jobs import BARE_LABEL, PODS, bare_pod
 
 from elastipod_operator.core.names import ANNOTATION_STATE, API_VERSION, KIND, PLURAL, VERSION
 
@@ -59,6 +59,7 @@ async def bare_writes(
             for task in writing:
                 task.cancel()
             await asyncio.gather(*writing, return_exceptions=True)
+            await many.call("DELETE", f"{PODS}?labelSelector={BARE_LABEL}%3D{GROUP_OF_PODS}")
 
 
 async def _create(api: ApiClient, like: Mapping[str, Any]) -> None:

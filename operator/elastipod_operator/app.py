@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .agents.board import open_session
 from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
-from .garbage import look_everywhere, sparing_the_living
+from .garbage import collecting_by_hand, look_for_garbage
 from .kopf_storage import NoComparison, NoProgress
 from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.lease import Lease
@@ -180,7 +180,7 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
             asyncio.create_task(_kopf(options, handlers(store, reconciler), stop)),
             asyncio.create_task(quota.run(options.namespaces)),
             asyncio.create_task(reconciler.follow_queues(options.namespaces)),
-            asyncio.create_task(look_everywhere()),
+            asyncio.create_task(look_for_garbage(reconciler.gap)),
         ]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -261,7 +261,7 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
             return 0
         health.leading = True
         await mark_leader(api, options, leads=True)
-        with sparing_the_living():
+        with collecting_by_hand():
             return await _while_held(lease, options, api, stop)
     finally:
         if runner is not None:

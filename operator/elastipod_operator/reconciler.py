@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -20,14 +21,15 @@ from .core.facts import Observed, PodFact
 from .core.plan import plan
 from .core.record import Record
 from .counts import JobCounts
+from .job_writes import JobWrites
 from .kube.api import CALL_ERRORS, Api, ApiError
 from .kube.changes import is_released, metadata_changes, status_change
 from .kube.events import Events
 from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
 from .kube.tokens import Tokens
-from .kube.writes import about, together, written
-from .pod_writes import PodWrites, Refusal
+from .kube.writes import about, together
+from .pod_writes import KeptPods, PodWrites, Refusal, why_kept
 from .queueing import Queues
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Worker:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     refusal: Refusal = field(default_factory=Refusal)
+    kept: KeptPods = field(default_factory=dict)
 
 
 class Reconciler:
@@ -67,7 +70,11 @@ class Reconciler:
             wake=self.wake,
         )  # fmt: skip
         self._events = Events(api)
+        self._job_writes = JobWrites(self._events)
         self._farewells: set[asyncio.Task[None]] = set()
+        self._passes = 0
+        self.gap = asyncio.Event()  # set while no decision is being made or carried out
+        self.gap.set()
         self._closed = False
 
     def wake(self, uid: str) -> None:
@@ -89,6 +96,7 @@ class Reconciler:
         self._store.drop_job(uid)
         self._counts.forget(uid)
         self._queues.forget(uid)
+        self._job_writes.forget(uid)
         if worker is not None and worker.task is not None:
             worker.task.cancel()
 
@@ -129,7 +137,7 @@ class Reconciler:
             if job is None:
                 return
             try:
-                with metrics.RECONCILE_SECONDS.time():
+                with self._under_way(), metrics.RECONCILE_SECONDS.time():
                     due = await self._pass(job, worker)
                 retry_s = FIRST_RETRY_S
                 continue
@@ -141,6 +149,17 @@ class Reconciler:
                 retry_s = LAST_RETRY_S
             due = clock.now() + timedelta(seconds=retry_s)
             retry_s = min(LAST_RETRY_S, retry_s * 2)
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        self._passes += 1
+        self.gap.clear()
+        try:
+            yield
+        finally:
+            self._passes -= 1
+            if not self._passes:
+                self.gap.set()
 
     async def _after_failure(self, job: Job, error: Exception) -> None:
         if not isinstance(error, ApiError) or error.status not in (404, 409):
@@ -219,6 +238,7 @@ class Reconciler:
             nodes=self._store.nodes_of(job),
             refusal=worker.refusal.why,
             refused_until=worker.refusal.until,
+            kept_pods=why_kept(worker.kept),
             listed_at=job.listed_at,
             room_at=self._store.room_at,
             workloads=quota.workloads,
@@ -239,7 +259,8 @@ class Reconciler:
             return
         version = str(job.body["metadata"]["resourceVersion"])
         before = job.fact.record or Record()
-        body = await written("record", self._api.patch_metadata(job.fact, version, metadata))
+        call = self._api.patch_metadata(job.fact, version, metadata)
+        body = await self._job_writes.written("record", job.fact, call)
         self._store.put_job(body)
         self._counts.written(before, todo)
         for entry in todo.history:
@@ -264,7 +285,7 @@ class Reconciler:
         # Who has to go, and quota that Kueue waits for, do not wait for pods that cannot be made.
         deletions = [a for a in todo.actions if isinstance(a, DeletePod)]
         await self._pod_writes.delete(
-            job, deletions, then=lambda action: self._bid_farewell(job, farewells.pop(action.uid, None))
+            job, worker.kept, deletions, then=lambda action: self._bid_farewell(job, farewells.pop(action.uid, None))
         )
         for call in farewells.values():
             self._bid_farewell(job, call)
@@ -289,7 +310,7 @@ class Reconciler:
             if isinstance(action, VerifyPods):
                 await self._list_pods(job)
             elif isinstance(action, DeleteJob):
-                await written("job", self._api.delete_job(job.fact))
+                await self._job_writes.written("job", job.fact, self._api.delete_job(job.fact))
 
     async def _send(self, job: Job, calls: list[Command]) -> None:
         for problem in await self._commander.send(calls):
@@ -317,7 +338,8 @@ class Reconciler:
         if status is None:
             return
         before = job.fact
-        self._store.put_job(await written("status", self._api.apply_status(job.fact, status)))
+        call = self._api.apply_status(job.fact, status)
+        self._store.put_job(await self._job_writes.written("status", job.fact, call))
         if replace(job.fact, conditions=before.conditions, scaling=before.scaling) != before:
             self.wake(job.fact.uid)  # the answer carried somebody's edit, which the watch will not tell as new
 
