@@ -106,7 +106,7 @@ def _rows(samples: Samples, how: str) -> list[Row]:
             "restore",
             "memory",
             "memcpy, mapped anew",
-            f"{two}; verified; against the same copy out of a file in memory that is mapped for it, as a new process must",
+            f"{two}; verified; against the same copy out of a file in memory, in small pages, that is mapped for it, as a new process must",
         ),
         row(
             "restore from this node's memory in a new process",
@@ -138,7 +138,7 @@ def _options() -> argparse.Namespace:
         "--memory",
         type=Path,
         default=Path(DEFAULT_ROOT),
-        help="folder of a memory file system; one that is mounted with huge=always shows what large pages save",
+        help="folder of a memory file system (default: /dev/shm)",
     )
     return parser.parse_args()
 

@@ -55,6 +55,19 @@ class Generation:
     saved: dict[int, float | None] = field(default_factory=dict)
     loaded: dict[int, float | None] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
+    contradicted_by: Path | None = None  # a rank's file whose first line differs from the others'
+
+    @property
+    def has_trained(self) -> bool:
+        """Tell whether any rank made a step or left in good order."""
+        return bool(self.steps or self.ends)
+
+    @property
+    def data(self) -> str:
+        """What all generations must have in common, in words; they may differ in the number of epochs."""
+        said = f"{self.start.dataset_size} samples an epoch"
+        sources = [f"{draws // self.start.epochs} of the {size} of {name}" for name, size, draws in self.start.sources]
+        return f"{said}, {', '.join(sources)}" if sources else said
 
     @property
     def last_step(self) -> int:
@@ -75,6 +88,8 @@ def read_logs(directory: str | os.PathLike[str]) -> dict[int, Generation]:
     generations: dict[int, Generation] = {}
     for number, rank, name in found:
         _read_file(folder / name, number, rank, generations)
+    generations = _without_false_starts(generations)
+    _refuse_contradictions(generations)
     _refuse_missing_ranks(generations)
     _refuse_other_data(generations)
     return generations
@@ -92,7 +107,7 @@ def _read_file(path: Path, number: int, rank: int, generations: dict[int, Genera
         start = Start(**{name: int(first[name]) for name in _SHARED}, sources=sources)
         generation = generations.setdefault(number, Generation(number, start))
         if generation.start != start:
-            raise UnusableLogs(f"{path} contradicts the other ranks of generation {number} in its first line")
+            generation.contradicted_by = path
         generation.ranks.add(rank)
         for record in records:
             _add(generation, record)
@@ -134,6 +149,27 @@ def _ranges(record: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     return tuple((int(index), int(index) + 1) for index in record["samples"])
 
 
+def _without_false_starts(generations: dict[int, Generation]) -> dict[int, Generation]:
+    """Leave out generations that were started with other data and refused before their first step: a mistake put right."""
+    trained = [each for each in generations.values() if each.has_trained]
+    if not trained:
+        return generations
+    data = trained[-1].data
+    return {
+        each.number: each
+        for each in generations.values()
+        if each.has_trained or (each.data == data and each.contradicted_by is None)
+    }
+
+
+def _refuse_contradictions(generations: dict[int, Generation]) -> None:
+    for each in generations.values():
+        if each.contradicted_by is not None:
+            raise UnusableLogs(
+                f"{each.contradicted_by} contradicts the other ranks of generation {each.number} in its first line"
+            )
+
+
 def _refuse_missing_ranks(generations: dict[int, Generation]) -> None:
     for generation in generations.values():
         missing = sorted(set(range(generation.start.world_size)) - generation.ranks)
@@ -145,11 +181,10 @@ def _refuse_missing_ranks(generations: dict[int, Generation]) -> None:
 
 
 def _refuse_other_data(generations: dict[int, Generation]) -> None:
-    sizes = {(each.start.dataset_size, each.start.epochs) for each in generations.values()}
-    if len(sizes) > 1:
-        raise UnusableLogs(f"the generations do not train on the same data: (samples, epochs) are {sorted(sizes)}")
-    mixtures = {each.start.sources for each in generations.values()}
-    if len(mixtures) > 1:
-        raise UnusableLogs(
-            f"the generations do not train on the same data: (source, size, draws) are {sorted(mixtures)[:2]}"
-        )
+    first, *others = generations.values()
+    for other in others:
+        if other.data != first.data:
+            raise UnusableLogs(
+                f"the generations do not train on the same data: generation {first.number} on {first.data}, generation "
+                f"{other.number} on {other.data}"
+            )

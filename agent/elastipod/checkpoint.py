@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId, CheckpointStore
+from elastipod.checkpoint_directory import CheckpointDirectory
+from elastipod.checkpoint_store import CheckpointId, CheckpointStore
 from elastipod.checkpoints.exchange import Exchange
 from elastipod.checkpoints.image import job_directory, memory_root
 from elastipod.checkpoints.resuming import Live, Resumer
@@ -201,8 +202,6 @@ class CheckpointManager:
         run = self._run()  # claim first: from here on no former generation can commit
         if self._save is not None:
             self._save.thread.join()  # it speaks over the same connections
-        if not all(run.exchange.meet(lambda: run.exchange.is_open)):
-            run.exchange.open()
         resumer = Resumer(self._directory, run.staging, run.exchange, run.generation, Live(model, optimizer, scheduler))
         try:
             return resumer.resume()

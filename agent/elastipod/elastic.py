@@ -18,7 +18,7 @@ from types import FrameType
 
 from elastipod.agreement import Agreement
 from elastipod.errors import ElasticAgreementError
-from elastipod.local_worker import generation_from_env, local_worker
+from elastipod.local_worker import local_worker, store_generation
 from elastipod.stores import TorchStore
 from elastipod.worker_file import EventLevel
 
@@ -122,7 +122,7 @@ def _start_agreement(level: Callable[[], bool]) -> Agreement | None:
             "elastic_event_detected() reaches the other ranks through MASTER_ADDR and MASTER_PORT, which are not set; "
             f"start the script with hyperpodrun or torchrun, or set {COORDINATION_ENV}=disabled"
         )
-    prefix = f"elastipod/event/{_store_generation()}"
+    prefix = f"elastipod/event/{store_generation()}"
     hosts_store = dist.get_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     agreement = Agreement(
         rank=dist.get_rank(),
@@ -134,11 +134,6 @@ def _start_agreement(level: Callable[[], bool]) -> Agreement | None:
     )
     agreement.start()
     return agreement
-
-
-def _store_generation() -> int:
-    """Give a number that grows with every start on one store: torchrun's store outlives its restarts."""
-    return generation_from_env() or 1 + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _coordinated() -> bool:

@@ -47,6 +47,11 @@ def generation_from_env() -> int | None:
     return int(restarts) + 1 if restarts else None
 
 
+def store_generation() -> int:
+    """Give a number that grows with every start on one store: torchrun's store outlives its restarts."""
+    return generation_from_env() or 1 + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def run_from_env() -> str:
     """Give the identity of the job that this worker belongs to, the same over all its generations; empty outside of a pod."""
     return os.environ.get("ELASTIPOD_RUN_ID", "")

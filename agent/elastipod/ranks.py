@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from elastipod.errors import CheckpointError, FencedError
+from elastipod.errors import CheckpointError, ElastipodError, FencedError
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def tried(action: Callable[[], object]) -> dict[str, Any]:
         return {"value": action()}
     except FencedError as error:
         return {_FENCED: str(error)}
-    except (CheckpointError, OSError) as error:
+    except (ElastipodError, OSError) as error:
         return {_FAILED: str(error)}
     except Exception as error:  # the others wait for an answer, whatever went wrong here
         log.exception("this rank failed")

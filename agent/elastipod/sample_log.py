@@ -93,7 +93,11 @@ class SampleLog:
 
     def sync(self) -> None:
         """Put what was written on disk. `CheckpointManager.save` does it before a checkpoint appears."""
-        os.fsync(self._open_descriptor())
+        descriptor = self._open_descriptor()
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise SampleLogError(f"cannot put the sample log {self.path} on disk: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -111,7 +115,11 @@ class SampleLog:
 
     def _write(self, **record: object) -> None:
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        written = os.write(self._open_descriptor(), line)
+        descriptor = self._open_descriptor()
+        try:
+            written = os.write(descriptor, line)
+        except OSError as error:
+            raise SampleLogError(f"cannot write the sample log {self.path}: {error.strerror}") from error
         if written != len(line):
             raise SampleLogError(f"only {written} of {len(line)} bytes went into {self.path}; is its disk full?")
 

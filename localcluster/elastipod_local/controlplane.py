@@ -136,6 +136,8 @@ class ControlPlane:
             "--peer-client-cert-auth",
             # The cluster lives no longer than its machine is up: waiting for the disk would buy nothing.
             "--unsafe-no-fsync",
+            # As kubeadm sets it: else the API server sends no bookmarks of what never changes, and watches look dead.
+            "--watch-progress-notify-interval=5s",
             "--log-level=warn",
         ]
 

@@ -21,7 +21,7 @@ from .kube.writes import about, is_refusal, is_taken, together, written
 
 log = logging.getLogger(__name__)
 
-# Create calls that the API server refused (quota, admission) are repeated with this back-off.
+# Calls that the API server refused (quota, admission, rights) are repeated with this back-off.
 REFUSAL_FIRST_S, REFUSAL_LAST_S = 5.0, 120.0
 WRITE_PARALLEL = 16
 CANNOT_AUTHENTICATE = (
@@ -34,7 +34,7 @@ Place = Callable[[Job, Sequence[CreatePod]], Awaitable[tuple[list[tuple[CreatePo
 
 @dataclass(slots=True)
 class Refusal:
-    """Why no pods of a job are created for now, and until when; may be lost without harm."""
+    """Why no pods of a job are created for now, or one of them is not deleted, and until when; may be lost without harm."""
 
     why: str = ""
     until: datetime | None = None
@@ -44,9 +44,30 @@ class Refusal:
         """Whether it is too early to try again."""
         return self.until is not None and clock.now() < self.until
 
+    def again(self, why: str, key: str) -> float:
+        """Note that it was refused; gives the seconds until it is tried again. key: spreads the waits of different jobs."""
+        first, last = timedelta(seconds=REFUSAL_FIRST_S), timedelta(seconds=REFUSAL_LAST_S)
+        self.why, self.times = why, self.times + 1
+        wait = backoff(first, last, self.times, key)
+        self.until = clock.now() + wait
+        return wait.total_seconds()
+
+
+KeptPods = dict[str, tuple[str, Refusal]]
+"""Pods of a job that are to go and that the API server refuses to delete: name and refusal by UID."""
+
+
+def why_kept(kept: KeptPods) -> str:
+    """Say in one sentence which pods cannot be deleted, and why; empty when there are none."""
+    if not kept:
+        return ""
+    name, refusal = min(kept.values(), key=lambda one: one[0])
+    more = f" (and {len(kept) - 1} more)" if len(kept) > 1 else ""
+    return f"the API server refuses to delete pod {name}{more}, which is tried again: {refusal.why}"
+
 
 class PodWrites:
-    """Creates and deletes pods. All raise as Api does, but for refusals, which are noted and tried again later.
+    """Creates and deletes pods. All raise as Api does, but for refusals, which are noted, told, and tried again later.
 
     place: where pods may run, and why others may not. list_pods: bring the store up to date. forget: the pod of a UID is
     gone. wake: have a job looked at soon.
@@ -106,22 +127,42 @@ class PodWrites:
             refusal.why, refusal.times, refusal.until = "", 0, None
             self._wake(job.fact.uid)  # the status must not tell of it any more
 
-    async def delete(self, job: Job, actions: Sequence[DeletePod], then: Callable[[DeletePod], None]) -> None:
-        """Delete pods; one that cannot be deleted keeps no other from going. then: is told of each as soon as it is done."""
+    async def delete(
+        self, job: Job, kept: KeptPods, actions: Sequence[DeletePod], then: Callable[[DeletePod], None]
+    ) -> None:
+        """Delete pods; one that cannot be deleted keeps no other from going. then: is told of each as soon as it is done.
+
+        kept: those whose deletion was refused, which are tried again later; who need not go any more is none of them.
+        """
+        told, uids = why_kept(kept), {action.uid for action in actions}
+        for uid in [uid for uid in kept if uid not in uids]:
+            del kept[uid]
 
         async def delete_one(action: DeletePod) -> None:
-            await self._delete(job, action)
-            then(action)
+            refusal = kept[action.uid][1] if action.uid in kept else Refusal()
+            if refusal.holds():
+                return
+            try:
+                await self._delete(job, action)
+            except ApiError as error:
+                if not is_refusal(error):
+                    raise
+                log.warning("a pod could not be deleted: %s", error, extra={**about(job.fact), "pod": action.name})
+                kept[action.uid] = action.name, refusal
+                self._refused(job, refusal, str(error))
+            else:
+                kept.pop(action.uid, None)
+                then(action)
 
-        await together(*map(delete_one, actions))
+        try:
+            await together(*map(delete_one, actions))
+        finally:
+            if why_kept(kept) != told:
+                self._wake(job.fact.uid)  # the status is to tell of it, or not any more
 
     def _refused(self, job: Job, refusal: Refusal, why: str) -> None:
-        """Say why no pods are created for now, and when they are tried again."""
-        first, last = timedelta(seconds=REFUSAL_FIRST_S), timedelta(seconds=REFUSAL_LAST_S)
-        refusal.why, refusal.times = why, refusal.times + 1
-        wait = backoff(first, last, refusal.times, job.fact.uid)
-        refusal.until = clock.now() + wait
-        asyncio.get_running_loop().call_later(wait.total_seconds(), self._wake, job.fact.uid)
+        """Say why something is not done for now, and have it tried again."""
+        asyncio.get_running_loop().call_later(refusal.again(why, job.fact.uid), self._wake, job.fact.uid)
 
     async def _create(self, job: Job, order: CreatePod, placed: Placement | None, token_secret: str) -> None:
         assert job.fact.policy is not None

@@ -166,6 +166,8 @@ class Reconciler:
             log.warning("a call to the API server failed: %s %s", type(error).__name__, error, extra=about(job.fact))
             return
         # Somebody wrote or removed the job before us: decide anew on what it is now.
+        if job.fact.record is None:
+            job.listed = False  # it was another operator, perhaps
         try:
             body = await self._api.read_job(job.fact.namespace, job.fact.name)
         except CALL_ERRORS as second:
@@ -186,6 +188,8 @@ class Reconciler:
         self.forget(job.fact.uid)
 
     async def _pass(self, job: Job, worker: Worker) -> datetime | None:
+        if not job.listed:
+            self._store.expect_no_pods(job)
         if not job.listed:
             await self._list_pods(job)
         await self._queues.look(job)
@@ -287,8 +291,9 @@ class Reconciler:
         await self._pod_writes.delete(
             job, worker.kept, deletions, then=lambda action: self._bid_farewell(job, farewells.pop(action.uid, None))
         )
-        for call in farewells.values():
-            self._bid_farewell(job, call)
+        for uid, call in farewells.items():
+            if uid not in worker.kept:  # who refuses its deletion may mean to protect its work
+                self._bid_farewell(job, call)
         await self._queues.give_back(job, todo)
         if may_create:
             creations = [a for a in todo.actions if isinstance(a, CreatePod)]

@@ -53,6 +53,8 @@ class Lives:
     left: list[tuple[str, str]] = field(default_factory=list)
     """Jobs and pods that are there after the end."""
     events: list[dict[str, Any]] = field(default_factory=list)
+    written: list[dict[str, Any]] = field(default_factory=list)
+    """All jobs at the end, with who wrote which of their fields."""
     took_s: dict[str, float] = field(default_factory=dict)
     operator_log: str = ""
 
@@ -101,6 +103,8 @@ def live(cluster: Cluster, folder: Path, between: Callable[[], None] = lambda: N
             _collect(cluster, lives.states, lambda b: _state(b) == STATES[_name(b)], set(STATES), "compat-states")
         lives.left = _left_when_cleaned(cluster)
         lives.events = json.loads(cluster.kubectl("get", "events", "-A", "-o", "json"))["items"]
+        listed = cluster.kubectl("get", "hpjob", "-A", "-o", "json", "--show-managed-fields")
+        lives.written = json.loads(listed)["items"]
         between()
         lives.pods, lives.starts = dict(nodes.seen), dict(nodes.starts)
     lives.operator_log = log.read_text(encoding="utf-8")

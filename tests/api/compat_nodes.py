@@ -240,6 +240,11 @@ class PlayedNodes:
             self._problem = error
         finally:
             self._ready.set()
+            left = asyncio.all_tasks(self._loop)  # an answer may be under way yet
+            for task in left:
+                task.cancel()
+            if left:
+                self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.close()
 
     async def _play(self) -> None:

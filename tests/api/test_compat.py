@@ -13,6 +13,7 @@ from tests.api.hyp_client import Hyp
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 from elastipod_operator.api import HyperPodPyTorchJob
+from elastipod_operator.core.names import FIELD_MANAGER
 from elastipod_operator.kube.translate import job_fact
 
 pytestmark = pytest.mark.timeout(600)  # the lives of all jobs pass in the first test; a peer's environment is made once
@@ -170,6 +171,18 @@ def test_nothing_else_was_warned_of(lives: Lives):
         and e["reason"] != "ContainerEnded"
     }
     assert warned == {(name_of(m), "SpecWarning") for m, e in EXPECTED.items() if e.warnings}
+
+
+def test_no_spec_was_written_into(lives: Lives):
+    """What the user wrote stays as it is: the operator is the manager of no field of a spec."""
+    mine = [
+        entry
+        for body in lives.written
+        for entry in body["metadata"]["managedFields"]
+        if entry["manager"] == FIELD_MANAGER
+    ]
+    assert len(mine) >= 2 * len(EXPECTED), "metadata and status of each"
+    assert [entry for entry in mine if "f:spec" in entry["fieldsV1"]] == []
 
 
 class TestHyp:

@@ -11,7 +11,7 @@ from typing import Any
 from tests.e2e.rank_worlds import run_world
 
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint_directory import CheckpointId, Manifest
+from elastipod.checkpoint_store import CheckpointId, Manifest
 from elastipod.checkpoints.bucket import CheckpointBucket
 from elastipod.errors import CheckpointError, FencedError
 

@@ -81,6 +81,8 @@ class ApiServer(ABC):
         self.clock_offset_s = 0.0
         self.writes = 0
         self.last_write = ""
+        self.called_at: list[float] = []
+        """When operators called it or agents."""
         self._versions = 1
         self._uids = 0
         self._watches: list[Watch] = []
@@ -262,6 +264,8 @@ class ApiServer(ABC):
         if pod is None or pod.name != name:
             raise ApiFailure(404, f"pods {name} not found")
         pod.is_unwanted = True
+        if self.goes_on("deletes_refused"):
+            raise self._failed("API: 403 of a deletion", 403, "pods is forbidden")
         self.delete(pod, force=force)
         return pod.body() if uid in self.pods else {"kind": "Status"}
 

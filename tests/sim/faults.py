@@ -93,6 +93,7 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "api_fails": (3, control_faults.spell("api_fails")),
     "busy_job": (2, control_faults.spell("busy_job")),
     "creates_refused": (3, control_faults.spell("creates_refused")),
+    "deletes_refused": (2, control_faults.spell("deletes_refused")),
     "slow_watch": (3, control_faults.spell("slow_watch")),
     "broken_watch": (5, control_faults.broken_watch),
     "repeated_watch": (2, control_faults.repeated_watch),

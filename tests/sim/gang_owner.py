@@ -45,13 +45,11 @@ def live(server: KueueServer, gang: Gang, name: str) -> Script:
             yield 1.0
             if one.is_called_back:
                 yield from _give_back(server, tenant, one, gang)
-        server.busy += 1
         while left_s > 0 and not one.is_called_back:
             if not one.has("PodsReady") and not server.is_away:
                 server.kueue.apply_condition(one, _condition(server, "PodsReady", "Started"))
             yield 1.0
             left_s -= 1.0
-        server.busy -= 1
     while server.is_away:
         yield 1.0
     server.kueue.apply_condition(one, _condition(server, "Finished", "Succeeded"))

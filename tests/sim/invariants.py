@@ -14,10 +14,11 @@ from elastipod_operator.api import JobSpec
 from elastipod_operator.core.codec import MAX_BYTES, RecordError, decode
 from elastipod_operator.core.escalation import NO_PROGRESS_LIMIT
 from elastipod_operator.core.facts import Policy
+from elastipod_operator.core.growth import CAUSE as GROWTH
 from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.ledger import total
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import RECORD_LOST, Kind, Record
 from elastipod_operator.kube.translate import policy_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class Watchman:
         self._masters: dict[int, tuple[str, int]] = {}
         self._members: dict[int, tuple[PodId, ...]] = {}
         self._kinds: dict[int, Kind] = {}
+        self._causes: dict[int, str] = {}
+        self._ran_at: dict[Kind, datetime] = {}
+        """When a generation of each kind last ran, by the operator's clock."""
         self._stepped = 0
         self._excused = 0
         self._inflicted = 0
@@ -85,6 +89,7 @@ class Watchman:
         """
         self._knows_spec &= not with_spec
         self.are_names_known = False
+        self._ran_at.clear()
         self._excused += 1
         self.record = Record()
 
@@ -116,7 +121,9 @@ class Watchman:
             raise Violation(f"generation {new.generation} got other members: {old.members} -> {new.members}")
         if new.restarts > old.restarts:
             self._restarted(old, new, training, now)
-        self._counted(old, new, policy_of(JobSpec.model_validate(spec)), now, bound)
+        policy = policy_of(JobSpec.model_validate(spec))
+        self._counted(old, new, policy, now, bound)
+        self._grows(old, new, policy, now)
         if new.outcome == "Failed" and old.outcome != "Failed":
             self._failed(old, new, spec, now)
 
@@ -162,11 +169,36 @@ class Watchman:
         entry = history[-1] if history else None
         if entry is None or (entry.generation, entry.to_size) != (new.generation, len(new.members)):
             raise Violation(f"generation {new.generation} is not in the history: {entry}")
-        self._kinds[new.generation] = entry.kind
+        self._kinds[new.generation], self._causes[new.generation] = entry.kind, entry.cause
+        self.met[f"cause: {entry.cause}"] += 1
+        self.met["replicaDiscreteValues"] += bool((spec.get("elasticPolicy") or {}).get("replicaDiscreteValues"))
         gone = set(new.members) & set(old.lost)
         if gone:
             raise Violation(f"generation {new.generation} takes back lost pods: {sorted(gone)}")
         self._say(f"generation {new.generation}: {[_short(m) for m in new.members]} ({entry.cause})")
+
+    def _grows(self, old: Record, new: Record, policy: Policy, now: datetime) -> None:
+        """A growth does not begin before all the times are over that the user set for it."""
+        if old.settled_at is None and new.settled_at is not None:
+            kind, cause = self._kinds.get(new.generation), self._causes.get(new.generation)
+            if kind is not None and cause != RECORD_LOST:  # that is nobody's fault
+                self._ran_at[kind] = new.settled_at
+        begun = new.transition
+        if old.transition is not None or begun is None or begun.cause != GROWTH or not self.has_true_time:
+            return
+        tries = min(max(old.resize_failures, 1), 16)
+        waits: dict[str, tuple[datetime | None, timedelta]] = {
+            "scalingTimeoutInSeconds": (old.window_since or now, policy.scaling_timeout),
+            "scaleUpSnoozeTimeInSeconds": (self._ran_at.get(Kind.RECOVERY), policy.snooze),
+            "minStableSeconds": (self._ran_at.get(Kind.RESIZE), policy.min_stable),
+            "backoff": (old.resize_failed_at, min(policy.backoff_max, policy.backoff_base * int(2 ** (tries - 1)))),
+        }
+        ends = {name: since + wait for name, (since, wait) in waits.items() if since is not None and wait}
+        early = [name for name, end in ends.items() if now + WRITING_TIME < end]
+        if early:
+            raise Violation(f"the job grows before {early} is over: {ends}")
+        if ends:
+            self.met[f"grows after {max(ends, key=ends.__getitem__)}"] += 1
 
     def _noted(self, old: Record, new: Record) -> None:
         """Note what the new generation shows of the fields of the job."""
@@ -196,6 +228,7 @@ class Watchman:
             raise Violation(
                 f"a restart is counted in a window that is over since {now - window.since - policy.eval_period}"
             )
+        self.met["a window is over"] += window.number > old.window.number
         if window.full > old.window.full:
             self._say(f"full job restart {window.full} of window {window.number}")
             self.met["full job restart"] += 1
@@ -222,6 +255,8 @@ class Watchman:
         """A job may only fail when a budget or a time that the user set, or progress, is used up."""
         policy, faults = policy_of(JobSpec.model_validate(spec)), self.worker_faults
         self.met[f"failed: {new.outcome_reason}"] += 1
+        for budget in ("jobMaxRetryCount", "maxFullJobRestarts"):
+            self.met[f"used up: {budget}"] += f"{budget} " in new.outcome_message
         begun = {
             "DeadlineExceeded": (EPOCH + old.idle, policy.active_deadline),
             "StartupDeadlineExceeded": (EPOCH + old.idle if old.started_at is None else None, policy.startup_deadline),

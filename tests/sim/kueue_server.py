@@ -93,8 +93,6 @@ class KueueServer:
         for queue in settings.queues():
             self.kueue.add_queue(queue)
         self._is_due = False
-        self.busy = 0
-        """How many of those who come and go by themselves have quota now."""
         kernel.spawn(self._pulse())
 
     @property
@@ -103,9 +101,11 @@ class KueueServer:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it has nothing to do, and nobody is to give anything back."""
+        """Whether it has nothing to do, and nobody has quota who is to give it back."""
         is_calm = not any(one.is_called_back for one in self.kueue.workloads.values())
-        return is_calm and not (self._is_due or self.is_away or self.busy)
+        gangs = (name for name, tenant in self.tenants.items() if tenant.cluster is None)
+        is_used = any(one.holds for name in gangs for one in self.kueue.of(name))
+        return is_calm and not (self._is_due or self.is_away or is_used)
 
     def tenant(self, name: str, queue: int, cluster: Cluster | None = None) -> Tenant:
         """Give somebody a LocalQueue."""

@@ -10,6 +10,8 @@ from tests.sim.events import Event, Make
 from tests.sim.objects import SimNode, SimPod
 from tests.sim.victims import AFTERMATH_S, DELAYS, HINDRANCES, a_node, a_pod, touch
 
+from elastipod_agent.core.states import AgentState
+
 if TYPE_CHECKING:
     from tests.sim.story import Play
 
@@ -45,8 +47,12 @@ def _note_what_is_asked(play: Play, agent: SimAgent, asks: str) -> None:
     play.watchman.asked_for_pods += asks == "job_level_restart"
     run, record = play.training.runs.get(agent.generation), play.watchman.record
     is_alone = run is not None and not run.spoiled and record.transition is None and record.settled_at is not None
-    if asks == "process_level_restart" and is_alone and not any(e.what in DELAYS for e in play.story.events):
+    is_wished = play.story.ours.get("recovery") == "Process"
+    # Who is being stopped by somebody else fails in a drain, which is no fault of a worker.
+    is_asked = (is_wished or asks == "process_level_restart") and agent.state is AgentState.RUNNING
+    if is_asked and is_alone and not any(e.what in DELAYS for e in play.story.events):
         play.watchman.asked_for_processes(agent.generation)
+        play.watchman.met["recovery: Process"] += is_wished
 
 
 def take_master_port(play: Play, event: Event) -> str:

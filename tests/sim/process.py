@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from tests.sim.api_server import ApiFailure
-from tests.sim.kernel import Kernel, Script, Signal
+from tests.sim.kernel import Kernel, Process, Script, Signal
 
 from elastipod_operator import clock
 from elastipod_operator.clock import SteadyClock
@@ -36,36 +36,29 @@ class _Timer:
         self.is_cancelled = True
 
 
-class _Future:
-    """As much of a future as asyncio.sleep needs."""
-
-    def __init__(self) -> None:
-        self._signal, self._is_set = Signal(), False
-
-    def cancelled(self) -> bool:
-        return False
-
-    def set_result(self, _: object) -> None:
-        self._is_set = True
-        self._signal.fire()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        if not self._is_set:
-            yield from Wait(self._until_fired()).__await__()
-
-    def _until_fired(self) -> Script:
-        yield self._signal
+class _Task(asyncio.Future[Any]):
+    """What a coroutine gives that runs by itself."""
 
 
 class _Loop:
-    """As much of an event loop as the operator's queueing needs."""
+    """As much of an event loop as the operator's queueing needs. run: plays a coroutine."""
 
-    def __init__(self, kernel: Kernel, held_until: Callable[[], float]) -> None:
+    def __init__(
+        self, kernel: Kernel, held_until: Callable[[], float], run: Callable[[Coroutine[Any, Any, Any]], Script]
+    ) -> None:
         self._kernel = kernel
         self._held_until = held_until
+        self._run = run
+        self._tasks: list[Process] = []
+
+    def get_debug(self) -> bool:
+        return False
 
     def time(self) -> float:
         return self._kernel.now
+
+    def call_soon(self, what: Callable[..., object], *arguments: object, context: object = None) -> None:
+        self._kernel.after(0.0, lambda: what(*arguments))
 
     def call_later(self, seconds: float, what: Callable[..., object], *arguments: object) -> _Timer:
         timer = _Timer(self._kernel.now + seconds)
@@ -79,8 +72,31 @@ class _Loop:
         self._kernel.after(seconds, fire)
         return timer
 
-    def create_future(self) -> _Future:
-        return _Future()
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=cast(asyncio.AbstractEventLoop, self))
+
+    def create_task(self, coroutine: Coroutine[Any, Any, Any], **_: object) -> _Task:
+        task = _Task(loop=cast(asyncio.AbstractEventLoop, self))
+
+        def run() -> Script:
+            try:
+                yield 0.0
+                given = yield from self._run(coroutine)
+            except Exception as failure:
+                task.set_exception(failure)
+            else:
+                task.set_result(given)
+            finally:
+                coroutine.close()
+
+        self._tasks = [one for one in self._tasks if not one.done]
+        self._tasks.append(self._kernel.spawn(run(), self._held_until))
+        return task
+
+    def end(self) -> None:
+        """End all tasks where they wait."""
+        for task in self._tasks:
+            task.kill()
 
 
 class OwnProcess:
@@ -88,14 +104,14 @@ class OwnProcess:
 
     def __init__(self, kernel: Kernel, its_clock: SteadyClock, held_until: Callable[[], float]) -> None:
         self._clock = its_clock
-        self._loop = cast(asyncio.AbstractEventLoop, _Loop(kernel, held_until))
+        self._loop = _Loop(kernel, held_until, self.run)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Have the time of the process, and its loop, for code that does not wait."""
         before = clock.CLOCK
         clock.CLOCK = self._clock
-        asyncio._set_running_loop(self._loop)
+        asyncio._set_running_loop(cast(asyncio.AbstractEventLoop, self._loop))
         try:
             yield
         finally:
@@ -110,15 +126,28 @@ class OwnProcess:
             while True:
                 try:
                     with self.inside():
-                        asked: Wait = coroutine.throw(error) if error is not None else coroutine.send(answer)
+                        asked = coroutine.throw(error) if error is not None else coroutine.send(answer)
                 except StopIteration as end:
                     return end.value
                 answer = error = None
                 try:
-                    answer = yield from asked.script
+                    answer = yield from asked.script if isinstance(asked, Wait) else _until_done(asked)
                 except ApiFailure as failure:
                     error = ConnectionResetError(str(failure)) if not failure.status else failure
                 except Exception as failure:
                     error = failure
         finally:
             coroutine.close()
+
+    def end(self) -> None:
+        """End what runs beside the coroutines that were waited for."""
+        self._loop.end()
+
+
+def _until_done(future: asyncio.Future[Any]) -> Script:
+    """Wait for a future as a task does; what it holds the coroutine takes from it by itself."""
+    future._asyncio_future_blocking = False
+    if not future.done():
+        signal = Signal()
+        future.add_done_callback(lambda _: signal.fire())
+        yield signal

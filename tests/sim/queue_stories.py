@@ -54,6 +54,7 @@ QUEUE_STORIES: dict[str, Story] = {
     "a node of an increment is lost for good": _story(Event(100.0, "delete_node", 2)),
     "somebody deactivates the base": _story(Event(100.0, "deactivate", 0, 60.0)),
     "a gang comes first": _story(gangs=(Gang(0.0, 3, 0, runs_s=100.0),)),
+    "a gang gives way to a stronger job": _story(priority=1000, gangs=(Gang(0.0, 3, 0, runs_s=100.0),)),
     "Kueue goes away while it waits for quota": _story(Event(101.0, "kueue_away", 0, 60.0), gangs=(SMALL,)),
     "calls to Kueue hang while it waits for the base's quota": _story(
         Event(101.0, "kueue_away", 1, 60.0), gangs=(WHOLE,)
@@ -61,6 +62,8 @@ QUEUE_STORIES: dict[str, Story] = {
     "Kueue is away when the job comes": _story(Event(0.0, "kueue_away", 0, 60.0)),
     "Kueue is slow": _story(Event(0.0, "kueue_slow", 0, 200.0), gangs=(SMALL,)),
     "a node is lost in an eviction": _story(Event(101.0, "kill_node", 1), gangs=(SMALL,)),
+    "the spec cannot be used while Kueue waits for quota": _story(Event(95.0, "break_spec", 0, 600.0), gangs=(SMALL,)),
+    "the spec cannot be used while Kueue waits for the base": _story(Event(95.0, "break_spec", 0, 600.0), gangs=(WHOLE,)),
     "the job is suspended in an eviction": _story(Event(101.0, "suspend", 0, 40.0), gangs=(SMALL,)),
     "the job is deleted in an eviction": _story(Event(101.0, "delete_job"), gangs=(SMALL,)),
     "the job is deleted while increments wait and workers save": replace(
@@ -101,9 +104,9 @@ QUEUE_STORIES: dict[str, Story] = {
     ),
 }  # fmt: skip
 
-QUEUE_TURNS: dict[str, tuple[float, Story]] = {
-    "an eviction of increments": (100.0, _story(gangs=(SMALL,))),
-    "an eviction of the base": (100.0, _story(gangs=(WHOLE,))),
-    "a start in a queue": (0.02, _story()),
+QUEUE_TURNS: dict[str, tuple[float, float, Story]] = {
+    "an eviction of increments": (99.9, 120.0, _story(gangs=(SMALL,))),
+    "an eviction of the base": (99.9, 120.0, _story(gangs=(WHOLE,))),
+    "a start in a queue": (0.0, 30.0, _story()),
 }
 """Turns of the life of a job in a queue, as in `scripted.TURNS`."""

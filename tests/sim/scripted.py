@@ -25,6 +25,7 @@ def _story(
     specs: list[dict[str, Any]] | None = None,
     step: int = 1,
     make: Make = Make.OURS,
+    ours: dict[str, Any] | None = None,
     **restarts: int,
 ) -> Story:
     return Story(
@@ -36,6 +37,7 @@ def _story(
         heeds_events=True,
         collective_timeout_s=timeout_s,
         make=make,
+        ours=ours or {},
         events=events,
     )
 
@@ -143,25 +145,37 @@ STORIES: dict[str, Story] = {
         low=2, high=6, nodes=5, specs=[{"name": "workers", "replicas": 2, "maxReplicas": 6}], step=4
     ),
     "a growth that does not pay is put off": _story(Event(100, "scale", 1), Event(160, "scale", 0)),
+    "growth after a recovery waits": _story(
+        Event(60, "crash_worker", 0), Event(65, "add_node"), nodes=3, scaleUpSnoozeTimeInSeconds=90
+    ),
+    "growth after a resize waits": _story(Event(60, "scale", 1), Event(75, "scale", 0), ours={"minStableSeconds": 60}),
+    "growth after one that failed waits": _story(
+        Event(12.0, "crash_worker", 0), Event(40, "add_node"), nodes=3,
+        ours={"minStableSeconds": 0, "backoff": {"baseSeconds": 60, "maxSeconds": 60}},
+    ),
     "a member hears no call": _story(Event(99, "deafen_node", 1, 300), Event(100, "crash_worker", 0), nodes=5),
     "an agent claims an enormous generation": _story(Event(100, "agent_lies", 7 * 3, 12)),
     "a worker asks for new processes of all": _story(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
+    "workers that could outlive a fault are to be new ones": _story(
+        Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}
+    ),
     "a worker asks for new pods": _story(Event(100, "crash_worker", 7 * 3), make=Make.IN_PROCESS),
     "the quota refuses pods for a while": _story(Event(0, "creates_refused", 0, 60), Event(150, "delete_pod", 1)),
+    "answers get lost from the beginning": _story(Event(0, "api_loses_answers", 0, 60), Event(20, "delete_pod", 1)),
+    "pods may not be deleted for a while": _story(Event(99, "deletes_refused", 0, 60), Event(100, "drain_node", 0)),
+    "nor those of a deleted job": _story(Event(99, "deletes_refused", 0, 60), Event(100, "delete_job")),
 }  # fmt: skip
 
-# So many calls after the beginning of what a story is about; more than any of them takes.
-CALLS = 16
-TURNS: dict[str, tuple[float, Story]] = {
-    "a start": (0.5, _story()),
-    "a growth": (99.9, _story(Event(60, "add_node"), Event(60, "add_node"), nodes=2)),
-    "a drain": (99.99, _story(Event(100, "drain_node", 0))),
-    "a crash": (99.99, _story(Event(100, "crash_worker", 0))),
-    "a lost node": (112.0, _story(Event(100, "kill_node", 1))),
+TURNS: dict[str, tuple[float, float, Story]] = {
+    "a start": (0.0, 30.0, _story()),
+    "a growth": (59.9, 90.0, _story(Event(60, "add_node"), Event(60, "add_node"), nodes=2)),
+    "a drain": (99.9, 130.0, _story(Event(100, "drain_node", 0))),
+    "a crash": (99.9, 130.0, _story(Event(100, "crash_worker", 0))),
+    "a lost node": (99.9, 130.0, _story(Event(100, "kill_node", 1))),
     "a full restart": (
-        129.99, _story(Event(100, "crash_worker", 0), Event(130, "crash_worker", 1), numRestartBeforeFullJobRestart=1),
+        129.9, 160.0, _story(Event(100, "crash_worker", 0), Event(130, "crash_worker", 1), numRestartBeforeFullJobRestart=1),
     ),
-    "a suspension": (99.99, _story(Event(100, "suspend", 0, 20))),
-    "a deletion": (99.99, _story(Event(100, "delete_job"))),
+    "a suspension and the return": (99.9, 150.0, _story(Event(100, "suspend", 0, 20))),
+    "a deletion": (99.9, 110.0, _story(Event(100, "delete_job"))),
 }  # fmt: skip
-"""Turns of a job's life, each with the time from which on calls are counted."""
+"""Turns of a job's life, each with its beginning and end: between any two calls of that time the operator dies."""

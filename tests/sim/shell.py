@@ -6,6 +6,7 @@ It can die between any two calls; a new one begins with nothing but what the API
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -32,17 +33,16 @@ from elastipod_operator.core.actions import (
     StopWorkers,
     VerifyPods,
 )
-from elastipod_operator.core.backoff import backoff
 from elastipod_operator.core.facts import Observed, PodFact
 from elastipod_operator.kube.api import CALL_ERRORS, Api, ApiError
-from elastipod_operator.kube.applied import effective_spec
 from elastipod_operator.kube.changes import metadata_changes, status_change
-from elastipod_operator.kube.placement import Placement
-from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
+from elastipod_operator.kube.tokens import Tokens
 from elastipod_operator.kube.workload_watch import WorkloadWatch
+from elastipod_operator.pod_writes import KeptPods, PodWrites, Refusal, why_kept
 from elastipod_operator.queueing import Queues
+from elastipod_operator.queueing.placing import Placed
 from elastipod_operator.queueing.sight import Seen
 
 if TYPE_CHECKING:
@@ -51,7 +51,20 @@ if TYPE_CHECKING:
 SETTLE_S = 3.0
 RETRY_S, LAST_RETRY_S = 0.2, 15.0
 COMMAND_RETRY_S = 1.0
-REFUSAL, LAST_REFUSAL = timedelta(seconds=5), timedelta(seconds=120)
+
+
+class _PodCalls:
+    """The calls of `PodWrites`. sent_away: is told of each pod that is to go, before its deletion is asked for."""
+
+    def __init__(self, call: Callable[[Any], Script], cluster: Cluster, sent_away: Callable[[str, str], None]) -> None:
+        self._call, self._cluster, self._sent_away = call, cluster, sent_away
+
+    async def create_pod(self, manifest: Body) -> Any:
+        return await Wait(self._call(lambda: self._cluster.create_pod(manifest)))
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> Any:
+        self._sent_away(name, uid)
+        return await Wait(self._call(lambda: self._cluster.delete_pod(name, uid, force=force)))
 
 
 class Shell:
@@ -72,8 +85,8 @@ class Shell:
         self._again = False
         self._due = 0
         self._retry_s = RETRY_S
-        self._refusal, self._refusals = "", 0
-        self._refused_until: datetime | None = None
+        self._refusal = Refusal()
+        self._kept: KeptPods = {}
         self.alive = True
         self.last_actions: tuple[object, ...] = ()
         self.passes = 0
@@ -86,6 +99,12 @@ class Shell:
         self._heart = kernel.spawn(self._board.beat(), self._held)
         self._process = OwnProcess(kernel, self._clock, self._held)
         self._queues: Queues | None = None
+        with self._process.inside():
+            self._pod_writes = PodWrites(
+                cast(Api, _PodCalls(self._call, cluster, self._note_sent_away)), self._store, Tokens(),
+                place=self._placed, list_pods=self._list_for_queues, forget=self._board.forget,
+                wake=lambda _: self.wake(),
+            )  # fmt: skip
         self._workload_watch: Process | None = None
         if cluster.tenant is not None:
             self._join_queues(cluster.tenant)
@@ -102,6 +121,11 @@ class Shell:
     async def _list_for_queues(self, job: Job) -> None:
         await Wait(self._list_pods())
 
+    async def _placed(self, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
+        if self._queues is None:
+            return [(action, None) for action in actions], ""
+        return await self._queues.placed(job, actions)
+
     def die(self) -> None:
         """The process ends between two calls."""
         if not self.alive:
@@ -115,6 +139,7 @@ class Shell:
             self._workload_watch.kill()
         if self._pass is not None:
             self._pass.kill()
+        self._process.end()
 
     def _held(self) -> float:
         return self.held_until
@@ -199,12 +224,19 @@ class Shell:
                 self._forget()
 
     def _call(self, effect: Any, *, writes: bool = True) -> Any:
-        if self.die_after is not None:
-            if self.die_after <= 0:
-                self._kernel.at(self._kernel.now, self.die)
-                yield 1e9
-            self.die_after -= 1
+        yield from self._may_die()
         return (yield from self._cluster.call(effect, writes=writes))
+
+    def _may_die(self) -> Script:
+        """A call to the API server or to an agent is about to be made."""
+        self._cluster.called_at.append(self._kernel.now)
+        if self.die_after is None:
+            return
+        if self.die_after <= 0:
+            self._watchman.met["the operator dies before a call"] += 1
+            self._kernel.at(self._kernel.now, self.die)
+            yield 1e9
+        self.die_after -= 1
 
     def _once(self, job: Job) -> Any:
         self.passes += 1
@@ -222,18 +254,22 @@ class Shell:
             yield from self._report(job, todo)
         orders = self._orders(as_seen, todo)
         yield from self._command([order for order in orders if order.path != "/shutdown"], as_seen)
-        yield from self._create_all(as_seen, todo)
+        deletions = [a for a in todo.actions if isinstance(a, DeletePod)]
+        yield from self._process.run(self._pod_writes.delete(as_seen, self._kept, deletions, lambda _: None))
+        farewells = [o for o in orders if o.path == "/shutdown" and o.pod_uid not in self._kept]
+        yield from self._command(farewells, as_seen)
+        if self._queues is not None:
+            yield from self._process.run(self._queues.give_back(as_seen, todo))
+        creations = [a for a in todo.actions if isinstance(a, CreatePod)]
+        if (yield from self._process.run(self._pod_writes.create_secret(as_seen, self._refusal, creations))):
+            yield from self._process.run(self._pod_writes.create(as_seen, self._refusal, creations))
         for action in todo.actions:
-            if isinstance(action, DeletePod):
-                yield from self._delete(action)
-            elif isinstance(action, VerifyPods):
+            if isinstance(action, VerifyPods):
                 yield from self._list_pods()
             elif isinstance(action, DeleteJob):
                 yield from self._call(self._cluster.delete_job)
-        yield from self._command([order for order in orders if order.path == "/shutdown"], as_seen)
         if self._queues is not None:
             yield from self._process.run(self._queues.ask(as_seen, todo))
-            yield from self._process.run(self._queues.give_back(as_seen, todo))
         if not is_told_first:
             yield from self._report(job, todo)
         if not orders:
@@ -256,7 +292,8 @@ class Shell:
         return Observed(
             now=self._clock.now(), job=job.fact, pods=pods, agents={p.name: self._board.fact(p.uid) for p in pods},
             nodes=self._store.nodes_of(job),
-            refusal=self._refusal, refused_until=self._refused_until, listed_at=job.listed_at, room_at=self._store.room_at,
+            refusal=self._refusal.why, refused_until=self._refusal.until, kept_pods=why_kept(self._kept),
+            listed_at=job.listed_at, room_at=self._store.room_at,
             workloads=quota.workloads, default_queue=quota.default_queue, queue_trouble=quota.trouble, queue_fact=quota.queue,
             return_trouble=quota.return_trouble,
         )  # fmt: skip
@@ -280,6 +317,7 @@ class Shell:
         self._sent = {key: at for key, at in self._sent.items() if now - at < SETTLE_S}
         for order in orders:
             if (order.pod_uid, *order.key) not in self._sent and order.pod_uid in job.pods:
+                yield from self._may_die()
                 self._order(job, job.pods[order.pod_uid], order)
         if orders:
             yield from self._call(_nothing, writes=False)
@@ -322,65 +360,6 @@ class Shell:
 
         self._kernel.after(self._rng.uniform(3.0, 20.0) if is_late else self._rng.uniform(0.001, 0.02), arrive)
         return not is_unanswered
-
-    def _create_all(self, job: Job, todo: Plan) -> Script:
-        actions = [a for a in todo.actions if isinstance(a, CreatePod)]
-        if self._refused_until is not None and self._clock.now() < self._refused_until:
-            return
-        assert job.fact.policy is not None or not actions
-        refusals: list[str] = []
-        placed: list[tuple[CreatePod, Placement | None]] = [(action, None) for action in actions]
-        problem = ""
-        if self._queues is not None:
-            placed, problem = yield from self._process.run(self._queues.placed(job, actions))
-        for action, place in placed:
-            assert job.fact.policy is not None
-            manifest = pod_manifest(
-                job.fact, effective_spec(job.body), job.fact.policy, action.pod, action.nnodes,
-                generation=action.generation, avoids=action.avoids, placed=place,
-            )  # fmt: skip
-            try:
-                self._store.put_pod((yield from self._call(lambda m=manifest: self._cluster.create_pod(m))))
-            except ApiFailure as failure:
-                if failure.status == 409:
-                    self._list_again()
-                elif failure.status == 403:
-                    refusals.append(str(failure))
-                else:
-                    raise
-        if not refusals and not problem:
-            if self._refusal:
-                self._refusal, self._refusals, self._refused_until = "", 0, None
-                self._again = True
-            return
-        refused = f"{len(refusals)} pods were refused by the API server: {refusals[0]}" if refusals else problem
-        self._refusal = refused
-        self._refusals += 1
-        wait = backoff(REFUSAL, LAST_REFUSAL, self._refusals, JOB_UID)
-        self._refused_until = self._clock.now() + wait
-        self._kernel.after(wait.total_seconds(), self.wake)
-
-    def _list_again(self) -> None:
-        """Somebody else made a pod of that name: the next look lists the pods."""
-        job = self._store.jobs.get(JOB_UID)
-        if job is not None:
-            job.listed = False
-
-    def _delete(self, action: DeletePod) -> Script:
-        self._note_sent_away(action.name, action.uid)
-        try:
-            call = self._call(lambda: self._cluster.delete_pod(action.name, action.uid, force=action.force))
-            body = yield from call
-        except ApiFailure as failure:
-            if failure.status not in (404, 409):
-                raise
-            body = {}
-        if body.get("kind") == "Pod" and not action.force:
-            self._store.put_pod(body)
-        else:
-            self._store.drop_pod_uid(JOB_UID, action.uid)
-            self._board.forget(action.uid)
-            self._again = True
 
     def _note_sent_away(self, name: str, uid: str) -> None:
         """From here on it ends because the operator wants it, unless its container has ended already."""

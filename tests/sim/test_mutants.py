@@ -14,10 +14,12 @@ from tests.sim.drawing import draw
 from tests.sim.scripted import STORIES
 from tests.sim.story import failure_of
 
+from elastipod_operator import pod_writes
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core import (
     escalation,
     gangs,
+    growth,
     health,
     incidents,
     ledger,
@@ -225,7 +227,7 @@ def start_before_everybody_has_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def make_pods_from_an_edited_template(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shell, "effective_spec", lambda body: body["spec"])
+    patch.setattr(pod_writes, "effective_spec", lambda body: body["spec"])
 
 
 def forget_to_book_a_phase(patch: pytest.MonkeyPatch) -> None:
@@ -262,11 +264,36 @@ def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_a_clock_that_was_wrong(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "not_later", lambda record, now: record)
+    patch.setattr(plan, "not_later", lambda record, *_: record)
 
 
 def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shell, "StopWorkers", type("Nothing", (), {}))
+
+
+def keep_processes_whatever_the_job_wishes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(incidents, "LEAST_REACH", dict.fromkeys((False, True), Reach.IN_PROCESS))
+
+
+def _grow_without(patch: pytest.MonkeyPatch, **nothing: timedelta) -> None:
+    real = growth.growth_due
+    patch.setattr(growth, "growth_due", lambda record, policy, key: real(record, replace(policy, **nothing), key))
+
+
+def grow_in_spite_of_the_snooze(patch: pytest.MonkeyPatch) -> None:
+    _grow_without(patch, snooze=timedelta(0))
+
+
+def grow_right_after_a_resize(patch: pytest.MonkeyPatch) -> None:
+    _grow_without(patch, min_stable=timedelta(0))
+
+
+def grow_again_right_after_a_failure(patch: pytest.MonkeyPatch) -> None:
+    _grow_without(patch, backoff_base=timedelta(0))
+
+
+def grow_with_the_first_that_is_ready(patch: pytest.MonkeyPatch) -> None:
+    _grow_without(patch, scaling_timeout=timedelta(0))
 
 
 def ask_again_and_again_for_half_an_increment(patch: pytest.MonkeyPatch) -> None:
@@ -314,6 +341,11 @@ MUTANTS: tuple[Mutant, ...] = (
     tell_nobody_where_the_others_are,
     wait_for_a_clock_that_was_wrong,
     stop_what_is_newer_without_asking,
+    keep_processes_whatever_the_job_wishes,
+    grow_in_spite_of_the_snooze,
+    grow_right_after_a_resize,
+    grow_again_right_after_a_failure,
+    grow_with_the_first_that_is_ready,
     ask_again_and_again_for_half_an_increment,
 )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from tests.sim.events import Event
 from tests.sim.objects import Body
-from tests.sim.victims import DELAYS, ENDS_OF_PODS
+from tests.sim.victims import DELAYS, ENDS_OF_PODS, touch
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_DRAIN_ON_DELETE
@@ -53,6 +53,9 @@ def break_spec(play: Play, event: Event) -> str:
     if play.cluster.job is None or play.is_spec_broken or ANNOTATION_APPLIED not in play.cluster.job.annotations:
         return ""
     play.is_spec_broken = True
+    if play.cluster.tenant is not None:  # nobody drains what Kueue takes back meanwhile
+        for pod in play.cluster.pods.values():
+            touch(play, pod, event)
     play.cluster.edit_job(lambda spec: spec["replicaSpecs"][0].update(name="other"))
     play.kernel.after(event.seconds, lambda: mend_spec(play))
     return f"replicaSpecs are renamed for {event.seconds:g} s"

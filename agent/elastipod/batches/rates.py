@@ -62,7 +62,15 @@ class BatchScaledRate:
 
     @staticmethod
     def apply(schedule: LambdaLR) -> None:
-        """Give the optimizer the rates of the step that comes next: a schedule computes them in its own step() only."""
+        """Give the optimizer the rates of the step that comes next: a schedule computes them in its own step() only.
+
+        Raises TypeError for any other schedule than a LambdaLR: most go on from the rate before, which must not hold our factor.
+        """
+        if not hasattr(schedule, "lr_lambdas"):
+            raise TypeError(
+                f"the rate of a {type(schedule).__name__} cannot be scaled; write the schedule as a function of the step, in "
+                "LambdaLR(optimizer, lambda step: schedule(step) * rate.factor(step))"
+            )
         factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
         groups = schedule.optimizer.param_groups
         for group, base, factor in zip(groups, schedule.base_lrs, factors, strict=True):

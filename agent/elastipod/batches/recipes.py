@@ -32,13 +32,17 @@ class ElasticRecipe:
         Sizes are those of `scale_config` within the bounds; without one, the bounds' grid; of a recipe that is not elastic,
         `trainer.num_nodes`.
         """
+        config = _mapping(config, "the recipe")
         policy = _mapping(config.get(_POLICY) or {}, _POLICY)
         scales = {
             _whole(key, f"{_SCALES} key"): _mapping(value, f"{_SCALES}.{key}")
             for key, value in _mapping(config.get(_SCALES) or {}, _SCALES).items()
         }
         base = {name: value for name, value in config.items() if name not in (_POLICY, _SCALES)}
-        if not policy.get("is_elastic", False):
+        is_elastic = policy.get("is_elastic") or False
+        if not isinstance(is_elastic, bool):
+            raise RecipeError(f"{_POLICY}.is_elastic is {is_elastic!r}; it must be true or false")
+        if not is_elastic:
             nodes = _mapping(base.get("trainer") or {}, "trainer").get("num_nodes", 1)
             return cls(base, scales, (_whole(nodes, "trainer.num_nodes"),))
         least = _whole(policy.get("min_nodes", 1), f"{_POLICY}.min_nodes")

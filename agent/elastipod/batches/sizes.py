@@ -44,7 +44,10 @@ class UnevenBatch:
     @classmethod
     def from_config(cls, block: Mapping[str, Any]) -> UnevenBatch | None:
         """Read the block `uneven_batch` of a recipe; None when `use_uneven_batch` is false or absent. Raises BatchSizeError."""
-        if not block.get("use_uneven_batch", False):
+        wanted = block.get("use_uneven_batch") or False
+        if not isinstance(wanted, bool):
+            raise BatchSizeError(f"uneven_batch.use_uneven_batch is {wanted!r}; it must be true or false")
+        if not wanted:
             return None
         values = []
         for name in _UNEVEN_KEYS:

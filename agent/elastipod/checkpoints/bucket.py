@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from elastipod.checkpoint_directory import CLAIMS, COMPLETE, MANIFEST, CheckpointId, CheckpointStore, Damaged, Manifest
+from elastipod.checkpoint_store import CLAIMS, COMPLETE, MANIFEST, CheckpointId, CheckpointStore, Damaged, Manifest
 from elastipod.errors import CheckpointError
 
 BEGUN = "begun"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from elastipod.checkpoint_directory import CheckpointId
+from elastipod.checkpoint_store import CheckpointId
 from elastipod.checkpoints.exchange import Exchange
 from elastipod.checkpoints.image import Header, MappedImage, MemoryDirectory
 from elastipod.checkpoints.plan import Plan, partners

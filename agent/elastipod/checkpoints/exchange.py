@@ -12,6 +12,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ SILENCE_S = 60.0  # so long a rank waits for another one's next word, or next bl
 BEAT_S = 10.0  # so often a rank at work says that it is
 PATIENCE_S = 7200.0  # for one rank's part of something, such as writing its file
 BLOCK = 4 << 20  # bytes that travel at once; they are still in the processor's cache when they are added up
+_AHEAD = 4  # blocks of each stream that are under way at once
 _REASONS_S = 5.0  # for asking the store why
 _LEAVING_S = 1.0  # within which the ranks that live have noticed that one has left
 _NAMED = 64  # ranks; in larger worlds the silent ones are not looked for
@@ -130,18 +132,18 @@ class Exchange:
         assert self._group is not None or not (out or into)
         going = [(to, _blocks((each, None) for each in pieces)) for to, pieces in out.items()]
         coming = [(source, _blocks(pieces)) for source, pieces in into.items()]
-        under_way: list[_Block] = []
-        posted: list[_Block] = []
+        under_way: deque[list[_Block]] = deque()
         number = 0
         try:
             while going or coming or under_way:
-                posted = self._post(going, coming, number)
-                for block in under_way:  # while the next ones travel already
+                while (going or coming) and len(under_way) < _AHEAD:
+                    under_way.append(self._post(going, coming, number))
+                    number += 1
+                for block in under_way[0]:  # while the next ones travel already
                     block.wait()
-                under_way = posted
-                number += 1
+                under_way.popleft()
         except _Broken as error:
-            for block in (*under_way, *posted):
+            for block in (each for blocks in under_way for each in blocks):
                 block.work = None  # it would keep the connections open
             raise self._lost(error) from error
         except BaseException as error:

@@ -6,6 +6,7 @@ the metadata that says which chunk lies where.
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 import zlib
@@ -24,8 +25,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.utils import _create_file_view
 
-from elastipod.checkpoint_directory import CheckpointId, CheckpointStore, FileRecord
+from elastipod.checkpoint_store import CheckpointId, CheckpointStore, FileRecord
 from elastipod.checkpoints.plan import Place, Plan
 from elastipod.checkpoints.values import unpacked
 from elastipod.errors import CheckpointError
@@ -179,9 +181,7 @@ class FileSource:
         for name, wanted in sorted(by_file.items()):
             with self._store.open_file(self._id, name) as file:
                 for info, place in sorted(wanted, key=lambda each: each[0].offset):
-                    file.seek(info.offset)
-                    content = io.BytesIO(file.read(info.length))
-                    yield place, torch.load(content, map_location="cpu", weights_only=True)
+                    yield place, self._load(file, info)
 
     def has_value(self, key: str) -> bool:
         return MetadataIndex(key) in self._where
@@ -189,8 +189,19 @@ class FileSource:
     def value(self, key: str) -> Any:
         info = self._where[MetadataIndex(key)]
         with self._store.open_file(self._id, info.relative_path) as file:
+            return self._load(file, info)
+
+    def _load(self, file: BinaryIO, info: _StorageInfo) -> Any:
+        """Read one entry; torch looks at its end first, which a store that is far away had better not be asked for."""
+        if self._store.seeks_quickly:
+            content = _create_file_view(cast(io.IOBase, file), info.offset, info.length)
+        else:
             file.seek(info.offset)
-            return torch.load(io.BytesIO(file.read(info.length)), weights_only=True)
+            content = io.BytesIO(file.read(info.length))
+        try:
+            return torch.load(cast(IO[bytes], content), map_location="cpu", weights_only=True)
+        except RuntimeError as error:  # what torch makes of a read that fails: the sums were right
+            raise OSError(errno.EIO, f"{info.relative_path}: {error}") from error
 
 
 def place_of(index: MetadataIndex, metadata: Metadata) -> Place:

@@ -1,8 +1,8 @@
 """Memory images: one rank's part of the state in host memory, in files that outlive the process where there is a place.
 
 An image is a file of raw tensor bytes in a memory file system and a header beside it. The header appears, by a rename,
-when the image is whole, and is taken away before the image is written anew: a process may die anywhere. It holds a sum
-of each chunk, which whoever reads the chunk compares with what has arrived in its own memory.
+when the image is whole, and is taken away before the image is written anew: a process may die anywhere. It holds sums of
+all stretches of each chunk, which whoever reads one compares with what has arrived in its own memory.
 What is read from here is JSON and raw numbers; nothing is unpickled.
 """
 
@@ -18,7 +18,6 @@ import secrets
 import shutil
 import stat
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,19 +26,21 @@ from typing import Any
 
 import torch
 
-from elastipod.checkpoint_directory import CheckpointId
+from elastipod.checkpoint_store import CheckpointId
+from elastipod.checkpoints.mapping import MappedMemory, fill_file
 from elastipod.checkpoints.plan import Chunk, Plan
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
+STRETCH = 1 << 20  # bytes of a chunk that have a sum of their own: they are still in the cache when they are added up
 SLOTS = 2
 ABANDONED_S = 3 * 86_400.0  # images of a job that has not saved for so long are deleted by the next one there
 MEMORY_ENV = "ELASTIPOD_MEMORY_DIR"
 DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # memory is what is wanted
-_AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)  # have the pages there, instead of one fault for each
 _FOLDER = "elastipod-images-"
 _HEADER = re.compile(r"image-gen-(\d{6,})-rank-(\d{5,})-slot-(\d)\.json")
+_SUMS = re.compile(r"(?:[0-9a-f]{16})*")
 _MAX_HEADER_BYTES = 64 << 20
 
 
@@ -47,7 +48,7 @@ _MAX_HEADER_BYTES = 64 << 20
 class Header:
     """What an image is. plan: digest of the plan that says where in it which chunk lies; size: bytes; values: packed, by key.
 
-    sums: `sum_of` each chunk, 16 hex digits, in the plan's order. durable: the newest durable checkpoint that the run knew
+    sums: `sum_of` each stretch of each chunk, 16 hex digits, in the plan's order. durable: the newest durable checkpoint that the run knew
     to be there, this one itself once it is durable too; who deletes that one has rolled back by hand.
     """
 
@@ -90,6 +91,8 @@ class Header:
         data = json.loads(text)
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {data['format']}, this library reads {FORMAT}")
+        if not _SUMS.fullmatch(data["sums"]):
+            raise ValueError("its sums are none of ours")
         return cls(
             CheckpointId(int(data["step"]), int(data["generation"])),
             int(data["rank"]),
@@ -214,12 +217,12 @@ class MemoryDirectory:
 class MappedImage:
     """The bytes of an image, mapped into this process; also a plain piece of memory where no file is wanted."""
 
-    def __init__(self, memory: mmap.mmap, size: int) -> None:
+    def __init__(self, mapping: MappedMemory, size: int) -> None:
         self.size = size
-        self._memory = memory
+        self._mapping = mapping
         self._registered = 0
         self._is_asked = False
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.frombuffer(mapping.bytes, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     @classmethod
     def create(cls, path: Path | None, size: int) -> MappedImage:
@@ -229,12 +232,12 @@ class MappedImage:
         """
         length = max(size, mmap.PAGESIZE)
         if path is None:
-            return cls(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _AT_ONCE), size)
+            return cls(MappedMemory(None, length), size)
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, length)  # a full memory file system must say so now, not by SIGBUS
-            return cls(mmap.mmap(descriptor, length, flags=mmap.MAP_SHARED | _AT_ONCE), size)
+            fill_file(descriptor, length)
+            return cls(MappedMemory(descriptor, length), size)
         except OSError:
             path.unlink(missing_ok=True)
             raise
@@ -248,13 +251,9 @@ class MappedImage:
         try:
             if os.fstat(descriptor).st_size < size:
                 raise ValueError("it is cut short")
-            # Not all pages at once: faults of a reader map 16 of them, which is quicker than what _AT_ONCE does.
-            memory = mmap.mmap(descriptor, max(size, mmap.PAGESIZE), flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            return cls(MappedMemory(descriptor, max(size, mmap.PAGESIZE), is_writable=False), size)
         finally:
             os.close(descriptor)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
-            return cls(memory, size)
 
     def pin(self, device: torch.device) -> None:
         """Let a CUDA device copy into it without a detour. Where that is refused, copies take the detour, and end in time too."""
@@ -280,13 +279,14 @@ class MappedImage:
 
     def sums(self, chunks: Iterable[tuple[Chunk, int]]) -> str:
         """Give what `Header.sums` holds. chunks: with their positions."""
-        return "".join(written_sum(sum_of(self.raw(chunk, position))) for chunk, position in chunks)
+        raws = (self.raw(chunk, position) for chunk, position in chunks)
+        return "".join(f"{sum_of(raw[at : at + STRETCH]):016x}" for raw in raws for at in range(0, len(raw), STRETCH))
 
     def close(self) -> None:
         """Let the memory go. The tensors that `box` gave must not be used afterwards: torch does not hold the mapping for them."""
         self._unregister()
         self.bytes = torch.empty(0, dtype=torch.uint8)
-        self._memory.close()
+        self._mapping.close()
 
     def _unregister(self) -> None:
         if self._registered:
@@ -311,17 +311,17 @@ def shaped(raw: torch.Tensor, chunk: Chunk) -> torch.Tensor:
 
 
 def sum_of(raw: torch.Tensor) -> int:
-    """Add up all 64-bit words, and the bytes after the last: as quick as memory, and other for any change of one word.
+    """Add up all 64-bit words, and the bytes after the last, modulo 2**64: as quick as memory, and other for any change of one word.
 
-    Sums of parts add up to the sum of the whole, where each part but the last is of whole words; modulo 2**64.
+    Sums of parts add up to the sum of the whole, where each part but the last is of whole words.
     """
     whole = raw.numel() // 8 * 8
     words = int(raw[:whole].view(torch.int64).sum().item()) if whole else 0
-    return words + int.from_bytes(bytes(raw[whole:].tolist()), "little")
+    return (words + int.from_bytes(bytes(raw[whole:].tolist()), "little")) % (1 << 64)
 
 
-def written_sum(total: int) -> str:
-    return f"{total % (1 << 64):016x}"
+def num_stretches(chunk: Chunk) -> int:
+    return -(-chunk.num_bytes // STRETCH)
 
 
 def memory_root(wanted: str | os.PathLike[str] | bool | None, *, is_in_pod: bool) -> Path | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from elastipod.checkpoints.files import place_of
-from elastipod.checkpoints.plan import Place
+from elastipod.checkpoints.plan import Chunk, Place
 from elastipod.checkpoints.state import RANDOM, SCHEDULER
 
 _OPTIONS = "optimizer.param_groups"  # torch's versions differ in the options that a group has
@@ -34,7 +33,7 @@ class Filling:
 
     def __init__(self, nested: dict[str, Any], source: Saved) -> None:
         """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit."""
-        self._source = source
+        self._nested, self._source = nested, source
         self._planner = DefaultLoadPlanner(allow_partial_load=True)
         self._planner.set_up_planner(nested, source.metadata, is_coordinator=True)
         if problem := misfit(self._planner.state_dict, source.metadata):
@@ -55,7 +54,12 @@ class Filling:
         """Put the saved plain values in the place of those there."""
         for item in self._items:
             if item.type == LoadItemType.BYTE_IO:
-                self._planner.load_bytes(item, _as_bytes(self._source.value(item.storage_index.fqn)))
+                key = item.storage_index.fqn
+                *path, last = self._planner.mappings[key]
+                holder: Any = self._nested
+                for each in path:
+                    holder = holder[each]
+                holder[last] = self._source.value(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,31 @@ class Part:
             chunk = chunk.narrow(dim, start, length)
         self.target.copy_(chunk)
 
-    def memory_of_all(self, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor | None:
-        """Give the target's bytes where a whole chunk can go into them as it is; None where it must be converted or cut."""
+    def span(self, chunk: Chunk) -> tuple[int, int]:
+        """Give the bytes of the chunk that the part lies in, from and to: whole rows of its first dimension."""
+        if not chunk.sizes:
+            return 0, chunk.num_bytes
+        row = chunk.num_bytes // chunk.sizes[0] if chunk.num_bytes else 0
+        return self.starts[0] * row, (self.starts[0] + self.lengths[0]) * row
+
+    def memory(self, chunk: Chunk) -> torch.Tensor | None:
+        """Give the target's bytes where those of `span` can go into them as they are; None where they must be converted or cut.
+
+        Whole words of the chunk are whole words there.
+        """
         target = self.target
-        is_same = self.lengths == tuple(sizes) and target.dtype == dtype and target.device.type == "cpu"
-        if not is_same or not target.is_contiguous() or target.storage_offset() * target.element_size() % 8:
+        is_same = self.lengths[1:] == chunk.sizes[1:] and target.dtype == getattr(torch, chunk.dtype)
+        if not is_same or target.device.type != "cpu" or not target.is_contiguous():
             return None
-        return target.view(-1).view(torch.uint8)
+        first, _ = self.span(chunk)
+        if (target.storage_offset() * target.element_size() - first) % 8:
+            return None
+        return target.as_strided((target.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+
+    def fill_from_span(self, raw: torch.Tensor, chunk: Chunk) -> None:
+        """Fill from the bytes of `span`."""
+        rows = raw.view(getattr(torch, chunk.dtype)).view((*self.lengths[:1], *chunk.sizes[1:]))
+        replace(self, starts=(*(0 for _ in self.starts[:1]), *self.starts[1:])).fill(rows)
 
 
 def misfit(flat: dict[str, Any], metadata: Metadata) -> str | None:
@@ -100,10 +122,3 @@ def misfit(flat: dict[str, Any], metadata: Metadata) -> str | None:
 def _listed(keys: Collection[str]) -> str:
     named = ", ".join(sorted(keys)[:_NAMED])
     return named if len(keys) <= _NAMED else f"{named} and {len(keys) - _NAMED} more"
-
-
-def _as_bytes(value: object) -> io.BytesIO:
-    content = io.BytesIO()
-    torch.save(value, content)
-    content.seek(0)
-    return content

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastipod.checkpoint_directory import CheckpointId
+from elastipod.checkpoint_store import CheckpointId
 from elastipod.checkpoints.exchange import Exchange
-from elastipod.checkpoints.image import MappedImage, MemoryDirectory, image_name
+from elastipod.checkpoints.image import Header, MappedImage, MemoryDirectory, image_name
 from elastipod.checkpoints.plan import Plan
-from elastipod.checkpoints.reading import Images
+from elastipod.checkpoints.reading import Images, Opened
+from elastipod.checkpoints.state import RANDOM
 from elastipod.ranks import rank_and_world
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,14 @@ class Found:
     slot: int
     plan: str
     durable: CheckpointId | None = None
+
+    @classmethod
+    def of(cls, node: str, header: Header) -> Found:
+        return cls(node, header.id, header.rank, header.slot, header.plan, header.durable)
+
+    def is_of(self, header: Header) -> bool:
+        """Tell whether a header is of this image still, and not of a later one in the same slot."""
+        return (self.id, self.saved_rank, self.slot, self.plan) == (header.id, header.rank, header.slot, header.plan)
 
     def as_json(self) -> list[Any]:
         durable = self.durable and [self.durable.step, self.durable.generation]
@@ -79,36 +88,25 @@ class MemoryView:
         plans = sorted({each.plan for each in there}, key=lambda plan: sum(each.plan == plan for each in there))
         return [each for each in there if each.plan == plans[-1]] if plans else []
 
-    def once_each(self, images: Sequence[Found]) -> list[Found]:
-        """Choose one of the nodes that have an image and its copies: where the rank of its number is now, if it is there."""
-        chosen: dict[int, Found] = {}
-        for each in images:
-            is_at_home = each.saved_rank < len(self.nodes) and self.nodes[each.saved_rank] == each.node
-            if is_at_home or each.saved_rank not in chosen:
-                chosen[each.saved_rank] = each
-        return list(chosen.values())
-
     def ranks_on(self, node: str) -> list[int]:
         return [rank for rank, own in enumerate(self.nodes) if own == node]
 
 
-def look(directory: MemoryDirectory | None, exchange: Exchange) -> MemoryView:
-    """Ask all ranks what their nodes have. Collective."""
+def look(directory: MemoryDirectory | None) -> dict[str, Any]:
+    """Tell, as JSON, what this rank's node has."""
+    if directory is None:
+        return {"node": "", "found": []}
+    try:
+        node = directory.node()
+        found = [Found.of(node, header).as_json() for header in directory.headers()]
+    except OSError as error:
+        log.warning("what is kept in memory here cannot be read: %s", error)
+        return {"node": "", "found": []}
+    return {"node": node, "found": found}
 
-    def own() -> dict[str, Any]:
-        if directory is None:
-            return {"node": "", "found": []}
-        try:
-            node = directory.node()
-            found = [
-                Found(node, each.id, each.rank, each.slot, each.plan, each.durable) for each in directory.headers()
-            ]
-        except OSError as error:
-            log.warning("what is kept in memory here cannot be read: %s", error)
-            return {"node": "", "found": []}
-        return {"node": node, "found": [each.as_json() for each in found]}
 
-    answers = exchange.every_rank(own)
+def view_of(answers: Sequence[Mapping[str, Any]]) -> MemoryView:
+    """Put together what `look` has told of all ranks."""
     found = {each: None for answer in answers for each in map(Found.from_json, answer["found"])}
     return MemoryView(tuple(answer["node"] for answer in answers), tuple(found))
 
@@ -116,60 +114,87 @@ def look(directory: MemoryDirectory | None, exchange: Exchange) -> MemoryView:
 def open_images(
     directory: MemoryDirectory | None, view: MemoryView, of: CheckpointId, exchange: Exchange
 ) -> Images | None:
-    """Open the images of one checkpoint to read from; None, when they are no whole. Collective."""
-    images = view.images(of)
-    first = view.once_each(images)
-    source = _opened(directory, view, first, exchange)
-    if source is None and len(first) < len(images):
-        source = _opened(directory, view, images, exchange)
-    return source
+    """Open the images of one checkpoint to read from; None, when they are no whole. Collective.
 
-
-def _opened(
-    directory: MemoryDirectory | None, view: MemoryView, images: Sequence[Found], exchange: Exchange
-) -> Images | None:
-    rank, _ = rank_and_world()
-    own = [each for each in images if each.node == view.nodes[rank]]
-    opened: dict[int, MappedImage] = {}
-
-    def open_own() -> list[list[Any]]:
-        headers = {header.name: header for header in directory.headers()} if directory and own else {}
-        for each in own:
-            try:
-                if directory is not None and each.name in headers:
-                    opened[each.saved_rank] = directory.open(headers[each.name])
-            except ValueError as error:
-                log.warning("passing over a damaged image: %s", error)
-        return [each.as_json() for each in own if each.saved_rank in opened]
-
-    answers = exchange.every_rank(open_own)
-    missing = {
-        each
-        for rank, node in enumerate(view.nodes)
-        for each in images
-        if each.node == node and each.as_json() not in answers[rank]
-    }
-    good = [each for each in images if each not in missing]
-    plan = _shared_plan(directory, good, view, exchange)
-    if plan is not None and plan.is_covered_by(each.saved_rank for each in good):
-        return Images(directory, plan, good, view, exchange, opened)
-    for image in opened.values():
-        image.close()
+    All that there are: a node that keeps copies of another's images reads them itself.
+    """
+    while images := view.images(of):
+        own = _Own(directory, view, images)
+        answers = exchange.every_rank(own.open)
+        missing = {Found.from_json(each) for answer in answers for each in answer["missing"]}
+        good = [each for each in images if each not in missing]
+        plan = next((Plan.from_json(answer["plan"]) for answer in answers if answer["plan"]), None)
+        if plan is not None and plan.is_covered_by(each.saved_rank for each in good):
+            return Images(plan, good, view, own.opened(plan), *_values(answers))
+        own.close()
+        if plan is not None:
+            break
+        view = view.without({each for each in images if each.node == images[0].node})  # another one may have the plan
     return None
 
 
-def _shared_plan(
-    directory: MemoryDirectory | None, good: Sequence[Found], view: MemoryView, exchange: Exchange
-) -> Plan | None:
-    """Have one rank that has the plan tell it to all."""
-    if not good:
-        return None
-    rank, _ = rank_and_world()
-    teller = min(view.ranks_on(good[0].node))
+class _Own:
+    """The images of one checkpoint that are on this rank's node."""
 
-    def told() -> str | None:
-        plan = directory.plan(good[0].plan) if rank == teller and directory else None
-        return plan.to_json() if plan else None
+    def __init__(self, directory: MemoryDirectory | None, view: MemoryView, images: Sequence[Found]) -> None:
+        rank, _ = rank_and_world()
+        self._node = view.nodes[rank]
+        self._directory = directory
+        self._is_first = view.ranks_on(self._node)[0] == rank
+        self._tells_plan = self._is_first and images[0].node == self._node
+        self._wanted = [each for each in images if each.node == self._node] if directory is not None else []
+        self._open: list[tuple[Header, MappedImage]] = []
 
-    text = exchange.every_rank(told)[teller]
-    return Plan.from_json(text) if text else None
+    def open(self) -> dict[str, Any]:
+        """Open them, and tell which are not there any more, the values in their headers, and the plan.
+
+        One rank of a node tells the values: everybody's random state, and the other values of the lowest rank.
+        """
+        if self._directory is None or not self._wanted:
+            return {"missing": [], "values": [], "plan": None}
+        headers = self._directory.headers()
+        missing: list[Found] = []
+        for wanted in self._wanted:
+            found = [header for header in headers if wanted.is_of(header)]
+            try:
+                self._open += [(header, self._directory.open(header)) for header in found]
+            except ValueError as error:
+                log.warning("passing over a damaged image: %s", error)
+                found = []
+            if not found:
+                missing.append(wanted)
+        plan = self._directory.plan(self._wanted[0].plan) if self._tells_plan else None
+        return {
+            "missing": [each.as_json() for each in missing],
+            "values": self._values() if self._is_first else [],
+            "plan": plan and plan.to_json(),
+        }
+
+    def opened(self, plan: Plan) -> dict[int, Opened]:
+        return {header.rank: Opened.of(header, image, plan) for header, image in self._open}
+
+    def close(self) -> None:
+        for _, image in self._open:
+            image.close()
+
+    def _values(self) -> list[list[Any]]:
+        headers = sorted((header for header, _ in self._open), key=lambda header: header.rank)
+        return [
+            [
+                header.rank,
+                {k: v for k, v in header.values.items() if not number or k.startswith(f"{RANDOM}.")},
+                {} if number else dict(header.extra),
+            ]
+            for number, header in enumerate(headers)
+        ]
+
+
+def _values(answers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Give values and extra: the lowest rank's where several tell them."""
+    values: dict[str, str] = {}
+    told = sorted(
+        (told for answer in answers for told in answer["values"]), key=lambda told: int(told[0]), reverse=True
+    )
+    for _, some, _ in told:
+        values |= some
+    return values, dict(told[-1][2]) if told else {}

@@ -1,69 +1,97 @@
 """Reading a state from memory images, on whatever nodes they are: from this node's by one copy, from others' by the network.
 
-Every chunk is compared with its sum where it has arrived, block by block while it is in the processor's cache, so that
-what is verified is what is used. Chunks that fit as they are go straight into the live tensors.
+What is read is compared with its sums where it has arrived, stretch by stretch while it is in the processor's cache, so
+that what is verified is what is used. Only the stretches that are needed are read, and what fits as it is goes straight
+into the live tensors.
 """
 
 from __future__ import annotations
 
+import os
+import struct
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elastipod.checkpoints.exchange import Exchange, Piece
 from elastipod.checkpoints.files import chunk_numbers, metadata_of
-from elastipod.checkpoints.image import MappedImage, MemoryDirectory, shaped, sum_of, written_sum
+from elastipod.checkpoints.image import STRETCH, Header, MappedImage, num_stretches, sum_of
 from elastipod.checkpoints.load import Part
 from elastipod.checkpoints.plan import Chunk, Place, Plan
-from elastipod.checkpoints.state import RANDOM
 from elastipod.checkpoints.values import unpacked
 from elastipod.ranks import rank_and_world
 
 if TYPE_CHECKING:
     from elastipod.checkpoints.memory import Found, MemoryView
 
-_STRIDE = 1 << 20  # bytes that are copied and added up at once: they are still in the cache for the second
+_COPIERS = 4  # threads of one rank that copy out of this node's images; as many keep a node's memory busy
+
+Ask = tuple[int, int, int]  # number of a chunk, and which of its bytes: from, to
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An image of this node, to read from. positions: of its chunks in it, by number; sums: of their stretches."""
+
+    image: MappedImage
+    positions: Mapping[int, int]
+    sums: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, header: Header, image: MappedImage, plan: Plan) -> Opened:
+        """Find out what lies where. Sums that a damaged header lacks are taken for 0, which will be found wrong."""
+        positions, _ = plan.layout(header.rank)
+        words = iter(struct.unpack(f">{len(header.sums) // 16}Q", bytes.fromhex(header.sums)))
+        sums = {number: [next(words, 0) for _ in range(num_stretches(plan.chunks[number]))] for number in positions}
+        return cls(image, positions, sums)
+
+
+@dataclass(slots=True)
+class Errands:
+    """What one rank has to copy from its node's images, and to ask other ranks for.
+
+    here: saved rank, number of the chunk, part. asked: by the rank that gives it, pieces in the order in which they travel.
+    """
+
+    here: list[tuple[int, int, Part]] = field(default_factory=list)
+    asked: dict[int, list[_Coming]] = field(default_factory=dict)
+
+    def as_json(self) -> list[list[Any]]:
+        return [
+            [giver, [[piece.number, piece.start, piece.end] for piece in asks]] for giver, asks in self.asked.items()
+        ]
 
 
 class Images:
-    """The images of one checkpoint. All methods but `value`, `has_value` and `close` are collective."""
+    """The images of one checkpoint. `fill` is collective."""
 
     def __init__(
         self,
-        directory: MemoryDirectory | None,
         plan: Plan,
         images: Sequence[Found],
         view: MemoryView,
-        exchange: Exchange,
-        opened: Mapping[int, MappedImage],
+        opened: Mapping[int, Opened],
+        values: Mapping[str, str],
+        extra: Mapping[str, Any],
     ) -> None:
         """opened: those of this node, by the rank that saved them; they are closed by `close`."""
-        self._directory, self._plan, self._view, self._exchange = directory, plan, view, exchange
+        self._plan, self._view, self._opened, self._values = plan, view, opened, values
         self._rank, _ = rank_and_world()
         self._node = view.nodes[self._rank]
         self._numbers = chunk_numbers(plan)
         self._images = {(each.node, each.saved_rank): each for each in images}
-        self._opened = opened
-        self._positions = {
-            saved_rank: plan.layout(saved_rank)[0] for saved_rank in {each.saved_rank for each in images}
-        }
         self.world_size = plan.world_size
         self.metadata = metadata_of(plan)
-        self._values: dict[str, str] = {}
-        self.extra: dict[str, Any] = {}
-        self._sums: dict[tuple[str, int], dict[int, str]] = {}
-        self._tell_headers()
+        self.extra = extra
 
     def names(self) -> list[str]:
         """Name the images, as files of any node."""
         return [each.name for each in self._images.values()]
-
-    def vanished(self) -> set[Found]:
-        """Give the images that were taken away since they were found."""
-        return {found for at, found in self._images.items() if at not in self._sums}
 
     def has_value(self, key: str) -> bool:
         """Tell whether a value is there; the random state of a rank is not where its node was lost."""
@@ -72,31 +100,38 @@ class Images:
     def value(self, key: str) -> Any:
         return unpacked(self._values[key])
 
-    def fill(self, wanted: Mapping[Place, Sequence[Part]]) -> set[Found]:
-        """Fill live tensors. Gives, alike on every rank, the images in which something was not as its sum has it."""
-        here: list[tuple[int, int, Sequence[Part]]] = []
-        remote: dict[int, tuple[int, Sequence[Part]]] = {}
+    def errands(self, wanted: Mapping[Place, Sequence[Part]]) -> Errands:
+        """Find out where everything is; changes nothing."""
+        found = Errands()
         for place, parts in wanted.items():
             number = self._numbers[place]
             saved_rank = self._saved_by(number, self._node)
-            if saved_rank is None:
-                remote[number] = self._provider(number), parts
-            else:
-                here.append((saved_rank, number, parts))
-        asked = self._exchange.every_rank(lambda: [[number, giver] for number, (giver, _) in remote.items()])
+            if saved_rank is not None:
+                found.here += [(saved_rank, number, part) for part in parts]
+                continue
+            pieces = [piece for part in parts for piece in _pieces(number, self._plan.chunks[number], part)]
+            if pieces:
+                found.asked.setdefault(self._giver(number), []).extend(pieces)
+        return found
+
+    def fill(self, errands: Errands, asked: Sequence[Sequence[Sequence[Any]]], exchange: Exchange) -> set[Found]:
+        """Fill live tensors. asked: by rank, its errands as JSON.
+
+        Gives, alike on every rank, the images in which something was not as its sum has it.
+        """
         bad: set[tuple[str, int]] = set()
-        with ThreadPoolExecutor(1, "elastipod-checkpoint-copy") as beside:
-            copying = beside.submit(self._copy, here, bad, torch.cuda.current_stream() if _uses_cuda() else None)
-            try:
-                self._transfer(asked, remote, bad)
-            finally:
-                copying.exception()  # it ends first, whatever becomes of the transfer: the images are closed then
+        stream = torch.cuda.current_stream() if _uses_cuda() else None
+        with ThreadPoolExecutor(self._num_copiers(), "elastipod-checkpoint-copy") as beside:
+            # They end before this block does, whatever becomes of the transfer: the images are closed then.
+            copying = [beside.submit(self._copy, *each, bad, stream) for each in errands.here]
+            self._transfer(errands, asked, bad, exchange)
 
         def all_bad() -> list[tuple[str, int]]:
-            copying.result()
+            for each in copying:
+                each.result()
             return sorted(bad)
 
-        told: list[list[tuple[str, int]]] = self._exchange.every_rank(all_bad)
+        told: list[list[tuple[str, int]]] = exchange.every_rank(all_bad)
         return {self._images[node, saved_rank] for each in told for node, saved_rank in each}
 
     def close(self) -> threading.Thread:
@@ -106,142 +141,184 @@ class Images:
         return thread
 
     def _unmap(self) -> None:
-        for image in self._opened.values():
-            image.close()
+        for each in self._opened.values():
+            each.image.close()
 
-    def _copy(self, here: Sequence[tuple[int, int, Sequence[Part]]], bad: set[tuple[str, int]], stream: Any) -> None:
-        """Copy from this node's images; stream: of CUDA, that the caller works on, where it uses a device."""
+    def _num_copiers(self) -> int:
+        """Share the processors with the other ranks of the node."""
+        return max(1, min(_COPIERS, len(os.sched_getaffinity(0)) // len(self._view.ranks_on(self._node))))
+
+    def _copy(self, saved_rank: int, number: int, part: Part, bad: set[tuple[str, int]], stream: Any) -> None:
+        """Copy a part from an image of this node; stream: of CUDA, that the caller works on, where it uses a device."""
         with torch.cuda.stream(stream):
-            for saved_rank, number, parts in here:
-                chunk = self._plan.chunks[number]
-                raw = self._opened[saved_rank].raw(chunk, self._positions[saved_rank][number])
-                if written_sum(_copied(raw, chunk, parts)) != self._sums[self._node, saved_rank][number]:
-                    bad.add((self._node, saved_rank))
+            chunk, opened = self._plan.chunks[number], self._opened[saved_rank]
+            if not _copied(opened.image.raw(chunk, opened.positions[number]), chunk, part, opened.sums[number]):
+                bad.add((self._node, saved_rank))
 
     def _transfer(
         self,
-        asked: Sequence[Sequence[Sequence[int]]],
-        remote: Mapping[int, tuple[int, Sequence[Part]]],
+        errands: Errands,
+        asked: Sequence[Sequence[Sequence[Any]]],
         bad: set[tuple[str, int]],
+        exchange: Exchange,
     ) -> None:
-        """Send what others ask for and receive what we asked for, between each two ranks in the order of numbers."""
-        out: dict[int, Iterator[torch.Tensor]] = {}
-        for asker, wishes in enumerate(asked):
-            numbers = sorted(number for number, giver in wishes if giver == self._rank)
-            if numbers:
-                out[asker] = self._given(numbers)
-        into = {
-            giver: self._rooms(sorted(number for number, wish in remote.items() if wish[0] == giver), remote, bad)
-            for giver in {giver for giver, _ in remote.values()}
+        """Send what others ask for and receive what we asked for, between each two ranks in the order of the asking."""
+        out = {
+            asker: self._given(asks)
+            for asker, wishes in enumerate(asked)
+            for giver, asks in wishes
+            if giver == self._rank
         }
-        self._exchange.transfer(out, into)
+        into = {giver: self._coming(giver, pieces, bad) for giver, pieces in errands.asked.items()}
+        exchange.transfer(out, into)
 
-    def _given(self, numbers: Sequence[int]) -> Iterator[torch.Tensor]:
-        for number in numbers:
+    def _given(self, asks: Sequence[Ask]) -> Iterator[torch.Tensor]:
+        """Give the sums of all that is asked for, eight bytes each, and then what is asked for."""
+        raws: list[torch.Tensor] = []
+        sums = bytearray()
+        for number, start, end in asks:
             saved_rank = self._saved_by(number, self._node)
             assert saved_rank is not None
-            yield self._opened[saved_rank].raw(self._plan.chunks[number], self._positions[saved_rank][number])
+            opened, chunk = self._opened[saved_rank], self._plan.chunks[number]
+            raws.append(opened.image.raw(chunk, opened.positions[number])[start:end])
+            for each in opened.sums[number][start // STRETCH : -(-end // STRETCH)]:
+                sums += each.to_bytes(8, "little")
+        yield torch.frombuffer(sums, dtype=torch.uint8)
+        yield from raws
 
-    def _rooms(
-        self, numbers: Sequence[int], remote: Mapping[int, tuple[int, Sequence[Part]]], bad: set[tuple[str, int]]
-    ) -> Iterator[Piece]:
-        """Give the room for each chunk, one after the other."""
-        for number in numbers:
-            giver, parts = remote[number]
-            node = self._view.nodes[giver]
-            saved_rank = self._saved_by(number, node)
+    def _coming(self, giver: int, pieces: Sequence[_Coming], bad: set[tuple[str, int]]) -> Iterator[Piece]:
+        """Give the room for each thing that comes from another rank, one after the other."""
+        node = self._view.nodes[giver]
+        sums = torch.empty(8 * sum(piece.num_stretches for piece in pieces), dtype=torch.uint8)
+        yield sums, None
+        first = 0
+        for piece in pieces:
+            last = first + piece.num_stretches
+            saved_rank = self._saved_by(piece.number, node)
             assert saved_rank is not None
-            chunk = self._plan.chunks[number]
-            place = _whole_target(chunk, parts)
-            room = torch.empty(chunk.num_bytes, dtype=torch.uint8) if place is None else place
+
+            def wanted(first: int = first, last: int = last) -> list[int]:
+                return [each % (1 << 64) for each in sums[8 * first : 8 * last].view(torch.int64).tolist()]
 
             def at_end(
                 is_right: bool,
-                chunk: Chunk = chunk,
-                room: torch.Tensor | None = None if place is not None else room,
-                parts: Sequence[Part] = parts,
+                piece: _Coming = piece,
                 image: tuple[str, int] = (node, saved_rank),
             ) -> None:
-                if not is_right:
+                if is_right:
+                    piece.land()
+                else:
                     bad.add(image)
-                elif room is not None:
-                    for part in parts:
-                        part.fill(shaped(room, chunk))
 
-            yield room, _summing(chunk.num_bytes, self._sums[node, saved_rank][number], at_end)
+            yield piece.make_room(), _summing(piece.end - piece.start, wanted, at_end)
+            first = last
 
     def _saved_by(self, number: int, node: str) -> int | None:
         """Give the saved rank whose image on a node holds a chunk; None where none does."""
         return next((rank for rank in self._plan.copiers[number] if (node, rank) in self._images), None)
 
-    def _provider(self, number: int) -> int:
+    def _giver(self, number: int) -> int:
         """Choose who sends us a chunk; different askers choose differently."""
         nodes = sorted({node for node, rank in self._images if rank in self._plan.copiers[number]})
         ranks = [rank for node in nodes for rank in self._view.ranks_on(node)]
         return ranks[(self._rank + number) % len(ranks)]
 
-    def _tell_headers(self) -> None:
-        """Have told what headers hold: all sums, everybody's random state, and the other values of the lowest rank."""
-        first = min(self._images, key=lambda at: (at[1], at[0]))
 
-        def own() -> list[list[Any]]:
-            if self._directory is None or min(self._view.ranks_on(self._node)) != self._rank:
-                return []
-            names = {each.name: at for at, each in self._images.items() if at[0] == self._node}
-            told: list[list[Any]] = []
-            for header in self._directory.headers() if names else ():
-                if (at := names.get(header.name)) is not None:
-                    is_first = at == first
-                    values = {k: v for k, v in header.values.items() if is_first or k.startswith(f"{RANDOM}.")}
-                    told.append([*at, header.sums, values, dict(header.extra) if is_first else {}])
-            return told
+@dataclass(slots=True)
+class _Coming:
+    """Whole stretches of a chunk, from byte ``start`` to ``end``, that another rank sends, and the part they are for.
 
-        for node, saved_rank, sums, values, extra in (each for told in self._exchange.every_rank(own) for each in told):
-            numbers = self._positions[saved_rank]
-            self._sums[node, saved_rank] = {
-                number: sums[16 * place : 16 * place + 16] for place, number in enumerate(numbers)
-            }
-            self._values |= values
-            self.extra |= extra
+    is_direct: they go into the part's tensor as they are; else into a room, and from there when all is right.
+    """
+
+    number: int
+    start: int
+    end: int
+    chunk: Chunk
+    part: Part
+    is_direct: bool
+    _room: torch.Tensor | None = None
+
+    @property
+    def num_stretches(self) -> int:
+        return -(-(self.end - self.start) // STRETCH)
+
+    def make_room(self) -> torch.Tensor:
+        if self.is_direct:
+            memory, (first, _) = self.part.memory(self.chunk), self.part.span(self.chunk)
+            assert memory is not None
+            return memory[self.start - first : self.end - first]
+        self._room = torch.empty(self.end - self.start, dtype=torch.uint8)
+        return self._room
+
+    def land(self) -> None:
+        """Take to its place what is in a room."""
+        if self._room is not None:
+            _put(self._room, self.start, self.chunk, self.part)
+            self._room = None
+
+
+def _pieces(number: int, chunk: Chunk, part: Part) -> Iterator[_Coming]:
+    """Divide what a part needs into what goes straight into its tensor and what, at either end, holds more than the part."""
+    first, last = part.span(chunk)
+    start, end = first // STRETCH * STRETCH, min(-(-last // STRETCH) * STRETCH, chunk.num_bytes)
+    cuts = [start, end]
+    inner_start, inner_end = -(-first // STRETCH) * STRETCH, end if end == last else last // STRETCH * STRETCH
+    is_split = part.memory(chunk) is not None and inner_start < inner_end
+    if is_split:
+        cuts = [start, inner_start, inner_end, end]
+    for left, right in pairwise(cuts):
+        if left < right:
+            yield _Coming(number, left, right, chunk, part, is_split and left == inner_start)
+
+
+def _put(raw: torch.Tensor, start: int, chunk: Chunk, part: Part) -> None:
+    """Take to a part what of it lies in these bytes of the chunk, from byte ``start`` on: all of it, if the part must be converted."""
+    first, last = part.span(chunk)
+    left, right = max(first, start), min(last, start + raw.numel())
+    memory = part.memory(chunk)
+    if memory is None:
+        part.fill_from_span(raw[left - start : right - start], chunk)
+    else:
+        memory[left - first : right - first].copy_(raw[left - start : right - start])
+
+
+def _copied(raw: torch.Tensor, chunk: Chunk, part: Part, sums: Sequence[int]) -> bool:
+    """Copy a part of a chunk to where it belongs; gives whether the sums of what has arrived there, or was copied from, are right."""
+    is_right = True
+    for piece in _pieces(0, chunk, part):
+        place = piece.make_room() if piece.is_direct else None
+        for start in range(piece.start, piece.end, STRETCH):
+            block = raw[start : min(start + STRETCH, piece.end)]
+            if place is not None:
+                block = place[start - piece.start :][: len(block)].copy_(block)
+            is_right &= sum_of(block) == sums[start // STRETCH]
+        if place is None:
+            _put(raw[piece.start : piece.end], piece.start, chunk, part)
+    return is_right
 
 
 def _uses_cuda() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def _whole_target(chunk: Chunk, parts: Collection[Part]) -> torch.Tensor | None:
-    """Give the bytes of the one live tensor that a chunk is copied into as it is; None where it is not that simple."""
-    if len(parts) != 1:
-        return None
-    (part,) = parts
-    return part.memory_of_all(getattr(torch, chunk.dtype), chunk.sizes)
+def _summing(
+    size: int, wanted: Callable[[], list[int]], at_end: Callable[[bool], None]
+) -> Callable[[torch.Tensor], None]:
+    """Add up ``size`` bytes as they arrive in blocks, stretch by stretch, and tell at the end whether the sums are right.
 
+    wanted: gives those; asked at the end.
+    """
+    arrived = 0
+    sums = [0] * -(-size // STRETCH)
 
-def _copied(raw: torch.Tensor, chunk: Chunk, parts: Collection[Part]) -> int:
-    """Copy a chunk to where it belongs; gives the sum of what has arrived there, or of what was copied from."""
-    target = _whole_target(chunk, parts)
-    if target is None:
-        total = sum_of(raw)
-        for part in parts:
-            part.fill(shaped(raw, chunk))
-        return total
-    total = 0
-    for start in range(0, chunk.num_bytes, _STRIDE):
-        block = target[start : start + _STRIDE]
-        block.copy_(raw[start : start + _STRIDE])
-        total += sum_of(block)
-    return total
+    def add(block: torch.Tensor) -> None:
+        nonlocal arrived
+        while count := min(block.numel(), STRETCH - arrived % STRETCH):
+            sums[arrived // STRETCH] += sum_of(block[:count])
+            arrived += count
+            block = block[count:]
+        if arrived == size:
+            at_end([each % (1 << 64) for each in sums] == wanted())
 
-
-def _summing(size: int, wanted: str, at_end: Callable[[bool], None]) -> Callable[[torch.Tensor], None]:
-    """Add up the blocks of a chunk of ``size`` bytes as they arrive, and tell at the end whether the sum is right."""
-    left, total = size, 0
-
-    def arrived(block: torch.Tensor) -> None:
-        nonlocal left, total
-        left -= block.numel()
-        total += sum_of(block)
-        if not left:
-            at_end(written_sum(total) == wanted)
-
-    return arrived
+    return add

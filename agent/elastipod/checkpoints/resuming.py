@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from elastipod.checkpoint_directory import CheckpointId, CheckpointStore, Damaged, Manifest
+from elastipod.checkpoint_store import CheckpointId, CheckpointStore, Damaged, Manifest
 from elastipod.checkpoints.exchange import Exchange
 from elastipod.checkpoints.files import FileSource
 from elastipod.checkpoints.load import Filling
-from elastipod.checkpoints.memory import Found, MemoryView, look, open_images
+from elastipod.checkpoints.memory import Found, MemoryView, look, open_images, view_of
 from elastipod.checkpoints.progress import tell_agent
-from elastipod.checkpoints.reading import Images
+from elastipod.checkpoints.reading import Errands, Images
 from elastipod.checkpoints.rng import restore_random_state, seed_newcomer
 from elastipod.checkpoints.staging import Staging
 from elastipod.checkpoints.state import RANDOM, SCHEDULER, Scheduler, apply_state, make_moments, nested_state
@@ -77,9 +77,7 @@ class Resumer:
             raise
 
     def _freshest(self) -> Resume | None:
-        listed = self._exchange.rank_zero(lambda: [(each.step, each.generation) for each in self._directory.complete()])
-        durable = {CheckpointId(*each) for each in listed}
-        view = look(self._staging.directory, self._exchange)
+        durable, view = self._look()
         in_memory = set(self._usable(view, durable))
         for chosen in sorted(durable | in_memory, reverse=True):
             if chosen in in_memory and (resume := self._from_memory(chosen, view)) is not None:
@@ -100,6 +98,19 @@ class Resumer:
         self._tell_passed_over("there is no durable one, and training starts from the beginning")
         return None
 
+    def _look(self) -> tuple[set[CheckpointId], MemoryView]:
+        """Ask what there is: rank 0 the storage, every rank its memory. The ranks connect anew where they have lost touch."""
+
+        def own() -> dict[str, Any]:
+            listed = self._directory.complete() if rank_and_world()[0] == 0 else []
+            durable = [[each.step, each.generation] for each in listed]
+            return {"is_open": self._exchange.is_open, "durable": durable, **look(self._staging.directory)}
+
+        answers = self._exchange.meet(own)
+        if not all(answer["is_open"] for answer in answers):
+            self._exchange.open()
+        return {CheckpointId(*each) for each in answers[0]["durable"]}, view_of(answers)
+
     def _usable(self, view: MemoryView, durable: set[CheckpointId]) -> list[CheckpointId]:
         """List what is in memory, but for what was rolled back by hand."""
         usable: list[CheckpointId] = []
@@ -119,7 +130,7 @@ class Resumer:
         bad: set[Found] = set()
         while (images := open_images(self._staging.directory, view.without(bad), chosen, self._exchange)) is not None:
             try:
-                found = images.vanished() or self._fill_from_images(chosen, images)
+                found = self._fill_from_images(chosen, images)
             finally:
                 self.unmapping.append(images.close())
             if not found:
@@ -164,12 +175,19 @@ class Resumer:
         """Gives the images that were damaged; then the state is half filled, and must be filled from elsewhere."""
         name = f"the checkpoint of step {chosen.step} in memory"
         nested = self._nested()
-        ready: list[Filling] = []
-        self._exchange.every_rank(lambda: ready.append(self._fitting(name, images, nested)))
+        ready: list[tuple[Filling, Errands]] = []
+
+        def fit() -> list[Any]:
+            filling = self._fitting(name, images, nested)
+            ready.append((filling, images.errands(filling.parts())))
+            return ready[0][1].as_json()
+
+        asked = self._exchange.every_rank(fit)  # no rank changes anything unless all can
+        ((filling, errands),) = ready
         self._is_half_filled = True
-        bad = images.fill(ready[0].parts())
+        bad = images.fill(errands, asked, self._exchange)
         if not bad:
-            self._exchange.every_rank(lambda: self._apply(chosen, images, ready[0], nested))
+            self._exchange.every_rank(lambda: self._apply(chosen, images, filling, nested))
         return bad
 
     def _nested(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastipod.checkpoint_directory import CheckpointId, CheckpointStore, FileRecord, Manifest
+from elastipod.checkpoint_store import CheckpointId, CheckpointStore, FileRecord, Manifest
 from elastipod.checkpoints.exchange import Exchange, RanksLost
 from elastipod.checkpoints.files import METADATA, file_name, write_metadata, write_part
 from elastipod.checkpoints.progress import tell_agent

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from elastipod.checkpoint_directory import CheckpointId
+from elastipod.checkpoint_store import CheckpointId
 from elastipod.checkpoints.copies import Copies
 from elastipod.checkpoints.exchange import Exchange, RanksLost
 from elastipod.checkpoints.image import SLOTS, Header, MappedImage, MemoryDirectory, image_name

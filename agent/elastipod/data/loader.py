@@ -12,13 +12,15 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from elastipod.data.plan import Batch, ElasticBatches, MicroBatch
+from elastipod.data.tokens import TokenWindows
 from elastipod.errors import DataError
 from elastipod.shuffle import splitmix64
 
 T = TypeVar("T")
+_PLANNED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")  # options of a DataLoader
 CutBatch = tuple[Batch, tuple[MicroBatch, ...]]
 
 
@@ -124,8 +126,12 @@ class ElasticLoader(Generic[T]):
     ) -> None:
         """dataset: gives samples by index. options: of torch's DataLoader (num_workers, collate_fn, prefetch_factor, ...).
 
-        Raises DataError for in_order=False, with which data would come to passes that it does not belong to.
+        Raises DataError for a dataset with fewer samples than the plan names or none by index, for options that are the
+        plan's affair, and for in_order=False, with which data would come to passes that it does not belong to.
         """
+        _refuse_unfit(dataset, plan)
+        if planned := [name for name in _PLANNED if name in options]:
+            raise DataError(f"{planned[0]} cannot be given: the plan says which samples come when; leave it out")
         if not options.get("in_order", True):
             raise DataError("in_order=False gives passes the data of others; leave it out")
         self._dataset, self._plan, self._options = dataset, plan, options
@@ -196,27 +202,68 @@ class ElasticLoader(Generic[T]):
         # Otherwise torch would draw the workers' seed from its own random state, which a resume has just restored.
         seed = splitmix64(splitmix64(splitmix64(torch.initial_seed()) ^ self._step) ^ self._rank)
         options = {"generator": torch.Generator().manual_seed(seed), **self._options}
-        loaded = _loaded(self._dataset, self._handed_out, options)
-        for batch, passes in to_give:
-            parts = self._parts(batch, passes, loaded)
-            yield batch, parts
-            for _ in parts:
-                pass  # the loop left the batch early: the next one still begins at its own data
+        loaded = [_loaded(self._dataset, self._handed_out, options)]  # the only reference: its processes end with it
+        try:
+            for batch, passes in to_give:
+                parts = self._parts(batch, passes, loaded)
+                yield batch, parts
+                for _ in parts:
+                    pass  # the loop left the batch early: the next one still begins at its own data
+        finally:
+            loaded.clear()
 
-    def _parts(self, batch: Batch, passes: Iterable[MicroBatch], loaded: Iterator[T]) -> Iterator[tuple[MicroBatch, T]]:
+    def _parts(
+        self, batch: Batch, passes: Iterable[MicroBatch], loaded: list[Iterator[T]]
+    ) -> Iterator[tuple[MicroBatch, T]]:
         for part in passes:
-            data = next(loaded)
+            if not loaded:
+                raise DataError(
+                    f"step {batch.step} is of an iteration that has ended; take all passes of a batch before"
+                )
+            data = next(loaded[0])
             self._taken_samples += len(part.indices) if part.weight else 0
             if part.is_last:
                 self._step = batch.step
             yield part, data
 
 
-def _loaded(dataset: Dataset[Any], passes: PassIterator, options: Mapping[str, Any]) -> Iterator[Any]:
+def _refuse_unfit(dataset: object, plan: ElasticBatches) -> None:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise DataError(
+            f"a {type(dataset).__name__} does not give samples by index, so a resize could not share them out; what is read "
+            "from the front goes into Shards and a ShardReader"
+        )
+    try:
+        size = len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return  # one that does not say how long it is
+    if size < plan.num_indices:
+        raise DataError(
+            f"the dataset has {size} samples, but the plan has indices up to {plan.num_indices - 1}; was the data changed?"
+        )
+
+
+class _WholePasses(Dataset[Any]):
+    """Token windows, fetched as one tensor for each pass: to cut that apart and put it together again would copy it twice."""
+
+    def __init__(self, windows: TokenWindows) -> None:
+        self._windows = windows
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return self._windows.batch(indices)
+
+
+def _as_it_is(fetched: T) -> T:
+    return fetched
+
+
+def _loaded(dataset: Any, passes: PassIterator, options: Mapping[str, Any]) -> Iterator[Any]:
     """Give the data of passes by torch's DataLoader; without worker processes by its rules, but not through its iterator.
 
     That one costs as much as a small batch does. options: the DataLoader's.
     """
+    if type(dataset) is TokenWindows and options.get("collate_fn") is None:  # one made of it may give other samples
+        dataset, options = _WholePasses(dataset), {**options, "collate_fn": _as_it_is}
     loader = DataLoader(dataset, batch_sampler=passes, **options)  # refuses options that do not go together
     if loader.num_workers or loader.pin_memory:
         return iter(loader)

@@ -7,13 +7,14 @@ have had their first. A round's places number a source's draws, so nothing has t
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
 from math import gcd
 from typing import Any
 
-from elastipod.data.sources import MapSource, Order, Source, shuffled
+from elastipod.data.sources import MapSource, Order, Source, shuffled, whole
 from elastipod.shuffle import splitmix64
 
 
@@ -32,16 +33,16 @@ class Mixture:
         """
         if not sources or set(sources) != set(weights):
             raise ValueError(f"sources are {', '.join(sources)}, but there are weights for {', '.join(weights)}")
-        for name, weight in weights.items():
-            if not isinstance(weight, int) or weight < 1:
-                raise ValueError(
-                    f"the weight of {name} is {weight!r}; weights are whole numbers of at least 1, such as 70 and 30"
-                )
-        for name, source in sources.items():
-            if (source if isinstance(source, int) else len(source)) < 1:
+        parts = [_weight(name, weights[name]) for name in sources]
+        samples, seed = whole("samples", samples), whole("seed", seed)
+        self._sources = [
+            _source(name, source, splitmix64(seed ^ number)) for number, (name, source) in enumerate(sources.items())
+        ]
+        for name, source in zip(sources, self._sources, strict=True):
+            if len(source) < 1:
                 raise ValueError(f"the source {name} has no samples; leave it out")
-        divisor = gcd(*weights.values())
-        self._parts = [weights[name] // divisor for name in sources]
+        divisor = gcd(*parts)
+        self._parts = [part // divisor for part in parts]
         self._bounds = (0, *accumulate(self._parts))
         self.round = self._bounds[-1]
         if samples < 1 or samples % self.round:
@@ -51,10 +52,6 @@ class Mixture:
                 f"{below + self.round}"
             )
         self.names = tuple(sources)
-        self._sources = [
-            MapSource(source, splitmix64(seed ^ number)) if isinstance(source, int) else source
-            for number, source in enumerate(sources.values())
-        ]
         self._starts = (0, *accumulate(len(source) for source in self._sources))
         self._samples, self.seed = samples, seed
 
@@ -101,6 +98,19 @@ class Mixture:
         source = self._sources[number]
         turn, position = divmod(draw, len(source))
         return self._starts[number] + source.order(turn)[position]
+
+
+def _source(name: str, source: Any, seed: int) -> Source:
+    made: Source = source if hasattr(source, "order") else MapSource(whole(f"the size of {name}", source), seed)
+    return made
+
+
+def _weight(name: str, weight: Any) -> int:
+    if not hasattr(weight, "__index__") or weight < 1:
+        raise ValueError(
+            f"the weight of {name} is {weight!r}; weights are whole numbers of at least 1, such as 70 and 30"
+        )
+    return operator.index(weight)
 
 
 class MixtureOrder:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from elastipod.data.sources import MapSource, Order, Source, taken
+from elastipod.data.alike import refuse_other_plan
+from elastipod.data.sources import MapSource, Order, Source, taken, whole
 from elastipod.data.split import Split
 from elastipod.errors import DataError
 
@@ -112,6 +113,8 @@ class ElasticBatches:
     first_sample: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("dataset_size", "global_batch", "epochs", "seed"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
         for name in ("dataset_size", "global_batch", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -120,8 +123,19 @@ class ElasticBatches:
 
     @classmethod
     def over(cls, source: Source, global_batch: int, *, epochs: int = 1) -> ElasticBatches:
-        """Make the plan of a source that has an order of its own: `Shards`, `Mixture`."""
+        """Make the plan of a source that has an order of its own: `Shards`, `Mixture`. Raises TypeError for a dataset."""
+        if not hasattr(source, "order"):
+            raise TypeError(
+                f"a {type(source).__name__} is no source with an order of its own (Shards, Mixture); of a dataset it is "
+                "ElasticBatches(len(dataset), global_batch)"
+            )
         return cls(len(source), global_batch, epochs=epochs, source=source)
+
+    @property
+    def num_indices(self) -> int:
+        """Give how many samples the data must have at least: the indices in all batches are below it."""
+        found: int = getattr(self.source, "num_indices", self.dataset_size)
+        return found
 
     @property
     def steps_per_epoch(self) -> int:
@@ -163,14 +177,19 @@ class ElasticBatches:
         local_sizes: samples of every rank in a full batch, where the parts shall not be even (`plan_batch`). grain: hand
         out whole groups of so many samples (`fixed_order_passes`). world_size: of the data-parallel ranks.
         Raises ValueError when start_step is beyond the job's end, which means that the plan is not the one that was
-        saved, and for local sizes that do not sum up to the global batch.
+        saved, and for local sizes that do not sum up to the global batch. Where the world is that of torch.distributed's default
+        group, the first call there also raises DataError when other ranks have another plan, or another has this rank.
         """
-        start_step = start_step or self.first_step
+        start_step = whole("start_step", start_step or self.first_step)
+        rank, world_size = whole("rank", rank), whole("world_size", world_size)
         self._check_step(start_step)
         split = Split.of(world_size, local_sizes, grain)
         if local_sizes and sum(local_sizes) != self.global_batch:
             raise ValueError(f"local_sizes sum up to {sum(local_sizes)}, but the global batch is {self.global_batch}")
         split.part(self.global_batch, rank)  # refuses a rank outside the world now and not at the first batch
+        place = {"start_step": start_step, "samples before it": self.samples_after(start_step), "epochs": self.epochs}
+        cut = {"global_batch": self.global_batch, "local_sizes": list(local_sizes), "grain": grain}
+        refuse_other_plan({**self._source().describe(), **place, **cut}, rank, world_size)
         return self._batches(range(start_step + 1, self.total_steps + 1), rank, split)
 
     def batch(self, step: int, rank: int, world_size: int) -> Batch:
@@ -192,6 +211,7 @@ class ElasticBatches:
     def resumed(self, state: Mapping[str, Any]) -> ElasticBatches:
         """Give this plan from the place that `state_dict` described, whatever global batch and world it was reached with.
 
+        It begins there: `iterate` needs no start_step.
         Raises DataError, in one sentence, when the state is of other data or is no such state.
         """
         try:
@@ -213,8 +233,6 @@ class ElasticBatches:
                 f"the data position is after {samples} samples, but {self.epochs} epochs of {self.dataset_size} have "
                 f"{self.dataset_size * self.epochs}; it was saved with {epochs} epochs"
             )
-        if step >= self.first_step and samples == self.samples_after(step):
-            return self
         return replace(self, first_step=step, first_sample=samples)
 
     def _batches(self, steps: range, rank: int, split: Split) -> Iterator[Batch]:

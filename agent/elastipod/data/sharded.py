@@ -9,7 +9,6 @@ a shard is kept, so shards should be written shuffled.
 from __future__ import annotations
 
 import json
-import operator
 import os
 import socket
 import zlib
@@ -23,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from elastipod.data.sources import Order
+from elastipod.data.sources import Order, whole
 from elastipod.errors import DataError
 from elastipod.shuffle import Shuffle
 
@@ -43,11 +42,12 @@ class Shards:
 
         Fixed for the job's life. Raises ValueError when there is no sample or no lane.
         """
+        lanes, seed = whole("lanes", lanes), whole("seed", seed)
         if lanes < 1:
             raise ValueError(f"lanes is {lanes}; it must be at least 1")
-        if not lengths or min(lengths) < 0 or not sum(lengths):
+        self.lengths = tuple(whole(f"the length of shard {shard}", length) for shard, length in enumerate(lengths))
+        if not sum(self.lengths) or min(self.lengths) < 0:
             raise ValueError("lengths must name at least one sample, and no shard can have fewer than none")
-        self.lengths = tuple(map(operator.index, lengths))
         self._lengths_crc32 = zlib.crc32(json.dumps(self.lengths).encode())
         self._lanes, self._seed, self._shuffle = lanes, seed, shuffle
         self.starts = (0, *accumulate(self.lengths))

@@ -6,6 +6,7 @@ A sample is known by one number, its index; what the number stands for is for wh
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,6 +42,14 @@ class Source(Protocol):
     def describe(self) -> dict[str, Any]:
         """Say, in JSON values, what the order depends on; two sources that say the same have the same order."""
         ...
+
+
+def whole(name: str, value: Any) -> int:
+    """Give a whole number of any kind, such as numpy's, as Python's. Raises TypeError with its name for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r:.80}; it must be a whole number") from None
 
 
 shuffled = lru_cache(maxsize=256)(Shuffle)  # every batch asks for its epoch's, and that of each source in a mixture

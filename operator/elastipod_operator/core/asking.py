@@ -26,7 +26,7 @@ from .backoff import backoff
 from .ending import force_from
 from .facts import Observed, Policy, WorkloadFact
 from .health import Health, Replica, View
-from .membership import soonest, soonest_allowed
+from .membership import remove, soonest, soonest_allowed
 from .names import Slot
 from .payback import growth_hold
 from .quota import Quota, Share, fits, is_on, left_until, shares_of
@@ -46,7 +46,9 @@ def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> St
     record = step.record
     if record.queue and record.queue != seen.job.queue and seen.job.record is None:
         step = step.also(NameQueue(record.queue))
-    if quota is None or seen.job.policy is None:
+    if seen.job.policy is None:
+        return step.also(*_without_wishes(record, seen, view))
+    if quota is None:
         return step
     if record.outcome:
         return step.also(*_finishes(record, view, quota))
@@ -58,6 +60,25 @@ def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> St
     wake = soonest(step.wake_at, wake, *waits)
     step = replace(step, record=record, notes=(*step.notes, *notes), wake_at=wake)
     return step.also(*drops, *_ranks(quota), *asks, *marks)
+
+
+def _without_wishes(record: Record, seen: Observed, view: View) -> list[Action]:
+    """Have a job whose spec cannot be used keep no quota that others wait for: a user's error is nobody else's.
+
+    Its agents cannot be called, for that needs the spec: the kubelet ends the pods, as in any eviction.
+    """
+    if record.outcome:
+        return _finishes(record, view, Quota("", (), {w.number: w for w in seen.workloads}, {}, {}))
+    actions: list[Action] = []
+    for workload in seen.workloads:
+        if not workload.evicted or workload.is_deleting:
+            continue
+        pods = _pods_on(workload, (), view)
+        for replica in pods:
+            actions += remove(replica, f"Kueue takes the quota back: {workload.what_evicted}")
+        if not pods:
+            actions.append(DropWorkload(workload.name, workload.uid, workload.what_evicted or workload.evicted))
+    return actions
 
 
 def with_returns(step: Step, seen: Observed, view: View) -> Step:

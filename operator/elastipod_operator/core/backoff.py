@@ -15,5 +15,17 @@ def jitter(key: str, number: int) -> float:
 
 def backoff(base: timedelta, limit: timedelta, tries: int, key: str) -> timedelta:
     """Give the wait after `tries` failures (1 or more): base * 2^(tries-1), at most `limit`, and up to a quarter more."""
-    wait = min(limit, base * int(2 ** min(max(tries, 1) - 1, 16)))
-    return wait * (1 + SPREAD * jitter(key, tries))
+    return doubled(base, limit, tries) * (1 + SPREAD * jitter(key, tries))
+
+
+def doubled(base: timedelta, limit: timedelta, tries: int) -> timedelta:
+    """Give base * 2^(tries-1), at most `limit`; the base for less than one try."""
+    times = 2.0 ** min(max(tries, 1) - 1, 16)
+    return (
+        limit if base > limit / times else min(limit, base * times)
+    )  # the product alone may be more than a timedelta holds
+
+
+def longest_wait(limit: timedelta) -> timedelta:
+    """Give the longest wait that there is with this limit."""
+    return limit * (1 + SPREAD)

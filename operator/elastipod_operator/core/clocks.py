@@ -11,11 +11,14 @@ from .record import Gang, Record, Transition
 TOLERANCE = timedelta(seconds=5)
 
 
-def not_later(record: Record, now: datetime) -> Record:
+def not_later(record: Record, now: datetime, longest: timedelta | None = None) -> Record:
     """Take what is said to happen later than now for what happens now: no wait gets longer for a clock that was wrong.
 
-    What was to last until some time lasts as long as it was meant to.
+    What was to last until some time lasts as long as it was meant to. longest: the longest back-off of the job.
     """
+    shed = record.shed
+    if shed is not None and longest is not None and shed.until > now + longest:  # when it began is not on record
+        record = replace(record, shed=replace(shed, until=now + longest))
     if not any(at is not None and at > now + TOLERANCE for at in _times(record)):
         return record
     window, ledger = record.window, record.ledger

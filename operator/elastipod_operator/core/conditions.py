@@ -10,7 +10,7 @@ from .actions import Note
 from .asking import increments_from, returns_until
 from .base_first import base_minimum
 from .escalation import NO_PROGRESS_LIMIT, does_not_progress
-from .facts import AgentState, Condition, Observed, Policy
+from .facts import AgentState, Condition, Observed, PodFact, Policy
 from .growth import growth_due
 from .health import Health, Replica, View
 from .membership import soonest, wanted_slots
@@ -22,6 +22,9 @@ from .status import size_text, status_fields
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
 FAULT_SHOWN_AFTER = timedelta(seconds=30)
+# A kubelet tries again 10 to 15 s after what did not work: what outlasts two more tries hardly heals by itself.
+TROUBLE_SHOWN_AFTER = timedelta(seconds=30)
+MAY_HEAL = ("ImagePullFailed", "ContainerCannotStart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,7 @@ def describe(seen: Observed, record: Record, view: View, quota: Quota | None = N
     """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
     late, late_at = _late(seen, view, quota)
     lines, wake = _lines(seen, record, view, quota, late)
-    if seen.job.deleting_since is not None and seen.return_trouble:
-        lines = [_not_returned(seen), *(line for line in lines if line.type != "Warning")]
+    lines = _with_stuck(lines, seen)
     old = {condition.type: condition for condition in seen.job.conditions}
     conditions = tuple(_dated(line, old, seen.now) for line in lines)
     notes = tuple(
@@ -75,6 +77,7 @@ WORTH_AN_EVENT = frozenset(
     {
         "AgentNotAnswering",
         "PodsRefused",
+        "PodsNotDeleted",
         "ImagePullFailed",
         "ContainerCannotStart",
         "ContainerEnded",
@@ -123,10 +126,11 @@ def _lines(
     policy = seen.job.policy
     if policy is None:
         return _refused(created, record, seen.job.refusal), None
+    pods_ready, trouble_at = _pods_ready(seen, view, policy)
     auxiliary = [
         line
         for line in (
-            _pods_ready(seen, view, policy),
+            pods_ready,
             _warning(seen, record, policy, quota, late),
             _scaling(seen, record, view, policy, quota),
         )
@@ -138,15 +142,31 @@ def _lines(
         before.append(Line("PodsRunning", True, "PodsRunning", "the first pods run"))
     if state.type != "Running" and any(c.type == "Running" for c in seen.job.conditions):
         before.append(Line("Running", False, state.reason, state.message))
-    return [*before, *auxiliary, state], wake
+    return [*before, *auxiliary, state], soonest(wake, trouble_at)
 
 
-def _not_returned(seen: Observed) -> Line:
-    text = (
+def _with_stuck(lines: list[Line], seen: Observed) -> list[Line]:
+    """Say first of all, also at the end of a job, what is to go and cannot: pods, and quota."""
+    found: Warnings = [("PodsNotDeleted", seen.kept_pods)] if seen.kept_pods else []
+    if seen.return_trouble:
+        found.append(("QuotaNotReturned", _not_returned(seen)))
+    if not found:
+        return lines
+    others = [line for line in lines if line.type != "Warning"]
+    if seen.job.deleting_since is None:
+        found += (
+            part for line in lines if line.type == "Warning" for part in line.parts or ((line.reason, line.message),)
+        )
+    return [*others[:-1], _told_together(found), others[-1]]
+
+
+def _not_returned(seen: Observed) -> str:
+    if seen.job.deleting_since is None:
+        return f"{seen.return_trouble}; it is tried again"
+    return (
         f"{seen.return_trouble}; the job is deleted all the same, once its pods are gone, from "
         f"{_clock(returns_until(seen))} on: then the garbage collector has its Workloads"
     )
-    return Line("Warning", False, "QuotaNotReturned", text)
 
 
 def _left_alone(seen: Observed, created: Line) -> list[Line]:
@@ -171,9 +191,10 @@ def _state(seen: Observed, record: Record, view: View, policy: Policy) -> tuple[
     if transition is not None and transition.kind is Kind.SUSPEND:
         if policy.held is not None:
             return Line("Suspended", True, policy.held.reason, policy.held.message), None
-        return Line(
-            "Suspended", True, "SuspendedByUser", "spec.runPolicy.suspend is true; set it to false to resume"
-        ), None
+        text = "spec.runPolicy.suspend is true; set it to false to resume"
+        if not policy.suspend:
+            text = "the job resumes as soon as its workers are stopped"
+        return Line("Suspended", True, "SuspendedByUser" if policy.suspend else "Resuming", text), None
     if transition is not None and transition.kind is Kind.START:
         return _starting(record, view, policy), None
     text = f"{len(record.members)} replicas train in generation {record.generation}"
@@ -231,16 +252,18 @@ def _why_not_ready(view: View) -> str:
     return f": {troubles[0]}" if troubles else ""
 
 
-def _pods_ready(seen: Observed, view: View, policy: Policy) -> Line | None:
-    """Name what keeps a pod from training, with what to do about it."""
+def _pods_ready(seen: Observed, view: View, policy: Policy) -> tuple[Line | None, datetime | None]:
+    """Name what keeps a pod from training, with what to do about it; gives too when trouble that may heal will have lasted."""
     denied = _token_refused(view)
     if denied is not None:
-        return denied
+        return denied, None
     if view.all_silent:
         text = "no agent answers the operator; training goes on by itself, nothing is changed until one answers"
-        return Line("PodsReady", False, "OperatorCutOff", text)
+        return Line("PodsReady", False, "OperatorCutOff", text), None
     if seen.refusal:
-        return Line("PodsReady", False, "PodsRefused", seen.refusal)
+        return Line("PodsReady", False, "PodsRefused", seen.refusal), None
+    told = next((c.reason for c in seen.job.conditions if c.type == "PodsReady"), "")
+    wakes: list[datetime] = []
     for replica in sorted(view.newest.values(), key=lambda r: r.id):
         pod = replica.pod
         if pod.kill_at is not None:
@@ -250,13 +273,24 @@ def _pods_ready(seen: Observed, view: View, policy: Policy) -> Line | None:
                 f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port {policy.agent_port}: "
                 "start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
             )
-            return Line("PodsReady", False, "AgentNotAnswering", text)
-        if pod.trouble and pod.trouble_reason != "Unschedulable" and replica.health in (Health.PENDING, Health.ENDED):
-            return Line("PodsReady", False, pod.trouble_reason, pod.trouble)
+            return Line("PodsReady", False, "AgentNotAnswering", text), soonest(*wakes)
+        if not pod.trouble or pod.trouble_reason == "Unschedulable":
+            continue
+        if replica.health in (Health.PENDING, Health.ENDED):
+            due = _lasts_from(pod) if pod.trouble_reason != told else None  # what was told once has lasted
+            if due is None or seen.now >= due:
+                return Line("PodsReady", False, pod.trouble_reason, pod.trouble), soonest(*wakes)
+            wakes.append(due)
     good = len([r for r in view.newest.values() if r.health is Health.GOOD])
-    if not good:
+    line = Line("PodsReady", False, "AgentsAnswer", f"{good} agents answer") if good else None
+    return line, soonest(*wakes)
+
+
+def _lasts_from(pod: PodFact) -> datetime | None:
+    """Give when a pod's trouble is one that lasts; None: it does not heal, or began nobody knows when."""
+    if pod.trouble_reason not in MAY_HEAL or pod.trouble_since is None:
         return None
-    return Line("PodsReady", False, "AgentsAnswer", f"{good} agents answer")
+    return pod.trouble_since + TROUBLE_SHOWN_AFTER
 
 
 def _token_refused(view: View) -> Line | None:
@@ -289,8 +323,11 @@ def _warning(seen: Observed, record: Record, policy: Policy, quota: Quota | None
         text = f"edits of {', '.join(seen.job.pending_edits)} act when the job is suspended and resumed"
         found.append(("EditsPending", text))
     found += [("SpecWarning", text) for text in (*policy.sizes.warnings, *policy.warnings)]
-    if not found:
-        return None
+    return _told_together(found) if found else None
+
+
+def _told_together(found: Warnings) -> Line:
+    """Give one warning of several; the first gives the reason."""
     by_reason: dict[str, list[str]] = {}
     for reason, text in found:
         by_reason.setdefault(reason, []).append(text)

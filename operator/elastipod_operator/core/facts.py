@@ -158,6 +158,8 @@ class PodFact:
     trouble: str = ""
     """Why it does not start or how it ended, as one sentence; empty when nothing is wrong."""
     trouble_reason: str = ""
+    trouble_since: datetime | None = None
+    """Since when there is trouble of this reason, as this operator saw it; None: not known."""
     token_secret: str = ""
     """The Secret from which its agent has the job's token; empty for none."""
     generation: int = 0
@@ -299,7 +301,9 @@ class Observed:
     """Reason and sentence why the last call for quota came to nothing."""
     queue_fact: QueueFact | None = None
     """The job's queue as it was last read; None: not known."""
+    kept_pods: str = ""
+    """Why the API server refuses to delete pods that are to go; a sentence."""
     return_trouble: str = ""
-    """Why what a deleted job has of quota could not be looked for or given back when that was last tried; a sentence."""
+    """Why quota could not be given back, or of a deleted job not be looked for, when that was last tried; a sentence."""
     withdrawn: Mapping[Slot, tuple[str, str]] = field(default_factory=dict)
     """Slots without quota, with cause and sentence; worked out by `core.quota`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from .actions import Action, CreatePod, DeletePod, ShutDownAgent
+from .backoff import doubled
 from .base_first import lacks_base
 from .facts import AgentState, Policy
 from .health import Health, Replica, View
@@ -239,8 +240,7 @@ def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> da
     tries: int = max(replica.id.incarnation, record.failures_in_row)
     if tries == 0:
         return None
-    wait = policy.backoff_base * int(2 ** min(tries - 1, 16))
-    return replica.pod.created_at + min(policy.backoff_max, wait)
+    return replica.pod.created_at + doubled(policy.backoff_base, policy.backoff_max, tries)
 
 
 def _removals(wanted: set[Slot], record: Record, view: View) -> list[Action]:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from .actions import Action, Note, Plan, SetFinalizer, VerifyPods
 from .asking import resting_slots, with_asks, with_returns
+from .backoff import longest_wait
 from .base_first import base_first
 from .clocks import not_later
 from .conditions import describe
@@ -40,7 +41,8 @@ LIST_SILENT = timedelta(seconds=30)
 def plan(seen: Observed) -> Plan:
     """Decide for one job. Pure: same observation, same plan; carrying out a plan twice does no harm."""
     is_new = seen.job.record is None
-    record = not_later(seen.job.record or _first_record(seen, judge(seen)), seen.now)
+    longest = longest_wait(seen.job.policy.backoff_max) if seen.job.policy is not None else None
+    record = not_later(seen.job.record or _first_record(seen, judge(seen)), seen.now, longest)
     record = with_queue(record, seen)
     seen, quota = under_quota(seen, record)
     view = judge(seen)
@@ -52,7 +54,7 @@ def plan(seen: Observed) -> Plan:
     if record.outcome:
         return _whole(seen, view, with_asks(_as_step(plan_end(seen, record, view)), seen, view, quota), quota)
     if seen.job.policy is None:
-        return _whole(seen, view, Step(record))
+        return _whole(seen, view, with_asks(Step(record), seen, view, quota))
     step = _decided(record, Scene(seen, seen.job.policy, view, quota), is_new)
     return _whole(seen, view, with_asks(step, seen, view, quota), quota)
 
@@ -161,8 +163,15 @@ def _listing(record: Record, scene: Scene) -> tuple[tuple[Action, ...], datetime
     is_silent = any(replica.health is Health.SILENT for replica in scene.view.by_id.values())
     if scene.seen.listed_at is None or not (is_waiting or is_silent):
         return ((VerifyPods(),) if scene.view.all_silent else ()), None
-    due = scene.seen.listed_at + (LIST_SILENT if is_silent else LIST_AGAIN)
+    # What a watch missed before the waiting began was in nobody's way until now.
+    since = scene.seen.listed_at if is_silent else max((scene.seen.listed_at, *_waits_since(record)))
+    due = since + (LIST_SILENT if is_silent else LIST_AGAIN)
     return ((VerifyPods(),), scene.now + LOOK_AGAIN) if scene.now >= due else ((), due)
+
+
+def _waits_since(record: Record) -> tuple[datetime, ...]:
+    began_at = record.transition.began_at if record.transition is not None else record.begun_at
+    return () if began_at is None else (began_at,)
 
 
 def _with_list(step: Step, seen: Observed, view: View) -> Step:

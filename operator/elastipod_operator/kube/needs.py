@@ -12,16 +12,22 @@ from ..core.queue_facts import Amounts, PodNeeds
 
 Body = Mapping[str, Any]
 
+# Kubernetes counts in 64 bits.
+MOST = 1000 * 2**63
+
 
 def thousandths(quantity: Any) -> int | None:
-    """Read a quantity of Kubernetes as thousandths of its unit, rounded up; None when there is none, or it cannot be read."""
+    """Read a quantity of Kubernetes as thousandths of its unit, rounded up; None when there is none, or it cannot be read.
+
+    The CRD lets any exponent through: what is beyond all that Kubernetes counts with is not read, and never written out.
+    """
     if not isinstance(quantity, int | float | str) or isinstance(quantity, bool):
         return None
     try:
-        value = parse_quantity(quantity)  # type: ignore[no-untyped-call]  # the client has no annotations here
-    except ValueError:
+        value = parse_quantity(quantity) * 1000  # type: ignore[no-untyped-call]  # the client has no annotations here
+    except (ValueError, ArithmeticError):
         return None
-    return int((value * 1000).to_integral_value(ROUND_CEILING)) if value.is_finite() else None
+    return int(value.to_integral_value(ROUND_CEILING)) if value.is_finite() and abs(value) < MOST else None
 
 
 def pod_needs(spec: Body) -> tuple[PodNeeds, ...]:

@@ -36,7 +36,7 @@ class Job:
     pods: dict[str, PodFact] = field(default_factory=dict)
     """By pod UID."""
     listed: bool = False
-    """True once the API server was asked for the pods: before that an absent pod proves nothing."""
+    """True once the pods are known, as a rule by a list: before that an absent pod proves nothing."""
     listed_at: datetime | None = None
     """When it was asked last."""
     list_version: int = -1
@@ -99,6 +99,9 @@ class Store:
         seen_at = self._now() if before is None else before.created_at
         if fact.created_at > seen_at:  # our clock is behind that of the API server; waits are measured with ours
             fact = replace(fact, created_at=seen_at)
+        if fact.trouble_reason:
+            is_known = before is not None and before.trouble_reason == fact.trouble_reason
+            fact = replace(fact, trouble_since=before.trouble_since if before and is_known else self._now())
         job.pods[uid] = fact
         return str(job_uid) if fact != before else None
 
@@ -131,6 +134,16 @@ class Store:
         for body in bodies:
             self.put_pod(body)
         job.listed, job.listed_at, job.list_version = True, self._now(), max(version, job.list_version)
+        # Of what is gone and not newer than the list nothing need be remembered: the list's own version keeps it away.
+        job.pod_versions = {u: v for u, v in job.pod_versions.items() if u in job.pods or v > job.list_version}
+
+    def expect_no_pods(self, job: Job) -> None:
+        """Take it that a job has no pods, if no operator has ever written to it: its record comes before its pods.
+
+        Should one have just done so, our own write is refused, for it rests on the version that is known here.
+        """
+        if job.fact.record is None and not job.fact.has_finalizer and not job.body.get("status"):
+            job.listed, job.listed_at = True, self._now()
 
     def put_workload(self, body: Mapping[str, Any]) -> str | None:
         """Take a Workload; gives the UID of its job when something changed. Only one that the job owns is its own."""

@@ -319,7 +319,8 @@ def _trouble(
 ) -> tuple[str, str]:
     if status.get("phase") in ("Failed", "Succeeded"):
         return "ContainerEnded", _how_it_ended(pod, status, mine)
-    for name, container in {**states, mine.get("name", ""): mine}.items():
+    first = {c["name"]: c for c in status.get("initContainerStatuses") or ()}
+    for name, container in {**first, **states, mine.get("name", ""): mine}.items():
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
         if reason in PULL_TROUBLES:
@@ -338,15 +339,29 @@ def _trouble(
 
 
 def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
-    ended = (mine.get("state") or {}).get("terminated") or {}
-    if not ended:
-        return f"pod {pod} ended: {_short(status.get('message') or status.get('reason') or 'no reason given')}"
-    name, code, reason = mine.get("name"), ended.get("exitCode"), ended.get("reason", "")
-    said = f": {_short(ended['message'])}" if ended.get("message") else ""
-    if reason == "OOMKilled":
-        return f"container {name} of pod {pod} was killed for using more memory than its limit; raise resources.limits.memory"
-    how = f"container {name} of pod {pod} ended with exit code {code}{said}"
+    if status.get("reason"):  # its node ended it: whatever its containers say of their ends follows from that
+        told = [str(status[part]) for part in ("reason", "message") if status.get(part)]
+        return f"pod {pod} ended: {_short(': '.join(told))}"
+    for first in status.get("initContainerStatuses") or ():
+        if _ended(first).get("exitCode"):
+            return _one_end(f"init container {first.get('name')} of pod {pod}", _ended(first))
+    if not _ended(mine):
+        return f"pod {pod} ended: {_short(status.get('message') or 'no reason given')}"
+    how = _one_end(f"container {mine.get('name')} of pod {pod}", _ended(mine))
+    if _ended(mine).get("reason") == "OOMKilled":
+        return how
     return f"{how}; its command must start hyperpodrun, which stays until the job ends"
+
+
+def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (container.get("state") or {}).get("terminated") or {}
+
+
+def _one_end(what: str, ended: Mapping[str, Any]) -> str:
+    if ended.get("reason") == "OOMKilled":
+        return f"{what} was killed for using more memory than its limit; raise resources.limits.memory"
+    said = f": {_short(ended['message'])}" if ended.get("message") else ""
+    return f"{what} ended with exit code {ended.get('exitCode')}{said}"
 
 
 def _short(text: str, limit: int = 300) -> str:
@@ -397,8 +412,8 @@ def doom_of(body: Mapping[str, Any]) -> Doom:
 
 
 def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Give the tolerations that every template of a job has."""
-    templates = [s.get("template") or {} for s in (job.get("spec") or {}).get("replicaSpecs") or ()]
+    """Give the tolerations that every template of a job has, as its pods are made from them. Its spec must be one that can be used."""
+    templates = [s.get("template") or {} for s in effective_spec(job).get("replicaSpecs") or ()]
     first, *others = [list((t.get("spec") or {}).get("tolerations") or ()) for t in templates] or [[]]
     return [one for one in first if isinstance(one, Mapping) and all(one in other for other in others)]
 

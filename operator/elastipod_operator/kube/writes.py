@@ -35,8 +35,13 @@ async def together(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the API server will not have it so, as long as nothing else changes."""
-    return isinstance(error, ApiError) and error.status in (400, 403, 409, 422)
+    """Whether the API server will not have it so, as long as nothing else changes.
+
+    So it is too where it has to ask a webhook that does not answer: that may last, and somebody must mend it.
+    """
+    if not isinstance(error, ApiError):
+        return False
+    return error.status in (400, 403, 409, 422) or (error.status >= 500 and "failed calling webhook" in str(error))
 
 
 def is_taken(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from ..kube.placement import PlacementError, flavors_of
 from ..kube.queue_lookups import NotYet, Trouble
 from ..kube.store import Job
 from ..kube.workloads import workload_manifest
-from ..kube.writes import about
+from ..kube.writes import about, written
 from .desk import FIRST_RETRY_S, Desk, trouble_of
 from .placing import granted
 from .sight import LISTING
@@ -72,7 +72,7 @@ async def _pins(desk: Desk, job: Job, spec: Body, order: AskWorkload, base: Body
 async def _create(desk: Desk, job: Job, manifest: dict[str, Any]) -> None:
     name = manifest["metadata"]["name"]
     try:
-        body = await desk.written(desk.api.create_workload(manifest))
+        body = await written("workload", desk.api.create_workload(manifest))
         log.info("quota asked for", extra={**about(job.fact), "workload": name, "queue": manifest["spec"]["queueName"]})
     except ApiError as error:
         if error.status != 409 or "already exists" not in str(error):

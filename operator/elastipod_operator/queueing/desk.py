@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import clock, metrics
 from ..core.facts import WorkloadFact
-from ..kube.api import ApiError
+from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.placement import PlacementError
 from ..kube.queue_api import QueueApi
 from ..kube.queue_lookups import Lookups, Trouble
 from ..kube.queue_reader import QueueReader
 from ..kube.store import Job, Store
-from ..kube.writes import about
+from ..kube.writes import about, is_refusal, together
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # What failed is tried again after so long, twice as long each time.
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+# So many calls for one job are under way at the same time: its increments may be hundreds.
+CALLS_AT_A_TIME = 8
 RETURNING = "returning"
 NOT_THERE = (
     "the API server knows no Workloads of kueue.x-k8s.io/v1beta2; install Kueue 0.15 or newer, or take the label "
@@ -127,9 +130,7 @@ class Desk:
 
     def failed(self, job: Job, retry: Retry, what: str, error: Exception) -> None:
         """Note a failure, and have the job looked at when it is to be tried again."""
-        # Somebody wrote it just now, or it is another one by now: the watch tells what it is.
-        is_overtaken = isinstance(error, ApiError) and error.status == 409
-        level = logging.INFO if is_overtaken else logging.WARNING
+        level = logging.INFO if is_overtaken(error) else logging.WARNING
         log.log(level, "%s: %s %s", what, type(error).__name__, error, extra=about(job.fact))
         asyncio.get_running_loop().call_later(retry.failed(), self.wake, job.fact.uid)
 
@@ -157,15 +158,36 @@ class Desk:
         if fact is not None and job.workloads.drop(fact.uid):
             self.wake(job.fact.uid)
 
-    async def written(self, call: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """Make a call that writes, and count it."""
-        try:
-            answer = await call
-        except Exception:
-            metrics.API_CALLS.labels("workload", "failed").inc()
-            raise
-        metrics.API_CALLS.labels("workload", "ok").inc()
-        return answer
+
+async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
+    """Make calls for many things side by side, begun in their order. What fails keeps no other from its turn, unless nobody answers.
+
+    Raises what the first of those raised that failed, after all are done.
+    """
+    slots, is_vain = asyncio.Semaphore(CALLS_AT_A_TIME), False
+
+    async def do_one(item: T) -> None:
+        nonlocal is_vain
+        async with slots:
+            if is_vain:
+                return
+            try:
+                await do(item)
+            except CALL_ERRORS as error:
+                is_vain = is_vain or not isinstance(error, ApiError) or is_kueue_away(error)
+                raise
+
+    await together(*map(do_one, items))
+
+
+def is_overtaken(error: Exception) -> bool:
+    """Whether somebody wrote it just now, or it is another one by now: the watch tells what it is."""
+    return isinstance(error, ApiError) and error.status == 409
+
+
+def is_for_good(error: Exception) -> bool:
+    """Whether the API server refuses it, and time alone does not mend that."""
+    return is_refusal(error) and not is_overtaken(error) and not (isinstance(error, ApiError) and is_kueue_away(error))
 
 
 def is_kueue_away(error: ApiError | TimeoutError) -> bool:

@@ -17,8 +17,8 @@ from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.store import Job
 from ..kube.workload_status import finished_status, pods_ready_status, release_patch
 from ..kube.workloads import workload_fact
-from ..kube.writes import about
-from .desk import FIRST_RETRY_S, RETURNING, Desk, is_kueue_away, not_returned
+from ..kube.writes import about, written
+from .desk import FIRST_RETRY_S, RETURNING, Desk, for_each, is_for_good, is_kueue_away, not_returned
 
 log = logging.getLogger(__name__)
 
@@ -31,31 +31,22 @@ GiveBack = DropWorkload | ReleaseBase | FinishWorkload
 async def give_back(desk: Desk, job: Job, todo: Plan, list_pods: Callable[[Job], Awaitable[None]]) -> None:
     """Carry out what gives quota back; what fails is tried again later, and keeps no other Workload from going."""
     orders = [a for a in todo.actions if isinstance(a, GiveBack)]
-    retry = desk.memory(job).giving
+    retry, is_deleting = desk.memory(job).giving, job.fact.deleting_since is not None
+    if not orders and not is_deleting:
+        desk.solved(job, RETURNING)
     if not orders or not retry.is_due():
         return
-    failure: Exception | None = None
+    in_turn = sorted(orders, key=lambda order: _comes_late(desk, job, order))
     try:
         await list_pods(job)
-        for order in sorted(orders, key=lambda order: _comes_late(desk, job, order)):
-            workload = desk.workload(job, order.name)
-            if workload is None or workload.uid != order.uid:
-                continue
-            try:
-                await _give(desk, job, order, workload)
-            except ApiError as error:
-                if is_kueue_away(error):
-                    raise
-                failure = failure or error
+        await for_each(in_turn, lambda order: _give(desk, job, order))
     except CALL_ERRORS as error:
-        failure = error
-    if failure is None:
+        desk.failed(job, retry, "quota could not be given back", error)
+        if is_deleting or is_for_good(error):
+            desk.trouble(job, RETURNING, not_returned(error))
+    else:
         retry.worked()
         desk.solved(job, RETURNING)
-        return
-    desk.failed(job, retry, "quota could not be given back", failure)
-    if job.fact.deleting_since is not None:
-        desk.trouble(job, RETURNING, not_returned(failure))
 
 
 async def mark(desk: Desk, job: Job, todo: Plan) -> None:
@@ -63,9 +54,11 @@ async def mark(desk: Desk, job: Job, todo: Plan) -> None:
     orders = [a for a in todo.actions if isinstance(a, MarkPodsReady)]
     if not orders or not desk.memory(job).marking.is_due():
         return
+    at = clock.now()
     try:
-        for order in orders:
-            await _apply(desk, job, order.name, pods_ready_status(job.fact.namespace, order, clock.now()))
+        await for_each(
+            orders, lambda order: _apply(desk, job, order.name, pods_ready_status(job.fact.namespace, order, at))
+        )
     except CALL_ERRORS as error:
         desk.failed(job, desk.memory(job).marking, "Kueue could not be told of pods", error)
     else:
@@ -80,12 +73,15 @@ def pods_on(job: Job, workload: WorkloadFact) -> list[PodFact]:
 
 
 def _comes_late(desk: Desk, job: Job, order: GiveBack) -> tuple[bool, bool]:
-    """Whether others wait less for what is given back: each call takes its time, and one for a Workload in wait frees nothing."""
+    """Whether others wait less for what is given back: calls take their time, and one for a Workload in wait frees nothing."""
     workload = desk.workload(job, order.name)
     return workload is None or not workload.evicted, workload is None or not workload.reserved
 
 
-async def _give(desk: Desk, job: Job, order: GiveBack, workload: WorkloadFact) -> None:
+async def _give(desk: Desk, job: Job, order: GiveBack) -> None:
+    workload = desk.workload(job, order.name)
+    if workload is None or workload.uid != order.uid:
+        return
     # What waits holds nothing: it goes at once, before Kueue grants it.
     if pods_on(job, workload) and (workload.reserved or not isinstance(order, DropWorkload)):
         desk.look_later(job, FIRST_RETRY_S)
@@ -110,7 +106,7 @@ async def _release(desk: Desk, job: Job, order: ReleaseBase) -> None:
         fact = workload_fact(body)
         if fact is not None and fact.uid == order.uid and fact.evicted:
             patch = release_patch(body, clock.now())
-            body = await desk.written(desk.api.patch_workload_status(job.fact.namespace, order.name, patch))
+            body = await written("workload", desk.api.patch_workload_status(job.fact.namespace, order.name, patch))
         vain.pop(order.uid, None)
         desk.put(job, body)
     except ApiError as error:
@@ -124,7 +120,7 @@ async def _release(desk: Desk, job: Job, order: ReleaseBase) -> None:
 
 async def _delete(desk: Desk, job: Job, order: DropWorkload | ReleaseBase) -> None:
     try:
-        body = await desk.written(desk.api.delete_workload(job.fact.namespace, order.name, order.uid))
+        body = await written("workload", desk.api.delete_workload(job.fact.namespace, order.name, order.uid))
     except ApiError as error:
         if error.status not in (404, 409):
             raise
@@ -137,7 +133,7 @@ async def _delete(desk: Desk, job: Job, order: DropWorkload | ReleaseBase) -> No
 
 async def _apply(desk: Desk, job: Job, name: str, status: tuple[str, dict[str, Any]]) -> None:
     try:
-        desk.put(job, await desk.written(desk.api.apply_workload_status(*status)))
+        desk.put(job, await written("workload", desk.api.apply_workload_status(*status)))
     except ApiError as error:
         if error.status != 404:
             raise

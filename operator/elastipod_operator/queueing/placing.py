@@ -11,7 +11,7 @@ from ..kube.applied import effective_spec
 from ..kube.placement import Placement, PlacementError, flavors_of, placement
 from ..kube.queue_lookups import Trouble
 from ..kube.store import Job
-from .desk import Desk, is_kueue_away
+from .desk import Desk, is_for_good, is_kueue_away
 
 PLACING = "placing"
 
@@ -40,6 +40,11 @@ async def placed(desk: Desk, job: Job, actions: Sequence[CreatePod]) -> tuple[li
             by_spec = {s: placement(body, s, templates[s], flavors) for s in {a.pod.spec for a in mine}}
         except PlacementError as error:
             problem = str(error)
+            continue
+        except ApiError as error:
+            if not is_for_good(error):
+                raise
+            problem = f"the flavors of Workload {name} cannot be read: {error}"
             continue
         ready += [(a, by_spec[a.pod.spec]) for a in mine]
     if problem:

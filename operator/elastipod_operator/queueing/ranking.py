@@ -12,8 +12,8 @@ from ..kube.applied import effective_spec
 from ..kube.queue_lookups import Trouble
 from ..kube.store import Job
 from ..kube.workloads import class_ref
-from ..kube.writes import about
-from .desk import Desk
+from ..kube.writes import about, written
+from .desk import Desk, is_for_good
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,10 @@ async def rank(desk: Desk, job: Job, todo: Plan) -> None:
         desk.failed(job, retry, "a priority could not be changed", error)
         if isinstance(error, Trouble):
             desk.trouble(job, RANKING, error)
+        elif is_for_good(error):
+            desk.trouble(
+                job, RANKING, Trouble("PriorityRefused", f"the API server refuses the edited priority: {error}")
+            )
     else:
         retry.worked()
         desk.solved(job, RANKING)
@@ -55,7 +59,7 @@ async def _rank(desk: Desk, job: Job, workload: WorkloadFact) -> None:
     spec = {"priority": wanted.value, "priorityClassRef": class_ref(wanted)}
     patch = {"metadata": {"uid": workload.uid}, "spec": spec}
     try:
-        body = await desk.written(desk.api.patch_workload(job.fact.namespace, workload.name, patch))
+        body = await written("workload", desk.api.patch_workload(job.fact.namespace, workload.name, patch))
     except ApiError as error:
         if error.status != 404:
             raise

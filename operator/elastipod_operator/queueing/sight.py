@@ -20,6 +20,7 @@ from .desk import LAST_RETRY_S, RETURNING, Desk, Memory, is_kueue_away, not_retu
 log = logging.getLogger(__name__)
 
 LISTING, LEFT = "listing", "left"
+OF_RETURNS = (LEFT, RETURNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ def seen(desk: Desk, job: Job) -> Seen:
         return Seen()
     memory = desk.memory(job)
     _measure(memory, workloads, job.fact.policy)
-    trouble = next(iter(memory.troubles.values()), None)
+    trouble = next((said for what, said in memory.troubles.items() if what not in OF_RETURNS), None)
     queue = desk.reader.fact(job.fact, workloads)
-    kept = next((memory.troubles[what][1] for what in (LEFT, RETURNING) if what in memory.troubles), "")
+    kept = next((memory.troubles[what][1] for what in OF_RETURNS if what in memory.troubles), "")
     return Seen(workloads, memory.default_queue, trouble, queue, kept)
 
 

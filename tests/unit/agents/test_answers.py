@@ -46,6 +46,12 @@ def test_an_agent_of_ours_tells_everything() -> None:
     assert (answer.version, answer.progress) == (7, {"ckpt": {"progressCount": 4}})
 
 
+@pytest.mark.parametrize("drained", [True, False])
+def test_workers_that_left_at_a_checkpoint_are_told_from_others(drained: bool) -> None:
+    fact = read(OURS | {"status": "ready", "drained": drained}, AgentFact(), NOW).fact
+    assert (fact.state, fact.drained) == (AgentState.READY, drained)
+
+
 def test_an_agent_of_another_make_does_not_tell_its_generation() -> None:
     answer = read({"status": "faulted", "generation": "x", "version": 4, "drained": True}, AgentFact(), NOW)
     assert (answer.fact.state, answer.fact.generation, answer.version) == (AgentState.FAULTED, None, None)

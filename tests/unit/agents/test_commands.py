@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
+from aiohttp import web
 from tests.unit.agents.stand_in import StandIn, serving
 
 from elastipod_operator.agents import commands as commands_module
@@ -79,6 +80,19 @@ async def test_an_error_is_told_and_tried_again(commander: Commander, agent: Sta
     agent.post_code = 200
     assert await commander.send([stop(agent)]) == []
     assert len(agent.posts) == 2
+
+
+async def test_a_command_is_not_carried_elsewhere(commander: Commander, agent: StandIn) -> None:
+    """Nor is the token in it: whoever answers in a pod could have another job's agent called otherwise."""
+
+    class Elsewhere(StandIn):
+        async def post(self, request: web.Request) -> web.StreamResponse:
+            return web.Response(status=307, headers={"Location": agent.address.url("/stop")})
+
+    async with serving(Elsewhere()) as stranger:
+        (problem,) = await commander.send([stop(stranger)])
+    assert "/stop was answered with HTTP 307" in problem
+    assert agent.posts == []
 
 
 async def test_an_agent_that_is_gone_is_told_of(commander: Commander) -> None:

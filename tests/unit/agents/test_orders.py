@@ -74,6 +74,12 @@ def test_workers_that_outlive_faults_learn_of_each_other(nproc: str, addresses: 
     assert body["worker_data"] == DATA
 
 
+@pytest.mark.parametrize(("pods", "is_told"), [(512, True), (513, False)])
+def test_the_addresses_of_many_are_not_sent(pods: int, is_told: bool) -> None:
+    body = body_of(START, *[ready(restart_mode=Reach.IN_PROCESS)] * pods)
+    assert (body["rankIps"] is not None) is is_told
+
+
 def test_an_agent_of_another_make_gets_no_generation() -> None:
     assert "generation" not in body_of(START, ready(), agent(generation=None))
     assert body_of(STOP, ready(), agent(generation=None)) == {"is_graceful": False}

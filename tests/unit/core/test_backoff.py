@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from tests.unit.core.builders import seconds
 
-from elastipod_operator.core.backoff import backoff, jitter
+from elastipod_operator.core.backoff import backoff, doubled, jitter, longest_wait
 
 KEYS = [f"uid-{n}" for n in range(500)]
 FOR_EVER = timedelta(days=10_000)
@@ -60,3 +60,11 @@ def test_at_the_limit_each_try_waits_for_another_time() -> None:
 
 def test_below_the_limit_nothing_is_cut() -> None:
     assert waits(seconds(10), seconds(300), 5)[0] < seconds(162)
+
+
+def test_waits_that_users_wish_for_are_never_too_long_to_be_counted() -> None:
+    """The resource allows seconds in 31 bits: doubled sixteen times, they are more than a timedelta holds."""
+    most = timedelta(seconds=2**31 - 1)
+    for tries in (1, 2, 17, 99):
+        assert backoff(most, most, tries, "a") <= longest_wait(most)
+        assert doubled(most, most, tries) == most

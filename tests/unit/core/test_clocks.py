@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 import pytest
 from tests.unit.core.builders import NOW, job, observed, pod, policy, ready, running, seconds, trains, transition
 
+from elastipod_operator.core.backoff import longest_wait
 from elastipod_operator.core.clocks import TOLERANCE, not_later
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Gang, Kind, Ledger, Offence, Record, Window
+from elastipod_operator.core.record import Gang, Kind, Ledger, Offence, Record, Shed, Window
 
 LATER = NOW + timedelta(hours=1)
 TIMES = [f.name for f in fields(Record) if f.type == "datetime | None"]
@@ -48,6 +49,15 @@ def test_a_back_off_lasts_as_long_as_it_was_meant_to() -> None:
     seen = not_later(Record(transition=begun), NOW).transition
     assert seen is not None
     assert seen.not_before == NOW + seconds(20)
+
+
+def test_increments_are_not_kept_from_the_queue_for_longer_than_any_back_off() -> None:
+    longest = longest_wait(policy().backoff_max)
+    shed = trains(queue="gpus", shed=Shed(2, LATER))
+    seen = plan(observed(job(shed), [(pod(0), running()), (pod(1), running())])).record
+    assert seen.shed == Shed(2, NOW + longest)
+    kept = replace(shed, shed=Shed(9, NOW + longest))
+    assert not_later(kept, NOW, longest) is kept
 
 
 def wakes(record: Record) -> datetime | None:

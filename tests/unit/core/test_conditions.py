@@ -71,6 +71,8 @@ RECOVERING = trains(transition=transition(Kind.RECOVERY, cause="WorkerCrash"))
                      id="Faulted at once when failures repeat"),
         pytest.param(observed(job(trains(transition=transition(Kind.SUSPEND)), policy(suspend=True))),
                      ("Suspended", True, "SuspendedByUser"), id="suspended"),
+        pytest.param(observed(job(trains(transition=transition(Kind.SUSPEND))), RUN), ("Suspended", True, "Resuming"),
+                     id="resumed before its workers were stopped"),
         pytest.param(observed(job(trains(outcome="Completed", outcome_reason="Completed", ended_at=NOW))), ("Completed", True, "Completed"),
                      id="completed"),
         pytest.param(observed(job(trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW))), ("Failed", True, "WorkerCrash"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from datetime import UTC, datetime
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from tests.unit.core.builders import pid, pod, trains
 from elastipod_operator.agents.board import Address, Board
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.api import JobSpec
+from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import StartWorkers
 from elastipod_operator.core.facts import AgentFact, JobFact
 from elastipod_operator.kube.pods import pod_manifest
@@ -77,6 +79,33 @@ OTHERS: dict[str, Any] = {
     "elastipod.container": "other",
 }
 CHANGES_NOTHING = {"runPolicy.workloadMode": "Custom"}
+LATER = timedelta(seconds=7)
+# What these values are to the core: a time or a budget that is taken for another one is another wish.
+WISHES: dict[str, tuple[str, object]] = {
+    "elasticPolicy.scalingTimeoutInSeconds": ("scaling_timeout", LATER),
+    "elasticPolicy.gracefulShutdownTimeoutInSeconds": ("graceful_timeout", LATER),
+    "elasticPolicy.faultyScaleDownTimeoutInSeconds": ("faulty_timeout", LATER),
+    "runPolicy.activeDeadlineSeconds": ("active_deadline", LATER),
+    "runPolicy.startupDeadlineSeconds": ("startup_deadline", LATER),
+    "runPolicy.faultDeadlineSeconds": ("fault_deadline", LATER),
+    "runPolicy.cleanPodPolicy": ("clean_pods", CleanPodPolicy.NONE),
+    "runPolicy.jobMaxRetryCount": ("max_retries", 7),
+    "runPolicy.suspend": ("suspend", True),
+    "runPolicy.ttlSecondsAfterFinished": ("ttl", LATER),
+    "runPolicy.restartPolicy.evalPeriodSeconds": ("eval_period", LATER),
+    "runPolicy.restartPolicy.numRestartBeforeFullJobRestart": ("restarts_before_full", 7),
+    "runPolicy.restartPolicy.maxFullJobRestarts": ("max_full_restarts", 7),
+    "runPolicy.restartPolicy.maxNumRepeatOffendersToAvoid": ("max_offenders", 7),
+    "runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds": ("snooze", LATER),
+    "elastipod.minStableSeconds": ("min_stable", LATER),
+    "elastipod.backoff.baseSeconds": ("backoff_base", LATER),
+    "elastipod.backoff.maxSeconds": ("backoff_max", LATER),
+    "elastipod.payback": ("payback", False),
+    "elastipod.recovery": ("new_processes", True),
+    "elastipod.authentication": ("has_token", False),
+    "elastipod.agentPort": ("agent_port", 7777),
+    "elastipod.container": ("container", "other"),
+}
 
 
 class NoBoard:
@@ -131,6 +160,15 @@ def changed(path: str, value: object) -> dict[str, Any]:
 @pytest.mark.parametrize("path", OTHERS)
 def test_every_field_changes_what_is_decided_or_done(path: str) -> None:
     assert outcome(changed(path, OTHERS[path])) != outcome(PLAIN)
+
+
+@pytest.mark.parametrize("path", WISHES)
+def test_each_wish_is_taken_for_what_it_is_and_for_nothing_else(path: str) -> None:
+    plain, other = (policy_of(JobSpec.model_validate(spec)) for spec in (PLAIN, changed(path, OTHERS[path])))
+    differs = {
+        f.name: getattr(other, f.name) for f in fields(other) if getattr(other, f.name) != getattr(plain, f.name)
+    }
+    assert differs == dict([WISHES[path]])
 
 
 @pytest.mark.parametrize("path", CHANGES_NOTHING)

@@ -160,6 +160,9 @@ def test_after_pods_were_asked_for_the_job_is_looked_at_in_a_second() -> None:
 # ---- asking whether pods still exist
 
 
+CHANGING = [(pod(n), agent(AgentState.STOPPING)) for n in range(2)]
+
+
 @pytest.mark.parametrize(
     ("record", "pods", "ago_s", "asks", "wait_s"),
     [
@@ -167,8 +170,11 @@ def test_after_pods_were_asked_for_the_job_is_looked_at_in_a_second() -> None:
         pytest.param(trains(), BOTH, None, False, None, id="nobody lists"),
         pytest.param(trains(1), [(pod(0), running()), (pod(1), None)], 299, False, 1, id="a pod is waited for: every five minutes"),
         pytest.param(trains(1), [(pod(0), running()), (pod(1), None)], 300, True, 1, id="now"),
-        pytest.param(trains(transition=transition()), [(pod(n), agent(AgentState.STOPPING)) for n in range(2)], 300, True, 1,
-                     id="also in a change"),
+        pytest.param(trains(1, begun_at=NOW - seconds(299)), [(pod(0), running()), (pod(1), None)], 9000, False, 1,
+                     id="since it is waited for"),
+        pytest.param(trains(transition=transition(began_s=299)), CHANGING, 9000, False, 1, id="also in a change"),
+        pytest.param(trains(transition=transition(began_s=300)), CHANGING, 300, True, 1, id="which lasts"),
+        pytest.param(trains(transition=transition(began_s=300)), CHANGING, 299, False, 1, id="and was listed in"),
         pytest.param(trains(), [(pod(0), silent(20)), (pod(1), running(step=9, step_at=NOW))], 29, False, 1,
                      id="one does not answer: twice a minute"),
         pytest.param(trains(), [(pod(0), silent(20)), (pod(1), running(step=9, step_at=NOW))], 30, True, 1, id="now too"),

@@ -52,6 +52,14 @@ def test_a_start_is_repeated_for_a_while() -> None:
     assert todo.record.transition is None
 
 
+def test_who_took_it_and_was_drained_before_all_ran_is_not_blamed() -> None:
+    """Somebody else asked it to stop: that is a drain, and no start that was not taken."""
+    todo = decided(starts(START_LIMIT.total_seconds()), running(2), ready(2, drained=True))
+    begun = todo.record.transition
+    assert begun is not None
+    assert (begun.kind, begun.cause, todo.record.lost) == (Kind.RESIZE, "DrainedFromOutside", ())
+
+
 def test_who_does_not_take_it_while_others_wait_for_it_is_given_up() -> None:
     todo = decided(starts(START_LIMIT.total_seconds()), running(2), ready(1))
     begun = todo.record.transition

@@ -521,3 +521,66 @@ def test_when_steps_are_new_again(phase: str, best: int, agents: list[AgentFact]
     record = trains(len(agents), best_step=best, ledger=Ledger(phase, NOW))
     view = judge(observed(job(record), [(pod(n), mine) for n, mine in enumerate(agents)]))
     assert next_change(record, view, NOW) == (None if wait_s is None else NOW + seconds(wait_s))
+
+
+PULLING = {"trouble": "image x cannot be pulled", "trouble_reason": "ImagePullFailed"}
+CANNOT_START = {"trouble": "no secret y", "trouble_reason": "ContainerCannotStart"}
+
+
+@pytest.mark.parametrize("trouble", [PULLING, CANNOT_START], ids=["an image", "a container"])
+@pytest.mark.parametrize(
+    ("since_s", "is_told"), [pytest.param(29.9, False, id="it may heal"), pytest.param(30, True, id="it lasts")]
+)
+def test_trouble_that_may_heal_is_told_when_it_lasts(trouble: dict[str, str], since_s: float, is_told: bool) -> None:
+    seen = observed(job(STARTS), [waits(0, trouble_since=NOW - seconds(since_s), **trouble), waits(1)])
+    found = report(seen)
+    reasons = [c.reason for c in found.conditions if c.type == "PodsReady"]
+    assert reasons == ([trouble["trouble_reason"]] if is_told else [])
+    assert [note.reason for note in found.notes] == reasons
+    assert found.wake_at == (None if is_told else NOW + seconds(0.1)), "nothing else tells that it lasts"
+    assert trouble["trouble"] in found.conditions[-1].message, "what is waited for is said at once"
+
+
+def test_trouble_that_was_told_before_is_told_by_a_new_operator_too() -> None:
+    before = (Condition("PodsReady", False, "ImagePullFailed", "image x cannot be pulled", LONG_AGO),)
+    found = report(observed(job(STARTS, conditions=before), [waits(0, trouble_since=NOW, **PULLING)]))
+    assert [c.reason for c in found.conditions if c.type == "PodsReady"] == ["ImagePullFailed"]
+    assert found.notes == ()
+    other = report(observed(job(STARTS, conditions=before), [waits(0, trouble_since=NOW, **CANNOT_START)]))
+    assert [c.reason for c in other.conditions if c.type == "PodsReady"] == []
+
+
+def test_the_first_of_several_troubles_that_will_have_lasted_is_waited_for() -> None:
+    pods = [waits(n, trouble_since=NOW - seconds(age), **PULLING) for n, age in enumerate((5, 20, 10))]
+    assert report(observed(job(STARTS), pods)).wake_at == NOW + seconds(10)
+    ended = (pod(3, phase="Failed", trouble="it ended", trouble_reason="ContainerEnded", trouble_since=NOW), None)
+    found = report(observed(job(STARTS), [*pods, ended]))
+    assert [c.reason for c in found.conditions if c.type == "PodsReady"] == ["ContainerEnded"], "an end does not heal"
+    assert found.wake_at == NOW + seconds(10)
+
+
+KEPT = "the API server refuses to delete pod job-workers-0-0, which is tried again: forbidden"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        pytest.param({"record": trains()}, ["PodsNotDeleted", "SpecWarning"], id="beside other warnings"),
+        pytest.param({"record": replace(trains(), outcome="Failed", outcome_reason="x")}, ["PodsNotDeleted"], id="at the end"),
+        pytest.param({"policy": None, "refusal": "y"}, ["PodsNotDeleted", "InvalidSpec"], id="of a spec that cannot be used"),
+        pytest.param({"policy": None, "refusal": "y", "record": trains()}, ["PodsNotDeleted", "InvalidSpec"],
+                     id="of one that trains on all the same"),
+        pytest.param({"record": trains(), "deleting_since": NOW}, ["PodsNotDeleted", "QuotaNotReturned"], id="in a deletion"),
+        pytest.param({"record": trains(queue="a")}, ["PodsNotDeleted", "QuotaNotReturned", "SpecWarning"], id="beside quota"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_deleted_comes_first_and_the_state_last(changes: dict[str, Any], reasons: list[str]) -> None:
+    trouble = "no quota back" if "QuotaNotReturned" in reasons else ""
+    plain = observed(job(**{"wishes": policy(warnings=("w",)), **changes}), RUN, return_trouble=trouble)
+    found, without = report(replace(plain, kept_pods=KEPT)), report(plain)
+    warning = next(c for c in found.conditions if c.type == "Warning")
+    assert (warning.reason, warning.message.split("; ")[0]) == ("PodsNotDeleted", KEPT)
+    assert [note.reason for note in found.notes] == reasons
+    assert found.conditions[-1] == without.conditions[-1]
+    again = replace(plain, kept_pods=KEPT.replace("0-0", "1-0"), job=replace(plain.job, conditions=found.conditions))
+    assert [note.reason for note in report(again).notes] == [], "another pod is no news"

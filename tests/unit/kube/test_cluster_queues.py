@@ -179,6 +179,10 @@ def test_kueues_defaults() -> None:
         (True, None),
         ("1Kx", None),
         ("nan", None),
+        ("9E", 9 * 10**21),
+        # The CRD lets these through; to write the last one out takes minutes.
+        ("1e999999", None),
+        ("1e999990", None),
     ],
 )
 def test_quantities(text: Any, expected: int | None) -> None:

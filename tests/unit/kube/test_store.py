@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.unit.kube.bodies import JOB_UID, job_body, node_body, pod_body
+from tests.unit.kube.bodies import JOB_UID, container, job_body, node_body, pod_body
 
 from elastipod_operator.kube.store import Store
 
@@ -63,6 +63,24 @@ def test_no_pod_was_made_later_than_it_was_first_seen() -> None:
     ahead.put_pod(pod_body(version=20))
     (pod,) = ahead.jobs[JOB_UID].pods.values()
     assert pod.created_at == made
+
+
+def test_trouble_is_known_since_it_was_first_seen_and_anew_when_it_is_another() -> None:
+    began = now = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+    store = Store(lambda: now)
+    store.put_job(job_body(version=10))
+
+    def since(version: int, reason: str) -> timedelta | None:
+        nonlocal now
+        now += timedelta(seconds=10)
+        state = {"waiting": {"reason": reason}} if reason else {"running": {}}
+        store.put_pod(pod_body(version=version, status={"containerStatuses": [container(**state)]}))
+        (pod,) = store.jobs[JOB_UID].pods.values()
+        return pod.trouble_since - began if pod.trouble_since is not None else None
+
+    told = [since(20, "ErrImagePull"), since(21, "ImagePullBackOff"), since(22, "CreateContainerError"), since(23, "")]
+    assert told == [timedelta(seconds=10), timedelta(seconds=10), timedelta(seconds=30), None]
+    assert since(24, "ErrImagePull") == timedelta(seconds=50)
 
 
 @pytest.mark.parametrize(
@@ -187,3 +205,19 @@ def test_a_taint_that_the_job_tolerates_drives_it_nowhere(toleration: dict[str, 
     store.put_node(node_body(taints=[TAINT]))
     doomed = store.nodes_of(store.jobs[JOB_UID])["node-1"].doomed
     assert doomed == ("" if may_stay else "taint pool:NoExecute")
+
+
+def test_of_pods_that_are_long_gone_nothing_is_remembered(store: Store) -> None:
+    for number in range(50):
+        body = pod_body(version=20 + number, name=f"job-workers-0-{number}", uid=f"uid-{number}")
+        store.put_pod(body)
+        store.drop_pod(body)
+    store.replace_pods(JOB_UID, [pod_body(version=100)], version=110)
+    late = pod_body(version=105, name="late", uid="uid-late")
+    assert set(store.jobs[JOB_UID].pod_versions) == {"uid-job-workers-0-0"}
+    assert store.put_pod(late) is None, "the list keeps out what is older"
+    newer = pod_body(version=120, name="newer", uid="uid-newer")
+    store.put_pod(newer)
+    store.drop_pod(newer)
+    store.replace_pods(JOB_UID, [pod_body(version=100)], version=115)
+    assert store.put_pod(newer) is None, "a list from before does not bring it back"

@@ -9,8 +9,9 @@ import pytest
 from tests.unit.kube.bodies import CREATED, container, job_body, node_body, pod_body
 
 from elastipod_operator.core.codec import encode
-from elastipod_operator.core.names import FINALIZER, PodId
+from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, PodId
 from elastipod_operator.core.record import Record
+from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.translate import doom_of, job_fact, node_fact, pod_fact, tolerations_of
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
@@ -188,6 +189,20 @@ def test_a_pod_that_is_about_to_go_says_so() -> None:
                      "ContainerEnded", ("exit code 2", "no such file", "hyperpodrun"), id="an exit code"),
         pytest.param({"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
                      "ContainerEnded", ("low on memory",), id="evicted by its kubelet"),
+        pytest.param({"phase": "Failed", "reason": "Evicted", "message": "low on disk",
+                      "containerStatuses": [container(terminated={"exitCode": 137, "reason": "Error"})]},
+                     "ContainerEnded", ("pod job-workers-0-0 ended: Evicted: low on disk",), id="evicted while it trained"),
+        pytest.param({"initContainerStatuses": [container("fetch", waiting={"reason": "ErrImagePull", "message": "no such tag"})],
+                      "containerStatuses": [container(waiting={"reason": "PodInitializing"})]},
+                     "ImagePullFailed", ("image train:1", "no such tag"), id="an image of an init container"),
+        pytest.param({"initContainerStatuses": [container("fetch", waiting={"reason": "CreateContainerError", "message": "no dir"})]},
+                     "ContainerCannotStart", ("container fetch", "no dir"), id="an init container that cannot be made"),
+        pytest.param({"phase": "Failed", "initContainerStatuses": [
+                          container("first", terminated={"exitCode": 0}),
+                          container("fetch", terminated={"exitCode": 7, "message": "no data"})],
+                      "containerStatuses": [container(waiting={"reason": "PodInitializing"})]},
+                     "ContainerEnded", ("init container fetch of pod job-workers-0-0 ended with exit code 7: no data",),
+                     id="an init container that failed"),
         pytest.param({"containerStatuses": [container(waiting={"reason": "ContainerCreating"})]}, "", (), id="nothing is wrong"),
     ],
 )  # fmt: skip
@@ -197,6 +212,8 @@ def test_troubles_are_told_in_plain_words(status: dict[str, Any], reason: str, w
     assert fact.trouble_reason == reason
     assert all(word in fact.trouble for word in words), fact.trouble
     assert "\n" not in fact.trouble
+    is_about_launching = reason == "ContainerEnded" and "hyperpodrun" in fact.trouble
+    assert is_about_launching is ("hyperpodrun" in words), "who was ended by others need not change its command"
 
 
 def test_endless_messages_are_cut() -> None:
@@ -264,4 +281,17 @@ def test_only_what_every_template_tolerates_counts() -> None:
     templates = [{"spec": {"tolerations": [always, never]}}, {"spec": {"tolerations": [always]}}]
     spec = {"replicaSpecs": [{"name": f"s{n}", "template": template} for n, template in enumerate(templates)]}
     assert tolerations_of(job_body(spec)) == [always]
-    assert tolerations_of({"spec": {}}) == []
+    assert tolerations_of({"metadata": {}, "spec": {"replicaSpecs": []}}) == []
+
+
+def test_a_toleration_that_was_edited_in_or_out_is_none_of_the_pods_that_run() -> None:
+    """They were made from the template as it was taken up (decision 31)."""
+    always = {"operator": "Exists"}
+    before = {
+        "replicaSpecs": [{"name": "workers", "template": {"spec": {"tolerations": [always]}}}],
+        "nprocPerNode": "auto",
+    }
+    after = {**before, "replicaSpecs": [{"name": "workers", "template": {"spec": {}}}]}
+    for taken_up, edited, counts in ((before, after, [always]), (after, before, [])):
+        body = job_body(edited, annotations={ANNOTATION_APPLIED: encode_applied(taken_up)})
+        assert tolerations_of(body) == counts

@@ -194,6 +194,30 @@ def test_other_data_in_a_later_generation_makes_the_logs_unusable(tmp_path: Path
         judge(tmp_path)
 
 
+def test_a_start_with_other_data_that_was_refused_leaves_no_trace(tmp_path: Path) -> None:
+    """The log is made before the data is looked at; the mistake is put right and the job goes on."""
+    job, mistake = Job(tmp_path), Job(tmp_path, replace(PLAN, dataset_size=60))
+    job.run(1, 2, range(1, 5))
+    mistake.run(2, 2, range(5, 5), resumed_from=1, end=None)
+    job.run(3, 1, range(5, 5), resumed_from=1, end=None)  # and here the data is longer on one node
+    mistake.run(4, 1, range(5, 5), resumed_from=1, end=None)
+    job.file(4, 0).rename(job.file(3, 1))
+    job.file(3, 1).write_text(
+        job.file(3, 1).read_text().replace('"generation":4', '"generation":3').replace('"rank":0', '"rank":1')
+    )
+    assert judge(tmp_path).final_step == 4
+    job.run(5, 3, range(5, LAST + 1), resumed_from=1, end="completed")
+    assert judge(tmp_path).exact
+
+
+def test_a_job_may_get_more_epochs(tmp_path: Path) -> None:
+    Job(tmp_path, replace(PLAN, epochs=1)).run(1, 2, range(1, 8), end="completed")
+    Job(tmp_path).run(2, 3, range(8, LAST + 1), resumed_from=1, end="completed")
+    report = judge(tmp_path)
+    assert report.exact
+    assert report.samples_expected == 100
+
+
 @pytest.mark.parametrize("name", [".", "nothing-there"])
 def test_a_directory_without_logs_is_said(tmp_path: Path, name: str) -> None:
     assert main([str(tmp_path / name)]) == 2

@@ -118,6 +118,8 @@ def test_an_uneven_batch_with_a_bad_number_is_refused(value: object) -> None:
 
 
 def test_an_uneven_batch_that_is_off_is_none() -> None:
+    with pytest.raises(BatchSizeError, match="use_uneven_batch is 'false'; it must be true or false"):
+        UnevenBatch.from_config({"use_uneven_batch": "false"})
     assert UnevenBatch.from_config({}) is None
     assert UnevenBatch.from_config({"use_uneven_batch": False, "small_local_batch_size": None}) is None
 

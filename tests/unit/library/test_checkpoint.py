@@ -16,7 +16,8 @@ from tests.unit.library.logs import PLAN
 
 from elastipod import SampleLog
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId, Manifest, record_file
+from elastipod.checkpoint_directory import CheckpointDirectory
+from elastipod.checkpoint_store import CheckpointId, Manifest, record_file
 from elastipod.checkpoints.files import write_part
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.moments import optimizer_norm

@@ -18,7 +18,8 @@ from tests.unit.library.test_checkpoint import Trainer, entries
 
 from elastipod import load_checkpoint, save_checkpoint
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint_directory import CheckpointDirectory, CheckpointId
+from elastipod.checkpoint_directory import CheckpointDirectory
+from elastipod.checkpoint_store import CheckpointId
 from elastipod.checkpoints.image import Header, MemoryDirectory
 from elastipod.checkpoints.state import make_moments, nested_state
 from elastipod.errors import CheckpointError, FencedError

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod.data import ElasticBatches, Split, share
+from elastipod.data.alike import compare
 from elastipod.errors import DataError
 from elastipod.shuffle import Shuffle
 
@@ -166,6 +171,44 @@ def test_senseless_plans_are_refused(arguments: tuple[int, ...], text: str) -> N
         ElasticBatches(*arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: ElasticBatches(0.9 * 20, 3), r"dataset_size is 18\.0; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ElasticBatches(20, 256 / 3), r"global_batch is 85\.3.*; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ElasticBatches(20, 3, seed=None), "seed is None; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ElasticBatches(20, 3).iterate("0", 2), "rank is '0'; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ElasticBatches.over([1, 2], 3), r"a list is no source .* ElasticBatches\(len\(dataset\)"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_number_is_refused_by_name(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    plan = ElasticBatches(np.int64(20), np.int32(3), seed=np.uint8(1))  # type: ignore[arg-type]
+    assert plan == ElasticBatches(20, 3, seed=1)
+    assert json.loads(json.dumps(plan.state_dict(2))) == plan.state_dict(2)
+
+
+def test_ranks_with_different_plans_or_the_same_rank_are_refused() -> None:
+    """The store is torch's; whoever comes first is right."""
+    store = torch.distributed.HashStore()
+    plan: dict[str, Any] = {"kind": "map", "size": 20, "seed": 0, "local_sizes": [1, 2], "sources": {"a": {"size": 3}}}
+    for rank in (1, 0, 2):
+        compare(store, plan, rank, rank)
+    with pytest.raises(
+        DataError, match=r"rank 3 would train on other data .*: seed is 3 here and 0 there; make the same"
+    ):
+        compare(store, {**plan, "seed": 3}, 3, 3)
+    with pytest.raises(
+        DataError, match="the processes of ranks 2 and 3 would both train on the samples of rank 2; give"
+    ):
+        compare(store, plan, 2, 3)
+    compare(store, plan, 3, 3)
+
+
 def test_a_place_beyond_the_end_is_refused() -> None:
     with pytest.raises(ValueError, match=r"start_step is 8, but this job has 7 steps; was its data changed\?"):
         ElasticBatches(dataset_size=20, global_batch=3).iterate(0, 1, start_step=8)
@@ -228,7 +271,6 @@ def test_the_batch_may_change_at_any_step_and_no_sample_moves(
 def test_a_place_of_other_data_is_refused_by_name() -> None:
     plan = ElasticBatches(dataset_size=20, global_batch=3, seed=1)
     state = plan.state_dict(4)
-    assert plan.resumed(state) == plan
     with pytest.raises(DataError, match="saved with seed 1, but now it is 2; resume with the same data"):
         ElasticBatches(dataset_size=20, global_batch=3, seed=2).resumed(state)
     with pytest.raises(DataError, match="saved with size 20, but now it is 21"):
@@ -239,6 +281,17 @@ def test_a_place_of_other_data_is_refused_by_name() -> None:
         plan.resumed({**state, "v": 2})
     with pytest.raises(DataError, match="this is no data position of elastipod: KeyError"):
         plan.resumed({"step": 3})
+
+
+def test_a_plan_that_was_resumed_begins_at_its_place() -> None:
+    plan = ElasticBatches(dataset_size=20, global_batch=3, seed=1, epochs=2)
+    resumed = plan.resumed(plan.state_dict(9))
+    assert resumed.total_steps == plan.total_steps
+    assert list(resumed.iterate(0, 2)) == list(plan.iterate(0, 2, start_step=9))
+    with pytest.raises(
+        ValueError, match="start_step is 3, but this job has 14 steps and this plan begins after step 9"
+    ):
+        resumed.iterate(0, 2, start_step=3)
 
 
 def test_a_place_before_a_change_of_the_batch_is_gone_on_from() -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from elastipod.data import ElasticBatches
 from elastipod.data.loader import ElasticBatchSampler, ElasticLoader
+from elastipod.data.mixture import Mixture
 from elastipod.data.sharded import ShardReader, Shards
+from elastipod.data.tokens import TokenFile, TokenWindows
+from elastipod.data.tokens_command import build
 from elastipod.errors import DataError
 
 PLAN = ElasticBatches(dataset_size=83, global_batch=9, seed=4, epochs=2)
@@ -72,6 +77,18 @@ def test_a_batch_counts_from_its_last_pass_on() -> None:
         assert [data.tolist() for _, data in passes] == [list(part.indices) for part in batch.micro_batches(2)]
 
 
+def test_worker_processes_end_with_the_loader_though_the_loop_left_its_names() -> None:
+    before = psutil.Process().children()
+    with loader_of(PLAN, 0, 1, num_workers=1) as loader:
+        for _, passes in loader:
+            next(passes)
+            assert len(psutil.Process().children()) == len(before) + 1
+            break
+    assert psutil.Process().children() == before
+    with pytest.raises(DataError, match="step 1 is of an iteration that has ended"):
+        next(passes)
+
+
 def test_a_place_is_loaded_before_the_first_batch_or_refused() -> None:
     with loader_of(PLAN, 0, 1) as loader:
         next(iter(loader))
@@ -99,6 +116,48 @@ def test_the_total_is_that_of_the_place_that_was_loaded() -> None:
 def test_data_out_of_order_is_refused() -> None:
     with pytest.raises(DataError, match="in_order=False gives passes the data of others"):
         loader_of(PLAN, 0, 1, in_order=False)
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Samples from the front only."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "text"),
+    [
+        (range(82), "the dataset has 82 samples, but the plan has indices up to 82; was the data changed"),
+        (Stream(), "a Stream does not give samples by index, .* Shards and a ShardReader"),
+        (iter([1]), "a list_iterator does not give samples by index"),
+    ],
+)
+def test_data_that_the_plan_does_not_fit_is_refused_before_training(dataset: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        ElasticLoader[Any](dataset, PLAN, rank=0, world_size=1, micro_batch=2)
+
+
+def test_data_may_have_more_samples_than_the_plan_or_not_say_how_many() -> None:
+    class Endless(torch.utils.data.Dataset[int]):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    for dataset in (range(100), Endless()):
+        with ElasticLoader[Any](dataset, PLAN, rank=0, world_size=1, micro_batch=9) as loader:  # type: ignore[arg-type]
+            assert len(list(loader)) == PLAN.total_steps
+
+
+def test_a_mixture_needs_as_many_samples_as_its_sources_have() -> None:
+    plan = ElasticBatches.over(Mixture({"a": 30, "b": 11}, {"a": 3, "b": 1}, samples=8), 4)
+    with pytest.raises(DataError, match="the dataset has 40 samples, but the plan has indices up to 40"):
+        ElasticLoader[Any](range(40), plan, rank=0, world_size=1, micro_batch=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"])
+def test_options_that_the_plan_decides_are_refused(option: str) -> None:
+    with pytest.raises(DataError, match=f"{option} cannot be given: the plan says which samples come when"):
+        loader_of(PLAN, 0, 1, **{option: True})
 
 
 class Seeds(Rows):
@@ -197,6 +256,31 @@ def test_a_half_trained_step_is_given_again_from_its_first_pass() -> None:
     again = iter(sampler)
     again.load_state_dict(state)
     assert next(again) == list(PLAN.batch(2, 0, 1).indices[:2])
+
+
+class Reversed(TokenWindows):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index).flip(0)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [TokenWindows, Reversed])
+def test_token_windows_come_as_one_tensor_for_each_pass(
+    tmp_path: Path, kind: type[TokenWindows], num_workers: int
+) -> None:
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog" * 3)
+    build(tmp_path / "tokens", [tmp_path / "text"])
+    windows: Any = kind(TokenFile(tmp_path / "tokens"), 16)
+    plan = ElasticBatches(len(windows), 5)
+    with ElasticLoader[torch.Tensor](
+        windows, plan, rank=0, world_size=1, micro_batch=3, num_workers=num_workers
+    ) as loader:
+        for _, passes in loader:
+            for part, data in passes:
+                assert torch.equal(data, torch.stack([windows[index] for index in part.indices]))
 
 
 SHARDS = Shards([13, 29, 7, 20], lanes=4, seed=1)

@@ -99,6 +99,8 @@ def test_bad_mixtures_are_refused_with_numbers_that_work() -> None:
         Mixture({"a": 10, "b": 7}, {"a": 3}, samples=10)
     with pytest.raises(ValueError, match="the source b has no samples; leave it out"):
         Mixture({"a": 10, "b": 0}, {"a": 3, "b": 1}, samples=4)
+    with pytest.raises(TypeError, match=r"the size of b is 'b\.txt'; it must be a whole number"):
+        Mixture({"a": 10, "b": "b.txt"}, {"a": 3, "b": 1}, samples=4)  # type: ignore[dict-item]
     with pytest.raises(IndexError, match="sample 17 is outside"):
         Mixture({"a": 10, "b": 7}, {"a": 3, "b": 1}, samples=4).locate(17)
     with pytest.raises(IndexError, match="position 4 is outside"):

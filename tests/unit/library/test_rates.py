@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from elastipod.batches.rates import BatchScaledRate, rate_factor
 from elastipod.errors import DataError
@@ -102,3 +102,9 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
         BatchScaledRate("linear", 64, warm_up_steps=-1)
     with pytest.raises(DataError, match="no state of a BatchScaledRate: KeyError"):
         BatchScaledRate("linear", 64).load_state_dict({"since": 1})
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    with pytest.raises(
+        TypeError, match="rate of a CosineAnnealingLR cannot be scaled; write the schedule as a function"
+    ):
+        BatchScaledRate.apply(CosineAnnealingLR(optimizer, 10))  # type: ignore[arg-type]
+    assert optimizer.param_groups[0]["lr"] == 1

@@ -95,6 +95,7 @@ POLICY = RECIPE["elastic_policy"]
         ({"elastic_policy": {**POLICY, "min_nodes": 0}}, "elastic_policy.min_nodes is 0; it must be a whole number"),
         ({"elastic_policy": {**POLICY, "min_nodes": True}}, "elastic_policy.min_nodes is True"),
         ({"elastic_policy": {**POLICY, "max_nodes": 1}}, r"no size of scale_config \(2, 3, 16\) is within min_nodes 1"),
+        ({"elastic_policy": {**POLICY, "is_elastic": "true"}}, "is_elastic is 'true'; it must be true or false"),
         ({"elastic_policy": 3}, "elastic_policy is 3; it must be a block"),
         ({"scale_config": {"two": {}}}, "scale_config key is 'two'; it must be a whole number"),
         ({"scale_config": {2: 5}}, "scale_config.2 is 5; it must be a block"),

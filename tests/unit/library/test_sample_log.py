@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SampleLogError, match="cannot make the sample log's folder"):
         open_log(tmp_path / "file")
+
+
+def test_a_full_disk_is_said_with_the_name_of_the_log(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        assert log._descriptor is not None
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, log._descriptor)
+        os.close(full)
+        with pytest.raises(SampleLogError, match=f"cannot write the sample log {log.path}: No space left on device"):
+            log.step(PLAN.batch(1, 1, 2))
 
 
 def test_a_closed_log_takes_no_lines(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ class ApiServer:
         self.refuse_secrets: tuple[int, str] | None = None
         self.calls: list[tuple[str, str]] = []
         self.refuse_pods: tuple[int, str] | None = None
+        self.refuse_deletions: tuple[int, str] | None = None
+        self.refuse_job: dict[str, tuple[int, str]] = {}
+        """Answers to writes of jobs by what they write: record, status, job."""
         self.before_status: Callable[[Body], None] = lambda job: None
         self.is_broken = False
 
@@ -60,6 +63,9 @@ class ApiServer:
             return _status(404, f'hyperpodpytorchjobs "{name}" not found')
         if request.method == "GET":
             return web.json_response(job)
+        what = "status" if request.path.endswith("/status") else "job" if request.method == "DELETE" else "record"
+        if what in self.refuse_job:
+            return _status(*self.refuse_job[what])
         body = await request.json()
         if request.method == "DELETE":
             del self.jobs[name]
@@ -109,6 +115,8 @@ class ApiServer:
 
     async def delete_pod(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        if self.refuse_deletions:
+            return _status(*self.refuse_deletions)
         if self.pods.pop(name, None) is None:
             return _status(404, f'pods "{name}" not found')
         return web.json_response({"kind": "Status"})

@@ -43,7 +43,7 @@ async def delete_all(api: Any, told: list[str]) -> None:
         reconciler = Reconciler(api, Store(), session)
         actions = [DeletePod(pod(n).name, pod(n).uid, "a test", False) for n in range(PODS)]
         try:
-            await reconciler._pod_writes.delete(Job(job_body(), job(), 1), actions, lambda a: told.append(a.name))
+            await reconciler._pod_writes.delete(Job(job_body(), job(), 1), {}, actions, lambda a: told.append(a.name))
         finally:
             await reconciler.close()
 

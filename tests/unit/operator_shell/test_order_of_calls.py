@@ -96,6 +96,18 @@ async def test_an_agent_is_told_to_leave_after_its_pod_was_deleted() -> None:
     assert await carried_out(Notes(), todo) == ["/start", "delete", "/shutdown"]
 
 
+async def test_an_agent_whose_pod_may_not_be_deleted_is_left_at_its_work_and_the_others_leave() -> None:
+    class Guarded(Notes):
+        async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
+            if name == pod(0).name:
+                raise ApiError(403, "admission webhook denied the request: not while it trains")
+            return await super().delete_pod(namespace, name, uid, force=force)
+
+    go = [action for p in (pod(0), pod(1)) for action in (ShutDownAgent(p.name), DeletePod(p.name, p.uid, "a test"))]
+    assert await carried_out(Guarded(), decided(*go)) == ["delete", "/shutdown"]
+    assert await carried_out(Guarded(), decided(ShutDownAgent(pod(0).name))) == ["/shutdown"], "whose pod is to stay"
+
+
 async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave() -> None:
     class Deaf(Notes):
         async def send(self, commands: list[Command]) -> list[str]:

@@ -36,6 +36,7 @@ from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.queueing import Queues
+from elastipod_operator.queueing.desk import CALLS_AT_A_TIME
 
 Body = dict[str, Any]
 QUEUED = {"kueue.x-k8s.io/queue-name": "gpus"}
@@ -340,8 +341,11 @@ async def test_waits_and_evictions_are_counted_once(shell: Shell, later: Any) ->
 
 
 async def test_asking_creates_a_workload_that_is_known_at_once(shell: Shell) -> None:
+    timed = ("elastipod_api_write_seconds_count", {"what": "workload"})
+    before = REGISTRY.get_sample_value(*timed) or 0
     shell.know()
     await shell.do(ASK_BASE)
+    assert REGISTRY.get_sample_value(*timed) == before + 1
     assert shell.fact().counts == (("workers", 1),)
     assert shell.woken > 0
     body = shell.server.workloads[BASE]
@@ -498,6 +502,18 @@ async def test_a_clash_is_told_and_no_pod_is_made(shell: Shell) -> None:
     assert shell.trouble() is None
 
 
+async def test_a_flavor_that_may_not_be_read_is_told_and_no_pod_is_made(shell: Shell) -> None:
+    shell.know()
+    await shell.granted()
+    shell.server.refuse["resourceflavors/gpus"] = (403, "resourceflavors is forbidden")
+    ready, problem = await shell.queues.placed(shell.job, [create(BASE)])
+    assert (ready, problem) == ([], f"the flavors of Workload {BASE} cannot be read: resourceflavors is forbidden")
+    assert shell.trouble() == ("PodPlacementFailed", problem)
+    shell.server.refuse["resourceflavors/gpus"] = (503, "later")
+    with pytest.raises(ApiError):
+        await shell.queues.placed(shell.job, [create(BASE)])
+
+
 async def test_pods_can_be_replaced_while_kueue_is_away(shell: Shell) -> None:
     shell.know()
     await shell.granted()
@@ -573,12 +589,61 @@ async def test_one_that_cannot_be_given_back_does_not_keep_the_others(shell: She
     assert shell.asked("PATCH status") == 2
 
 
-async def test_while_kueue_is_away_the_others_are_not_tried_in_vain(shell: Shell) -> None:
+class Calls:
+    """Lets the calls of one kind through, and notes how many are under way at the same time."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.made = self.under_way = self.most = 0
+
+    async def __call__(self, *arguments: Any) -> Any:
+        self.made += 1
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(0)
+            return await self._call(*arguments)
+        finally:
+            self.under_way -= 1
+
+
+async def many(shell: Shell) -> list[WorkloadFact]:
+    """Have a job that holds quota for more shares than calls are made at a time."""
     shell.know()
-    facts = [await shell.granted(number) for number in (0, 1)]
+    await shell.granted()
+    numbers = range(1, 3 * CALLS_AT_A_TIME)
+    await shell.do(*(AskWorkload(number, (("workers", 1),), "gpus") for number in numbers))
+    for number in numbers:
+        shell.store.put_workload(shell.server.admit(workload_name("job", JOB_UID, number)))
+    return [one.fact for one in shell.job.workloads.items]
+
+
+async def test_what_a_job_holds_is_given_back_side_by_side(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = await many(shell)
+    api = shell.queues._desk.api
+    monkeypatch.setattr(api, "delete_workload", calls := Calls(api.delete_workload))
+    await shell.do(*(DropWorkload(fact.name, fact.uid, "a test") for fact in facts))
+    assert shell.server.workloads == {}
+    assert (calls.made, calls.most) == (len(facts), CALLS_AT_A_TIME)
+
+
+async def test_pods_are_told_of_side_by_side_and_one_that_is_refused_keeps_no_other(
+    shell: Shell, later: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = await many(shell)
+    api = shell.queues._desk.api
+    monkeypatch.setattr(api, "apply_workload_status", calls := Calls(api.apply_workload_status))
+    shell.server.workloads[facts[0].name]["metadata"]["uid"] = "another"
+    await shell.do(*(MarkPodsReady(fact.name, fact.uid, True, False) for fact in facts))
+    assert [one.fact.pods_ready for one in shell.job.workloads.items] == [None, *[True] * (len(facts) - 1)]
+    assert calls.most == CALLS_AT_A_TIME
+
+
+async def test_while_kueue_is_away_the_others_are_not_tried_in_vain(shell: Shell) -> None:
+    facts = await many(shell)
     shell.server.refuse["delete"] = AWAY
     await shell.do(*(DropWorkload(fact.name, fact.uid, "a test") for fact in facts))
-    assert len([call for call in shell.server.calls if call[0] == "DELETE"]) == 1
+    assert 1 <= len([call for call in shell.server.calls if call[0] == "DELETE"]) <= CALLS_AT_A_TIME
 
 
 async def test_pods_of_other_shares_do_not_matter(shell: Shell) -> None:
@@ -679,6 +744,25 @@ async def test_what_fails_is_tried_again_later_and_ends_no_pass(shell: Shell, la
     later(1)
     await shell.do(*orders)
     assert shell.server.workloads == {}
+
+
+async def test_quota_that_may_not_be_given_back_is_told_until_it_was(shell: Shell, later: Any) -> None:
+    shell.know()
+    fact = await shell.granted()
+    order = DropWorkload(BASE, fact.uid, "a test")
+    told = []
+    for answer in (AWAY, (500, "panic"), (403, "forbidden"), (500, "panic")):
+        shell.server.refuse["delete"] = answer
+        later(60)
+        await shell.do(order)
+        told.append(shell.queues.seen(shell.job).return_trouble)
+    refused = "the job's quota could not be given back: forbidden"
+    assert told == ["", "", refused, refused]
+    assert shell.trouble() is None, "that is no reason for which quota is not asked for"
+    shell.server.refuse.clear()
+    del shell.server.workloads[BASE]  # somebody else did it
+    await shell.do()
+    assert shell.queues.seen(shell.job).return_trouble == ""
 
 
 async def test_a_workload_that_is_gone_or_another_one_by_now_is_forgotten(shell: Shell) -> None:
@@ -811,6 +895,8 @@ async def test_a_priority_that_is_refused_is_tried_again_later(
     for _ in range(2):
         await shell.do(RankWorkload(BASE, first.uid))
     assert caplog.text.count("a priority could not be changed") == 1
+    refused = "the API server refuses the edited priority: workloads is forbidden"
+    assert shell.trouble() == ("PriorityRefused", refused)
     later(5)
     caplog.set_level("WARNING")
     shell.server.refuse["patch"] = (409, "the object has been modified")

@@ -142,6 +142,25 @@ async def test_every_decision_knows_when_the_pods_were_listed(shell: Shell, deci
     assert decisions[0].listed_at is not None
 
 
+async def test_a_job_that_nobody_wrote_to_is_taken_to_have_no_pods(shell: Shell, decisions: Decisions) -> None:
+    shell.submit()
+    await settled(shell)
+    await decide_again(shell, decisions)
+    assert ("GET", "pods") not in shell.server.calls
+
+
+async def test_pods_are_listed_when_another_operator_has_just_taken_the_job_up(shell: Shell) -> None:
+    untouched = copy.deepcopy(shell.server.put(shell.server.jobs, job_body()))
+    shell.watch_shows(untouched)
+    await settled(shell)
+    shell.reconciler.forget(JOB_UID)
+    before = len(shell.server.calls)
+    shell.watch_shows(untouched)
+    await until(lambda: ("GET", "pods") in shell.server.calls[before:])
+    await until(lambda: len(shell.store.jobs[JOB_UID].pods) == 4)
+    assert ("POST", "pods") not in shell.server.calls[before:]
+
+
 async def test_a_job_that_went_while_the_watch_was_broken_is_forgotten(shell: Shell) -> None:
     shell.watch_shows(job_body())
     await until(lambda: shell.store.jobs == {})
@@ -261,6 +280,10 @@ def sample(name: str, phase: str = "") -> float:
 async def test_the_metrics_tell_of_the_time_of_the_jobs(shell: Shell) -> None:
     """The time that an earlier operator booked is not counted again; what follows is, when the phase changes."""
     booked, now = sample("elastipod_phase_seconds_total", "starting"), sample("elastipod_jobs_in_phase", "scheduling")
+    trained, waited = (
+        sample("elastipod_phase_seconds_total", "training"),
+        sample("elastipod_jobs_in_phase", Phase.WAITING),
+    )
     began = datetime.now(UTC) - timedelta(seconds=100)
     ledger = Ledger(Phase.STARTING, began.replace(microsecond=0), (("starting", 5_000), ("training", 300_000)))
     begun = Transition(
@@ -269,12 +292,11 @@ async def test_the_metrics_tell_of_the_time_of_the_jobs(shell: Shell) -> None:
     )  # fmt: skip
     record = Record(generation=1, members=(PodId("workers", 0, 0),), transition=begun, ledger=ledger)
     shell.submit(annotations={ANNOTATION_STATE: encode(record)})
-    await settled(shell)
-    waiting = sample("elastipod_jobs_in_phase", Phase.WAITING)
+    await until(lambda: sample("elastipod_jobs_in_phase", Phase.WAITING) == waited + 1)
     assert sample("elastipod_phase_seconds_total", "starting") - booked == pytest.approx(100, abs=30)
-    assert sample("elastipod_phase_seconds_total", "training") == 0.0
+    assert sample("elastipod_phase_seconds_total", "training") == trained
     await until(lambda: not math.isnan(sample("elastipod_goodput_ratio")))
     assert sample("elastipod_goodput_ratio") == pytest.approx(300 / 405, abs=0.1)
     shell.reconciler.forget(JOB_UID)
-    assert sample("elastipod_jobs_in_phase", Phase.WAITING) == waiting - 1
+    assert sample("elastipod_jobs_in_phase", Phase.WAITING) == waited
     assert sample("elastipod_jobs_in_phase", "scheduling") == now

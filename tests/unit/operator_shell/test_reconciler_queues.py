@@ -61,7 +61,9 @@ async def shell() -> AsyncIterator[Shell]:
 async def test_no_pod_before_the_quota_and_then_as_kueue_placed_it(shell: Shell) -> None:
     shell.submit(job_body(labels=QUEUED))
     await until(lambda: shell.state().get("type") == "Suspended")
-    assert shell.server.calls[:2] == [("GET", "pods"), ("GET", "workloads")], "both before the first decision"
+    assert shell.server.calls[:2] == [("GET", "workloads"), ("PATCH", "job")], (
+        "quota is known before the first decision"
+    )
     await until(lambda: BASE in shell.server.workloads)
     assert shell.writes()[0] == ("PATCH", "job"), "the record first"
     assert shell.server.pods == {}
@@ -100,7 +102,7 @@ async def test_an_operator_that_starts_anew_waits_for_the_list_of_workloads(shel
     await until(lambda: shell.server.calls.count(("GET", "workloads")) >= asked + 3)
     assert shell.writes()[before:] == [], "a job that seemed to have lost its quota would be stopped"
     del shell.server.refuse["list"]
-    await until(lambda: shell.server.calls.count(("GET", "pods")) > 1)
+    await until(lambda: ("GET", "pods") in shell.server.calls)
 
 
 async def test_kueue_that_comes_later_is_asked_at_once(shell: Shell) -> None:

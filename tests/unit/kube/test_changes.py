@@ -1,0 +1,39 @@
+"""What is written of a job's metadata beside its record."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.builders import NOW
+from tests.unit.kube.bodies import job_body
+
+from elastipod_operator.core.actions import Plan, SetFinalizer
+from elastipod_operator.core.facts import Condition
+from elastipod_operator.core.names import FINALIZER
+from elastipod_operator.core.record import Record
+from elastipod_operator.kube.changes import metadata_changes
+from elastipod_operator.kube.store import Job
+from elastipod_operator.kube.translate import job_fact
+
+OTHERS = "foregroundDeletion"
+
+
+@pytest.mark.parametrize(
+    ("present", "is_wanted", "written"),
+    [
+        pytest.param([], True, [FINALIZER], id="put on"),
+        pytest.param([OTHERS], True, [OTHERS, FINALIZER], id="put on beside others"),
+        pytest.param([FINALIZER], True, None, id="there already"),
+        pytest.param([OTHERS, FINALIZER], False, [OTHERS], id="taken off, and others stay"),
+        pytest.param([OTHERS], False, None, id="gone already"),
+    ],
+)
+def test_finalizers(present: list[str], is_wanted: bool, written: list[str] | None) -> None:
+    body = job_body(finalizers=present)
+    conditions = (Condition("Running", True, "x", "x", NOW),)
+    todo = Plan(record=Record(), actions=(SetFinalizer(is_wanted),), conditions=conditions, is_record_kept=True)
+    assert metadata_changes(Job(body, job_fact(body), 10), todo).get("finalizers") == written
+
+
+@pytest.mark.parametrize(("value", "drains"), [("true", True), ("false", False), ("", False), ("yes", False)])
+def test_only_true_asks_for_a_drain_before_a_deletion(value: str, drains: bool) -> None:
+    assert job_fact(job_body(annotations={"elastipod.io/drain-on-delete": value})).drain_on_delete is drains

@@ -1,0 +1,126 @@
+"""The Python of the user guide, run as it stands, with a small model and small data for the names that it leaves open."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import elastipod
+from elastipod import Batch, CheckpointManager, ElasticBatches
+from elastipod.audit import audit
+from elastipod.audit_logs import read_logs
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "user-guide.md"
+LOOP, SAVES, LOADER, STATEFUL, ACCUMULATE, RATE, LOG = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+SIZE, LEFT_AFTER = 600, 2  # samples; the step after which the first run is told to leave
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that are their indices."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+class Job:
+    """Runs scripts of the guide, each with the objects of a new process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.samples: list[int] = []  # that went into a loss
+
+    def run(self, script: str, **more: Any) -> dict[str, Any]:
+        """Run a script as the body of a function, for its ``return``; gives the names it could use."""
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        checkpoints = CheckpointManager(self._folder / "checkpoints")
+        names: dict[str, Any] = {name: getattr(elastipod, name) for name in elastipod.__all__}
+        names |= {"model": model, "optimizer": optimizer, "train_step": self.train_step, "loss_of": self.loss_of}
+        names |= {"LambdaLR": LambdaLR, "schedule": LambdaLR(optimizer, lambda step: 1.0)}
+        names |= {"dataset": Rows(), "plan": ElasticBatches(SIZE, 256), "rank": 0, "world_size": 1}
+        names |= {
+            "checkpoints": checkpoints,
+            "resume": checkpoints.load_latest(model=model, optimizer=optimizer),
+            **more,
+        }
+        script = script.replace("/mnt/shared", str(self._folder)).replace("num_workers=4", "num_workers=0")
+        exec(f"def script():\n{textwrap.indent(script, '    ')}\nscript()", names)
+        return names
+
+    def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+        self.loss_of(model, batch.indices).backward()
+        optimizer.step()
+
+    def loss_of(self, model: nn.Module, data: Any) -> torch.Tensor:
+        rows = torch.as_tensor(data, dtype=torch.float32).reshape(-1, 1)
+        self.samples += rows.flatten().int().tolist()
+        loss: torch.Tensor = model(rows).pow(2).mean()
+        return loss
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    calls = count(1)
+    monkeypatch.setattr(elastipod, "elastic_event_detected", lambda: next(calls) == LEFT_AFTER)
+    return Job(tmp_path)
+
+
+def stateful_script() -> str:
+    """Give the script with what the loop before it does after the last pass."""
+    after = textwrap.dedent(LOADER[LOADER.index("        optimizer.step()") :]).replace("loader.total", "sampler.total")
+    open_end = "    ...  # as above\n"
+    assert STATEFUL.endswith(open_end)
+    return STATEFUL.removesuffix(open_end) + textwrap.indent(after, "    ")
+
+
+@pytest.mark.parametrize("script", [LOOP, LOADER], ids=["loop", "loader"])
+def test_a_loop_that_leaves_and_comes_back_trains_every_sample_once(job: Job, script: str) -> None:
+    job.run(script)
+    assert len(job.samples) == LEFT_AFTER * 256
+    job.run(script)
+    assert sorted(job.samples) == list(range(SIZE))
+    job.run(script)  # there is nothing left
+    assert len(job.samples) == SIZE
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")
+def test_the_loop_with_a_stateful_data_loader_does_so_too(job: Job) -> None:
+    found = pytest.importorskip("torchdata.stateful_dataloader", reason="the extra elastipod[data] is not installed")
+    for samples in (LEFT_AFTER * 256, SIZE):
+        job.run(stateful_script(), StatefulDataLoader=found.StatefulDataLoader)
+        assert len(set(job.samples)) == len(job.samples) == samples
+
+
+def test_saves_passes_rates_and_the_sample_log_run(job: Job, tmp_path: Path) -> None:
+    plan = ElasticBatches(SIZE, SIZE)
+    (batch,) = plan.iterate(0, 1)
+    job.run(SAVES.replace("...\n", ""), step=7, loss=0.5)
+    job.run(ACCUMULATE, batch=batch)
+    assert sorted(job.samples) == list(range(SIZE))
+    job.run(LOG, batch=batch, loss=0.5, plan=plan, checkpoints=CheckpointManager(tmp_path / "logged"), resume=None)
+    assert audit(read_logs(tmp_path / "samples")).exact
+
+
+def test_the_rate_of_a_batch_that_grew_is_there_at_the_first_step(job: Job, tmp_path: Path) -> None:
+    checkpoints = CheckpointManager(tmp_path / "rated")
+    rates = []
+    for global_batch in (256, 512):
+        names: dict[str, Any] = {"cosine": lambda step: 1.0, "checkpoints": checkpoints}
+        found: dict[str, Any] = {}
+        names |= {"plan": ElasticBatches(SIZE, global_batch), "found": found}
+        used = job.run(RATE.replace("warm_up_steps=100", "warm_up_steps=0") + "found.update(locals())", **names)
+        rates.append(used["optimizer"].param_groups[0]["lr"])
+        extra = {"rate": found["rate"].state_dict()}
+        checkpoints.save(1, model=used["model"], optimizer=used["optimizer"], scheduler=found["schedule"], extra=extra)
+    assert rates == [1e-4, 2e-4]
