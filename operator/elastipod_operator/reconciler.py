@@ -23,6 +23,7 @@ from .core.record import Record
 from .counts import JobCounts
 from .job_writes import JobWrites
 from .kube.api import CALL_ERRORS, Api, ApiError
+from .kube.applied import effective_spec
 from .kube.changes import is_released, metadata_changes, status_change
 from .kube.events import Events
 from .kube.queue_api import QueueApi
@@ -328,7 +329,7 @@ class Reconciler:
             return None
         pods = {pod.name: pod for pod in job.pods.values()}
         return Orders(
-            job.body["spec"], pods, record, self._board, lambda pod: self._address(job, pod, policy.agent_port)
+            effective_spec(job.body), pods, record, self._board, lambda pod: self._address(job, pod, policy.agent_port)
         )
 
     # -- report

@@ -259,7 +259,7 @@ class Watchman:
             self.met[f"used up: {budget}"] += f"{budget} " in new.outcome_message
         begun = {
             "DeadlineExceeded": (EPOCH + old.idle, policy.active_deadline),
-            "StartupDeadlineExceeded": (EPOCH + old.idle if old.started_at is None else None, policy.startup_deadline),
+            "StartupDeadlineExceeded": (old.pods_at if old.started_at is None else None, policy.startup_deadline),
             "FaultDeadlineExceeded": (old.incident_at, policy.fault_deadline),  # being suspended ends a fault
         }
         if new.outcome_reason in begun:

@@ -35,6 +35,7 @@ from elastipod_operator.core.actions import (
 )
 from elastipod_operator.core.facts import Observed, PodFact
 from elastipod_operator.kube.api import CALL_ERRORS, Api, ApiError
+from elastipod_operator.kube.applied import effective_spec
 from elastipod_operator.kube.changes import metadata_changes, status_change
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
@@ -309,7 +310,7 @@ class Shell:
     def _orders(self, job: Job, todo: Plan) -> list[Command]:
         pods = {pod.name: pod for pod in job.pods.values()}
         board = cast(Board, self._board)
-        orders = Orders(job.body["spec"], pods, todo.record, board, lambda pod: Address(JOB_UID, pod.ip, 0))
+        orders = Orders(effective_spec(job.body), pods, todo.record, board, lambda pod: Address(JOB_UID, pod.ip, 0))
         return [order for action in todo.actions if (order := orders.of(action)) is not None]
 
     def _command(self, orders: list[Command], job: Job) -> Script:

@@ -243,30 +243,18 @@ def _refuse_unfit(dataset: object, plan: ElasticBatches) -> None:
         )
 
 
-class _WholePasses(Dataset[Any]):
-    """Token windows, fetched as one tensor for each pass: to cut that apart and put it together again would copy it twice."""
-
-    def __init__(self, windows: TokenWindows) -> None:
-        self._windows = windows
-
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return self._windows.batch(indices)
-
-
-def _as_it_is(fetched: T) -> T:
-    return fetched
-
-
 def _loaded(dataset: Any, passes: PassIterator, options: Mapping[str, Any]) -> Iterator[Any]:
     """Give the data of passes by torch's DataLoader; without worker processes by its rules, but not through its iterator.
 
     That one costs as much as a small batch does. options: the DataLoader's.
     """
-    if type(dataset) is TokenWindows and options.get("collate_fn") is None:  # one made of it may give other samples
-        dataset, options = _WholePasses(dataset), {**options, "collate_fn": _as_it_is}
     loader = DataLoader(dataset, batch_sampler=passes, **options)  # refuses options that do not go together
     if loader.num_workers or loader.pin_memory:
         return iter(loader)
+    if (
+        type(dataset) is TokenWindows and options.get("collate_fn") is None
+    ):  # not to cut apart what is put together again
+        return (dataset.batch(indices) for indices in passes)
     fetch: Callable[[list[int]], Any] = getattr(dataset, "__getitems__", None) or (lambda at: [dataset[i] for i in at])
     collate: Callable[[Any], Any] = loader.collate_fn
     return (collate(fetch(indices)) for indices in passes)

@@ -21,9 +21,8 @@ def backoff(base: timedelta, limit: timedelta, tries: int, key: str) -> timedelt
 def doubled(base: timedelta, limit: timedelta, tries: int) -> timedelta:
     """Give base * 2^(tries-1), at most `limit`; the base for less than one try."""
     times = 2.0 ** min(max(tries, 1) - 1, 16)
-    return (
-        limit if base > limit / times else min(limit, base * times)
-    )  # the product alone may be more than a timedelta holds
+    # The product alone may be more than a timedelta holds.
+    return limit if base > limit / times else min(limit, base * times)
 
 
 def longest_wait(limit: timedelta) -> timedelta:

@@ -30,9 +30,9 @@ def deadlines(seen: Observed, record: Record) -> list[Deadline]:
     if policy.active_deadline is not None:
         text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_s(policy.active_deadline.total_seconds())})"
         found.append(Deadline(accepted_at + policy.active_deadline, "DeadlineExceeded", text))
-    if policy.startup_deadline is not None and record.started_at is None:
+    if policy.startup_deadline is not None and record.started_at is None and record.pods_at is not None:
         text = f"training did not begin within spec.runPolicy.startupDeadlineSeconds ({_s(policy.startup_deadline.total_seconds())})"
-        found.append(Deadline(accepted_at + policy.startup_deadline, "StartupDeadlineExceeded", text))
+        found.append(Deadline(record.pods_at + policy.startup_deadline, "StartupDeadlineExceeded", text))
     recovering = transition is not None and transition.kind is Kind.RECOVERY
     if (
         policy.fault_deadline is not None

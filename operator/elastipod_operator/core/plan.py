@@ -62,7 +62,7 @@ def plan(seen: Observed) -> Plan:
 def _decided(record: Record, scene: Scene, is_new: bool) -> Step:
     """Decide for a job that has not ended and whose spec can be used."""
     seen, view = scene.seen, scene.view
-    record = _forget_the_gone(remember(record, view.by_id), view)
+    record = _with_pods(_forget_the_gone(remember(record, view.by_id), view), scene)
     if seen.job.pending_edits and not record.generation and not scene.policy.suspend:
         return _take_edits(record, scene)
     late = overdue(seen, record)
@@ -115,6 +115,14 @@ def _first_record(seen: Observed, view: View) -> Record:
     members = tuple(sorted(pod for pod, r in view.by_id.items() if (r.agent.generation or 0) > 0))
     # Workers ran: that training did not begin in time is nothing that a lost record can bring about.
     return Record(generation=known, members=members, transition=begun, started_at=seen.now if members else None)
+
+
+def _with_pods(record: Record, scene: Scene) -> Record:
+    """Note when a job that never trained came to have pods: from then on its start must not take too long (decision 16)."""
+    if record.started_at is not None or scene.policy.suspend:
+        return replace(record, pods_at=None)
+    first = min((r.pod.created_at for r in scene.view.by_id.values()), default=None)
+    return record if record.pods_at is not None else replace(record, pods_at=first)
 
 
 def _forget_the_gone(record: Record, view: View) -> Record:

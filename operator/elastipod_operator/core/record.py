@@ -147,8 +147,8 @@ class Record:
     seen. best_step: the newest step known at the last incident. failures_in_row: recoveries without a newer step; stalled:
     those of them that worker faults caused. grew_from: the size before the growth that has not reached RUNNING yet, 0 when
     there is none. paused_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
-    suspended. is_faulty_shrink: the last change of size was a shrink after a fault. queue: the one on whose quota the pods
-    run; empty for none.
+    suspended. pods_at: until the first training, when the job came to have pods. is_faulty_shrink: the last change of size was
+    a shrink after a fault. queue: the one on whose quota the pods run; empty for none.
     """
 
     generation: int = 0
@@ -181,6 +181,7 @@ class Record:
     paused_at: datetime | None = None
     measures: Measures = Measures()
     idle: timedelta = timedelta(0)
+    pods_at: datetime | None = None
     ledger: Ledger = Ledger()
     queue: str = ""
     shed: Shed | None = None

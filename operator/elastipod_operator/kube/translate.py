@@ -51,6 +51,7 @@ DISRUPTION_TAINTS = frozenset(
         "cloud.google.com/impending-node-termination",
         "aws-node-termination-handler/spot-itn",
         "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
         "aws-node-termination-handler/rebalance-recommendation",
         "sagemaker.amazonaws.com/node-health-status",
     }

@@ -40,8 +40,8 @@ RUN = [(pod(0), running()), (pod(1), running())]
         pytest.param(trains(idle=seconds(1)), policy(active_deadline=seconds(100)), "", id="the time that it was suspended does not count"),
         pytest.param(Record(transition=transition(Kind.START, began_s=60)), policy(startup_deadline=seconds(100)),
                      "StartupDeadlineExceeded", id="startup"),
-        pytest.param(Record(transition=transition(Kind.START, began_s=60)), policy(startup_deadline=seconds(101)),
-                     "", id="startup: not yet"),
+        pytest.param(Record(transition=transition(Kind.START, began_s=60), pods_at=NOW - seconds(100)),
+                     policy(startup_deadline=seconds(101)), "", id="startup: not yet"),
         pytest.param(trains(started_at=None, settled_at=None), policy(startup_deadline=seconds(100)),
                      "StartupDeadlineExceeded", id="startup: until all run, however often the first start is tried"),
         pytest.param(trains(transition=transition(Kind.START, began_s=60), started_at=LONG_AGO), policy(startup_deadline=seconds(60)),
@@ -61,6 +61,22 @@ def test_deadlines(record: Record, wishes: Policy, reason: str) -> None:
     if reason:
         assert "spec.runPolicy." in todo.record.outcome_message
         assert [n.reason for n in todo.notes] == ["Failed"]
+
+
+def test_the_start_of_a_job_whose_pods_could_not_be_made_has_all_its_time_yet() -> None:
+    """The operator was away, or a quota refused them: the time begins with the first pods, and anew after a suspension."""
+    wishes = policy(startup_deadline=seconds(30))
+    first = plan(observed(job(None, wishes, created_at=LONG_AGO)))
+    assert (first.record.outcome, first.record.pods_at) == ("", None)
+    came = NOW - seconds(29)
+    pods = [(pod(n, started=False, ip="", created_at=came), None) for n in range(2)]
+    waits = plan(observed(job(first.record, wishes, created_at=LONG_AGO), pods))
+    assert (waits.record.outcome, waits.record.pods_at) == ("", came)
+    assert plan(observed(job(waits.record, policy(suspend=True), created_at=LONG_AGO), pods)).record.pods_at is None
+    late = replace(waits.record, pods_at=came - seconds(1))
+    assert (
+        plan(observed(job(late, wishes, created_at=LONG_AGO), pods)).record.outcome_reason == "StartupDeadlineExceeded"
+    )
 
 
 def test_the_next_deadline_wakes() -> None:

@@ -48,8 +48,9 @@ def seen(record: Record, wishes: Policy | None = None, *pods: Seen, **changes: A
     ("record", "wishes", "wait_s"),
     [
         pytest.param(trains(), policy(), None, id="none was wished for"),
-        pytest.param(trains(started_at=None), policy(**ALL), 30, id="the nearest one"),
-        pytest.param(trains(started_at=None, idle=seconds(5)), policy(**ALL), 35, id="a suspension puts it off"),
+        pytest.param(trains(started_at=None, pods_at=ACCEPTED), policy(**ALL), 30, id="the nearest one"),
+        pytest.param(trains(started_at=None), policy(**ALL), 50, id="a start has none before there are pods"),
+        pytest.param(trains(idle=seconds(5)), policy(**ALL), 55, id="a suspension puts it off"),
         pytest.param(trains(), policy(**ALL), 50, id="a start that came off has none any more"),
         pytest.param(FAULT, policy(**ALL), 20, id="nor has a fault before it"),
         pytest.param(FAULT, policy(**{**ALL, "fault_deadline": seconds(40)}), 50, id="one that is reached is not waited for"),
@@ -67,7 +68,7 @@ def test_the_next_deadline(record: Record, wishes: Policy, wait_s: float | None)
 
 def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_figure() -> None:
     late = policy(active_deadline=seconds(90), startup_deadline=seconds(80.5))
-    record = trains(started_at=None)
+    record = trains(started_at=None, pods_at=ACCEPTED)
     assert overdue(seen(record, late), record) == Deadline(
         ACCEPTED + seconds(80.5),
         "StartupDeadlineExceeded",

@@ -261,6 +261,21 @@ async def test_pods_are_made_from_the_templates_as_they_were_taken_up(shell: She
     assert made == {"train:1"}
 
 
+async def test_workers_are_told_of_as_many_as_their_pods_were_made_for(shell: Shell) -> None:
+    """An edit of nprocPerNode acts at the next suspend and resume, and so do the addresses that follow from it."""
+    shell.submit({"nprocPerNode": "2"})
+    await settled(shell)
+    job = shell.server.jobs["job"]
+    job["spec"]["nprocPerNode"] = "8"
+    shell.watch_shows(shell.server.put(shell.server.jobs, job))
+    known = shell.store.jobs[JOB_UID]
+    assert known.fact.pending_edits == ("spec.nprocPerNode",)
+    orders = shell.reconciler._orders(known, Record(generation=1, members=(PodId("workers", 0, 0),)))
+    assert orders is not None
+    assert orders._rank_ips is not None
+    assert len(orders._rank_ips) == 2
+
+
 async def test_the_record_of_a_newer_operator_is_not_overwritten(shell: Shell) -> None:
     newer = '{"v":99}'
     shell.submit(annotations={ANNOTATION_STATE: newer}, finalizers=[FINALIZER])
