@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -79,6 +80,7 @@ class CheckpointManager:
         self._memory_root = memory_root(memory, is_in_pod=bool(run_from_env()))
         self._running: _Running | None = None
         self._save: Save | None = None
+        self._has_looked = False  # for a checkpoint to go on from
         self._ending: list[threading.Thread] = []  # that hold memory which the next save may need
 
     @property
@@ -200,6 +202,7 @@ class CheckpointManager:
         another version wrote it, and when it does not fit the model and optimizer: then nothing was changed.
         """
         run = self._run()  # claim first: from here on no former generation can commit
+        self._has_looked = True
         if self._save is not None:
             self._save.thread.join()  # it speaks over the same connections
         resumer = Resumer(self._directory, run.staging, run.exchange, run.generation, Live(model, optimizer, scheduler))
@@ -238,8 +241,11 @@ class CheckpointManager:
         *,
         is_durable: bool,
     ) -> None:
+        _require_step(step)
         run = self._run()
         self._finish_last()
+        if self._save is None and not self._has_looked:
+            self._tell_what_is_ahead(step)
         staged = run.staging.copy(
             lambda: State(model, optimizer, scheduler, rank_and_world()[0]),
             CheckpointId(step, run.generation),
@@ -247,6 +253,19 @@ class CheckpointManager:
         )
         self._save = Save(staged, is_durable=is_durable, sample_log=sample_log, norm=norm)
         run.saver.start(self._save)
+
+    def _tell_what_is_ahead(self, step: int) -> None:
+        """Warn a run that began anew where another one got further: a resume takes the newest step, whoever made it."""
+        if rank_and_world()[0] != 0:
+            return
+        with suppress(OSError, CheckpointError):
+            ahead = next((each for each in self._directory.complete() if each.step >= step), None)
+            if ahead is not None:
+                log.warning(
+                    "%s holds the checkpoint of step %d, from which this run did not go on: until %d saves of this run have taken its "
+                    "place, a resume would go back to it; call load_latest first, or name another directory",
+                    self._directory.name, ahead.step, self._keep,
+                )  # fmt: skip
 
     def _finish_last(self) -> None:
         """Wait for the last save; storage trouble was told when it came and is tried again, but a fenced run ends here."""
@@ -283,6 +302,13 @@ def _open_store(directory: str | os.PathLike[str], options: Mapping[str, Any]) -
     from elastipod.checkpoints.bucket import CheckpointBucket
 
     return CheckpointBucket(address, options)
+
+
+def _require_step(step: int) -> None:
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ValueError(
+            f"step is {step!r}; it is the number of completed optimizer steps, a whole number of at least 0"
+        )
 
 
 def _plain(extra: Mapping[str, Any]) -> dict[str, Any]:

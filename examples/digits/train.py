@@ -44,6 +44,8 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     checkpoints = CheckpointManager(options.checkpoint_dir, keep=2)
     resume = checkpoints.load_latest(model=model, optimizer=optimizer)
     step = resume.step if resume else 0
+    if resume:
+        plan = plan.resumed(resume.extra["data"])
     log = SampleLog(
         options.sample_log_dir,
         plan,
@@ -60,9 +62,10 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     loss = resume.extra["loss"] if resume else math.nan
 
     def save() -> None:
-        checkpoints.save(step, model=model, optimizer=optimizer, extra={"loss": loss}, sample_log=log)
+        extra = {"data": plan.state_dict(step), "loss": loss}
+        checkpoints.save(step, model=model, optimizer=optimizer, extra=extra, sample_log=log)
 
-    for batch in plan.iterate(rank, world_size, start_step=step):
+    for batch in plan.iterate(rank, world_size):
         started = time.monotonic()
         loss = train_step(model, optimizer, images, labels, batch)
         time.sleep(max(0.0, options.min_step_time - (time.monotonic() - started)))

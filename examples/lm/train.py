@@ -44,6 +44,8 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
     if resume and resume.extra["corpus"] != corpus.digest:
         raise SystemExit(f"{resume.path} was trained on other sources than this Python's; use another --checkpoint-dir")
     step = resume.step if resume else 0
+    if resume:
+        plan = plan.resumed(resume.extra["data"])
     log = SampleLog(
         options.sample_log_dir,
         plan,
@@ -68,11 +70,11 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
             model=model,
             optimizer=optimizer,
             scheduler=schedule,
-            extra={"corpus": corpus.digest, "loss": loss},
+            extra={"corpus": corpus.digest, "data": plan.state_dict(step), "loss": loss},
             sample_log=log,
         )
 
-    for batch in plan.iterate(rank, world_size, start_step=step):
+    for batch in plan.iterate(rank, world_size):
         started = time.monotonic()
         loss = train_step(model, optimizer, corpus, batch, options.micro_batch, device)
         schedule.step()

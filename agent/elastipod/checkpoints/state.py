@@ -85,7 +85,17 @@ class State:
 
 
 def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Give model and optimizer as nested dictionaries of live tensors, under names that do not depend on DDP or sharding."""
+    """Give model and optimizer as nested dictionaries of live tensors, under names that do not depend on DDP or sharding.
+
+    Raises CheckpointError for an optimizer of another model.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    strangers = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+    if strangers:
+        raise CheckpointError(
+            f"{strangers} parameters of the optimizer are not the model's; make the optimizer from model.parameters(), after the "
+            "model was sharded (fully_shard) or otherwise given new parameters"
+        )
     with _no_process_group_needed():
         weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": moments}

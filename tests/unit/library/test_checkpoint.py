@@ -346,6 +346,46 @@ def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
         CheckpointManager(tmp_path).load_latest(model=other, optimizer=torch.optim.AdamW(other.parameters()))
 
 
+def test_the_optimizer_of_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    mine, other = Trainer(), Trainer()
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(
+        CheckpointError, match="4 parameters of the optimizer are not the model's; make the optimizer from"
+    ):
+        manager.save(1, model=mine.model, optimizer=other.optimizer)
+    mine.save(manager, 1)
+    with pytest.raises(CheckpointError, match="4 parameters of the optimizer are not the model's"):
+        manager.load_latest(model=mine.model, optimizer=other.optimizer)
+
+
+@pytest.mark.parametrize("step", ["9", -1, 1.0, True, torch.tensor(3)])
+def test_a_step_that_is_none_is_refused_before_anything_is_copied(tmp_path: Path, step: int) -> None:
+    with pytest.raises(ValueError, match="it is the number of completed optimizer steps"):
+        Trainer().save(CheckpointManager(tmp_path), step)
+    assert entries(tmp_path) == []
+
+
+def test_a_run_that_begins_anew_below_an_older_one_is_warned_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, before = Trainer(), CheckpointManager(tmp_path)
+    trainer.save(before, 8)
+    trainer.save(before, 9)
+    assert caplog.messages == []
+    anew = CheckpointManager(tmp_path)
+    trainer.save(anew, 3)
+    trainer.save(anew, 4)
+    (told,) = caplog.messages
+    assert told.startswith(
+        f"{tmp_path} holds the checkpoint of step 9, from which this run did not go on: until 2 saves"
+    )
+    caplog.clear()
+    after = CheckpointManager(tmp_path)
+    assert trainer.load(after) == 4
+    trainer.save(after, 4)
+    assert caplog.messages == []
+
+
 def test_a_schedule_that_was_not_saved_is_missed(tmp_path: Path) -> None:
     trainer = Trainer()
     CheckpointManager(tmp_path).save(1, model=trainer.model, optimizer=trainer.optimizer)
