@@ -1,9 +1,9 @@
 """Looking for garbage between decisions, not in the middle of them.
 
 Python's collector looks for objects that refer to one another in circles whenever enough new ones are there, and nothing else
-happens meanwhile: with 10,000 pods for 0.1 to 0.5 s, in every fourth decision of a busy second. So it is switched off, and
-called when no decision is under way; what one look found alive is left out of the next ones, so that a look costs what is new.
-Once an hour everything is looked at, for what died since it was left out. What is in no circle goes at once, as ever.
+happens meanwhile: in a fleet of 10,000 pods in motion for 70 to 190 ms, every 5 to 15 s. So it is switched off, and called
+when no decision is under way; what one look found alive is left out of the next ones, so that a look costs what is new. Once
+an hour everything is looked at, for what died since it was left out. What is in no circle goes at once, as ever.
 """
 
 from __future__ import annotations

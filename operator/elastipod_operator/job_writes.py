@@ -11,11 +11,10 @@ from .core.actions import Note
 from .core.facts import JobFact
 from .kube.api import ApiError
 from .kube.events import Events
-from .kube.writes import is_refusal, written
+from .kube.writes import is_overtaken, is_refusal, written
 
 T = TypeVar("T")
 
-CONFLICT = 409
 # The API server keeps Events for an hour: then it is told again.
 TOLD_FOR = timedelta(hours=1)
 # By kind of write: the Event's reason, and what it says before the API server's own words.
@@ -45,7 +44,7 @@ class JobWrites:
         try:
             answer = await written(what, call)
         except ApiError as error:
-            if is_refusal(error) and error.status != CONFLICT:
+            if is_refusal(error) and not is_overtaken(error):
                 self._tell(what, job, error)
             raise
         if job.uid in self._told:

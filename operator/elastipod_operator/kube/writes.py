@@ -44,9 +44,14 @@ def is_refusal(error: BaseException) -> bool:
     return error.status in (400, 403, 409, 422) or (error.status >= 500 and "failed calling webhook" in str(error))
 
 
+def is_overtaken(error: BaseException) -> bool:
+    """Whether somebody wrote it just now, or it is another one by now: the watch tells what it is."""
+    return isinstance(error, ApiError) and error.status == 409
+
+
 def is_taken(error: BaseException) -> bool:
     """Whether there is an object of that name."""
-    return isinstance(error, ApiError) and error.status == 409 and "already exists" in str(error)
+    return is_overtaken(error) and "already exists" in str(error)
 
 
 def about(job: JobFact) -> dict[str, str]:

@@ -17,7 +17,7 @@ from ..kube.queue_api import QueueApi
 from ..kube.queue_lookups import Lookups, Trouble
 from ..kube.queue_reader import QueueReader
 from ..kube.store import Job, Store
-from ..kube.writes import about, is_refusal, together
+from ..kube.writes import about, is_overtaken, is_refusal, together
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -178,11 +178,6 @@ async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]]) -> No
                 raise
 
     await together(*map(do_one, items))
-
-
-def is_overtaken(error: Exception) -> bool:
-    """Whether somebody wrote it just now, or it is another one by now: the watch tells what it is."""
-    return isinstance(error, ApiError) and error.status == 409
 
 
 def is_for_good(error: Exception) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.unit.operator_shell.api_server import ApiServer, serving
 
+from elastipod_operator import clock
 from elastipod_operator.kube.api import Api
 
 
@@ -21,3 +23,15 @@ async def api(server: ApiServer) -> AsyncIterator[Api]:
     """The operator's calls to it."""
     async with serving(server) as api:
         yield api
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A clock that goes only when it is told to."""
+    now = [datetime(2026, 3, 1, 12, 10, tzinfo=UTC)]
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+
+    def pass_by(seconds: float) -> None:
+        now[0] += timedelta(seconds=seconds)
+
+    return pass_by

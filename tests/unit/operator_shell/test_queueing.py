@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from tests.unit.kube.queue_bodies import flavor_body
 from tests.unit.operator_shell.api_server import serving
 from tests.unit.operator_shell.queue_server import AWAY, CANNOT_CONVERT, QueueServer
 
-from elastipod_operator import clock
 from elastipod_operator.core.actions import (
     Action,
     AskWorkload,
@@ -106,18 +104,6 @@ async def shell() -> AsyncIterator[Shell]:
     server.objects["resourceflavors/gpus"] = flavor_body("gpus", {"type": "p5"})
     async with serving(server) as api:
         yield Shell(api, server)
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A clock that goes only when it is told to."""
-    now = [datetime(2026, 3, 1, 12, 10, tzinfo=UTC)]
-    monkeypatch.setattr(clock, "now", lambda: now[0])
-
-    def pass_by(seconds: float) -> None:
-        now[0] += timedelta(seconds=seconds)
-
-    return pass_by
 
 
 # -- what is asked before a decision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 from tests.unit.operator_shell.api_server import ApiServer
 from tests.unit.operator_shell.test_reconciler import Shell
 
-from elastipod_operator import clock, job_writes, pod_writes
+from elastipod_operator import job_writes, pod_writes
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.core.actions import DeletePod
@@ -32,18 +32,6 @@ BY_RIGHTS = (403, 'pods "x" is forbidden: User "elastipod" cannot delete resourc
 BY_WEBHOOK = (500, 'Internal error occurred: failed calling webhook "guard.example": connection refused')
 
 Later = Callable[[float], None]
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Later:
-    """A clock that goes only when it is told to."""
-    now = [datetime(2026, 3, 1, 12, 10, tzinfo=UTC)]
-    monkeypatch.setattr(clock, "now", lambda: now[0])
-
-    def pass_by(seconds: float) -> None:
-        now[0] += timedelta(seconds=seconds)
-
-    return pass_by
 
 
 class Writes:
