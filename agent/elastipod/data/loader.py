@@ -6,7 +6,9 @@ crash loses nothing that was prefetched, and the next generation fetches it agai
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import tee
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -250,7 +252,8 @@ def _loaded(dataset: Any, passes: PassIterator, options: Mapping[str, Any]) -> I
     """
     loader = DataLoader(dataset, batch_sampler=passes, **options)  # refuses options that do not go together
     if loader.num_workers or loader.pin_memory:
-        return iter(loader)
+        with _garbage_stays_here():
+            return iter(loader)
     if (
         type(dataset) is TokenWindows and options.get("collate_fn") is None
     ):  # not to cut apart what is put together again
@@ -258,3 +261,21 @@ def _loaded(dataset: Any, passes: PassIterator, options: Mapping[str, Any]) -> I
     fetch: Callable[[list[int]], Any] = getattr(dataset, "__getitems__", None) or (lambda at: [dataset[i] for i in at])
     collate: Callable[[Any], Any] = loader.collate_fn
     return (collate(fetch(indices)) for indices in passes)
+
+
+@contextmanager
+def _garbage_stays_here() -> Iterator[None]:
+    """Keep processes that are forked meanwhile from destroying what is garbage already.
+
+    Their collector would: and the destructor of the last generation's process group, which is garbage where it lay in a
+    cycle, waits for its threads for ever in a process that has none of them. (What the gc module's documentation advises.)
+    """
+    if gc.get_freeze_count():  # most is frozen for good, as a warm start does: then the rest is soon gone through
+        gc.collect()
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -79,37 +81,40 @@ def test_the_mean_over_ranks_is_the_gradient_of_one_process(
             torch.testing.assert_close(total / world_size, wanted, rtol=1e-10, atol=1e-13)
 
 
-def test_a_compiled_model_is_held_back_from_reducing_too() -> None:
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """A process group, which is destroyed and no garbage afterwards: a process that is forked later would hang on that."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-        compiled = torch.compile(model, backend="eager")
-        for enabled in (False, True):
-            with gradient_sync(compiled, enabled):
-                assert model.require_backward_grad_sync == enabled
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
+    gc.collect()
 
 
+@pytest.mark.usefixtures("world_of_one")
+def test_a_compiled_model_is_held_back_from_reducing_too() -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    compiled = torch.compile(model, backend="eager")
+    for enabled in (False, True):
+        with gradient_sync(compiled, enabled):
+            assert model.require_backward_grad_sync == enabled
+
+
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["plain", "compiled"])
 def test_parts_that_are_sharded_below_a_plain_module_are_held_back(is_compiled: bool) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-        layers = [inner[0], inner, torch.nn.Linear(2, 1)]
-        for layer in layers:
-            fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
-        model = torch.nn.Sequential(torch.nn.Sequential(inner), torch.nn.ReLU(), layers[-1])
-        held = torch.compile(model, backend="eager") if is_compiled else model
-        for enabled in (False, True):
-            with gradient_sync(held, enabled):
-                groups = [layer._get_fsdp_state()._fsdp_param_group for layer in layers]
-                assert {group.reduce_grads for group in groups if group is not None} == {enabled}
-        with pytest.raises(RuntimeError, match="in a pass"), gradient_sync(held, False):
-            raise RuntimeError("in a pass")
-        assert all(group.reduce_grads for group in groups if group is not None)
-    finally:
-        dist.destroy_process_group()
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    layers = [inner[0], inner, torch.nn.Linear(2, 1)]
+    for layer in layers:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+    model = torch.nn.Sequential(torch.nn.Sequential(inner), torch.nn.ReLU(), layers[-1])
+    held = torch.compile(model, backend="eager") if is_compiled else model
+    for enabled in (False, True):
+        with gradient_sync(held, enabled):
+            groups = [layer._get_fsdp_state()._fsdp_param_group for layer in layers]
+            assert {group.reduce_grads for group in groups if group is not None} == {enabled}
+    with pytest.raises(RuntimeError, match="in a pass"), gradient_sync(held, False):
+        raise RuntimeError("in a pass")
+    assert all(group.reduce_grads for group in groups if group is not None)
 
 
 def test_one_unsplit_pass_per_rank_weighs_by_its_share() -> None:

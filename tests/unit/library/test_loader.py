@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -87,6 +89,42 @@ def test_worker_processes_end_with_the_loader_though_the_loop_left_its_names() -
     assert psutil.Process().children() == before
     with pytest.raises(DataError, match="step 1 is of an iteration that has ended"):
         next(passes)
+
+
+class Ring:
+    """Garbage once it is left alone, whose end only the process that made it survives."""
+
+    def __init__(self) -> None:
+        self.itself, self.made_by = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.made_by:
+            os._exit(1)
+
+
+class Collecting(Rows):
+    def __getitem__(self, index: int) -> int:
+        gc.collect()
+        return index
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["", "with objects frozen before"])
+def test_worker_processes_do_not_destroy_what_was_garbage_before_them(*, is_frozen: bool) -> None:
+    gc.collect()
+    if is_frozen:
+        gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        Ring()
+        loader: ElasticLoader[torch.Tensor] = ElasticLoader(
+            Collecting(), PLAN, rank=0, world_size=1, micro_batch=9, num_workers=1
+        )
+        with loader:
+            _, passes = next(iter(loader))
+            assert len(list(passes)) == 1
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
 
 
 def test_a_place_is_loaded_before_the_first_batch_or_refused() -> None:
