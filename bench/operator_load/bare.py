@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ NAME = "bare"
 OBJECTS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 # So few that they are no load: in a minute 80 of each kind, and 40 passes.
 EVERY_S, PASS_EVERY_S = 0.25, 1.5
-WHOLE = "whole pass"
+WHOLE, POD_ORDERS = "whole pass", "pod orders"
 GROUP_OF_PODS = "bare-pass"
 SERVED_WITHIN_S = 30.0
 # A kind that was just defined is unknown, and then not ready, for a moment.
@@ -42,16 +42,17 @@ async def bare_writes(
 ) -> AsyncIterator[Taken]:
     """Write until the end, and give the seconds of each write by kind: a record, a status and an Event in turn.
 
-    Beside them WHOLE: what a pass of the operator that makes or deletes all pods of a job writes at least, a record and
-    then so many pods at once. like, pod: a job of the operator's and one of its pods; what is written is as large as they
-    are. Raises Refused when nothing can be written.
+    Beside them what a pass of the operator that makes or deletes all pods of a job writes at least: a record, and then a
+    status beside so many pods at once. WHOLE: until the status is answered; POD_ORDERS: until each pod is, from when the
+    record was. like, pod: a job of the operator's and one of its pods; what is written is as large as they are. Raises
+    Refused when nothing can be written.
     """
-    taken: Taken = {"record": [], "status": [], "event": [], WHOLE: []}
+    taken: Taken = {"record": [], "status": [], "event": [], WHOLE: [], POD_ORDERS: []}
     async with ApiClient(kubeconfig, parallel=1) as single, ApiClient(kubeconfig, parallel=16) as many:
         await _create(single, like)
         writing = (
             asyncio.create_task(_write(single, like, taken)),
-            asyncio.create_task(_passes(many, like, pod, pods, taken[WHOLE])),
+            asyncio.create_task(_passes(many, like, pod, pods, taken)),
         )
         try:
             yield taken
@@ -82,19 +83,14 @@ async def _write(api: ApiClient, like: Mapping[str, Any], taken: Taken) -> None:
     for number in itertools.count():
         # As the operator's: a merge patch of an annotation, an apply patch of the whole status, a new Event.
         record = _record(like, number)
-        status = {
-            "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": NAME},
-            "status": _changed(like["status"], number),
-        }  # fmt: skip
         event = {
             "apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{NAME}.{number}", "namespace": NAMESPACE},
             "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, "name": NAME, "namespace": NAMESPACE},
             "type": "Normal", "reason": "Bare", "message": "a write of the benchmark", "source": {"component": NAME},
         }  # fmt: skip
-        applied = f"{OBJECTS}/{NAME}/status?fieldManager={NAME}&force=true"
         calls = (
             ("record", "PATCH", f"{OBJECTS}/{NAME}", json.dumps(record), "application/merge-patch+json"),
-            ("status", "PATCH", applied, json.dumps(status), "application/apply-patch+yaml"),
+            ("status", *_status(like, number)),
             ("event", "POST", f"/api/v1/namespaces/{NAMESPACE}/events", json.dumps(event), "application/json"),
         )
         for kind, method, path, text, content in calls:
@@ -104,9 +100,7 @@ async def _write(api: ApiClient, like: Mapping[str, Any], taken: Taken) -> None:
             await asyncio.sleep(EVERY_S)
 
 
-async def _passes(
-    api: ApiClient, like: Mapping[str, Any], pod: Mapping[str, Any], pods: int, taken: list[float]
-) -> None:
+async def _passes(api: ApiClient, like: Mapping[str, Any], pod: Mapping[str, Any], pods: int, taken: Taken) -> None:
     for number in itertools.count():
         names = [f"{GROUP_OF_PODS}-{number}-{n}" for n in range(pods)]
         make: list[Call] = [("POST", PODS, bare_pod(pod, GROUP_OF_PODS, name)) for name in names]
@@ -114,9 +108,27 @@ async def _passes(
         for calls in (make, delete):
             began = time.monotonic()
             await api.call("PATCH", f"{OBJECTS}/{NAME}", _record(like, number))
-            await api.all_of(*calls)
-            taken.append(time.monotonic() - began)
+            ordered = time.monotonic()
+            whole, *times = await asyncio.gather(
+                _timed(api.send(*_status(like, number)), began), *(_timed(api.call(*call), ordered) for call in calls)
+            )
+            taken[WHOLE].append(whole)
+            taken[POD_ORDERS] += times
             await asyncio.sleep(PASS_EVERY_S)
+
+
+async def _timed(call: Awaitable[object], since: float) -> float:
+    await call
+    return time.monotonic() - since
+
+
+def _status(like: Mapping[str, Any], number: int) -> tuple[str, str, str, str]:
+    status = {
+        "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": NAME},
+        "status": _changed(like["status"], number),
+    }  # fmt: skip
+    path = f"{OBJECTS}/{NAME}/status?fieldManager={NAME}&force=true"
+    return "PATCH", path, json.dumps(status), "application/apply-patch+yaml"
 
 
 def _record(like: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from bench.operator_load.jobs import JOBS
 T = TypeVar("T")
 OPEN_FILES = 100_000
 BUCKET = re.compile(r'elastipod_(\w+)_seconds_bucket\{le="([^"]+)"(?:,what="(\w+)")?\} (\S+)')
-RECONCILE, DECISION, API_WRITE = "reconcile", "decision", "api_write"
+RECONCILE, DECISION, API_WRITE, POD_ORDER = "reconcile", "decision", "api_write", "pod_order"
 
 
 @dataclass(slots=True)

@@ -15,10 +15,10 @@ from bench.common.machine import busy_meter
 from bench.common.processes import Failed
 from bench.common.samples import Samples
 from bench.operator_load.api import ApiClient
-from bench.operator_load.bare import WHOLE, Taken, bare_writes
+from bench.operator_load.bare import POD_ORDERS, WHOLE, Taken, bare_writes
 from bench.operator_load.cluster import count_by_kind
 from bench.operator_load.jobs import JOBS, PODS, bare_pod, job
-from bench.operator_load.load import API_WRITE, DECISION, Load
+from bench.operator_load.load import API_WRITE, DECISION, POD_ORDER, Load
 
 from elastipod_operator.core.names import ANNOTATION_STATE, LABEL_JOB
 
@@ -243,11 +243,13 @@ async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: 
     samples.add(OURS, "churn processor", 100 * (after.cpu_s - before.cpu_s) / lasted)
     samples.add(OURS, "churn events", len(tasks) / lasted)
     samples.add(OURS, "churn passes", after.decisions_since(before) / lasted)
-    passes = bare.pop(WHOLE)
+    passes, ordered = bare.pop(WHOLE), bare.pop(POD_ORDERS)
     samples.add(OURS, "churn decision p99", 1000 * after.quantile_since(before, 0.99, DECISION))
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         samples.add(OURS, f"churn pass {name}", 1000 * after.quantile_since(before, share))
         samples.add(OTHER, f"churn pass {name}", 1000 * quantile(passes, share))
+        samples.add(OURS, f"churn pod {name}", 1000 * after.quantile_since(before, share, POD_ORDER))
+        samples.add(OTHER, f"churn pod {name}", 1000 * quantile(ordered, share))
         samples.add(OURS, f"churn write {name}", 1000 * after.quantile_since(before, share, API_WRITE))
         samples.add(OTHER, f"churn write {name}", 1000 * quantile([t for times in bare.values() for t in times], share))
         for kind, times in bare.items():

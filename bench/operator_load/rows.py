@@ -23,8 +23,10 @@ class Line:
 
 # Seconds after the last READY within which so many agents are to be started; smaller ones: as a thousand.
 START_LIMITS = {1000: 2.0, 4000: 8.0}
-WHOLE = "one pass over a job: reads, decision, writes but for Events, calls to its agents"
-ALONE = "the other client: a record and then the pods of one job at once, made and deleted in turn, each 1.5 s after the last"
+WHOLE = (
+    "one pass over a job: reads, decision, record and status, calls to its agents; pods are made and deleted beside it"
+)
+ALONE = "the other client: a record, then a status beside the pods of one job, made and deleted in turn, each 1.5 s after the last"
 OBJECT_LIMIT_KIB, RECORD_LIMIT_KIB = 256.0, 16.0
 
 
@@ -106,6 +108,8 @@ def _fleet(sizes: Sizes) -> list[Line]:
         Line("churn calls", "per s", "calls of the operator to the API server"),
         Line("churn pass p50", "ms", f"{WHOLE}, from its histogram; {ALONE}", against=OTHER),
         Line("churn pass p99", "ms", f"as before; {ALONE}", Reach.worst(100), against=OTHER),
+        Line("churn pod p50", "ms", f"from the order of a pod, or of its deletion, to the answer; {ALONE}", against=OTHER),
+        Line("churn pod p99", "ms", f"as before; {ALONE}", against=OTHER),
         Line("churn decision p99", "ms", "what of that the operator needs for itself in order to decide"),
         *_writes(),
         Line("churn machine", "% of it", "how busy operator, API server, etcd, kwok and agents kept the machine"),

@@ -14,13 +14,20 @@ GOODPUT = Gauge("elastipod_goodput_ratio", "Share of training in the time of the
 GENERATIONS = Counter("elastipod_generations_total", "Starts of workers", ["kind"])
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 RECONCILE_SECONDS = Histogram(
-    "elastipod_reconcile_seconds", "Time of one decision with its reads, writes and calls to agents", buckets=_SECONDS
+    "elastipod_reconcile_seconds",
+    "Time of one decision with its reads, the writes of the job and the calls to agents; pods are made and deleted beside it",
+    buckets=_SECONDS,
 )
 DECISION_SECONDS = Histogram(
     "elastipod_decision_seconds", "Time of one decision alone: no read, no write, no call in it", buckets=_SECONDS
 )
 API_SECONDS = Histogram(
     "elastipod_api_write_seconds", "Time of one write to the API server", ["what"], buckets=_SECONDS
+)
+POD_ORDER_SECONDS = Histogram(
+    "elastipod_pod_order_seconds",
+    "Time from when a decision has a pod made or deleted to the answer of the API server, with the wait for its turn",
+    buckets=_SECONDS,
 )
 API_CALLS = Counter("elastipod_api_writes_total", "Writes to the API server", ["what", "outcome"])
 AGENT_FAILURES = Counter("elastipod_agent_call_failures_total", "Calls to agents that failed")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import aiohttp
 
@@ -30,7 +31,9 @@ from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
 from .kube.tokens import Tokens
 from .kube.writes import about, together
-from .pod_writes import KeptPods, PodWrites, Refusal, why_kept
+from .pod_creation import PodCreation
+from .pod_deletion import PodDeletion
+from .pod_desk import PodDesk
 from .queueing import Queues
 
 log = logging.getLogger(__name__)
@@ -40,18 +43,41 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 15.0
 # Commands that failed are looked at again so soon.
 COMMAND_RETRY = timedelta(seconds=1)
 NO_TOKENS = Tokens()
+A = TypeVar("A", CreatePod, DeletePod)
 # A job whose time has always come must not keep the event loop from the others.
 MIN_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PodChanges:
+    """What a decision wants of pods beyond what is under way."""
+
+    creations: list[CreatePod]
+    deletions: list[DeletePod]
 
 
 @dataclass(slots=True)
 class Worker:
     """The task of one job and what it remembers between two passes; all of it may be lost without harm."""
 
+    creation: PodCreation
+    deletion: PodDeletion
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-    refusal: Refusal = field(default_factory=Refusal)
-    kept: KeptPods = field(default_factory=dict)
+
+    def keep_only(self, todo: Plan) -> bool:
+        """Withdraw the calls for pods that a decision does not want; False when some of them are on their way."""
+        kept = self.creation.keep_only(_of(CreatePod, todo)), self.deletion.keep_only(_of(DeletePod, todo))
+        return all(kept)
+
+    def missing(self, todo: Plan) -> PodChanges:
+        """Give what is not under way yet. To be asked at once after a decision: each answer changes it."""
+        return PodChanges(self.creation.missing(_of(CreatePod, todo)), self.deletion.missing(_of(DeletePod, todo)))
+
+    def withdraw(self) -> None:
+        """Withdraw all calls for pods that are not on their way."""
+        self.creation.withdraw()
+        self.deletion.withdraw()
 
 
 class Reconciler:
@@ -66,9 +92,9 @@ class Reconciler:
         self._workers: dict[str, Worker] = {}
         self._counts = JobCounts()
         self._queues = Queues(QueueApi(api), store, self.wake, self._list_pods)
-        self._pod_writes = PodWrites(
+        self._desk = PodDesk(
             api, store, tokens, place=self._queues.placed, list_pods=self._list_pods, forget=self._board.forget,
-            wake=self.wake,
+            wake=self.wake, failed=self._after_failure,
         )  # fmt: skip
         self._events = Events(api)
         self._job_writes = JobWrites(self._events)
@@ -84,7 +110,7 @@ class Reconciler:
             return
         worker = self._workers.get(uid)
         if worker is None:
-            worker = self._workers[uid] = Worker()
+            worker = self._workers[uid] = Worker(PodCreation(self._desk, uid), PodDeletion(self._desk, uid))
             worker.task = asyncio.create_task(self._run(uid, worker), name=f"job {uid}")
         worker.wake.set()
 
@@ -100,6 +126,7 @@ class Reconciler:
         self._job_writes.forget(uid)
         if worker is not None and worker.task is not None:
             worker.task.cancel()
+            worker.withdraw()
 
     @property
     def queues_wanted(self) -> asyncio.Event:
@@ -125,6 +152,7 @@ class Reconciler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(part.close() for w in self._workers.values() for part in (w.creation, w.deletion)))
         await self._board.close()
         await self._events.close()
 
@@ -142,12 +170,12 @@ class Reconciler:
                     due = await self._pass(job, worker)
                 retry_s = FIRST_RETRY_S
                 continue
-            except CALL_ERRORS as error:
-                await self._after_failure(job, error)
-            except Exception:
+            except Exception as error:
                 # The outer edge of one job's task: whatever is wrong with it must not touch the others.
-                log.exception("a decision failed", extra=about(job.fact))
-                retry_s = LAST_RETRY_S
+                worker.withdraw()  # another operator may have gone on with it
+                await self._after_failure(job, error)
+                if not isinstance(error, CALL_ERRORS):
+                    retry_s = LAST_RETRY_S
             due = clock.now() + timedelta(seconds=retry_s)
             retry_s = min(LAST_RETRY_S, retry_s * 2)
 
@@ -163,6 +191,10 @@ class Reconciler:
                 self.gap.set()
 
     async def _after_failure(self, job: Job, error: Exception) -> None:
+        """Tell why something about a job did not work, and see whether the job is what it was taken for."""
+        if not isinstance(error, CALL_ERRORS):
+            log.error("a decision failed", exc_info=error, extra=about(job.fact))
+            return
         if not isinstance(error, ApiError) or error.status not in (404, 409):
             log.warning("a call to the API server failed: %s %s", type(error).__name__, error, extra=about(job.fact))
             return
@@ -195,23 +227,33 @@ class Reconciler:
             await self._list_pods(job)
         await self._queues.look(job)
         self._follow_agents(job)
-        with metrics.DECISION_SECONDS.time():
-            todo = plan(self._observe(job, worker))
+        todo = await self._decide(job, worker)
         as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
-        creations = [a for a in todo.actions if isinstance(a, CreatePod)]
+        changes = worker.missing(todo)
         # The Secret is the same whatever is decided, so it need not wait for the record.
         _, may_create = await together(
-            self._write_record(job, todo), self._pod_writes.create_secret(as_seen, worker.refusal, creations)
+            self._write_record(as_seen, todo), worker.creation.create_secret(as_seen, changes.creations)
         )
         if is_released(job):
             self._is_gone(job)
             return None
         # The status tells what the record says, so neither it nor the actions wait for the other.
-        is_called, _ = await together(self._act(as_seen, worker, todo, may_create=may_create), self._report(job, todo))
+        act = self._act(as_seen, worker, todo, changes, may_create=may_create)
+        is_called, _ = await together(act, self._report(job, todo))
         self._counts.note(job.fact.uid, todo.conditions[-1].type, todo.record.ledger)
         if is_called:
             return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
         return todo.wake_at
+
+    async def _decide(self, job: Job, worker: Worker) -> Plan:
+        """Decide, and have no calls for pods go on that are not wanted any more."""
+        while True:
+            with metrics.DECISION_SECONDS.time():
+                todo = plan(self._observe(job, worker))
+            # At once, for each call that is answered from here on changes what this decision rests on.
+            if worker.keep_only(todo):
+                return todo
+            await together(worker.creation.answered(), worker.deletion.answered())
 
     # -- observe
 
@@ -241,9 +283,9 @@ class Reconciler:
             pods=pods,
             agents={pod.name: self._board.fact(pod.uid) for pod in pods},
             nodes=self._store.nodes_of(job),
-            refusal=worker.refusal.why,
-            refused_until=worker.refusal.until,
-            kept_pods=why_kept(worker.kept),
+            refusal=worker.creation.refusal.why,
+            refused_until=worker.creation.refusal.until,
+            kept_pods=worker.deletion.why_kept,
             listed_at=job.listed_at,
             room_at=self._store.room_at,
             workloads=quota.workloads,
@@ -256,6 +298,7 @@ class Reconciler:
     # -- write the record first
 
     async def _write_record(self, job: Job, todo: Plan) -> None:
+        """Write the record over the version that the decision saw, and no other; job: as it saw it."""
         metadata = metadata_changes(job, todo)
         # Who is about to stop what is newer than its record must know that its record is the newest: another operator may
         # have gone on. A patch that changes nothing is refused just so when it rests on an old version.
@@ -277,28 +320,24 @@ class Reconciler:
 
     # -- act
 
-    async def _act(self, job: Job, worker: Worker, todo: Plan, *, may_create: bool) -> bool:
+    async def _act(self, job: Job, worker: Worker, todo: Plan, changes: PodChanges, *, may_create: bool) -> bool:
         """Carry out the actions on the job as the decision saw it; gives True when agents were called.
 
         What came of a call is looked at soon: it may be needed again. An agent is told to leave after its pod was deleted:
-        a pod that ends before anybody knows that it was sent away would look like one that failed.
+        a pod that ends before anybody knows that it was sent away would look like one that failed, and who refuses its deletion
+        may mean to protect its work.
         """
         orders = self._orders(job, todo.record)
         calls = [call for action in todo.actions if orders and (call := orders.of(action)) is not None]
         farewells = {call.pod_uid: call for call in calls if call.path == "/shutdown"}
         await self._send(job, [call for call in calls if call.path != "/shutdown"])
         # Who has to go, and quota that Kueue waits for, do not wait for pods that cannot be made.
-        deletions = [a for a in todo.actions if isinstance(a, DeletePod)]
-        await self._pod_writes.delete(
-            job, worker.kept, deletions, then=lambda action: self._bid_farewell(job, farewells.pop(action.uid, None))
-        )
-        for uid, call in farewells.items():
-            if uid not in worker.kept:  # who refuses its deletion may mean to protect its work
-                self._bid_farewell(job, call)
+        worker.deletion.begin(job, changes.deletions, lambda action: self._bid_farewell(job, farewells.get(action.uid)))
+        for uid in farewells.keys() - {action.uid for action in _of(DeletePod, todo)}:
+            self._bid_farewell(job, farewells[uid])
         await self._queues.give_back(job, todo)
         if may_create:
-            creations = [a for a in todo.actions if isinstance(a, CreatePod)]
-            await self._pod_writes.create(job, worker.refusal, creations)
+            await worker.creation.begin(job, changes.creations)
         await self._verify_and_end(job, todo)
         await self._queues.ask(job, todo)
         return bool(calls)
@@ -354,6 +393,10 @@ class Reconciler:
             level = logging.WARNING if note.warning else logging.INFO
             log.log(level, note.message, extra={**about(job.fact), "reason": note.reason})
         self._events.tell(job.fact, todo.notes)
+
+
+def _of(kind: type[A], todo: Plan) -> list[A]:
+    return [action for action in todo.actions if isinstance(action, kind)]
 
 
 async def _wait(event: asyncio.Event, due: datetime | None) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.invariants import JOB_NAME, Watchman
+from tests.sim.invariants import JOB_NAME, Violation, Watchman
 from tests.sim.kernel import EPOCH, Kernel, stamp
 from tests.sim.objects import NAMESPACE, Body, SimJob, SimNode, SimPod
 from tests.sim.training import Training
@@ -79,6 +79,8 @@ class ApiServer(ABC):
         self.labels: Mapping[str, str] = {}
         """Of the job."""
         self.clock_offset_s = 0.0
+        self.is_fenced = True
+        """Whether no operator acts on what it saw before others went on."""
         self.writes = 0
         self.last_write = ""
         self.called_at: list[float] = []
@@ -253,8 +255,16 @@ class ApiServer(ABC):
         self.pod_changed(pod, "ADDED")
         self.wake_scheduler()
         if self.job is None:
+            if self.is_fenced:
+                raise Violation(f"pod {name} is made though its job is gone")
             self.kernel.after(2.0, lambda: self.drop(pod))
         return pod.body()
+
+    def admission(self) -> Generator[float, None, None]:
+        """What a pod waits for before it is there: webhooks, which may be slow."""
+        if self.goes_on("slow_admission"):
+            self.met["API: slow admission"] += 1
+            yield self.rng.uniform(0.5, 0.8 * CALL_LIMIT_S)
 
     def list_pods(self) -> tuple[list[Body], int]:
         return [pod.body() for pod in self.pods.values() if pod.labels[LABEL_UID] == JOB_UID], self._versions

@@ -25,8 +25,10 @@ def draw(rng: Random, until: float) -> Event:
 def befall(play: Play, event: Event) -> None:
     """Let an event happen."""
     play.cluster.may_be_late |= event.what in DELAYS
+    is_fenced = event.what not in ("operator_stands_still", "second_operator")
+    play.cluster.is_fenced &= is_fenced
     if play.server is not None:
-        play.server.watch.is_fenced &= event.what not in ("operator_stands_still", "second_operator")
+        play.server.watch.is_fenced &= is_fenced
     _, fault = FAULTS.get(event.what) or QUEUE_FAULTS[event.what]
     happened = fault(play, event)
     play.watchman.met[event.what] += bool(happened)
@@ -94,6 +96,7 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "busy_job": (2, control_faults.spell("busy_job")),
     "creates_refused": (3, control_faults.spell("creates_refused")),
     "deletes_refused": (2, control_faults.spell("deletes_refused")),
+    "slow_admission": (3, control_faults.spell("slow_admission")),
     "slow_watch": (3, control_faults.spell("slow_watch")),
     "broken_watch": (5, control_faults.broken_watch),
     "repeated_watch": (2, control_faults.repeated_watch),

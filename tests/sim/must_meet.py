@@ -13,6 +13,7 @@ API_SERVER = (
     "API: 403 of a pod",
     "API: 403 of a deletion",
     "API: 410",
+    "API: slow admission",
     "API: 429",
     "API: 5xx",
     "API: 5xx after the effect of a write",

@@ -64,6 +64,12 @@ QUEUE_STORIES: dict[str, Story] = {
     "a node is lost in an eviction": _story(Event(101.0, "kill_node", 1), gangs=(SMALL,)),
     "the spec cannot be used while Kueue waits for quota": _story(Event(95.0, "break_spec", 0, 600.0), gangs=(SMALL,)),
     "the spec cannot be used while Kueue waits for the base": _story(Event(95.0, "break_spec", 0, 600.0), gangs=(WHOLE,)),
+    **{  # how many pods wait for their turn meanwhile is drawn
+        f"increments give way while their pods wait for admission: {seed}": _story(
+            Event(0.0, "slow_admission", 0, 200.0), gangs=tuple(Gang(at, 2, 0) for at in (12.0, 60.0, 90.0)), seed=seed
+        )
+        for seed in (1, 2, 3)
+    },
     "the job is suspended in an eviction": _story(Event(101.0, "suspend", 0, 40.0), gangs=(SMALL,)),
     "the job is deleted in an eviction": _story(Event(101.0, "delete_job"), gangs=(SMALL,)),
     "the job is deleted while increments wait and workers save": replace(

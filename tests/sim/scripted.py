@@ -168,6 +168,13 @@ STORIES: dict[str, Story] = {
     ),
     "a worker asks for new pods": _story(Event(100, "crash_worker", 7 * 3), make=Make.IN_PROCESS),
     "the quota refuses pods for a while": _story(Event(0, "creates_refused", 0, 60), Event(150, "delete_pod", 1)),
+    **{  # how many pods wait for their turn meanwhile is drawn
+        f"a job is suspended, edited and deleted while its pods wait for admission: {seed}": _story(
+            Event(0, "slow_admission", 0, 60), Event(4, "suspend", 0, 3), Event(14, "edit_template", 7), Event(24, "delete_job"),
+            seed=seed,
+        )
+        for seed in (1, 2, 3)
+    },
     "answers get lost from the beginning": _story(Event(0, "api_loses_answers", 0, 60), Event(20, "delete_pod", 1)),
     "pods may not be deleted for a while": _story(Event(99, "deletes_refused", 0, 60), Event(100, "drain_node", 0)),
     "nor those of a deleted job": _story(Event(99, "deletes_refused", 0, 60), Event(100, "delete_job")),

@@ -5,11 +5,13 @@ It can die between any two calls; a new one begins with nothing but what the API
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tests.sim.api_server import JOB_UID, ApiFailure
 from tests.sim.board import SimBoard
@@ -34,6 +36,7 @@ from elastipod_operator.core.actions import (
     VerifyPods,
 )
 from elastipod_operator.core.facts import Observed, PodFact
+from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.kube.api import CALL_ERRORS, Api, ApiError
 from elastipod_operator.kube.applied import effective_spec
 from elastipod_operator.kube.changes import metadata_changes, status_change
@@ -41,7 +44,9 @@ from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.tokens import Tokens
 from elastipod_operator.kube.workload_watch import WorkloadWatch
-from elastipod_operator.pod_writes import KeptPods, PodWrites, Refusal, why_kept
+from elastipod_operator.pod_creation import PodCreation
+from elastipod_operator.pod_deletion import PodDeletion
+from elastipod_operator.pod_desk import PodDesk
 from elastipod_operator.queueing import Queues
 from elastipod_operator.queueing.placing import Placed
 from elastipod_operator.queueing.sight import Seen
@@ -49,18 +54,23 @@ from elastipod_operator.queueing.sight import Seen
 if TYPE_CHECKING:
     from tests.sim.kueue_server import Tenant
 
+A = TypeVar("A", CreatePod, DeletePod)
+
 SETTLE_S = 3.0
 RETRY_S, LAST_RETRY_S = 0.2, 15.0
 COMMAND_RETRY_S = 1.0
+# Calls for pods at a time: few, so that the pods of small jobs wait for their turn, too, or as many as the operator's.
+SLOTS = (1, 2, WRITE_PARALLEL)
 
 
 class _PodCalls:
-    """The calls of `PodWrites`. sent_away: is told of each pod that is to go, before its deletion is asked for."""
+    """The calls for pods. sent_away: is told of each pod that is to go, before its deletion is asked for."""
 
     def __init__(self, call: Callable[[Any], Script], cluster: Cluster, sent_away: Callable[[str, str], None]) -> None:
         self._call, self._cluster, self._sent_away = call, cluster, sent_away
 
     async def create_pod(self, manifest: Body) -> Any:
+        await Wait(self._cluster.admission())
         return await Wait(self._call(lambda: self._cluster.create_pod(manifest)))
 
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> Any:
@@ -86,8 +96,7 @@ class Shell:
         self._again = False
         self._due = 0
         self._retry_s = RETRY_S
-        self._refusal = Refusal()
-        self._kept: KeptPods = {}
+        self._farewells: list[Process] = []
         self.alive = True
         self.last_actions: tuple[object, ...] = ()
         self.passes = 0
@@ -101,11 +110,12 @@ class Shell:
         self._process = OwnProcess(kernel, self._clock, self._held)
         self._queues: Queues | None = None
         with self._process.inside():
-            self._pod_writes = PodWrites(
+            desk = PodDesk(
                 cast(Api, _PodCalls(self._call, cluster, self._note_sent_away)), self._store, Tokens(),
                 place=self._placed, list_pods=self._list_for_queues, forget=self._board.forget,
-                wake=lambda _: self.wake(),
+                wake=lambda _: self.wake(), failed=self._call_failed, slots=asyncio.Semaphore(rng.choice(SLOTS)),
             )  # fmt: skip
+            self._creation, self._deletion = PodCreation(desk, JOB_UID), PodDeletion(desk, JOB_UID)
         self._workload_watch: Process | None = None
         if cluster.tenant is not None:
             self._join_queues(cluster.tenant)
@@ -121,6 +131,12 @@ class Shell:
 
     async def _list_for_queues(self, job: Job) -> None:
         await Wait(self._list_pods())
+
+    async def _call_failed(self, job: Job, failure: Exception) -> None:
+        if isinstance(failure, ApiError) and failure.status in (404, 409):
+            await Wait(self._read_again())
+        elif not isinstance(failure, CALL_ERRORS):
+            self._kernel.after(0.0, partial(_raise, failure))  # a mistake in the operator, which would log it and go on
 
     async def _placed(self, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
         if self._queues is None:
@@ -138,8 +154,9 @@ class Shell:
         self._heart.kill()
         if self._workload_watch is not None:
             self._workload_watch.kill()
-        if self._pass is not None:
-            self._pass.kill()
+        for process in (self._pass, *self._farewells):
+            if process is not None:
+                process.kill()
         self._process.end()
 
     def _held(self) -> float:
@@ -171,7 +188,12 @@ class Shell:
     def _forget(self) -> None:
         """The job is gone."""
         self._store.drop_job(JOB_UID)
+        self._withdraw()
         self._board.clear()
+
+    def _withdraw(self) -> None:
+        self._creation.withdraw()
+        self._deletion.withdraw()
 
     # -- passes
 
@@ -206,6 +228,7 @@ class Shell:
                 due = yield from self._once(job)
                 self._retry_s = RETRY_S
             except CALL_ERRORS as failure:
+                self._withdraw()
                 if isinstance(failure, ApiError) and failure.status in (404, 409):
                     yield from self._read_again()
                 due = self._clock.now() + timedelta(seconds=self._retry_s)
@@ -246,24 +269,29 @@ class Shell:
         if self._queues is not None:
             yield from self._process.run(self._queues.look(job))
         self._board.follow(job)
-        todo = planning.plan(self._observe(job))
-        self.last_actions = todo.actions
+        todo = yield from self._decide(job)
         as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
-        yield from self._write_record(job, todo)
+        to_create, to_delete = (
+            self._creation.missing(_of(CreatePod, todo)),
+            self._deletion.missing(_of(DeletePod, todo)),
+        )
+        yield from self._write_record(as_seen, todo)
         is_told_first = self._rng.random() < 0.5  # the operator writes the status beside its actions
         if is_told_first:
             yield from self._report(job, todo)
         orders = self._orders(as_seen, todo)
+        farewells = {order.pod_uid: order for order in orders if order.path == "/shutdown"}
         yield from self._command([order for order in orders if order.path != "/shutdown"], as_seen)
-        deletions = [a for a in todo.actions if isinstance(a, DeletePod)]
-        yield from self._process.run(self._pod_writes.delete(as_seen, self._kept, deletions, lambda _: None))
-        farewells = [o for o in orders if o.path == "/shutdown" and o.pod_uid not in self._kept]
-        yield from self._command(farewells, as_seen)
+        with self._process.inside():
+            self._deletion.begin(
+                as_seen, to_delete, lambda action: self._bid_farewell(as_seen, farewells.get(action.uid))
+            )
+        for uid in sorted(farewells.keys() - {action.uid for action in _of(DeletePod, todo)}):
+            self._bid_farewell(as_seen, farewells[uid])
         if self._queues is not None:
             yield from self._process.run(self._queues.give_back(as_seen, todo))
-        creations = [a for a in todo.actions if isinstance(a, CreatePod)]
-        if (yield from self._process.run(self._pod_writes.create_secret(as_seen, self._refusal, creations))):
-            yield from self._process.run(self._pod_writes.create(as_seen, self._refusal, creations))
+        if (yield from self._process.run(self._creation.create_secret(as_seen, to_create))):
+            yield from self._process.run(self._creation.begin(as_seen, to_create))
         for action in todo.actions:
             if isinstance(action, VerifyPods):
                 yield from self._list_pods()
@@ -277,6 +305,24 @@ class Shell:
             return todo.wake_at
         soon = self._clock.now() + timedelta(seconds=COMMAND_RETRY_S)
         return soon if todo.wake_at is None else min(todo.wake_at, soon)
+
+    def _decide(self, job: Job) -> Any:
+        while True:
+            todo = planning.plan(self._observe(job))
+            self.last_actions = todo.actions
+            with self._process.inside():
+                kept = self._creation.keep_only(_of(CreatePod, todo)), self._deletion.keep_only(_of(DeletePod, todo))
+            if all(kept):
+                return todo
+            self._watchman.met["a decision waits for calls that it does not want"] += 1
+            yield from self._process.run(self._creation.answered())
+            yield from self._process.run(self._deletion.answered())
+
+    def _bid_farewell(self, job: Job, order: Command | None) -> None:
+        if order is None:
+            return
+        self._farewells = [one for one in self._farewells if not one.done]
+        self._farewells.append(self._kernel.spawn(self._command([order], job), self._held))
 
     def _list_pods(self) -> Script:
         bodies, version = yield from self._call(self._cluster.list_pods, writes=False)
@@ -293,7 +339,8 @@ class Shell:
         return Observed(
             now=self._clock.now(), job=job.fact, pods=pods, agents={p.name: self._board.fact(p.uid) for p in pods},
             nodes=self._store.nodes_of(job),
-            refusal=self._refusal.why, refused_until=self._refusal.until, kept_pods=why_kept(self._kept),
+            refusal=self._creation.refusal.why, refused_until=self._creation.refusal.until,
+            kept_pods=self._deletion.why_kept,
             listed_at=job.listed_at, room_at=self._store.room_at,
             workloads=quota.workloads, default_queue=quota.default_queue, queue_trouble=quota.trouble, queue_fact=quota.queue,
             return_trouble=quota.return_trouble,
@@ -380,6 +427,14 @@ class Shell:
             self._store.put_job((yield from self._call(lambda: self._cluster.apply_status(status))))
             # The answer may carry an edit that the watch will then not tell as new.
             self._again |= (job.fact.policy, job.fact.deleting_since) != (before.policy, before.deleting_since)
+
+
+def _of(kind: type[A], todo: Plan) -> list[A]:
+    return [action for action in todo.actions if isinstance(action, kind)]
+
+
+def _raise(failure: Exception) -> None:
+    raise failure
 
 
 def _nothing() -> None:

@@ -14,7 +14,7 @@ from tests.sim.drawing import draw
 from tests.sim.scripted import STORIES
 from tests.sim.story import failure_of
 
-from elastipod_operator import pod_writes
+from elastipod_operator import in_flight, pod_creation
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core import (
     escalation,
@@ -227,7 +227,11 @@ def start_before_everybody_has_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def make_pods_from_an_edited_template(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pod_writes, "effective_spec", lambda body: body["spec"])
+    patch.setattr(pod_creation, "effective_spec", lambda body: body["spec"])
+
+
+def let_pods_come_that_nobody_wants_any_more(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(in_flight.InFlight, "keep_only", lambda *_: True)
 
 
 def forget_to_book_a_phase(patch: pytest.MonkeyPatch) -> None:
@@ -331,6 +335,7 @@ MUTANTS: tuple[Mutant, ...] = (
     forget_the_labels_and_the_history,
     start_before_everybody_has_told,
     make_pods_from_an_edited_template,
+    let_pods_come_that_nobody_wants_any_more,
     forget_to_book_a_phase,
     end_a_job_at_its_first_setback,
     use_a_name_again,

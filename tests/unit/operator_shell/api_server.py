@@ -31,6 +31,8 @@ class ApiServer:
         self.events: list[Body] = []
         self.hold_events = asyncio.Event()
         self.hold_events.set()
+        self.hold_pods = asyncio.Event()
+        self.hold_pods.set()
         self.secrets: dict[str, Body] = {}
         self.refuse_secrets: tuple[int, str] | None = None
         self.calls: list[tuple[str, str]] = []
@@ -95,6 +97,7 @@ class ApiServer:
     async def create_pod(self, request: web.Request) -> web.Response:
         body = await request.json()
         name = body["metadata"]["name"]
+        await self.hold_pods.wait()
         if name in self.pods:
             return _status(409, f'pods "{name}" already exists')
         if self.refuse_pods:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from typing import Any
 
@@ -11,7 +12,9 @@ from tests.unit.kube.bodies import JOB_UID
 from tests.unit.operator_shell.test_order_of_calls import Notes, carried_out, decided
 from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_again, decisions, settled, shell, until
 
-from elastipod_operator.core.actions import DeletePod, ShutDownAgent
+from elastipod_operator import reconciler as reconciler_module
+from elastipod_operator.core.actions import DeletePod, Plan, ShutDownAgent
+from elastipod_operator.core.facts import Observed
 from elastipod_operator.kube.api import ApiError
 
 __all__ = ["decisions", "shell"]
@@ -34,6 +37,31 @@ async def test_an_edit_that_comes_with_the_answer_to_the_last_write_is_acted_on(
     shell.store.put_pod(copy.deepcopy(shell.server.put(shell.server.pods, waits)))
     shell.reconciler.wake(JOB_UID)
     await until(lambda: shell.state().get("reason") == "SuspendedByUser")
+
+
+async def test_a_record_is_written_over_the_version_that_its_decision_saw_and_no_newer_one(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = reconciler_module.plan, list[bool]()
+
+    def edit() -> None:
+        body = shell.server.jobs["job"]
+        body["spec"]["runPolicy"] = {"suspend": True}
+        shell.watch_shows(shell.server.put(shell.server.jobs, body))
+
+    def edited_right_after(observed: Observed) -> Plan:
+        if not seen:
+            asyncio.get_running_loop().call_soon(edit)
+        seen.append(observed.job.policy is not None and observed.job.policy.suspend)
+        return real(observed)
+
+    monkeypatch.setattr(reconciler_module, "plan", edited_right_after)
+    shell.submit()
+    await until(lambda: shell.state().get("reason") == "SuspendedByUser")
+    writes = [call for call in shell.server.calls if call[1] == "job"]
+    assert writes[:3] == [("PATCH", "job"), ("GET", "job"), ("PATCH", "job")], "the first one was refused"
+    assert seen[:2] == [False, True]
+    assert shell.server.pods == {}
 
 
 @pytest.mark.parametrize(("status", "words"), [(404, "not found"), (409, "Precondition failed: UID in precondition")])

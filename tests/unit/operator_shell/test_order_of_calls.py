@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from tests.unit.core.builders import NOW, job, pid, pod, trains
-from tests.unit.kube.bodies import job_body
+from tests.unit.kube.bodies import JOB_UID, job_body
 
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.agents.commands import Command
@@ -25,6 +26,8 @@ from elastipod_operator.core.actions import (
 from elastipod_operator.core.facts import Condition
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.store import Job, Store
+from elastipod_operator.pod_creation import PodCreation
+from elastipod_operator.pod_deletion import PodDeletion
 from elastipod_operator.reconciler import Reconciler, Worker
 
 
@@ -70,20 +73,26 @@ class Queue(Notes):
         raise ApiError(409, "out of order")
 
 
+def worker_of(reconciler: Reconciler) -> Worker:
+    return Worker(PodCreation(reconciler._desk, JOB_UID), PodDeletion(reconciler._desk, JOB_UID))
+
+
 async def carried_out(notes: Notes, todo: Plan) -> list[str]:
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, notes), Store(), session)
         reconciler._commander = cast(Any, notes)
         if isinstance(notes, Queue):
             reconciler._queues = cast(Any, notes)
-            reconciler._pod_writes._place = notes.placed
+            reconciler._desk = replace(reconciler._desk, place=notes.placed)
         held = Job(job_body(), job(RECORD), 10, pods={p.uid: p for p in (pod(0), pod(1))})
+        worker = worker_of(reconciler)
         try:
             await reconciler._write_record(held, todo)
-            await reconciler._act(held, Worker(), todo, may_create=True)
+            await reconciler._act(held, worker, todo, worker.missing(todo), may_create=True)
         except ApiError:
             notes.done.append("409")
         finally:
+            await asyncio.gather(*worker.deletion._calls._lanes)
             await asyncio.gather(*reconciler._farewells)
             await reconciler.close()
             await asyncio.sleep(0)
@@ -121,15 +130,17 @@ async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave(
         reconciler._commander = cast(Any, notes)
         held = Job(job_body(), job(RECORD), 10, pods={pod(0).uid: pod(0)})
         todo = decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test"))
+        worker = worker_of(reconciler)
         async with asyncio.timeout(30):
-            assert await reconciler._act(held, Worker(), todo, may_create=True)
+            assert await reconciler._act(held, worker, todo, worker.missing(todo), may_create=True)
+            await asyncio.gather(*worker.deletion._calls._lanes)
             await reconciler.close()
     assert notes.done == ["delete"]
 
 
 async def test_pods_that_cannot_be_made_keep_nobody_from_going_nor_quota_from_kueue() -> None:
     todo = decided(CreatePod(pid(2), 2), DeletePod(pod(0).name, pod(0).uid, "a test"), DropWorkload("w", "u", "a test"))
-    assert await carried_out(Queue(), todo) == ["delete", "give back", "create", "409"]
+    assert await carried_out(Queue(), todo) == ["give back", "create", "409", "delete"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.unit.agents.stand_in import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.api_server import ApiServer
 
-from elastipod_operator import pod_writes
+from elastipod_operator import pod_desk
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.core.actions import Plan
@@ -201,7 +201,7 @@ async def test_a_name_that_is_taken_by_a_foreign_pod_is_told(shell: Shell) -> No
 
 
 async def test_a_quota_is_told_and_asked_again_later(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_writes, "REFUSAL_FIRST_S", 0.05)
+    monkeypatch.setattr(pod_desk, "REFUSAL_FIRST_S", 0.05)
     shell.server.refuse_pods = (403, "exceeded quota: compute")
     shell.submit()
     await until(lambda: "exceeded quota: compute" in shell.condition("PodsReady").get("message", ""))

@@ -11,7 +11,7 @@ from tests.unit.kube.bodies import CREATED, container
 from tests.unit.operator_shell.api_server import ApiServer
 from tests.unit.operator_shell.test_reconciler import Shell, settled
 
-from elastipod_operator import pod_writes
+from elastipod_operator import pod_desk
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.store import Store
@@ -69,7 +69,7 @@ async def test_turned_off_there_is_neither_secret_nor_variable(shell: Shell) -> 
 async def test_an_operator_that_may_not_create_secrets_says_so_and_tries_again(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_writes, "REFUSAL_FIRST_S", 0.05)
+    monkeypatch.setattr(pod_desk, "REFUSAL_FIRST_S", 0.05)
     shell.server.refuse_secrets = (403, "secrets is forbidden")
     shell.submit()
     await until(lambda: shell.condition("PodsReady").get("reason") == "PodsRefused")

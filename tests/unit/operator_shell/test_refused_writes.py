@@ -12,9 +12,10 @@ from tests.unit.agents.stand_in import until
 from tests.unit.core.builders import job, pod
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 from tests.unit.operator_shell.api_server import ApiServer
+from tests.unit.operator_shell.desks import Told, desk_for
 from tests.unit.operator_shell.test_reconciler import Shell
 
-from elastipod_operator import job_writes, pod_writes
+from elastipod_operator import job_writes, pod_desk
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.core.actions import DeletePod
@@ -23,9 +24,8 @@ from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER
 from elastipod_operator.core.record import Record
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.store import Job, Store
-from elastipod_operator.kube.tokens import Tokens
 from elastipod_operator.kube.writes import is_refusal
-from elastipod_operator.pod_writes import KeptPods, PodWrites, why_kept
+from elastipod_operator.pod_deletion import PodDeletion
 from elastipod_operator.reconciler import Reconciler
 
 BY_RIGHTS = (403, 'pods "x" is forbidden: User "elastipod" cannot delete resource "pods"')
@@ -35,26 +35,23 @@ Later = Callable[[float], None]
 
 
 class Writes:
-    """The pod writes of one job, with three pods that are to go. woken: how often the job was."""
+    """The deletions of one job, with three pods that are to go."""
 
     def __init__(self, api: Api, server: ApiServer) -> None:
-        self.server, self.kept, self.woken = server, KeptPods(), 0
+        self.server, self.told = server, Told()
         self.gone: list[str] = []
         for ordinal in range(3):
             server.put(server.pods, pod_body(ordinal))
-        nothing: Any = None
-        self._writes = PodWrites(
-            api, Store(), Tokens(), place=nothing, list_pods=nothing, forget=lambda _: None, wake=self._wake
-        )
-
-    def _wake(self, uid: str) -> None:
-        self.woken += 1
+        self.deletion = PodDeletion(desk_for(api, self.told), JOB_UID)
 
     async def delete(self, *ordinals: int) -> None:
-        """Have pods deleted, as one decision does."""
+        """Have pods deleted, as one decision does, and wait for what comes of it."""
         actions = [DeletePod(pod(n).name, pod(n).uid, "a test") for n in ordinals]
-        self.woken = 0
-        await self._writes.delete(Job(job_body(), job(), 1), self.kept, actions, lambda a: self.gone.append(a.name))
+        self.told.woken = 0
+        assert self.deletion.keep_only(actions)
+        missing = self.deletion.missing(actions)
+        self.deletion.begin(Job(job_body(), job(), 1), missing, lambda a: self.gone.append(a.name))
+        await until(lambda: self.deletion._calls.is_idle)
 
     def tries(self) -> int:
         return sum(call[0] == "DELETE" for call in self.server.calls)
@@ -72,9 +69,9 @@ async def test_a_refused_deletion_is_told_and_tried_again_later(
     writes.server.refuse_deletions = answer
     await writes.delete(0, 1, 2)
     told = f"the API server refuses to delete pod {pod(0).name} (and 2 more), which is tried again: {answer[1]}"
-    assert (why_kept(writes.kept), writes.woken, writes.tries()) == (told, 1, 3)
+    assert (writes.deletion.why_kept, writes.told.woken, writes.tries()) == (told, 1, 3)
     await writes.delete(0, 1, 2)
-    assert (why_kept(writes.kept), writes.woken, writes.tries()) == (told, 0, 3), "too early to try again"
+    assert (writes.deletion.why_kept, writes.told.woken, writes.tries()) == (told, 0, 3), "too early to try again"
     for wait_s in (5, 10, 20):  # and up to a quarter more
         later(wait_s * 0.9)
         await writes.delete(0)
@@ -85,24 +82,37 @@ async def test_a_refused_deletion_is_told_and_tried_again_later(
     writes.server.refuse_deletions = None
     later(60)
     await writes.delete(0)
-    assert (why_kept(writes.kept), writes.woken, writes.gone) == ("", 2, [pod(0).name]), "gone, and told no more"
+    assert (writes.deletion.why_kept, writes.told.woken, writes.gone) == ("", 2, [pod(0).name]), (
+        "gone, and told no more"
+    )
 
 
 async def test_who_need_not_go_any_more_is_told_of_no_more(writes: Writes, later: Later) -> None:
     writes.server.refuse_deletions = BY_RIGHTS
     await writes.delete(0, 1)
     await writes.delete(1)
-    assert f"pod {pod(1).name}, which" in why_kept(writes.kept)
-    assert writes.woken == 1
+    assert f"pod {pod(1).name}, which" in writes.deletion.why_kept
+    assert writes.told.woken == 1
     await writes.delete()
-    assert (why_kept(writes.kept), writes.woken) == ("", 1)
+    assert (writes.deletion.why_kept, writes.told.woken) == ("", 1)
 
 
-async def test_a_deletion_that_fails_otherwise_ends_the_pass(writes: Writes) -> None:
+async def test_a_deletion_that_fails_otherwise_is_no_refusal_and_rests_for_less(writes: Writes, later: Later) -> None:
     writes.server.refuse_deletions = (503, "no etcd")
-    with pytest.raises(ApiError):
+    for wait_s in (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15, 15):
+        tries = writes.tries()
         await writes.delete(0)
-    assert writes.kept == {}
+        assert writes.tries() == tries + 1
+        later(wait_s * 0.9)
+        await writes.delete(0)
+        assert writes.tries() == tries + 1, "too early to try again"
+        later(wait_s * 0.4)
+    assert writes.deletion.why_kept == ""
+    assert len(writes.told.failures) == 9
+    assert "no etcd" in writes.told.failures[0]
+    writes.server.refuse_deletions = None
+    await writes.delete(0)
+    assert writes.gone == [pod(0).name]
 
 
 def test_what_will_not_be_had_so() -> None:
@@ -114,8 +124,8 @@ def test_what_will_not_be_had_so() -> None:
 @pytest.fixture
 async def shell(api: Api, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shell]:
     """A shell that knows no job, and tries quickly again."""
-    monkeypatch.setattr(pod_writes, "REFUSAL_FIRST_S", 0.05)
-    monkeypatch.setattr(pod_writes, "REFUSAL_LAST_S", 0.1)
+    monkeypatch.setattr(pod_desk, "REFUSAL_FIRST_S", 0.05)
+    monkeypatch.setattr(pod_desk, "REFUSAL_LAST_S", 0.1)
     monkeypatch.setattr(reconciler_module, "LAST_RETRY_S", 0.1)
     store = Store()
     async with open_session() as session:

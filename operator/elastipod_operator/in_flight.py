@@ -1,0 +1,130 @@
+"""Calls to the API server that go on beside the decisions about a job, which know of them and may withdraw them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Container, Mapping
+from typing import Generic, TypeVar
+
+from . import metrics
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+Call = Callable[[], Awaitable[None]]
+Settle = Callable[[Mapping[K, Exception]], Awaitable[None]]
+
+WRITE_PARALLEL = 16
+
+
+class InFlight(Generic[K]):
+    """The calls of one job, each known by a key from when it is begun until what came of all is settled.
+
+    slots: the turns of the calls of all jobs; one job waits for no more than WRITE_PARALLEL of them at a time, so that few
+    pods of one job do not wait for the thousands of another. settle: is told what failed once no call is left; what failed
+    is known until then, so that nobody begins it anew before there is a time for that.
+    """
+
+    def __init__(self, slots: asyncio.Semaphore, settle: Settle[K]) -> None:
+        self._slots = slots
+        self._settle = settle
+        self._waiting: dict[K, Call] = {}
+        self._sent: set[K] = set()
+        self._late: set[K] = set()
+        self._failed: dict[K, Exception] = {}
+        self._answered = asyncio.Event()
+        self._lanes: set[asyncio.Task[None]] = set()
+        self._open_lanes = 0
+        self._is_settled = True
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._waiting or key in self._sent or key in self._failed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no call of which it is not settled what came of it."""
+        return self._open_lanes == 0
+
+    def begin(self, calls: Mapping[K, Call]) -> None:
+        """Have calls made whose keys are not known, in their order."""
+        ordered_at = time.perf_counter()
+        self._waiting.update({key: _timed(call, ordered_at) for key, call in calls.items()})
+        self._is_settled &= not calls
+        for _ in range(min(WRITE_PARALLEL - self._open_lanes, len(calls))):
+            self._open_lanes += 1
+            lane = asyncio.get_running_loop().create_task(self._lane())
+            self._lanes.add(lane)
+            lane.add_done_callback(self._lanes.discard)
+
+    def keep_only(self, wanted: Container[K]) -> bool:
+        """Withdraw all others; False when some are on their way already, which are to be `answered` then.
+
+        A decision that does not want them is made without knowing what comes of them.
+        """
+        self._waiting = {key: call for key, call in self._waiting.items() if key in wanted}
+        self._failed = {key: error for key, error in self._failed.items() if key in wanted}
+        self._late = {key for key in self._sent if key not in wanted}
+        return not self._late
+
+    async def answered(self) -> None:
+        """Wait for what could not be withdrawn."""
+        while self._late & self._sent:
+            self._answered.clear()
+            await self._answered.wait()
+
+    def withdraw(self) -> None:
+        """Make none of the calls that wait."""
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        """End all calls where they are."""
+        self.withdraw()
+        lanes = tuple(self._lanes)
+        for lane in lanes:
+            lane.cancel()
+        await asyncio.gather(*lanes, return_exceptions=True)
+
+    async def _lane(self) -> None:
+        try:
+            while self._waiting or (self._open_lanes == 1 and not self._is_settled):
+                await (self._make_one() if self._waiting else self._settle_all())
+        finally:
+            self._open_lanes -= 1
+
+    async def _make_one(self) -> None:
+        async with self._slots:
+            if not self._waiting:
+                return  # withdrawn, or made by another lane, before it was its turn
+            key = next(iter(self._waiting))
+            call = self._waiting.pop(key)
+            self._sent.add(key)
+            try:
+                await call()
+            except Exception as error:
+                self._failed[key] = error
+            finally:
+                self._sent.discard(key)
+                self._answered.set()
+
+    async def _settle_all(self) -> None:
+        self._is_settled = True
+        failed = dict(self._failed)
+        try:
+            await self._settle(failed)
+        except Exception:
+            log.exception("what came of calls could not be told")
+        finally:
+            for key in failed:
+                self._failed.pop(key, None)
+
+
+def _timed(call: Call, ordered_at: float) -> Call:
+    async def timed() -> None:
+        try:
+            await call()
+        finally:
+            metrics.POD_ORDER_SECONDS.observe(time.perf_counter() - ordered_at)
+
+    return timed

@@ -1,0 +1,139 @@
+"""Creates the pods of one job beside its decisions, and says what comes of it when some are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from .core.actions import CreatePod
+from .in_flight import InFlight
+from .kube.api import ApiError
+from .kube.applied import effective_spec
+from .kube.placement import Placement
+from .kube.pods import pod_manifest
+from .kube.store import Job
+from .kube.tokens import secret_manifest
+from .kube.writes import is_refusal, is_taken, written
+from .pod_desk import PodDesk, Refusal
+
+CANNOT_AUTHENTICATE = (
+    "the Secret with the token of the job was refused by the API server (give the operator the right to create Secrets, or set "
+    "spec.elastipod.authentication to Off)"
+)
+
+
+class PodCreation:
+    """The creations of one job; what it remembers may be lost without harm.
+
+    A decision orders all pods that are missing. Those that are being created already, just so, are let be; what the newest
+    decision does not want is withdrawn (`keep_only`), so that no pod appears after its quota was given back, or its job let go.
+    """
+
+    def __init__(self, desk: PodDesk, uid: str) -> None:
+        """uid: the job's."""
+        self._desk, self._uid = desk, uid
+        self._calls: InFlight[CreatePod] = InFlight(desk.slots, self._settle)
+        self._problem = ""
+        self.refusal = Refusal()
+
+    def keep_only(self, wanted: Sequence[CreatePod]) -> bool:
+        """Create no others any more; False when some are on their way: once `answered` it must be decided anew."""
+        return self._calls.keep_only(frozenset(wanted))
+
+    async def answered(self) -> None:
+        """Wait for what could not be withdrawn."""
+        await self._calls.answered()
+
+    def missing(self, wanted: Sequence[CreatePod]) -> list[CreatePod]:
+        """Give those that are not being created yet."""
+        return [action for action in wanted if action not in self._calls]
+
+    async def create_secret(self, job: Job, actions: Sequence[CreatePod]) -> bool:
+        """Create the Secret that new pods refer to; gives False when no pods are to be created for now. Raises as Api does.
+
+        It is there already but for the first time, or when somebody took it away.
+        """
+        if self.refusal.holds():
+            return False
+        token = self._desk.tokens.of(job.fact)
+        if token is None or not actions:
+            return True
+        try:
+            await written("secret", self._desk.api.create_secret(secret_manifest(job.fact, token)))
+        except ApiError as error:
+            if is_taken(error):
+                return True
+            if not is_refusal(error):
+                raise
+            self._refused(f"{CANNOT_AUTHENTICATE}: {error}")
+            return False
+        return True
+
+    async def begin(self, job: Job, actions: Sequence[CreatePod]) -> None:
+        """Have pods created that are `missing`; none means that nothing is refused any more. Raises as Api does.
+
+        job: as the decision saw it.
+        """
+        placed, problem = await self._desk.place(job, actions) if actions else ([], "")
+        self._problem = problem or self._problem
+        if placed:
+            token = self._desk.tokens.of(job.fact)
+            secret = token.secret if token is not None else ""
+            self._calls.begin({action: partial(self._create, job, action, place, secret) for action, place in placed})
+        elif self._calls.is_idle:
+            await self._settle({})
+
+    def withdraw(self) -> None:
+        """Create no more pods: the job is gone."""
+        self._calls.withdraw()
+
+    async def close(self) -> None:
+        """End all calls where they are."""
+        await self._calls.close()
+
+    async def _create(self, job: Job, order: CreatePod, placed: Placement | None, token_secret: str) -> None:
+        assert job.fact.policy is not None
+        manifest = pod_manifest(
+            job.fact, effective_spec(job.body), job.fact.policy, order.pod, order.nnodes, token_secret,
+            generation=order.generation, avoids=order.avoids, placed=placed,
+        )  # fmt: skip
+        self._desk.store.put_pod(await written("pod", self._desk.api.create_pod(manifest)))
+
+    async def _settle(self, failed: Mapping[CreatePod, Exception]) -> None:
+        job = self._desk.store.jobs.get(self._uid)
+        if job is None:
+            return
+        taken = [action for action, error in failed.items() if is_taken(error)]
+        broken = [error for error in failed.values() if not is_refusal(error)]
+        refusals = [str(error) for error in failed.values() if is_refusal(error) and not is_taken(error)]
+        if taken:
+            try:
+                refusals += await self._taken_by_others(job, taken)
+            except Exception as error:
+                broken.append(error)
+        problem, self._problem = self._problem, ""
+        if refusals:
+            problem = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
+        if broken:
+            await self._desk.failed(job, broken[0])
+        if problem:
+            self._refused(problem)
+        elif broken:
+            self._desk.wake_in(self.refusal.failed(self._uid), self._uid)
+        was_told = not problem and not broken and self.refusal.is_over()
+        if failed or problem or was_told:
+            self._desk.wake(self._uid)  # to tell of it, or no more; and for those whose names were taken
+
+    def _refused(self, why: str) -> None:
+        """Say why no pods are created for now, and have it tried again."""
+        self._desk.wake_in(self.refusal.again(why, self._uid), self._uid)
+
+    async def _taken_by_others(self, job: Job, actions: Sequence[CreatePod]) -> list[str]:
+        """Tell of names that pods bear which are none of this job's; its own were only not known yet."""
+        await self._desk.list_pods(job)
+        ours = {pod.id for pod in job.pods.values()}
+        return [
+            f"pod {a.pod.name(job.fact.name)} exists and does not belong to this job; delete it or rename the job"
+            for a in actions
+            if a.pod not in ours
+        ]

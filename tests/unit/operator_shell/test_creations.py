@@ -1,0 +1,173 @@
+"""Pods that are created beside the decisions about their job: none twice, none that is not wanted any more, none forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from tests.unit.agents.stand_in import until
+from tests.unit.core.builders import job, pid
+from tests.unit.kube.bodies import CREATED, JOB_UID, job_body
+from tests.unit.operator_shell.desks import Told, desk_for
+from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_again, decisions, settled, shell
+
+from elastipod_operator.core.actions import CreatePod
+from elastipod_operator.core.names import FINALIZER
+from elastipod_operator.kube.api import ApiError
+from elastipod_operator.kube.store import Job
+from elastipod_operator.pod_creation import PodCreation
+
+__all__ = ["decisions", "shell"]
+
+Later = Callable[[float], None]
+
+
+class Pods:
+    """Creates pods; answers: what is said of them by name, in place of that."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.tries = 0
+        self.answers: dict[str, Exception] = {}
+
+    async def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        self.tries += 1
+        name = manifest["metadata"]["name"]
+        if name in self.answers:
+            raise self.answers[name]
+        self.made.append(name)
+        meta = {**manifest["metadata"], "uid": f"uid-{name}", "resourceVersion": "7", "creationTimestamp": CREATED}
+        return {**manifest, "kind": "Pod", "metadata": meta, "status": {"phase": "Pending"}}
+
+    async def list_pods(self, namespace: str, uid: str) -> tuple[list[Any], int]:
+        return [], 8
+
+
+class Creating:
+    """The creations of one job."""
+
+    def __init__(self) -> None:
+        self.api, self.told = Pods(), Told()
+        self.desk = desk_for(self.api, self.told)
+        self.creation = PodCreation(self.desk, JOB_UID)
+
+    async def decide(self, *ordinals: int) -> None:
+        """Have pods created, as one decision does, and wait for what comes of it."""
+        wanted = [CreatePod(pid(n), 2) for n in ordinals]
+        self.told.woken = 0
+        assert self.creation.keep_only(wanted)
+        held = Job(job_body(), job(), 1)
+        if await self.creation.create_secret(held, self.creation.missing(wanted)):
+            await self.creation.begin(held, self.creation.missing(wanted))
+        await until(lambda: self.creation._calls.is_idle)
+
+    @property
+    def why(self) -> str:
+        return self.creation.refusal.why
+
+
+async def test_what_is_created_is_known_at_once_and_wakes_nobody() -> None:
+    creating = Creating()
+    await creating.decide(0, 1)
+    assert [pod.name for pod in creating.desk.store.jobs[JOB_UID].pods.values()] == creating.api.made
+    assert (len(creating.api.made), creating.told.woken) == (2, 0)
+
+
+async def test_a_refusal_is_told_tried_again_later_and_then_told_no_more(later: Later) -> None:
+    creating = Creating()
+    creating.api.answers = dict.fromkeys(
+        (pid(0).name("job"), pid(2).name("job")), ApiError(403, "exceeded quota: team")
+    )
+    await creating.decide(0, 1, 2)
+    assert creating.why == "2 pods were refused by the API server: exceeded quota: team"
+    assert (creating.told.woken, creating.api.tries, creating.told.failures) == (1, 3, [])
+    await creating.decide(0, 2)
+    assert creating.api.tries == 3, "too early to try again"
+    later(7)
+    creating.api.answers = {}
+    await creating.decide(0, 2)
+    assert (creating.why, creating.told.woken, len(creating.api.made)) == ("", 1, 3)
+
+
+async def test_a_failure_is_no_refusal_and_rests_for_less(later: Later) -> None:
+    creating = Creating()
+    creating.api.answers = {pid(0).name("job"): ApiError(503, "no etcd")}
+    for wait_s in (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15, 15):
+        tries = creating.api.tries
+        await creating.decide(0)
+        assert (creating.why, creating.api.tries) == ("", tries + 1)
+        later(wait_s * 0.9)
+        await creating.decide(0)
+        assert creating.api.tries == tries + 1, "too early to try again"
+        later(wait_s * 0.4)
+    assert creating.told.failures == ["no etcd"] * 9
+    creating.api.answers = {}
+    await creating.decide(0)
+    assert len(creating.api.made) == 1
+
+
+async def test_what_cannot_be_placed_is_told_and_told_no_more_once_nothing_is_wanted(later: Later) -> None:
+    creating = Creating()
+    creating.told.problem = "the flavor asks for another node"
+    await creating.decide(0)
+    assert (creating.why, creating.told.woken, creating.api.tries) == ("the flavor asks for another node", 1, 0)
+    later(7)
+    await creating.decide()
+    assert (creating.why, creating.told.woken) == ("", 1)
+
+
+async def test_a_name_that_somebody_else_bears_is_told() -> None:
+    creating = Creating()
+    creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0-0" already exists')}
+    await creating.decide(0, 1)
+    assert "pod job-workers-0-0 exists and does not belong to this job" in creating.why
+
+
+async def test_nothing_is_told_of_a_job_that_is_gone() -> None:
+    creating = Creating()
+    creating.api.answers = {pid(0).name("job"): ApiError(404, 'namespaces "team" not found')}
+    creating.desk.store.drop_job(JOB_UID)
+    await creating.decide(0)
+    assert (creating.told.failures, creating.told.woken) == ([], 0)
+
+
+async def test_other_decisions_are_made_while_pods_are_created_and_none_is_made_twice(
+    shell: Shell, decisions: Decisions
+) -> None:
+    shell.server.hold_pods.clear()
+    shell.submit()
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == 4)
+    for _ in range(3):
+        await decide_again(shell, decisions)
+    assert shell.server.pods == {}
+    shell.server.hold_pods.set()
+    await settled(shell)
+    await decide_again(shell, decisions)
+    assert shell.server.calls.count(("POST", "pods")) == 4
+
+
+@pytest.mark.parametrize("change", ["suspended", "deleted"])
+async def test_no_pod_comes_after_its_job_was_let_go(shell: Shell, decisions: Decisions, change: str) -> None:
+    shell.server.hold_pods.clear()
+    shell.submit()
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == 4)
+    body = shell.server.jobs["job"]
+    if change == "deleted":
+        body["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:01Z"
+    else:
+        body["spec"]["runPolicy"] = {"suspend": True}
+    made = len(decisions)
+    shell.watch_shows(shell.server.put(shell.server.jobs, body))
+    await until(lambda: len(decisions) > made)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert FINALIZER in shell.server.jobs["job"]["metadata"]["finalizers"], "nothing is done before they are answered"
+    assert shell.state().get("reason") != "SuspendedByUser"
+    shell.server.hold_pods.set()
+    await until(
+        lambda: shell.server.jobs == {} if change == "deleted" else shell.state()["reason"] == "SuspendedByUser"
+    )
+    await until(lambda: shell.server.pods == {})
+    assert sum(call[0] == "DELETE" and call[1].startswith("job-workers") for call in shell.server.calls) == 4
