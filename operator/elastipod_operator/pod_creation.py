@@ -22,6 +22,9 @@ CANNOT_AUTHENTICATE = (
 )
 
 
+LOOK_AGAIN_S = 1.0
+
+
 class PodCreation:
     """The creations of one job; what it remembers may be lost without harm.
 
@@ -80,8 +83,14 @@ class PodCreation:
             token = self._desk.tokens.of(job.fact)
             secret = token.secret if token is not None else ""
             self._calls.begin({action: partial(self._create, job, action, place, secret) for action, place in placed})
-        elif self._calls.is_idle:
+        elif self._problem and self._calls.is_idle:
             await self._settle({})
+        elif self._calls.is_idle and self.refusal.is_over():
+            self._desk.wake(self._uid)  # the status must not tell of it any more
+        if len(placed) < len(actions) and not problem:
+            self._desk.wake_in(
+                LOOK_AGAIN_S, self._uid
+            )  # their quota is not granted any more, of which it is decided anew
 
     def withdraw(self) -> None:
         """Create no more pods: the job is gone."""
@@ -120,9 +129,9 @@ class PodCreation:
             self._refused(problem)
         elif broken:
             self._desk.wake_in(self.refusal.failed(self._uid), self._uid)
-        was_told = not problem and not broken and self.refusal.is_over()
-        if failed or problem or was_told:
-            self._desk.wake(self._uid)  # to tell of it, or no more; and for those whose names were taken
+        else:
+            self.refusal.is_over()
+        self._desk.wake(self._uid)  # the status is to tell of it
 
     def _refused(self, why: str) -> None:
         """Say why no pods are created for now, and have it tried again."""

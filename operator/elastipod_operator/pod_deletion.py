@@ -31,14 +31,15 @@ class PodDeletion:
         self._desk, self._uid = desk, uid
         self._calls: InFlight[Key] = InFlight(desk.slots, self._settle)
         self._kept: dict[str, tuple[str, Refusal]] = {}  # whose deletion was refused, by UID
-        self._told = ""
         self._failure = Refusal()
 
     def keep_only(self, wanted: Sequence[DeletePod]) -> bool:
         """Delete no others any more; False when some are on their way: once `answered` it must be decided anew."""
         uids = {action.uid for action in wanted}
-        self._kept = {uid: one for uid, one in self._kept.items() if uid in uids}
-        self._tell()
+        kept = {uid: one for uid, one in self._kept.items() if uid in uids}
+        if kept != self._kept:
+            self._kept = kept
+            self._desk.wake(self._uid)  # the status is to tell of these no more
         return self._calls.keep_only(frozenset(map(_key, wanted)))
 
     def missing(self, wanted: Sequence[DeletePod]) -> list[DeletePod]:
@@ -106,20 +107,14 @@ class PodDeletion:
         _, refusal = self._kept.setdefault(action.uid, (action.name, Refusal()))
         self._desk.wake_in(refusal.again(str(error), self._uid), self._uid)
 
-    def _tell(self) -> None:
-        """Have the status tell which pods are kept, or no more."""
-        if self.why_kept != self._told:
-            self._told = self.why_kept
-            self._desk.wake(self._uid)
-
     async def _settle(self, failed: Mapping[Key, Exception]) -> None:
-        self._tell()
         job = self._desk.store.jobs.get(self._uid)
-        if job is None or not failed:
+        if failed and job is not None:
+            await self._desk.failed(job, next(iter(failed.values())))
+            self._desk.wake_in(self._failure.failed(self._uid), self._uid)
+        else:
             self._failure.is_over()
-            return
-        await self._desk.failed(job, next(iter(failed.values())))
-        self._desk.wake_in(self._failure.failed(self._uid), self._uid)
+        self._desk.wake(self._uid)  # the status is to tell of it
 
 
 def _key(action: DeletePod) -> Key:

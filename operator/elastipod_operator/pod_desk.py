@@ -30,7 +30,8 @@ class Refusal:
 
     why: str = ""
     until: datetime | None = None
-    times: int = 0
+    refused: int = 0
+    broken: int = 0
 
     def holds(self) -> bool:
         """Whether it is too early to try again."""
@@ -38,22 +39,22 @@ class Refusal:
 
     def again(self, why: str, key: str) -> float:
         """Note that it was refused; gives the seconds until it is tried again. key: spreads the waits of different jobs."""
-        self.why = why
-        return self._wait(REFUSAL_FIRST_S, REFUSAL_LAST_S, key)
+        self.why, self.refused = why, self.refused + 1
+        return self._wait(REFUSAL_FIRST_S, REFUSAL_LAST_S, self.refused, key)
 
     def failed(self, key: str) -> float:
         """Note that it failed, for reasons that are not the job's; what was told of an earlier refusal is told on."""
-        return self._wait(FAILURE_FIRST_S, FAILURE_LAST_S, key)
+        self.broken += 1
+        return self._wait(FAILURE_FIRST_S, FAILURE_LAST_S, self.broken, key)
 
     def is_over(self) -> bool:
         """Note that it was done; gives whether a reason has been told, which holds no more."""
         was_told = bool(self.why)
-        self.why, self.until, self.times = "", None, 0
+        self.why, self.until, self.refused, self.broken = "", None, 0, 0
         return was_told
 
-    def _wait(self, first_s: float, last_s: float, key: str) -> float:
-        self.times += 1
-        wait = backoff(timedelta(seconds=first_s), timedelta(seconds=last_s), self.times, key)
+    def _wait(self, first_s: float, last_s: float, times: int, key: str) -> float:
+        wait = backoff(timedelta(seconds=first_s), timedelta(seconds=last_s), times, key)
         self.until = clock.now() + wait
         return wait.total_seconds()
 

@@ -49,9 +49,14 @@ MIN_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class PodChanges:
-    """What a decision wants of pods beyond what is under way."""
+class Decision:
+    """A plan and what it rests on. job: as it was seen, for what the watches show later is for the next decision.
 
+    creations, deletions: what it wants of pods beyond what was under way.
+    """
+
+    job: Job
+    todo: Plan
     creations: list[CreatePod]
     deletions: list[DeletePod]
 
@@ -69,10 +74,6 @@ class Worker:
         """Withdraw the calls for pods that a decision does not want; False when some of them are on their way."""
         kept = self.creation.keep_only(_of(CreatePod, todo)), self.deletion.keep_only(_of(DeletePod, todo))
         return all(kept)
-
-    def missing(self, todo: Plan) -> PodChanges:
-        """Give what is not under way yet. To be asked at once after a decision: each answer changes it."""
-        return PodChanges(self.creation.missing(_of(CreatePod, todo)), self.deletion.missing(_of(DeletePod, todo)))
 
     def withdraw(self) -> None:
         """Withdraw all calls for pods that are not on their way."""
@@ -227,32 +228,31 @@ class Reconciler:
             await self._list_pods(job)
         await self._queues.look(job)
         self._follow_agents(job)
-        todo = await self._decide(job, worker)
-        as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
-        changes = worker.missing(todo)
+        made = await self._decide(job, worker)
         # The Secret is the same whatever is decided, so it need not wait for the record.
         _, may_create = await together(
-            self._write_record(as_seen, todo), worker.creation.create_secret(as_seen, changes.creations)
+            self._write_record(made), worker.creation.create_secret(made.job, made.creations)
         )
         if is_released(job):
             self._is_gone(job)
             return None
+        calls, todo = self._calls(made), made.todo
         # The status tells what the record says, so neither it nor the actions wait for the other.
-        act = self._act(as_seen, worker, todo, changes, may_create=may_create)
-        is_called, _ = await together(act, self._report(job, todo))
+        await together(self._act(made, calls), self._report_and_supply(job, worker, made, calls, may_create=may_create))
         self._counts.note(job.fact.uid, todo.conditions[-1].type, todo.record.ledger)
-        if is_called:
+        if calls:  # what came of them is looked at soon: they may be needed again
             return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
         return todo.wake_at
 
-    async def _decide(self, job: Job, worker: Worker) -> Plan:
+    async def _decide(self, job: Job, worker: Worker) -> Decision:
         """Decide, and have no calls for pods go on that are not wanted any more."""
         while True:
             with metrics.DECISION_SECONDS.time():
                 todo = plan(self._observe(job, worker))
-            # At once, for each call that is answered from here on changes what this decision rests on.
+            # All at once: each call for pods that is answered from here on changes what this decision rests on.
             if worker.keep_only(todo):
-                return todo
+                creations = worker.creation.missing(_of(CreatePod, todo))
+                return Decision(copy.copy(job), todo, creations, worker.deletion.missing(_of(DeletePod, todo)))
             await together(worker.creation.answered(), worker.deletion.answered())
 
     # -- observe
@@ -297,8 +297,9 @@ class Reconciler:
 
     # -- write the record first
 
-    async def _write_record(self, job: Job, todo: Plan) -> None:
-        """Write the record over the version that the decision saw, and no other; job: as it saw it."""
+    async def _write_record(self, made: Decision) -> None:
+        """Write the record over the version that the decision saw, and no other."""
+        job, todo = made.job, made.todo
         metadata = metadata_changes(job, todo)
         # Who is about to stop what is newer than its record must know that its record is the newest: another operator may
         # have gone on. A patch that changes nothing is refused just so when it rests on an old version.
@@ -320,27 +321,35 @@ class Reconciler:
 
     # -- act
 
-    async def _act(self, job: Job, worker: Worker, todo: Plan, changes: PodChanges, *, may_create: bool) -> bool:
-        """Carry out the actions on the job as the decision saw it; gives True when agents were called.
+    def _calls(self, made: Decision) -> list[Command]:
+        """Give the calls to agents that a decision asks for."""
+        orders = self._orders(made.job, made.todo.record)
+        return [call for action in made.todo.actions if orders and (call := orders.of(action)) is not None]
 
-        What came of a call is looked at soon: it may be needed again. An agent is told to leave after its pod was deleted:
-        a pod that ends before anybody knows that it was sent away would look like one that failed, and who refuses its deletion
-        may mean to protect its work.
-        """
-        orders = self._orders(job, todo.record)
-        calls = [call for action in todo.actions if orders and (call := orders.of(action)) is not None]
-        farewells = {call.pod_uid: call for call in calls if call.path == "/shutdown"}
+    async def _act(self, made: Decision, calls: list[Command]) -> None:
+        """Carry out what a decision wants, but for pods."""
+        job, todo = made.job, made.todo
         await self._send(job, [call for call in calls if call.path != "/shutdown"])
-        # Who has to go, and quota that Kueue waits for, do not wait for pods that cannot be made.
-        worker.deletion.begin(job, changes.deletions, lambda action: self._bid_farewell(job, farewells.get(action.uid)))
-        for uid in farewells.keys() - {action.uid for action in _of(DeletePod, todo)}:
-            self._bid_farewell(job, farewells[uid])
+        goes = {action.uid for action in _of(DeletePod, todo)}
+        for call in calls:
+            if call.path == "/shutdown" and call.pod_uid not in goes:
+                self._bid_farewell(job, call)
+        # Quota that Kueue waits for does not wait for what is asked for.
         await self._queues.give_back(job, todo)
-        if may_create:
-            await worker.creation.begin(job, changes.creations)
         await self._verify_and_end(job, todo)
         await self._queues.ask(job, todo)
-        return bool(calls)
+
+    async def _supply(self, worker: Worker, made: Decision, calls: list[Command], *, may_create: bool) -> None:
+        """Begin what a decision wants of pods. Who has to go comes first.
+
+        An agent is told to leave after its pod was deleted: a pod that ends before anybody knows that it was sent away would
+        look like one that failed, and who refuses its deletion may mean to protect its work.
+        """
+        job = made.job
+        farewells = {call.pod_uid: call for call in calls if call.path == "/shutdown"}
+        worker.deletion.begin(job, made.deletions, lambda action: self._bid_farewell(job, farewells.get(action.uid)))
+        if may_create:
+            await worker.creation.begin(job, made.creations)
 
     def _bid_farewell(self, job: Job, call: Command | None) -> None:
         """Tell an agent to leave, beside all else: the kubelet tells it too, and nodes that are gone answer nobody for seconds."""
@@ -372,6 +381,15 @@ class Reconciler:
         )
 
     # -- report
+
+    async def _report_and_supply(
+        self, job: Job, worker: Worker, made: Decision, calls: list[Command], *, may_create: bool
+    ) -> None:
+        """Begin with the pods once the status is written, or cannot be: many calls at once would only keep that one waiting."""
+        (error,) = await asyncio.gather(self._report(job, made.todo), return_exceptions=True)
+        await self._supply(worker, made, calls, may_create=may_create)
+        if error is not None:
+            raise error
 
     async def _report(self, job: Job, todo: Plan) -> None:
         """Write the status, then have Events written: those of conditions come with the next status where this one fails."""

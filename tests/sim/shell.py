@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from random import Random
@@ -276,22 +277,33 @@ class Shell:
             self._deletion.missing(_of(DeletePod, todo)),
         )
         yield from self._write_record(as_seen, todo)
-        is_told_first = self._rng.random() < 0.5  # the operator writes the status beside its actions
-        if is_told_first:
-            yield from self._report(job, todo)
+        may_create = yield from self._process.run(self._creation.create_secret(as_seen, to_create))
         orders = self._orders(as_seen, todo)
         farewells = {order.pod_uid: order for order in orders if order.path == "/shutdown"}
+
+        def report_and_supply() -> Script:
+            failure = None
+            try:
+                yield from self._report(job, todo)
+            except CALL_ERRORS as error:
+                failure = error
+            with self._process.inside():
+                self._deletion.begin(
+                    as_seen, to_delete, lambda action: self._bid_farewell(as_seen, farewells.get(action.uid))
+                )
+            if may_create:
+                yield from self._process.run(self._creation.begin(as_seen, to_create))
+            if failure is not None:
+                raise failure
+
+        is_told_first = self._rng.random() < 0.5  # the operator writes the status beside its actions
+        if is_told_first:
+            yield from report_and_supply()
         yield from self._command([order for order in orders if order.path != "/shutdown"], as_seen)
-        with self._process.inside():
-            self._deletion.begin(
-                as_seen, to_delete, lambda action: self._bid_farewell(as_seen, farewells.get(action.uid))
-            )
         for uid in sorted(farewells.keys() - {action.uid for action in _of(DeletePod, todo)}):
             self._bid_farewell(as_seen, farewells[uid])
         if self._queues is not None:
             yield from self._process.run(self._queues.give_back(as_seen, todo))
-        if (yield from self._process.run(self._creation.create_secret(as_seen, to_create))):
-            yield from self._process.run(self._creation.begin(as_seen, to_create))
         for action in todo.actions:
             if isinstance(action, VerifyPods):
                 yield from self._list_pods()
@@ -300,7 +312,7 @@ class Shell:
         if self._queues is not None:
             yield from self._process.run(self._queues.ask(as_seen, todo))
         if not is_told_first:
-            yield from self._report(job, todo)
+            yield from report_and_supply()
         if not orders:
             return todo.wake_at
         soon = self._clock.now() + timedelta(seconds=COMMAND_RETRY_S)
@@ -322,7 +334,11 @@ class Shell:
         if order is None:
             return
         self._farewells = [one for one in self._farewells if not one.done]
-        self._farewells.append(self._kernel.spawn(self._command([order], job), self._held))
+        self._farewells.append(self._kernel.spawn(self._farewell(order, job), self._held))
+
+    def _farewell(self, order: Command, job: Job) -> Script:
+        with suppress(*CALL_ERRORS):  # it is called again as long as its pod is there
+            yield from self._command([order], job)
 
     def _list_pods(self) -> Script:
         bodies, version = yield from self._call(self._cluster.list_pods, writes=False)

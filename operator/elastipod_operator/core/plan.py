@@ -148,8 +148,6 @@ def _with_supply(step: Step, scene: Scene) -> Step:
     actions, wake = supply(scene.policy, record, scene.view, scene.now, wanted, limits)
     known = {action for action in step.actions}
     fresh = tuple(action for action in actions if action not in known)
-    if fresh:
-        wake = soonest(wake, scene.now + LOOK_AGAIN)  # the status tells of pods as they are after the changes
     listing, due = _listing(record, scene)
     return replace(step.also(*fresh, *listing), wake_at=soonest(step.wake_at, wake, due, base_due))
 

@@ -152,11 +152,6 @@ def test_new_pods_keep_off_offenders_wait_for_refusals_and_for_what_pays() -> No
     assert (acts(held, CreatePod), held.wake_at) == ([], NOW + seconds(10))
 
 
-def test_after_pods_were_asked_for_the_job_is_looked_at_in_a_second() -> None:
-    assert plan(observed(job(trains()), BOTH)).wake_at == NOW + seconds(1)
-    assert plan(observed(job(trains(), PAIR), BOTH)).wake_at is None
-
-
 # ---- asking whether pods still exist
 
 
@@ -299,8 +294,6 @@ def test_a_fault_and_its_replacement_are_one_plan() -> None:
     dead = NodeFact(name="node-1", out_of_service=True)
     todo = plan(observed(job(trains(), PAIR), BOTH, [dead]))
     assert [type(a) for a in todo.actions] == [StopWorkers, CreatePod, DeletePod]
-    assert todo.wake_at is not None
-    assert todo.wake_at <= NOW + seconds(1)
 
 
 def test_a_record_from_the_future_does_not_make_a_job_wait_longer() -> None:

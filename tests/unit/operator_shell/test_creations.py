@@ -68,11 +68,13 @@ class Creating:
         return self.creation.refusal.why
 
 
-async def test_what_is_created_is_known_at_once_and_wakes_nobody() -> None:
+async def test_what_is_created_is_known_at_once_and_decided_about_once() -> None:
     creating = Creating()
     await creating.decide(0, 1)
     assert [pod.name for pod in creating.desk.store.jobs[JOB_UID].pods.values()] == creating.api.made
-    assert (len(creating.api.made), creating.told.woken) == (2, 0)
+    assert (len(creating.api.made), creating.told.woken) == (2, 1)
+    await creating.decide()
+    assert creating.told.woken == 0
 
 
 async def test_a_refusal_is_told_tried_again_later_and_then_told_no_more(later: Later) -> None:

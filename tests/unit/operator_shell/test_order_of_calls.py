@@ -26,9 +26,10 @@ from elastipod_operator.core.actions import (
 from elastipod_operator.core.facts import Condition
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.store import Job, Store
+from elastipod_operator.kube.writes import together
 from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
-from elastipod_operator.reconciler import Reconciler, Worker
+from elastipod_operator.reconciler import Decision, Reconciler, Worker, _of
 
 
 class Notes:
@@ -68,6 +69,9 @@ class Queue(Notes):
     async def give_back(self, job: Job, todo: Plan) -> None:
         self.done.append("give back")
 
+    async def ask(self, job: Job, todo: Plan) -> None:
+        self.done.append("ask")
+
     async def placed(self, job: Job, actions: list[CreatePod]) -> Any:
         self.done.append("create")
         raise ApiError(409, "out of order")
@@ -77,6 +81,23 @@ def worker_of(reconciler: Reconciler) -> Worker:
     return Worker(PodCreation(reconciler._desk, JOB_UID), PodDeletion(reconciler._desk, JOB_UID))
 
 
+def decision(todo: Plan) -> Decision:
+    """A decision about a job with two pods, none of whose calls is under way."""
+    held = Job(job_body(), job(RECORD), 10, pods={p.uid: p for p in (pod(0), pod(1))})
+    return Decision(held, todo, _of(CreatePod, todo), _of(DeletePod, todo))
+
+
+async def carry_out(reconciler: Reconciler, todo: Plan) -> None:
+    """Do what follows from a decision, and wait for what comes of its calls for pods."""
+    worker, made = worker_of(reconciler), decision(todo)
+    calls = reconciler._calls(made)
+    try:
+        await reconciler._write_record(made)
+        await together(reconciler._act(made, calls), reconciler._supply(worker, made, calls, may_create=True))
+    finally:
+        await asyncio.gather(*worker.deletion._calls._lanes)
+
+
 async def carried_out(notes: Notes, todo: Plan) -> list[str]:
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, notes), Store(), session)
@@ -84,15 +105,11 @@ async def carried_out(notes: Notes, todo: Plan) -> list[str]:
         if isinstance(notes, Queue):
             reconciler._queues = cast(Any, notes)
             reconciler._desk = replace(reconciler._desk, place=notes.placed)
-        held = Job(job_body(), job(RECORD), 10, pods={p.uid: p for p in (pod(0), pod(1))})
-        worker = worker_of(reconciler)
         try:
-            await reconciler._write_record(held, todo)
-            await reconciler._act(held, worker, todo, worker.missing(todo), may_create=True)
+            await carry_out(reconciler, todo)
         except ApiError:
             notes.done.append("409")
         finally:
-            await asyncio.gather(*worker.deletion._calls._lanes)
             await asyncio.gather(*reconciler._farewells)
             await reconciler.close()
             await asyncio.sleep(0)
@@ -128,19 +145,15 @@ async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave(
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, notes), Store(), session)
         reconciler._commander = cast(Any, notes)
-        held = Job(job_body(), job(RECORD), 10, pods={pod(0).uid: pod(0)})
-        todo = decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test"))
-        worker = worker_of(reconciler)
         async with asyncio.timeout(30):
-            assert await reconciler._act(held, worker, todo, worker.missing(todo), may_create=True)
-            await asyncio.gather(*worker.deletion._calls._lanes)
+            await carry_out(reconciler, decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test")))
             await reconciler.close()
     assert notes.done == ["delete"]
 
 
 async def test_pods_that_cannot_be_made_keep_nobody_from_going_nor_quota_from_kueue() -> None:
     todo = decided(CreatePod(pid(2), 2), DeletePod(pod(0).name, pod(0).uid, "a test"), DropWorkload("w", "u", "a test"))
-    assert await carried_out(Queue(), todo) == ["give back", "create", "409", "delete"]
+    assert await carried_out(Queue(), todo) == ["give back", "ask", "create", "delete", "409"]
 
 
 @pytest.mark.parametrize(
