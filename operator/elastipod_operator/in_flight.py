@@ -35,6 +35,8 @@ class InFlight(Generic[K]):
         self._late: set[K] = set()
         self._failed: dict[K, Exception] = {}
         self._answered = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._lanes: set[asyncio.Task[None]] = set()
         self._open_lanes = 0
         self._is_settled = True
@@ -45,7 +47,11 @@ class InFlight(Generic[K]):
     @property
     def is_idle(self) -> bool:
         """Whether there is no call of which it is not settled what came of it."""
-        return self._open_lanes == 0
+        return self._idle.is_set()
+
+    async def settled(self) -> None:
+        """Wait until it is idle."""
+        await self._idle.wait()
 
     def begin(self, calls: Mapping[K, Call]) -> None:
         """Have calls made whose keys are not known, in their order."""
@@ -54,6 +60,7 @@ class InFlight(Generic[K]):
         self._is_settled &= not calls
         for _ in range(min(WRITE_PARALLEL - self._open_lanes, len(calls))):
             self._open_lanes += 1
+            self._idle.clear()
             lane = asyncio.get_running_loop().create_task(self._lane())
             self._lanes.add(lane)
             lane.add_done_callback(self._lanes.discard)
@@ -92,6 +99,8 @@ class InFlight(Generic[K]):
                 await (self._make_one() if self._waiting else self._settle_all())
         finally:
             self._open_lanes -= 1
+            if not self._open_lanes:
+                self._idle.set()
 
     async def _make_one(self) -> None:
         async with self._slots:

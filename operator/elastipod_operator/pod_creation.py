@@ -92,6 +92,10 @@ class PodCreation:
                 LOOK_AGAIN_S, self._uid
             )  # their quota is not granted any more, of which it is decided anew
 
+    async def settled(self) -> None:
+        """Wait until there is nothing under way."""
+        await self._calls.settled()
+
     def withdraw(self) -> None:
         """Create no more pods: the job is gone."""
         self._calls.withdraw()

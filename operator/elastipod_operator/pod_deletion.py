@@ -68,6 +68,10 @@ class PodDeletion:
         """
         self._calls.begin({_key(action): partial(self._delete, job, action, then) for action in actions})
 
+    async def settled(self) -> None:
+        """Wait until there is nothing under way."""
+        await self._calls.settled()
+
     def withdraw(self) -> None:
         """Delete no more pods: the job is gone."""
         self._calls.withdraw()

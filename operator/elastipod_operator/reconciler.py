@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -44,6 +44,8 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 15.0
 COMMAND_RETRY = timedelta(seconds=1)
 NO_TOKENS = Tokens()
 A = TypeVar("A", CreatePod, DeletePod)
+# While pods of a job are on their way, deciding about it may take one part in so many of the time: each of them is news.
+PODS_FIRST = 20
 # A job whose time has always come must not keep the event loop from the others.
 MIN_PAUSE_S = 0.01
 
@@ -69,11 +71,20 @@ class Worker:
     deletion: PodDeletion
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    rests_until: float = 0.0
+    """While its pods are on their way; by the clock of the event loop."""
 
     def keep_only(self, todo: Plan) -> bool:
         """Withdraw the calls for pods that a decision does not want; False when some of them are on their way."""
         kept = self.creation.keep_only(_of(CreatePod, todo)), self.deletion.keep_only(_of(DeletePod, todo))
         return all(kept)
+
+    async def rest(self) -> None:
+        """Leave the event loop to the calls for pods for as long as the last decision asks for, or until all are answered."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self.rests_until):
+                await self.creation.settled()
+                await self.deletion.settled()
 
     def withdraw(self) -> None:
         """Withdraw all calls for pods that are not on their way."""
@@ -162,6 +173,7 @@ class Reconciler:
         due: datetime | None = None
         while uid in self._store.jobs:
             await _wait(worker.wake, due)
+            await worker.rest()
             worker.wake.clear()
             job = self._store.jobs.get(uid)
             if job is None:
@@ -247,8 +259,11 @@ class Reconciler:
     async def _decide(self, job: Job, worker: Worker) -> Decision:
         """Decide, and have no calls for pods go on that are not wanted any more."""
         while True:
+            began = asyncio.get_running_loop().time()
             with metrics.DECISION_SECONDS.time():
                 todo = plan(self._observe(job, worker))
+            decided = asyncio.get_running_loop().time()
+            worker.rests_until = decided + PODS_FIRST * (decided - began)
             # All at once: each call for pods that is answered from here on changes what this decision rests on.
             if worker.keep_only(todo):
                 creations = worker.creation.missing(_of(CreatePod, todo))

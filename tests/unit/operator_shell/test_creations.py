@@ -18,6 +18,8 @@ from elastipod_operator.core.names import FINALIZER
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.store import Job
 from elastipod_operator.pod_creation import PodCreation
+from elastipod_operator.pod_deletion import PodDeletion
+from elastipod_operator.reconciler import Worker
 
 __all__ = ["decisions", "shell"]
 
@@ -31,9 +33,12 @@ class Pods:
         self.made: list[str] = []
         self.tries = 0
         self.answers: dict[str, Exception] = {}
+        self.let = asyncio.Event()
+        self.let.set()
 
     async def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         self.tries += 1
+        await self.let.wait()
         name = manifest["metadata"]["name"]
         if name in self.answers:
             raise self.answers[name]
@@ -133,6 +138,28 @@ async def test_nothing_is_told_of_a_job_that_is_gone() -> None:
     creating.desk.store.drop_job(JOB_UID)
     await creating.decide(0)
     assert (creating.told.failures, creating.told.woken) == ([], 0)
+
+
+async def test_decisions_rest_for_a_while_when_pods_are_on_their_way_and_no_longer_than_these() -> None:
+    creating = Creating()
+    worker = Worker(creating.creation, PodDeletion(creating.desk, JOB_UID))
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(5):
+        worker.rests_until = loop.time() + 1000
+        await worker.rest()  # nothing is on its way
+        creating.api.let.clear()
+        decision = asyncio.create_task(creating.decide(0, 1))
+        await until(lambda: creating.api.tries == 2)
+        worker.rests_until = loop.time() - 1
+        await worker.rest()  # it has been long enough
+        worker.rests_until = loop.time() + 1000
+        rests = asyncio.create_task(worker.rest())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not rests.done()
+        creating.api.let.set()
+        await rests
+        await decision
 
 
 async def test_other_decisions_are_made_while_pods_are_created_and_none_is_made_twice(
