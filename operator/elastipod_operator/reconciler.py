@@ -6,10 +6,9 @@ import asyncio
 import copy
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
 import aiohttp
 
@@ -35,6 +34,7 @@ from .pod_creation import PodCreation
 from .pod_deletion import PodDeletion
 from .pod_desk import PodDesk
 from .queueing import Queues
+from .worker import Decision, Worker, actions_of
 
 log = logging.getLogger(__name__)
 
@@ -43,53 +43,8 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 15.0
 # Commands that failed are looked at again so soon.
 COMMAND_RETRY = timedelta(seconds=1)
 NO_TOKENS = Tokens()
-A = TypeVar("A", CreatePod, DeletePod)
-# While pods of a job are on their way, deciding about it may take one part in so many of the time: each of them is news.
-PODS_FIRST = 20
 # A job whose time has always come must not keep the event loop from the others.
 MIN_PAUSE_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A plan and what it rests on. job: as it was seen, for what the watches show later is for the next decision.
-
-    creations, deletions: what it wants of pods beyond what was under way.
-    """
-
-    job: Job
-    todo: Plan
-    creations: list[CreatePod]
-    deletions: list[DeletePod]
-
-
-@dataclass(slots=True)
-class Worker:
-    """The task of one job and what it remembers between two passes; all of it may be lost without harm."""
-
-    creation: PodCreation
-    deletion: PodDeletion
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-    rests_until: float = 0.0
-    """While its pods are on their way; by the clock of the event loop."""
-
-    def keep_only(self, todo: Plan) -> bool:
-        """Withdraw the calls for pods that a decision does not want; False when some of them are on their way."""
-        kept = self.creation.keep_only(_of(CreatePod, todo)), self.deletion.keep_only(_of(DeletePod, todo))
-        return all(kept)
-
-    async def rest(self) -> None:
-        """Leave the event loop to the calls for pods for as long as the last decision asks for, or until all are answered."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(self.rests_until):
-                await self.creation.settled()
-                await self.deletion.settled()
-
-    def withdraw(self) -> None:
-        """Withdraw all calls for pods that are not on their way."""
-        self.creation.withdraw()
-        self.deletion.withdraw()
 
 
 class Reconciler:
@@ -262,12 +217,11 @@ class Reconciler:
             began = asyncio.get_running_loop().time()
             with metrics.DECISION_SECONDS.time():
                 todo = plan(self._observe(job, worker))
-            decided = asyncio.get_running_loop().time()
-            worker.rests_until = decided + PODS_FIRST * (decided - began)
+            worker.decided(began)
             # All at once: each call for pods that is answered from here on changes what this decision rests on.
             if worker.keep_only(todo):
-                creations = worker.creation.missing(_of(CreatePod, todo))
-                return Decision(copy.copy(job), todo, creations, worker.deletion.missing(_of(DeletePod, todo)))
+                creations = worker.creation.missing(actions_of(CreatePod, todo))
+                return Decision(copy.copy(job), todo, creations, worker.deletion.missing(actions_of(DeletePod, todo)))
             await together(worker.creation.answered(), worker.deletion.answered())
 
     # -- observe
@@ -345,7 +299,7 @@ class Reconciler:
         """Carry out what a decision wants, but for pods."""
         job, todo = made.job, made.todo
         await self._send(job, [call for call in calls if call.path != "/shutdown"])
-        goes = {action.uid for action in _of(DeletePod, todo)}
+        goes = {action.uid for action in actions_of(DeletePod, todo)}
         for call in calls:
             if call.path == "/shutdown" and call.pod_uid not in goes:
                 self._bid_farewell(job, call)
@@ -426,10 +380,6 @@ class Reconciler:
             level = logging.WARNING if note.warning else logging.INFO
             log.log(level, note.message, extra={**about(job.fact), "reason": note.reason})
         self._events.tell(job.fact, todo.notes)
-
-
-def _of(kind: type[A], todo: Plan) -> list[A]:
-    return [action for action in todo.actions if isinstance(action, kind)]
 
 
 async def _wait(event: asyncio.Event, due: datetime | None) -> None:

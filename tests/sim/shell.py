@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tests.sim.api_server import JOB_UID, ApiFailure
 from tests.sim.board import SimBoard
@@ -51,11 +51,10 @@ from elastipod_operator.pod_desk import PodDesk
 from elastipod_operator.queueing import Queues
 from elastipod_operator.queueing.placing import Placed
 from elastipod_operator.queueing.sight import Seen
+from elastipod_operator.worker import actions_of
 
 if TYPE_CHECKING:
     from tests.sim.kueue_server import Tenant
-
-A = TypeVar("A", CreatePod, DeletePod)
 
 SETTLE_S = 3.0
 RETRY_S, LAST_RETRY_S = 0.2, 15.0
@@ -273,8 +272,8 @@ class Shell:
         todo = yield from self._decide(job)
         as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
         to_create, to_delete = (
-            self._creation.missing(_of(CreatePod, todo)),
-            self._deletion.missing(_of(DeletePod, todo)),
+            self._creation.missing(actions_of(CreatePod, todo)),
+            self._deletion.missing(actions_of(DeletePod, todo)),
         )
         yield from self._write_record(as_seen, todo)
         may_create = yield from self._process.run(self._creation.create_secret(as_seen, to_create))
@@ -300,7 +299,7 @@ class Shell:
         if is_told_first:
             yield from report_and_supply()
         yield from self._command([order for order in orders if order.path != "/shutdown"], as_seen)
-        for uid in sorted(farewells.keys() - {action.uid for action in _of(DeletePod, todo)}):
+        for uid in sorted(farewells.keys() - {action.uid for action in actions_of(DeletePod, todo)}):
             self._bid_farewell(as_seen, farewells[uid])
         if self._queues is not None:
             yield from self._process.run(self._queues.give_back(as_seen, todo))
@@ -323,7 +322,10 @@ class Shell:
             todo = planning.plan(self._observe(job))
             self.last_actions = todo.actions
             with self._process.inside():
-                kept = self._creation.keep_only(_of(CreatePod, todo)), self._deletion.keep_only(_of(DeletePod, todo))
+                kept = (
+                    self._creation.keep_only(actions_of(CreatePod, todo)),
+                    self._deletion.keep_only(actions_of(DeletePod, todo)),
+                )
             if all(kept):
                 return todo
             self._watchman.met["a decision waits for calls that it does not want"] += 1
@@ -443,10 +445,6 @@ class Shell:
             self._store.put_job((yield from self._call(lambda: self._cluster.apply_status(status))))
             # The answer may carry an edit that the watch will then not tell as new.
             self._again |= (job.fact.policy, job.fact.deleting_since) != (before.policy, before.deleting_since)
-
-
-def _of(kind: type[A], todo: Plan) -> list[A]:
-    return [action for action in todo.actions if isinstance(action, kind)]
 
 
 def _raise(failure: Exception) -> None:

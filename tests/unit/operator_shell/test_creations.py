@@ -19,7 +19,7 @@ from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.store import Job
 from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
-from elastipod_operator.reconciler import Worker
+from elastipod_operator.worker import Worker
 
 __all__ = ["decisions", "shell"]
 

@@ -29,7 +29,8 @@ from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.writes import together
 from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
-from elastipod_operator.reconciler import Decision, Reconciler, Worker, _of
+from elastipod_operator.reconciler import Reconciler
+from elastipod_operator.worker import Decision, Worker, actions_of
 
 
 class Notes:
@@ -84,7 +85,7 @@ def worker_of(reconciler: Reconciler) -> Worker:
 def decision(todo: Plan) -> Decision:
     """A decision about a job with two pods, none of whose calls is under way."""
     held = Job(job_body(), job(RECORD), 10, pods={p.uid: p for p in (pod(0), pod(1))})
-    return Decision(held, todo, _of(CreatePod, todo), _of(DeletePod, todo))
+    return Decision(held, todo, actions_of(CreatePod, todo), actions_of(DeletePod, todo))
 
 
 async def carry_out(reconciler: Reconciler, todo: Plan) -> None:
