@@ -25,6 +25,8 @@ MAX_UNPACKED = 8 << 20
 MAX_TEXT = 1000
 MAX_READABLE_RUNS = 64
 NONE = -1
+# Far enough from the first and the last time that can be written down, for the longest wait to be added or taken off.
+YEARS = range(1970, 3000)
 
 
 class RecordError(ValueError):
@@ -271,8 +273,10 @@ def stamp(at: datetime | None) -> str | None:
 
 
 def read_time(text: str | None) -> datetime | None:
-    """Read a time; one without a zone is UTC."""
+    """Read a time; one without a zone is UTC. Raises RecordError for one with which nobody could reckon."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
+    if at is not None and at.year not in YEARS:
+        raise RecordError(f"the time {text} is none of this job")
     return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
 
 
