@@ -20,8 +20,6 @@ CANNOT_AUTHENTICATE = (
     "the Secret with the token of the job was refused by the API server (give the operator the right to create Secrets, or set "
     "spec.elastipod.authentication to Off)"
 )
-
-
 LOOK_AGAIN_S = 1.0
 
 
@@ -88,16 +86,15 @@ class PodCreation:
         elif self._calls.is_idle and self.refusal.is_over():
             self._desk.wake(self._uid)  # the status must not tell of it any more
         if len(placed) < len(actions) and not problem:
-            self._desk.wake_in(
-                LOOK_AGAIN_S, self._uid
-            )  # their quota is not granted any more, of which it is decided anew
+            # The quota of the others is not granted any more.
+            self._desk.wake_in(LOOK_AGAIN_S, self._uid)
 
     async def settled(self) -> None:
         """Wait until there is nothing under way."""
         await self._calls.settled()
 
     def withdraw(self) -> None:
-        """Create no more pods: the job is gone."""
+        """Create none of those that wait for their turn."""
         self._calls.withdraw()
 
     async def close(self) -> None:

@@ -73,7 +73,7 @@ class PodDeletion:
         await self._calls.settled()
 
     def withdraw(self) -> None:
-        """Delete no more pods: the job is gone."""
+        """Delete none of those that wait for their turn."""
         self._calls.withdraw()
 
     async def close(self) -> None:

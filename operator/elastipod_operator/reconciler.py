@@ -29,7 +29,7 @@ from .kube.events import Events
 from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
 from .kube.tokens import Tokens
-from .kube.writes import about, together
+from .kube.writes import about, is_overtaken, together
 from .pod_creation import PodCreation
 from .pod_deletion import PodDeletion
 from .pod_desk import PodDesk
@@ -140,7 +140,8 @@ class Reconciler:
                 continue
             except Exception as error:
                 # The outer edge of one job's task: whatever is wrong with it must not touch the others.
-                worker.withdraw()  # another operator may have gone on with it
+                if is_overtaken(error):
+                    worker.withdraw()  # another operator may have gone on with it
                 await self._after_failure(job, error)
                 if not isinstance(error, CALL_ERRORS):
                     retry_s = LAST_RETRY_S

@@ -228,8 +228,8 @@ class Shell:
                 due = yield from self._once(job)
                 self._retry_s = RETRY_S
             except CALL_ERRORS as failure:
-                self._withdraw()
                 if isinstance(failure, ApiError) and failure.status in (404, 409):
+                    self._withdraw()
                     yield from self._read_again()
                 due = self._clock.now() + timedelta(seconds=self._retry_s)
                 self._retry_s = min(LAST_RETRY_S, self._retry_s * 2)

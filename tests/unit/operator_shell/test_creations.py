@@ -15,11 +15,12 @@ from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_a
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.names import FINALIZER
+from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.store import Job
 from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
-from elastipod_operator.worker import Worker
+from elastipod_operator.worker import Decision, Worker
 
 __all__ = ["decisions", "shell"]
 
@@ -200,3 +201,33 @@ async def test_no_pod_comes_after_its_job_was_let_go(shell: Shell, decisions: De
     )
     await until(lambda: shell.server.pods == {})
     assert sum(call[0] == "DELETE" and call[1].startswith("job-workers") for call in shell.server.calls) == 4
+
+
+async def test_what_waits_for_its_turn_is_withdrawn_when_another_operator_wrote_the_record(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = 40
+    shell.server.hold_pods.clear()
+    spec = job_body()["spec"]["replicaSpecs"][0]
+    shell.submit(
+        {"replicaSpecs": [{**spec, "maxReplicas": pods}], "elasticPolicy": {"minReplicas": 2, "maxReplicas": pods}}
+    )
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == WRITE_PARALLEL)
+    creation = shell.reconciler._workers[JOB_UID].creation
+    last = CreatePod(pid(pods - 1), 2)
+    assert creation.missing([last]) == []
+    real, tries = shell.reconciler._write_record, list[bool]()
+
+    async def overtaken(made: Decision) -> None:
+        tries.append(bool(creation.missing([last])))
+        if len(tries) == 1:
+            raise ApiError(409, "the object has been modified")
+        await real(made)
+
+    monkeypatch.setattr(shell.reconciler, "_write_record", overtaken)
+    shell.reconciler.wake(JOB_UID)
+    await until(lambda: len(tries) >= 2)
+    assert tries[:2] == [False, True], "withdrawn, and ordered again by the next decision"
+    shell.server.hold_pods.set()
+    await until(lambda: len(shell.server.pods) == pods)
+    assert shell.server.calls.count(("POST", "pods")) == pods
