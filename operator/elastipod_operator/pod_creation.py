@@ -33,21 +33,17 @@ class PodCreation:
     def __init__(self, desk: PodDesk, uid: str) -> None:
         """uid: the job's."""
         self._desk, self._uid = desk, uid
-        self._calls: InFlight[CreatePod] = InFlight(desk.slots, self._settle)
+        self.calls: InFlight[CreatePod] = InFlight(desk.slots, self._settle)
         self._problem = ""
         self.refusal = Refusal()
 
     def keep_only(self, wanted: Sequence[CreatePod]) -> bool:
-        """Create no others any more; False when some are on their way: once `answered` it must be decided anew."""
-        return self._calls.keep_only(frozenset(wanted))
-
-    async def answered(self) -> None:
-        """Wait for what could not be withdrawn."""
-        await self._calls.answered()
+        """Create no others any more; False when some are on their way: once `calls.answered()` it must be decided anew."""
+        return self.calls.keep_only(frozenset(wanted))
 
     def missing(self, wanted: Sequence[CreatePod]) -> list[CreatePod]:
         """Give those that are not being created yet."""
-        return [action for action in wanted if action not in self._calls]
+        return [action for action in wanted if action not in self.calls]
 
     async def create_secret(self, job: Job, actions: Sequence[CreatePod]) -> bool:
         """Create the Secret that new pods refer to; gives False when no pods are to be created for now. Raises as Api does.
@@ -80,26 +76,14 @@ class PodCreation:
         if placed:
             token = self._desk.tokens.of(job.fact)
             secret = token.secret if token is not None else ""
-            self._calls.begin({action: partial(self._create, job, action, place, secret) for action, place in placed})
-        elif self._problem and self._calls.is_idle:
+            self.calls.begin({action: partial(self._create, job, action, place, secret) for action, place in placed})
+        elif self._problem and self.calls.is_idle:
             await self._settle({})
-        elif self._calls.is_idle and self.refusal.is_over():
+        elif self.calls.is_idle and self.refusal.is_over():
             self._desk.wake(self._uid)  # the status must not tell of it any more
         if len(placed) < len(actions) and not problem:
             # The quota of the others is not granted any more.
             self._desk.wake_in(LOOK_AGAIN_S, self._uid)
-
-    async def settled(self) -> None:
-        """Wait until there is nothing under way."""
-        await self._calls.settled()
-
-    def withdraw(self) -> None:
-        """Create none of those that wait for their turn."""
-        self._calls.withdraw()
-
-    async def close(self) -> None:
-        """End all calls where they are."""
-        await self._calls.close()
 
     async def _create(self, job: Job, order: CreatePod, placed: Placement | None, token_secret: str) -> None:
         assert job.fact.policy is not None

@@ -10,7 +10,7 @@ from .core.actions import DeletePod
 from .in_flight import InFlight
 from .kube.api import ApiError
 from .kube.store import Job
-from .kube.writes import about, is_refusal, written
+from .kube.writes import about, is_overtaken, is_refusal, written
 from .pod_desk import PodDesk, Refusal
 
 log = logging.getLogger(__name__)
@@ -29,28 +29,24 @@ class PodDeletion:
     def __init__(self, desk: PodDesk, uid: str) -> None:
         """uid: the job's."""
         self._desk, self._uid = desk, uid
-        self._calls: InFlight[Key] = InFlight(desk.slots, self._settle)
+        self.calls: InFlight[Key] = InFlight(desk.slots, self._settle)
         self._kept: dict[str, tuple[str, Refusal]] = {}  # whose deletion was refused, by UID
         self._failure = Refusal()
 
     def keep_only(self, wanted: Sequence[DeletePod]) -> bool:
-        """Delete no others any more; False when some are on their way: once `answered` it must be decided anew."""
+        """Delete no others any more; False when some are on their way: once `calls.answered()` it must be decided anew."""
         uids = {action.uid for action in wanted}
         kept = {uid: one for uid, one in self._kept.items() if uid in uids}
         if kept != self._kept:
             self._kept = kept
             self._desk.wake(self._uid)  # the status is to tell of these no more
-        return self._calls.keep_only(frozenset(map(_key, wanted)))
+        return self.calls.keep_only(frozenset(map(_key, wanted)))
 
     def missing(self, wanted: Sequence[DeletePod]) -> list[DeletePod]:
         """Give those that are to be deleted now: not yet under way, nor refused or failed just before."""
         if self._failure.holds():
             return []
-        return [action for action in wanted if _key(action) not in self._calls and not self._rests(action)]
-
-    async def answered(self) -> None:
-        """Wait for what could not be withdrawn."""
-        await self._calls.answered()
+        return [action for action in wanted if _key(action) not in self.calls and not self._rests(action)]
 
     @property
     def why_kept(self) -> str:
@@ -66,19 +62,7 @@ class PodDeletion:
 
         job: as the decision saw it. then: is told of each that was deleted.
         """
-        self._calls.begin({_key(action): partial(self._delete, job, action, then) for action in actions})
-
-    async def settled(self) -> None:
-        """Wait until there is nothing under way."""
-        await self._calls.settled()
-
-    def withdraw(self) -> None:
-        """Delete none of those that wait for their turn."""
-        self._calls.withdraw()
-
-    async def close(self) -> None:
-        """End all calls where they are."""
-        await self._calls.close()
+        self.calls.begin({_key(action): partial(self._delete, job, action, then) for action in actions})
 
     def _rests(self, action: DeletePod) -> bool:
         return action.uid in self._kept and self._kept[action.uid][1].holds()
@@ -91,10 +75,10 @@ class PodDeletion:
         try:
             body = await written("pod", call)
         except ApiError as error:
-            if is_refusal(error) and error.status != 409:
+            if is_refusal(error) and not is_overtaken(error):
                 self._keep(job, action, error)
                 return
-            if error.status not in (404, 409):
+            if error.status != 404 and not is_overtaken(error):
                 raise
             body = {}
         if body.get("kind") == "Pod" and not action.force:

@@ -119,7 +119,7 @@ class Reconciler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(part.close() for w in self._workers.values() for part in (w.creation, w.deletion)))
+        await asyncio.gather(*(part.calls.close() for w in self._workers.values() for part in (w.creation, w.deletion)))
         await self._board.close()
         await self._events.close()
 
@@ -223,7 +223,7 @@ class Reconciler:
             if worker.keep_only(todo):
                 creations = worker.creation.missing(actions_of(CreatePod, todo))
                 return Decision(copy.copy(job), todo, creations, worker.deletion.missing(actions_of(DeletePod, todo)))
-            await together(worker.creation.answered(), worker.deletion.answered())
+            await together(worker.creation.calls.answered(), worker.deletion.calls.answered())
 
     # -- observe
 

@@ -58,13 +58,13 @@ class Worker:
         """Leave the event loop to the calls for pods for as long as the last decision asks for, or until all are answered."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self.rests_until):
-                await self.creation.settled()
-                await self.deletion.settled()
+                await self.creation.calls.settled()
+                await self.deletion.calls.settled()
 
     def withdraw(self) -> None:
         """Withdraw all calls for pods that are not on their way."""
-        self.creation.withdraw()
-        self.deletion.withdraw()
+        self.creation.calls.withdraw()
+        self.deletion.calls.withdraw()
 
 
 def actions_of(kind: type[A], todo: Plan) -> list[A]:

@@ -51,7 +51,7 @@ from elastipod_operator.pod_desk import PodDesk
 from elastipod_operator.queueing import Queues
 from elastipod_operator.queueing.placing import Placed
 from elastipod_operator.queueing.sight import Seen
-from elastipod_operator.worker import actions_of
+from elastipod_operator.worker import Worker, actions_of
 
 if TYPE_CHECKING:
     from tests.sim.kueue_server import Tenant
@@ -115,7 +115,7 @@ class Shell:
                 place=self._placed, list_pods=self._list_for_queues, forget=self._board.forget,
                 wake=lambda _: self.wake(), failed=self._call_failed, slots=asyncio.Semaphore(rng.choice(SLOTS)),
             )  # fmt: skip
-            self._creation, self._deletion = PodCreation(desk, JOB_UID), PodDeletion(desk, JOB_UID)
+            self._worker = Worker(PodCreation(desk, JOB_UID), PodDeletion(desk, JOB_UID))
         self._workload_watch: Process | None = None
         if cluster.tenant is not None:
             self._join_queues(cluster.tenant)
@@ -188,12 +188,8 @@ class Shell:
     def _forget(self) -> None:
         """The job is gone."""
         self._store.drop_job(JOB_UID)
-        self._withdraw()
+        self._worker.withdraw()
         self._board.clear()
-
-    def _withdraw(self) -> None:
-        self._creation.withdraw()
-        self._deletion.withdraw()
 
     # -- passes
 
@@ -229,7 +225,7 @@ class Shell:
                 self._retry_s = RETRY_S
             except CALL_ERRORS as failure:
                 if isinstance(failure, ApiError) and failure.status in (404, 409):
-                    self._withdraw()
+                    self._worker.withdraw()
                     yield from self._read_again()
                 due = self._clock.now() + timedelta(seconds=self._retry_s)
                 self._retry_s = min(LAST_RETRY_S, self._retry_s * 2)
@@ -272,11 +268,11 @@ class Shell:
         todo = yield from self._decide(job)
         as_seen = copy.copy(job)  # what the watches show meanwhile is for the next decision
         to_create, to_delete = (
-            self._creation.missing(actions_of(CreatePod, todo)),
-            self._deletion.missing(actions_of(DeletePod, todo)),
+            self._worker.creation.missing(actions_of(CreatePod, todo)),
+            self._worker.deletion.missing(actions_of(DeletePod, todo)),
         )
         yield from self._write_record(as_seen, todo)
-        may_create = yield from self._process.run(self._creation.create_secret(as_seen, to_create))
+        may_create = yield from self._process.run(self._worker.creation.create_secret(as_seen, to_create))
         orders = self._orders(as_seen, todo)
         farewells = {order.pod_uid: order for order in orders if order.path == "/shutdown"}
 
@@ -287,11 +283,11 @@ class Shell:
             except CALL_ERRORS as error:
                 failure = error
             with self._process.inside():
-                self._deletion.begin(
+                self._worker.deletion.begin(
                     as_seen, to_delete, lambda action: self._bid_farewell(as_seen, farewells.get(action.uid))
                 )
             if may_create:
-                yield from self._process.run(self._creation.begin(as_seen, to_create))
+                yield from self._process.run(self._worker.creation.begin(as_seen, to_create))
             if failure is not None:
                 raise failure
 
@@ -322,15 +318,12 @@ class Shell:
             todo = planning.plan(self._observe(job))
             self.last_actions = todo.actions
             with self._process.inside():
-                kept = (
-                    self._creation.keep_only(actions_of(CreatePod, todo)),
-                    self._deletion.keep_only(actions_of(DeletePod, todo)),
-                )
-            if all(kept):
+                is_kept = self._worker.keep_only(todo)
+            if is_kept:
                 return todo
             self._watchman.met["a decision waits for calls that it does not want"] += 1
-            yield from self._process.run(self._creation.answered())
-            yield from self._process.run(self._deletion.answered())
+            yield from self._process.run(self._worker.creation.calls.answered())
+            yield from self._process.run(self._worker.deletion.calls.answered())
 
     def _bid_farewell(self, job: Job, order: Command | None) -> None:
         if order is None:
@@ -357,8 +350,8 @@ class Shell:
         return Observed(
             now=self._clock.now(), job=job.fact, pods=pods, agents={p.name: self._board.fact(p.uid) for p in pods},
             nodes=self._store.nodes_of(job),
-            refusal=self._creation.refusal.why, refused_until=self._creation.refusal.until,
-            kept_pods=self._deletion.why_kept,
+            refusal=self._worker.creation.refusal.why, refused_until=self._worker.creation.refusal.until,
+            kept_pods=self._worker.deletion.why_kept,
             listed_at=job.listed_at, room_at=self._store.room_at,
             workloads=quota.workloads, default_queue=quota.default_queue, queue_trouble=quota.trouble, queue_fact=quota.queue,
             return_trouble=quota.return_trouble,

@@ -67,7 +67,7 @@ class Creating:
         held = Job(job_body(), job(), 1)
         if await self.creation.create_secret(held, self.creation.missing(wanted)):
             await self.creation.begin(held, self.creation.missing(wanted))
-        await until(lambda: self.creation._calls.is_idle)
+        await until(lambda: self.creation.calls.is_idle)
 
     @property
     def why(self) -> str:

@@ -61,7 +61,7 @@ async def delete_all(
 
     decide()
     await then(deletion, decide)
-    await deletion.close()
+    await deletion.calls.close()
 
 
 async def test_many_pods_are_deleted_at_a_time_but_not_all_nor_any_twice() -> None:
@@ -87,7 +87,7 @@ async def test_who_is_to_stay_after_all_is_not_deleted_any_more() -> None:
         await until(lambda: api.waiting == WRITE_PARALLEL)
         assert not deletion.keep_only(()), "some were on their way"
         api.let.set()
-        await deletion.answered()
+        await deletion.calls.answered()
         assert deletion.keep_only(())
 
     await delete_all(api, told, nobody_is_to_go)

@@ -96,7 +96,7 @@ async def carry_out(reconciler: Reconciler, todo: Plan) -> None:
         await reconciler._write_record(made)
         await together(reconciler._act(made, calls), reconciler._supply(worker, made, calls, may_create=True))
     finally:
-        await asyncio.gather(*worker.deletion._calls._lanes)
+        await asyncio.gather(*worker.deletion.calls._lanes)
 
 
 async def carried_out(notes: Notes, todo: Plan) -> list[str]:

@@ -51,7 +51,7 @@ class Writes:
         assert self.deletion.keep_only(actions)
         missing = self.deletion.missing(actions)
         self.deletion.begin(Job(job_body(), job(), 1), missing, lambda a: self.gone.append(a.name))
-        await until(lambda: self.deletion._calls.is_idle)
+        await until(lambda: self.deletion.calls.is_idle)
 
     def tries(self) -> int:
         return sum(call[0] == "DELETE" for call in self.server.calls)
