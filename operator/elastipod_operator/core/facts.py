@@ -138,6 +138,34 @@ class JobFact:
     """status.startTime as it was last written."""
 
 
+class ContainerState(StrEnum):
+    """States of a container as they stand in a pod's status."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    TERMINATED = "terminated"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFact:
+    """A container as its kubelet reports it.
+
+    exit_code: of its last run that ended, None before the first. reason: the kubelet's word for the present state.
+    is_restarting: it has ended, and the kubelet starts it again.
+    """
+
+    state: ContainerState = ContainerState.WAITING
+    exit_code: int | None = None
+    reason: str = ""
+    restart_count: int = 0
+    is_restarting: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended for good."""
+        return self.state is ContainerState.TERMINATED and not self.is_restarting
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFact:
     """A pod of the job."""
@@ -151,6 +179,10 @@ class PodFact:
     node: str = ""
     started: bool = False
     """True once the agent's container runs."""
+    container: ContainerFact | None = None
+    """The agent's container; None while its kubelet has not reported it."""
+    containers_ended: bool = False
+    """All its containers have ended for good. The phase says so too, but a little later."""
     kill_at: datetime | None = None
     """metadata.deletionTimestamp: when the kubelet will kill what is left (API server's clock)."""
     disrupted: str = ""

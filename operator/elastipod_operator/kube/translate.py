@@ -32,6 +32,7 @@ from ..core.queue_facts import PodNeeds
 from ..core.record import Record
 from ..core.sizes import SizeError, SizeRequest, resolve
 from .applied import changed_specs, effective_spec, pending_edits
+from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .needs import pod_needs
 from .pods import pod_manifest
 from .templates import check_worker_counts, template_warnings
@@ -280,8 +281,8 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
     identity = pod_id_of(meta.get("labels") or {})
     if identity is None:
         return None
-    states = {c["name"]: c for c in status.get("containerStatuses") or ()}
-    mine: Mapping[str, Any] = states.get(container) or next(iter(states.values()), {})
+    states = statuses_by_name(status.get("containerStatuses"))
+    mine: Mapping[str, Any] = states.get(agent_container_name(spec, container)) or {}
     reason, trouble = _trouble(meta["name"], status, mine, states)
     disruption = next(
         (
@@ -300,6 +301,8 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         ip=status.get("podIP") or "",
         node=spec.get("nodeName") or "",
         started=bool((mine.get("state") or {}).get("running")),
+        container=container_fact(spec, mine),
+        containers_ended=all_ended(spec, states),
         kill_at=time_of(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         disrupted=str(disruption.get("reason") or "Disruption") if disruption else "",
         trouble=trouble,
