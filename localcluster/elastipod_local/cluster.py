@@ -245,7 +245,7 @@ class Cluster:
         kueue.wait_ready(self.state().control_plane[KUEUE])
 
     def _kueue(self, control_plane: ControlPlane) -> Kueue:
-        return Kueue(control_plane, self.kubectl, self.helm, binaries.beside(KUEUE))
+        return Kueue(control_plane, self.kubectl, self.helm, binaries.kueue_chart(self._progress))
 
     # --- mishaps of the control plane ---
 
