@@ -30,6 +30,12 @@ POD_ORDER_SECONDS = Histogram(
     buckets=_SECONDS,
 )
 API_CALLS = Counter("elastipod_api_writes_total", "Writes to the API server", ["what", "outcome"])
+OPERATOR_ERRORS = Counter(
+    "elastipod_operator_errors_total",
+    "Mistakes of the operator itself, by what failed: a pass over a job, its pods, the handling of a failure, a task, or the "
+    "reading of an object",
+    ["what"],
+)
 AGENT_FAILURES = Counter("elastipod_agent_call_failures_total", "Calls to agents that failed")
 QUOTA_WAIT_SECONDS = Histogram(
     "elastipod_quota_wait_seconds",

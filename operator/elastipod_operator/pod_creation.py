@@ -7,13 +7,14 @@ from functools import partial
 
 from .core.actions import CreatePod
 from .in_flight import InFlight
-from .kube.api import ApiError
+from .kube.api import CALL_ERRORS, ApiError
 from .kube.applied import effective_spec
 from .kube.placement import Placement
 from .kube.pods import pod_manifest
 from .kube.store import Job
 from .kube.tokens import secret_manifest
 from .kube.writes import is_refusal, is_taken, written
+from .own_mistakes import place_of
 from .pod_desk import PodDesk, Refusal
 
 CANNOT_AUTHENTICATE = (
@@ -108,6 +109,11 @@ class PodCreation:
         problem, self._problem = self._problem, ""
         if refusals:
             problem = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
+        mistakes = [error for error in broken if not isinstance(error, CALL_ERRORS)]
+        if mistakes and not problem:
+            problem = (
+                f"{len(mistakes)} pods could not be made by a mistake of the operator's own ({place_of(mistakes[0])})"
+            )
         if broken:
             await self._desk.failed(job, broken[0])
         if problem:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import aiohttp
 
@@ -30,6 +31,7 @@ from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
 from .kube.tokens import Tokens
 from .kube.writes import about, is_overtaken, together
+from .own_mistakes import mistake_text, note_mistake, tell_mistake
 from .pod_creation import PodCreation
 from .pod_deletion import PodDeletion
 from .pod_desk import PodDesk
@@ -78,8 +80,19 @@ class Reconciler:
         worker = self._workers.get(uid)
         if worker is None:
             worker = self._workers[uid] = Worker(PodCreation(self._desk, uid), PodDeletion(self._desk, uid))
+        if worker.task is None or worker.task.done():
             worker.task = asyncio.create_task(self._run(uid, worker), name=f"job {uid}")
+            worker.task.add_done_callback(partial(self._has_ended, uid))
         worker.wake.set()
+
+    def _has_ended(self, uid: str, task: asyncio.Task[None]) -> None:
+        """See to it that a job is cared for as long as it is there, whatever ended its task."""
+        worker = self._workers.get(uid)
+        if self._closed or worker is None or worker.task is not task:
+            return
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        note_mistake("task", error or RuntimeError("the task of a job ended"), self._store.jobs.get(uid))
+        asyncio.get_running_loop().call_later(LAST_RETRY_S, self.wake, uid)
 
     def forget(self, uid: str) -> None:
         """Stop caring for a job that is gone."""
@@ -137,12 +150,15 @@ class Reconciler:
                 with self._under_way(), metrics.RECONCILE_SECONDS.time():
                     due = await self._pass(job, worker)
                 retry_s = FIRST_RETRY_S
+                if worker.mistake:
+                    worker.mistake = ""
+                    worker.wake.set()  # the status must not tell of it any more
                 continue
             except Exception as error:
                 # The outer edge of one job's task: whatever is wrong with it must not touch the others.
                 if is_overtaken(error):
                     worker.withdraw()  # another operator may have gone on with it
-                await self._after_failure(job, error)
+                await self._after_failed_pass(job, worker, error)
                 if not isinstance(error, CALL_ERRORS):
                     retry_s = LAST_RETRY_S
             due = clock.now() + timedelta(seconds=retry_s)
@@ -159,10 +175,27 @@ class Reconciler:
             if not self._passes:
                 self.gap.set()
 
+    async def _after_failed_pass(self, job: Job, worker: Worker, error: Exception) -> None:
+        """Tell of a pass that failed. Raises nothing: that this fails, too, must not end the care for the job."""
+        try:
+            if isinstance(error, CALL_ERRORS):
+                await self._after_failure(job, error)
+                return
+            note_mistake("pass", error, job)
+            worker.mistake = mistake_text(error)
+            await tell_mistake(
+                worker.mistake, job, clock.now(),
+                api=self._api, store=self._store, events=self._events, writes=self._job_writes,
+            )  # fmt: skip
+        except CALL_ERRORS as second:
+            log.warning("a failure could not be told: %s %s", type(second).__name__, second, extra=about(job.fact))
+        except Exception as second:
+            note_mistake("handling", second, job)
+
     async def _after_failure(self, job: Job, error: Exception) -> None:
         """Tell why something about a job did not work, and see whether the job is what it was taken for."""
         if not isinstance(error, CALL_ERRORS):
-            log.error("a decision failed", exc_info=error, extra=about(job.fact))
+            note_mistake("pods", error, job)
             return
         if not isinstance(error, ApiError) or error.status not in (404, 409):
             log.warning("a call to the API server failed: %s %s", type(error).__name__, error, extra=about(job.fact))
@@ -253,6 +286,7 @@ class Reconciler:
             pods=pods,
             agents={pod.name: self._board.fact(pod.uid) for pod in pods},
             nodes=self._store.nodes_of(job),
+            mistake=worker.mistake,
             refusal=worker.creation.refusal.why,
             refused_until=worker.creation.refusal.until,
             kept_pods=worker.deletion.why_kept,

@@ -38,6 +38,8 @@ class Worker:
     deletion: PodDeletion
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    mistake: str = ""
+    """Why the last pass failed, where that was a mistake of the operator's own; a sentence."""
     rests_until: float = 0.0
     """While its pods are on their way; by the clock of the event loop."""
 

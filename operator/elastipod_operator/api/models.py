@@ -105,7 +105,7 @@ class LogRule(Model):
     def _is_a_regex(cls, pattern: str | None) -> str | None:
         try:
             re.compile(pattern or "")
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError, ValueError) as error:
             raise about_value(f"it must be a regular expression ({error})") from error
         return pattern
 

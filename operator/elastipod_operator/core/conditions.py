@@ -14,6 +14,7 @@ from .facts import AgentState, Condition, Observed, PodFact, Policy
 from .growth import growth_due
 from .health import Health, Replica, View
 from .membership import soonest, wanted_slots
+from .mistakes import OPERATOR_ERROR
 from .payback import growth_hold
 from .queue_warnings import Warnings, late_evictions, queue_warnings
 from .quota import Quota
@@ -146,8 +147,10 @@ def _lines(
 
 
 def _with_stuck(lines: list[Line], seen: Observed) -> list[Line]:
-    """Say first of all, also at the end of a job, what is to go and cannot: pods, and quota."""
-    found: Warnings = [("PodsNotDeleted", seen.kept_pods)] if seen.kept_pods else []
+    """Say first of all, also at the end of a job, what the operator failed at, and what is to go and cannot: pods, and quota."""
+    found: Warnings = [(OPERATOR_ERROR, seen.mistake)] if seen.mistake else []
+    if seen.kept_pods:
+        found.append(("PodsNotDeleted", seen.kept_pods))
     if seen.return_trouble:
         found.append(("QuotaNotReturned", _not_returned(seen)))
     if not found:

@@ -333,6 +333,8 @@ class Observed:
     """Reason and sentence why the last call for quota came to nothing."""
     queue_fact: QueueFact | None = None
     """The job's queue as it was last read; None: not known."""
+    mistake: str = ""
+    """Why the last pass over the job failed by a mistake of the operator's own; a sentence."""
     kept_pods: str = ""
     """Why the API server refuses to delete pods that are to go; a sentence."""
     return_trouble: str = ""

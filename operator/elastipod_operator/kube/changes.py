@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..core.names import (
     LABEL_QUEUE,
 )
 from .applied import applied_of, encode_applied
+from .reading import mapping
 from .store import Job
 
 
@@ -59,6 +60,11 @@ def status_change(job: Job, todo: Plan) -> dict[str, Any] | None:
     kept = present if todo.is_record_kept else todo.status
     status = {**kept, "conditions": [_condition_body(c) for c in todo.conditions]}
     return None if _same(present, status) else status
+
+
+def status_with_conditions(job: Job, conditions: Sequence[Condition]) -> dict[str, Any]:
+    """Give the status as it stands, with these conditions."""
+    return {**mapping(job.body.get("status")), "conditions": [_condition_body(c) for c in conditions]}
 
 
 def is_released(job: Job) -> bool:

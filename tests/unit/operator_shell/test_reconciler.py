@@ -14,10 +14,10 @@ from prometheus_client import REGISTRY
 from tests.unit.agents.stand_in import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.api_server import ApiServer
+from tests.unit.operator_shell.shells import Shell, open_shell
 
 from elastipod_operator import pod_desk
 from elastipod_operator import reconciler as reconciler_module
-from elastipod_operator.agents.board import open_session
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.codec import encode
 from elastipod_operator.core.facts import Observed
@@ -27,46 +27,15 @@ from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Ledger, Record, Transition
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.applied import pending_edits
-from elastipod_operator.kube.store import Store
-from elastipod_operator.reconciler import Reconciler
 
 Body = dict[str, Any]
-
-
-class Shell:
-    """A reconciler with its store, fed by hand in place of watches."""
-
-    def __init__(self, reconciler: Reconciler, store: Store, server: ApiServer) -> None:
-        self.reconciler, self.store, self.server = reconciler, store, server
-
-    def watch_shows(self, job: Body) -> None:
-        job = copy.deepcopy(job)
-        if self.store.put_job(job):
-            self.reconciler.wake(job["metadata"]["uid"])
-
-    def submit(self, spec: Body | None = None, **meta: Any) -> None:
-        """Create a job and let the watch tell."""
-        self.watch_shows(self.server.put(self.server.jobs, job_body(spec, **meta)))
-
-    def state(self) -> Body:
-        """Give the last condition of the job, as the API server has it."""
-        conditions = self.server.jobs["job"].get("status", {}).get("conditions", [{}])
-        last: Body = conditions[-1]
-        return last
-
-    def condition(self, kind: str) -> Body:
-        conditions = self.server.jobs["job"].get("status", {}).get("conditions", ())
-        return next((c for c in conditions if c["type"] == kind), {})
 
 
 @pytest.fixture
 async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
     """A shell that knows no job."""
-    store = Store()
-    async with open_session() as session:
-        reconciler = Reconciler(api, store, session)
-        yield Shell(reconciler, store, server)
-        await reconciler.close()
+    async with open_shell(api, server) as shell:
+        yield shell
 
 
 class Decisions(list[Observed]):

@@ -1,0 +1,40 @@
+"""Reading what anybody may have written: what is not of the kind that is expected counts as not there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Body = Mapping[str, Any]
+
+
+def mapping(found: Any) -> Body:
+    """Give an object; an empty one for anything else."""
+    return found if isinstance(found, Mapping) else {}
+
+
+def mappings(found: Any) -> list[Body]:
+    """Give the objects in a list; none for anything else."""
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+        return []
+    return [one for one in found if isinstance(one, Mapping)]
+
+
+def text(found: Any) -> str:
+    """Give a text; an empty one for anything else."""
+    return found if isinstance(found, str) else ""
+
+
+def texts(found: Any) -> dict[str, str]:
+    """Give the entries of labels or annotations that are texts."""
+    return {key: value for key, value in mapping(found).items() if isinstance(value, str)}
+
+
+def labels_of(body: Body) -> dict[str, str]:
+    """Give the labels of an object."""
+    return texts(mapping(body.get("metadata")).get("labels"))
+
+
+def annotations_of(body: Body) -> dict[str, str]:
+    """Give the annotations of an object."""
+    return texts(mapping(body.get("metadata")).get("annotations"))

@@ -1,0 +1,62 @@
+"""What is told when the operator itself fails at a job: a condition, an Event and a counter, not the log alone.
+
+The text names the kind of error and our own file and line, never the error's words: these may quote what the job holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+from . import metrics
+from .core.actions import Note
+from .core.mistakes import OPERATOR_ERROR, with_mistake
+from .job_writes import JobWrites
+from .kube.api import Api
+from .kube.changes import status_with_conditions
+from .kube.events import Events
+from .kube.store import Job, Store
+from .kube.writes import about
+
+log = logging.getLogger(__name__)
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def place_of(error: BaseException) -> str:
+    """Give the kind of an error and the innermost line of ours that it passed, such as `KeyError in kube/pods.py line 88`."""
+    place, step = "", error.__traceback__
+    while step is not None:
+        path = Path(step.tb_frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            place = f" in {path.relative_to(PACKAGE)} line {step.tb_lineno}"
+        step = step.tb_next
+    return f"{type(error).__name__}{place}"
+
+
+def mistake_text(error: BaseException) -> str:
+    """Give the sentence for the user."""
+    return (
+        f"the operator failed at this job by a mistake of its own ({place_of(error)}); it tries again every 15 s, and workers "
+        "that train go on meanwhile; please report it with the operator's log"
+    )
+
+
+def note_mistake(what: str, error: BaseException, job: Job | None = None) -> None:
+    """Log and count a mistake. what: pass, pods, handling, task or object."""
+    metrics.OPERATOR_ERRORS.labels(what).inc()
+    fields = about(job.fact) if job is not None else {}
+    log.error("the operator failed by a mistake of its own (%s)", what, exc_info=error, extra=fields)
+
+
+async def tell_mistake(
+    text: str, job: Job, now: datetime, *, api: Api, store: Store, events: Events, writes: JobWrites
+) -> None:
+    """Put a failed pass into the status of its job, with an Event when it is new. Raises as Api does."""
+    conditions = with_mistake(job.fact.conditions, text, now)
+    if conditions is None:
+        return
+    events.tell(job.fact, [Note(OPERATOR_ERROR, text, warning=True)])
+    status = status_with_conditions(job, conditions)
+    store.put_job(await writes.written("status", job.fact, api.apply_status(job.fact, status)))
