@@ -36,6 +36,8 @@ HEARTBEAT_S = 8.0
 NUMBERS = itertools.count(1)
 DRAIN_S = 0.05
 LEAVE_S = 10.0
+# So long after the end of its containers a real kubelet writes the phase of a pod.
+PHASE_LATER_S = 1.0
 P5 = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "5120Mi", "cpu": "192", "memory": "2Ti"}
 G6E = {"nvidia.com/gpu": "4", "cpu": "48", "memory": "384Gi"}
 TRAINIUM = {"aws.amazon.com/neurondevice": "16", "vpc.amazonaws.com/efa": "8", "cpu": "128", "memory": "512Gi"}
@@ -416,12 +418,20 @@ class PlayedNodes:
         await web.TCPSite(runner, address, _agent_port(pod)).start()
 
     async def _succeed(self, pod: dict[str, Any]) -> None:
+        """The kubelet's sequence: the containers are told to have ended while the phase is Running; it follows later."""
         ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
         states = [
             {"name": c["name"], "image": c["image"], "imageID": "", "ready": False, "restartCount": 0, "state": ended}
             for c in pod["spec"]["containers"]
         ]
-        await self._patch_status(pod, {"phase": "Succeeded", "containerStatuses": states})
+        conditions = [
+            {"type": kind, "status": str(kind in ("PodScheduled", "Initialized"))}
+            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ]
+        told = {"containerStatuses": states, "conditions": conditions}
+        await self._patch_status(pod, {"phase": "Running", **told})
+        await asyncio.sleep(PHASE_LATER_S)
+        await self._patch_status(pod, {"phase": "Succeeded", **told})
         await asyncio.sleep(0.2)  # the last answer is on its way
         await self._close(pod["metadata"]["uid"])
 

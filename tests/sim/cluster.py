@@ -82,21 +82,30 @@ class Cluster(ApiServer):
         if pod.agent is not None and pod.agent.alive:
             pod.agent.die()
             pod.exit_code = 137
-        if not pod.ended and pod.uid in self.pods:
-            pod.phase = "Succeeded" if pod.exit_code == 0 else "Failed"
-            self.pod_changed(pod)
+        yield from self._write_end(pod)
         yield self.rng.uniform(0.05, 1.0)
         yield from self._until_kubelet_acts(pod)
         self.drop(pod)
 
     def report_end(self, pod: SimPod) -> Script:
-        """A container ended: the kubelet writes the phase."""
+        """A container ended: its kubelet notices that after a while."""
         yield self.rng.uniform(0.1, 1.0)
         yield from self._until_kubelet_acts(pod)
+        yield from self._write_end(pod)
+        self.wake_scheduler()
+
+    def _write_end(self, pod: SimPod) -> Script:
+        """The kubelet reports an end in two writes: first that the container has ended, later the phase of the pod."""
+        if pod.ended or pod.uid not in self.pods:
+            return
+        if not pod.is_end_reported and pod.phase == "Running":
+            pod.is_end_reported = True
+            self.pod_changed(pod)
+            yield self.rng.uniform(0.1, 2.0)
+            yield from self._until_kubelet_acts(pod)
         if pod.uid in self.pods and not pod.ended:
             pod.phase = "Succeeded" if pod.exit_code == 0 else "Failed"
             self.pod_changed(pod)
-            self.wake_scheduler()
 
     def _until_kubelet_acts(self, pod: SimPod) -> Script:
         node = pod.node

@@ -77,6 +77,8 @@ class SimPod:
         self.phase = "Pending"
         self.ip = ""
         self.exit_code: int | None = None
+        self.is_end_reported = False
+        """The kubelet has written that the container ended; the phase follows later."""
         self.deleted_at: float | None = None
         self.disrupted = ""
         self.annotations: dict[str, str] = dict(meta.get("annotations") or {})
@@ -103,11 +105,12 @@ class SimPod:
         status: Body = {"phase": self.phase, "podIP": self.ip, "conditions": []}
         if self.disrupted:
             status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": self.disrupted}]
-        if self.phase == "Running":
-            status["containerStatuses"] = [{"name": "train", "state": {"running": {"startedAt": stamp(EPOCH)}}}]
-        elif self.ended:
+        if self.ended or self.is_end_reported:
             state = {"terminated": {"exitCode": self.exit_code or 0}}
-            status["containerStatuses"] = [{"name": "train", "state": state}]
+            status["containerStatuses"] = [{"name": "train", "ready": False, "state": state}]
+        elif self.phase == "Running":
+            state = {"running": {"startedAt": stamp(EPOCH)}}
+            status["containerStatuses"] = [{"name": "train", "ready": True, "state": state}]
         return {
             "kind": "Pod",
             "metadata": meta,

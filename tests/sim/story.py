@@ -23,7 +23,7 @@ from tests.sim.wishes import sizes
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core import offenders
 from elastipod_operator.core.actions import VerifyPods
-from elastipod_operator.core.names import LABEL_QUEUE, LABEL_SHARE
+from elastipod_operator.core.names import LABEL_QUEUE, LABEL_SHARE, pod_id_of
 from elastipod_operator.core.quota import Share, shares_of
 from elastipod_operator.kube.translate import policy_of
 
@@ -291,6 +291,7 @@ class Play:
             self.cluster.job.spec["runPolicy"].get("ttlSecondsAfterFinished") if self.cluster.job is not None else None
         )
         clean = self.cluster.job.spec["runPolicy"]["cleanPodPolicy"] if self.cluster.job is not None else ""
+        finished = self._finished_pods()
         self.kernel.run(self.kernel.now + END_S)
         # Of a dead node's pods nobody knows that they are gone before its grace is over.
         self.kernel.run(self.kernel.now + DEAD_NODE_S, lambda: all(p.node_runs() for p in self.cluster.pods.values()))
@@ -305,6 +306,19 @@ class Play:
             raise Violation(f"pods still run long after the end: {[p.name for p in left]}")
         if clean in ("All", "OnlyComplete") and self.cluster.pods:
             raise Violation(f"pods are left: {self._situation()}")
+        taken = sorted(name for uid, name in finished.items() if uid not in self.cluster.pods)
+        if clean in ("None", "Running") and self._is_wanted() and taken:
+            raise Violation(f"cleanPodPolicy {clean} keeps pods that finished, but {taken} are gone")
+        self.met[f"cleanPodPolicy {clean} keeps pods"] += bool(finished) and self._is_wanted()
+
+    def _finished_pods(self) -> dict[str, str]:
+        """Give the names of the pods whose workers have just finished, by UID: those that nobody has deleted, on living nodes."""
+        members = self.watchman.record.members
+        return {
+            uid: pod.name
+            for uid, pod in self.cluster.pods.items()
+            if pod.deleted_at is None and pod.node_runs() and pod_id_of(pod.labels) in members
+        }
 
     def _vanish(self) -> None:
         # Workers that do not heed the event have all the time that a drain gives them, also in a deletion that drains.

@@ -17,6 +17,7 @@ from tests.sim.story import failure_of
 from elastipod_operator import in_flight, pod_creation
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core import (
+    ending,
     escalation,
     gangs,
     growth,
@@ -304,6 +305,10 @@ def ask_again_and_again_for_half_an_increment(patch: pytest.MonkeyPatch) -> None
     patch.setattr(gangs, "LONGEST_REST", timedelta(0))
 
 
+def take_an_ended_container_for_one_that_never_ran(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ending, "_has_run", lambda replica: replica.pod.started or replica.pod.ended)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     accept_a_stale_generation,
     reuse_the_generation,
@@ -352,6 +357,7 @@ MUTANTS: tuple[Mutant, ...] = (
     grow_again_right_after_a_failure,
     grow_with_the_first_that_is_ready,
     ask_again_and_again_for_half_an_increment,
+    take_an_ended_container_for_one_that_never_ran,
 )
 
 

@@ -26,15 +26,18 @@ def plan_end(seen: Observed, record: Record, view: View) -> Parts:
     actions: list[Action] = []
     wake: datetime | None = None
     for replica in view.by_id.values():
-        if replica.pod.ended and not _to_be_deleted(clean, record, replica):
+        is_wanted = not _to_be_deleted(clean, record, replica)
+        if replica.pod.ended and is_wanted:
             continue
-        if _to_be_deleted(clean, record, replica) or not (replica.pod.started or replica.pod.ended):
+        if not (is_wanted and _has_run(replica)):
             actions += remove(replica, "the job has ended")
+        elif replica.pod.containers_ended and not replica.gone:
+            continue  # its kubelet is about to write the phase
         elif seen.now - ended_at >= SIDECAR_GRACE:
             actions += remove(replica, "a container still runs a minute after the end of the job")
         else:
             wake = ended_at + SIDECAR_GRACE
-            if replica.agent.state not in (None, AgentState.SHUTDOWN):
+            if replica.agent.state not in (None, AgentState.SHUTDOWN) and not _container_has_ended(replica):
                 actions.append(ShutDownAgent(replica.pod.name))
     if policy is not None and policy.ttl is not None:
         due = ended_at + policy.ttl
@@ -50,10 +53,25 @@ def _to_be_deleted(clean: CleanPodPolicy, record: Record, replica: Replica) -> b
         return True
     if clean is CleanPodPolicy.ONLY_COMPLETE:
         return record.outcome == "Completed"
-    if clean is CleanPodPolicy.RUNNING:
-        unfinished = not replica.pod.ended and replica.agent.state is not AgentState.COMPLETED
-        return unfinished and replica.agent.state is not AgentState.SHUTDOWN
-    return False
+    return clean is CleanPodPolicy.RUNNING and not _has_finished(record, replica)
+
+
+def _has_finished(record: Record, replica: Replica) -> bool:
+    """Whether a replica's work is done, as far as anything tells: an operator that just began has not heard its agent."""
+    if _container_has_ended(replica) or replica.agent.state in (AgentState.COMPLETED, AgentState.SHUTDOWN):
+        return True
+    return replica.agent.state is None and record.outcome == "Completed" and replica.id in record.members
+
+
+def _has_run(replica: Replica) -> bool:
+    """Whether there is anything to keep of a pod: one whose agent never began has no logs and would only begin later."""
+    container = replica.pod.container
+    return replica.pod.started or replica.pod.ended or (container is not None and container.has_run)
+
+
+def _container_has_ended(replica: Replica) -> bool:
+    """Whether the agent's container is over. The phase of the pod says so only some time later."""
+    return replica.pod.ended or (replica.pod.container is not None and replica.pod.container.ended)
 
 
 def plan_deletion(seen: Observed, record: Record, view: View) -> Parts:

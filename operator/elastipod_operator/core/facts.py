@@ -165,6 +165,11 @@ class ContainerFact:
         """Whether it has ended for good."""
         return self.state is ContainerState.TERMINATED and not self.is_restarting
 
+    @property
+    def has_run(self) -> bool:
+        """Whether it runs or ever ran."""
+        return self.state is not ContainerState.WAITING or self.restart_count > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFact:

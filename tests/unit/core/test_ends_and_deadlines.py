@@ -25,7 +25,15 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import CreatePod, DeleteJob, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact, Policy
+from elastipod_operator.core.facts import (
+    AgentFact,
+    AgentState,
+    ContainerFact,
+    ContainerState,
+    NodeFact,
+    PodFact,
+    Policy,
+)
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Record
 
@@ -93,6 +101,9 @@ FAILED = replace(COMPLETED, outcome="Failed")
 SLOW_SIDECAR = replace(COMPLETED, ended_at=NOW - seconds(61))
 DONE = agent(AgentState.COMPLETED)
 ENDED = pod(0, phase="Succeeded")
+# What the kubelet reports first: the container has ended, and the phase follows a moment later.
+LEFT = pod(0, started=False, container=ContainerFact(ContainerState.TERMINATED, 0), containers_ended=True)
+LEFT_SIDECAR = replace(LEFT, containers_ended=False)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +119,18 @@ ENDED = pod(0, phase="Succeeded")
         pytest.param(FAILED, CleanPodPolicy.RUNNING, pod(0), running(), True, True, id="Running: the unfinished go"),
         pytest.param(COMPLETED, CleanPodPolicy.ONLY_COMPLETE, pod(0), DONE, True, True, id="OnlyComplete: completed pods go"),
         pytest.param(FAILED, CleanPodPolicy.ONLY_COMPLETE, pod(0), running(), True, False, id="OnlyComplete: failed ones stay"),
+        pytest.param(COMPLETED, CleanPodPolicy.NONE, LEFT, None, False, False, id="None: whose container has ended stays"),
+        pytest.param(COMPLETED, CleanPodPolicy.NONE, LEFT, DONE, False, False, id="None: nobody calls an agent that has ended"),
+        pytest.param(FAILED, CleanPodPolicy.NONE, LEFT, None, False, False, id="None: also where the job failed"),
+        pytest.param(COMPLETED, CleanPodPolicy.RUNNING, LEFT, None, False, False, id="Running: whose container has ended stays"),
+        pytest.param(FAILED, CleanPodPolicy.RUNNING, LEFT, None, False, False, id="Running: also where the job failed"),
+        pytest.param(COMPLETED, CleanPodPolicy.RUNNING, pod(0), None, False, False,
+                     id="Running: a replica of a completed job has finished, though a new operator has not heard its agent"),
+        pytest.param(FAILED, CleanPodPolicy.ONLY_COMPLETE, LEFT, None, False, False, id="OnlyComplete: failed ones stay"),
+        pytest.param(COMPLETED, CleanPodPolicy.ALL, LEFT, None, False, True, id="All: also whose container has ended goes"),
+        pytest.param(SLOW_SIDECAR, CleanPodPolicy.NONE, LEFT, None, False, False, id="a slow kubelet costs no pod"),
+        pytest.param(COMPLETED, CleanPodPolicy.NONE, LEFT_SIDECAR, None, False, False, id="a sidecar has a minute to end"),
+        pytest.param(SLOW_SIDECAR, CleanPodPolicy.NONE, LEFT_SIDECAR, None, False, True, id="a sidecar alone is ended after a minute"),
         pytest.param(SLOW_SIDECAR, CleanPodPolicy.NONE, pod(0), agent(AgentState.SHUTDOWN), False, True,
                      id="a sidecar that still runs after a minute is ended"),
     ],

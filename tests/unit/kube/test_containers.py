@@ -50,6 +50,21 @@ def test_the_state_of_the_agent_container(status: Body, expected: ContainerFact 
 
 
 @pytest.mark.parametrize(
+    ("status", "has_run"),
+    [
+        pytest.param(container(waiting={"reason": "ContainerCreating"}), False, id="not started"),
+        pytest.param(container(**RUNNING), True, id="running"),
+        pytest.param(container(**FINISHED), True, id="ended, which the phase does not tell yet"),
+        pytest.param({**container(waiting={}), "restartCount": 1}, True, id="it waits for its next start"),
+    ],
+)
+def test_a_container_that_ran_has_logs(status: Body, has_run: bool) -> None:
+    fact = read(status).container
+    assert fact is not None
+    assert fact.has_run is has_run
+
+
+@pytest.mark.parametrize(
     ("statuses", "ended"),
     [
         pytest.param([container(**CRASHED), container("sidecar", **RUNNING)], False, id="a sidecar runs"),
