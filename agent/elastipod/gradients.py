@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from elastipod.torch_names import FSDPModule
 
 
-def accumulate(model: nn.Module, batch: Batch, size: int) -> Iterator[MicroBatch]:
+def accumulate(model: nn.Module, batch: Batch, size: int | None = None) -> Iterator[MicroBatch]:
     """Give the passes of one optimizer step; the gradients that they leave are those of the mean over the global batch.
 
     ``for part in accumulate(model, batch, size=8): (loss_of(part.indices) * part.weight).backward()``, with a loss that is
     the mean over the pass's samples. Forward and backward both belong into the loop's body. Every rank makes equally many
-    passes, and only the last one reduces gradients over the ranks. size: samples of one pass at most.
+    passes, also where it has no sample, and only the last one reduces gradients over the ranks. size: samples of one pass at
+    most; None makes one pass of all.
     """
     for part in batch.micro_batches(size):
         with gradient_sync(model, part.is_last):

@@ -113,6 +113,18 @@ def test_the_digits_example_finishes_an_epoch_with_a_short_batch(make_run: MakeR
     assert audit(read_logs(run.logs)).exact
 
 
+def test_an_example_trains_a_batch_with_fewer_samples_than_ranks(make_run: MakeRun) -> None:
+    losses = []
+    for world_size in (1, 3):
+        run = make_run("examples/digits/train.py", "--epochs=2", "--global-batch=1499")  # the second one has one image
+        run.start(world_size)
+        run.finish()
+        losses.append(run.losses())
+    alone, spread = losses
+    assert sorted(spread) == [1, 2, 3, 4]
+    assert spread == pytest.approx(alone, rel=LOSS_TOLERANCE)
+
+
 def test_a_second_process_of_an_old_generation_is_fenced_off(make_run: MakeRun, tmp_path: Path) -> None:
     """The new generation claims the directory while the old one still trains; the old one's next checkpoint fails."""
     run = make_run("examples/lm/train.py", *LM)

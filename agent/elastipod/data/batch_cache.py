@@ -72,9 +72,10 @@ class BatchCache:
     ) -> Iterator[tuple[Batch, Tensors]]:
         """Give a data-parallel rank's batches with their tensors, as `ElasticBatches.iterate` orders them.
 
-        load: makes the tensors of a batch's indices (one tensor, or a dictionary, list or tuple of them); it is called for what
-        is not in the cache, in the order of steps, on the loading rank only and in a thread of its own. Leaving the iteration
-        waits for the call that is under way, and drops what it gives. All ranks of a group pass the same arguments.
+        load: makes the tensors of a batch's ``indices_or_spare`` (one tensor, or a dictionary, list or tuple of them), of which
+        a pass takes its ``rows``; it is called for what is not in the cache, in the order of steps, on the loading rank only
+        and in a thread of its own. Leaving the iteration waits for the call that is under way, and drops what it gives. All
+        ranks of a group pass the same arguments.
         Raises what ``load`` raised, and DataError, in one sentence, when there is no room for a single batch, when another
         process loads into this folder, or when nothing comes from the loading rank within ``wait_s``.
         """

@@ -9,7 +9,7 @@ differ, and the weights below make the averaged gradient the one that a single p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from elastipod.data.alike import refuse_other_plan
@@ -25,7 +25,8 @@ class MicroBatch:
     """The samples of one forward and backward pass on one rank.
 
     indices: dataset indices, never empty. weight: what to multiply their *mean* loss by before backward(). is_last: the
-    pass in which gradients are reduced over the ranks.
+    pass in which gradients are reduced over the ranks. rows: where the indices lie in the batch's `indices_or_spare`, to
+    cut tensors with that were loaded for the whole batch.
     A rank whose share is used up gets one sample with weight 0: its pass takes part in the collectives that DDP and
     FSDP2 need from every rank, and adds nothing to the gradient.
     """
@@ -33,11 +34,16 @@ class MicroBatch:
     indices: Sequence[int]
     weight: float
     is_last: bool
+    rows: slice = field(compare=False)  # it has no hash
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One rank's part of one global batch.
+
+    Train it by `micro_batches` (or `accumulate`), which are right for every batch. A rank may have no sample at all: at the end
+    of an epoch a batch can have fewer samples than there are ranks, and local sizes may be 0. The mean loss over
+    ``indices`` is then NaN, and so is NaN times the weight 0; use `indices_or_spare` where a batch is loaded as a whole.
 
     step: the optimizer step that it makes, counted over the job from 1; epoch: from 0; indices: this rank's samples as
     dataset indices, possibly none; global_size: samples of all ranks together; samples_seen: of the job, after this step;
@@ -56,27 +62,37 @@ class Batch:
 
     @property
     def weight(self) -> float:
-        """What to multiply this rank's mean loss by, so that the mean over ranks is the mean over all samples."""
+        """What to multiply the mean loss over `indices_or_spare` by, so that the mean over ranks is that over all samples."""
         return self.world_size * len(self.indices) / self.global_size
 
-    def num_passes(self, size: int) -> int:
-        """Give the passes of at most ``size`` samples that this batch takes, the same on every rank."""
+    @property
+    def indices_or_spare(self) -> Sequence[int]:
+        """This rank's samples, or one sample of another rank where it has none (``weight`` is 0 then): never empty."""
+        return self.indices or (self.spare_index,)
+
+    def num_passes(self, size: int | None) -> int:
+        """Give the passes of at most ``size`` samples (None: all at once) that this batch takes, the same on every rank."""
+        if size is None:
+            return 1
         if size < 1:
             raise ValueError(f"size is {size}; a micro-batch holds at least one sample")
         return -(-self.largest_share // size)
 
-    def micro_batches(self, size: int) -> Iterator[MicroBatch]:
-        """Cut this rank's samples into passes of at most ``size``, the same number of passes on every rank.
+    def micro_batches(self, size: int | None = None) -> Iterator[MicroBatch]:
+        """Cut this rank's samples into passes of at most ``size`` (None: one pass), equally many on every rank.
 
         With gradients summed over the passes and averaged over the ranks (what DDP and FSDP2 do) the result is the
         gradient of the mean loss over the global batch. Keep ``size`` fixed while the world changes: then only the order
         of summation differs. Raises ValueError for a size below 1.
         """
         passes = self.num_passes(size)
+        size = size or self.largest_share
         for number in range(passes):
-            own = self.indices[number * size : (number + 1) * size]
+            rows = slice(number * size, min((number + 1) * size, len(self.indices)))
+            own = self.indices[rows]
             weight = self.world_size * len(own) / self.global_size
-            yield MicroBatch(own or (self.spare_index,), weight, is_last=number == passes - 1)
+            indices, rows = (own, rows) if own else (self.indices_or_spare[:1], slice(0, 1))
+            yield MicroBatch(indices, weight, number == passes - 1, rows)
 
 
 class _Cut(NamedTuple):

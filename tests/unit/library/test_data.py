@@ -130,8 +130,22 @@ def test_a_rank_without_samples_takes_part_with_weight_zero() -> None:
     batch = ElasticBatches(dataset_size=2, global_batch=2, shuffle=False).batch(1, rank=0, world_size=4)
     assert batch.indices == ()
     assert batch.weight == 0
-    (only,) = batch.micro_batches(4)
-    assert (len(only.indices), only.weight, only.is_last) == (1, 0.0, True)
+    assert batch.indices_or_spare == (0,)
+    for size in (4, None):
+        (only,) = batch.micro_batches(size)
+        assert (len(only.indices), only.weight, only.is_last) == (1, 0.0, True)
+
+
+@given(global_size=st.integers(1, 50), world_size=WORLDS, micro_size=st.none() | st.integers(1, 12))
+def test_rows_cut_what_was_loaded_for_the_whole_batch(
+    global_size: int, world_size: int, micro_size: int | None
+) -> None:
+    for rank in range(world_size):
+        batch = ElasticBatches(dataset_size=50, global_batch=global_size).batch(1, rank, world_size)
+        passes = list(batch.micro_batches(micro_size))
+        assert len(passes) == batch.num_passes(micro_size)
+        assert all(tuple(batch.indices_or_spare[part.rows]) == tuple(part.indices) for part in passes)
+        assert sum(part.weight for part in passes) == pytest.approx(batch.weight, rel=1e-12)
 
 
 @given(

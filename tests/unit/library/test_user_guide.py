@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.guide import ACCUMULATE, LOADER, LOG, LOOP, RATE, SAVES, function_of, stateful_script
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import elastipod
-from elastipod import Batch, CheckpointManager, ElasticBatches
+from elastipod import CheckpointManager, ElasticBatches
 from elastipod.audit import audit
 from elastipod.audit_logs import read_logs
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "user-guide.md"
-LOOP, SAVES, LOADER, STATEFUL, ACCUMULATE, RATE, LOG = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 SIZE, LEFT_AFTER = 600, 2  # samples; the step after which the first run is told to leave
 
 
@@ -46,7 +43,7 @@ class Job:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
         checkpoints = CheckpointManager(self._folder / "checkpoints")
         names: dict[str, Any] = {name: getattr(elastipod, name) for name in elastipod.__all__}
-        names |= {"model": model, "optimizer": optimizer, "train_step": self.train_step, "loss_of": self.loss_of}
+        names |= {"model": model, "optimizer": optimizer, "loss_of": self.loss_of}
         names |= {"LambdaLR": LambdaLR, "schedule": LambdaLR(optimizer, lambda step: 1.0)}
         names |= {"dataset": Rows(), "plan": ElasticBatches(SIZE, 256), "rank": 0, "world_size": 1}
         names |= {
@@ -54,13 +51,8 @@ class Job:
             "resume": checkpoints.load_latest(model=model, optimizer=optimizer),
             **more,
         }
-        script = script.replace("/mnt/shared", str(self._folder)).replace("num_workers=4", "num_workers=0")
-        exec(f"def script():\n{textwrap.indent(script, '    ')}\nscript()", names)
+        exec(function_of(script, self._folder) + "script()", names)
         return names
-
-    def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-        self.loss_of(model, batch.indices).backward()
-        optimizer.step()
 
     def loss_of(self, model: nn.Module, data: Any) -> torch.Tensor:
         rows = torch.as_tensor(data, dtype=torch.float32).reshape(-1, 1)
@@ -74,14 +66,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     calls = count(1)
     monkeypatch.setattr(elastipod, "elastic_event_detected", lambda: next(calls) == LEFT_AFTER)
     return Job(tmp_path)
-
-
-def stateful_script() -> str:
-    """Give the script with what the loop before it does after the last pass."""
-    after = textwrap.dedent(LOADER[LOADER.index("        optimizer.step()") :]).replace("loader.total", "sampler.total")
-    open_end = "    ...  # as above\n"
-    assert STATEFUL.endswith(open_end)
-    return STATEFUL.removesuffix(open_end) + textwrap.indent(after, "    ")
 
 
 @pytest.mark.parametrize("script", [LOOP, LOADER], ids=["loop", "loader"])
