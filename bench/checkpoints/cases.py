@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from tests.e2e.rank_worlds import run_world, serve
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -26,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoints.state import apply_state, nested_state
+from elastipod.checkpoints.state import apply_state
 from elastipod.torch_names import DTensor
 
 LAYERS = 16
@@ -48,7 +49,8 @@ class Trained:
             self.nested()  # makes the moments
 
     def nested(self) -> dict[str, Any]:
-        return nested_state(self.model, self.optimizer)
+        weights, moments = get_state_dict(self.model, self.optimizer)
+        return {"model": weights, "optimizer": moments}
 
     def tensors(self) -> list[torch.Tensor]:
         """Give this rank's own part of all that is saved."""

@@ -45,6 +45,23 @@ def test_one_state_goes_through_every_way_of_sharding(cases: Cases, tmp_path: Pa
         assert len(set(map(tuple, noises))) == size, "each rank has random numbers of its own"
 
 
+@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+def test_what_has_no_optimizer_state_yet_has_none_in_any_world(cases: Cases, tmp_path: Path, in_memory: bool) -> None:
+    path = [["ddp", 2], ["ddp", 2], ["fsdp", 4], ["fsdp", 4], ["hsdp", 4]]
+    path += [["ddp", 4]] if in_memory else [["plain", 1], ["fsdp", 3]]
+    worlds = cases.run("partial state", tmp_path, path, in_memory)
+    unused = ["unused.bias", "unused.weight"]
+    for number, ranks in enumerate(worlds):
+        assert all(rank == ranks[0] for rank in ranks), path[number]
+        loaded, saved, _ = ranks[0]
+        assert saved[1:] == [*([] if number else ["experts.1.bias", "experts.1.weight"]), *unused]
+        if number:
+            _, before, further = worlds[number - 1][0]
+            assert loaded == [2 * number, "memory" if in_memory else "durable", before], path[number]
+            if path[number] == path[number - 1]:
+                assert saved == further, "training went on to the last bit"
+
+
 def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path: Path) -> None:
     told = cases.run("memory", tmp_path)
     fresh = ["memory", 4, told["saved"]]

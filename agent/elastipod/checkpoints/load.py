@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -12,20 +12,12 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from elastipod.checkpoints.files import place_of
+from elastipod.checkpoints.optimizer import Saved
 from elastipod.checkpoints.plan import Chunk, Place
 from elastipod.checkpoints.state import RANDOM, SCHEDULER
 
 _OPTIONS = "optimizer.param_groups"  # torch's versions differ in the options that a group has
 _NAMED = 3  # so many examples in a message
-
-
-class Saved(Protocol):
-    """What of a saved state is known before its tensors are read."""
-
-    metadata: Metadata
-
-    def value(self, key: str) -> Any:
-        """Give a plain value."""
 
 
 class Filling:

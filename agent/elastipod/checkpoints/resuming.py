@@ -16,11 +16,12 @@ from elastipod.checkpoints.exchange import Exchange
 from elastipod.checkpoints.files import FileSource
 from elastipod.checkpoints.load import Filling
 from elastipod.checkpoints.memory import Found, MemoryView, look, open_images, view_of
+from elastipod.checkpoints.optimizer import OPTIMIZER, other_optimizer, state_to_fill
 from elastipod.checkpoints.progress import tell_agent
 from elastipod.checkpoints.reading import Errands, Images
 from elastipod.checkpoints.rng import restore_random_state, seed_newcomer
 from elastipod.checkpoints.staging import Staging
-from elastipod.checkpoints.state import RANDOM, SCHEDULER, Scheduler, apply_state, make_moments, nested_state
+from elastipod.checkpoints.state import RANDOM, SCHEDULER, Scheduler, apply_state, nested_state
 from elastipod.checkpoints.values import unpacked
 from elastipod.errors import CheckpointError
 from elastipod.ranks import rank_and_world
@@ -62,21 +63,13 @@ class Resumer:
     ) -> None:
         self._directory, self._staging, self._exchange = directory, staging, exchange
         self._generation, self._live = generation, live
-        self._has_made_moments = self._is_half_filled = False
+        self._is_half_filled = False
         self._passed_over = ""  # why the freshest one in memory was not used, on every rank
         self.damaged: set[CheckpointId] = set()
         self.unmapping: list[threading.Thread] = []  # of images that were read; it may go on when training does
 
     def resume(self) -> Resume | None:
         """Load it. None when there is none at all. Raises CheckpointError."""
-        try:
-            return self._freshest()
-        except BaseException:
-            if self._has_made_moments:  # which hold nothing
-                self._live.optimizer.state.clear()
-            raise
-
-    def _freshest(self) -> Resume | None:
         durable, view = self._look()
         in_memory = set(self._usable(view, durable))
         for chosen in sorted(durable | in_memory, reverse=True):
@@ -145,15 +138,13 @@ class Resumer:
 
     def _from_files(self, manifest: Manifest) -> Resume:
         path = self._directory.location(manifest.id)
-        ready: list[tuple[FileSource, Filling]] = []
-
-        def prepare() -> None:
-            source = FileSource(self._directory, manifest.id)
-            ready.append((source, self._fitting(str(path), source, nested)))
-
-        nested = self._nested()
-        self._exchange.every_rank(prepare)  # no rank changes anything unless all can
-        ((source, filling),) = ready
+        opened: list[FileSource] = []
+        ready: list[Filling] = []
+        self._exchange.every_rank(lambda: opened.append(FileSource(self._directory, manifest.id)))
+        (source,) = opened
+        nested = self._nested(source)
+        self._exchange.every_rank(lambda: ready.append(self._fitting(str(path), source, nested)))
+        (filling,) = ready  # no rank changes anything unless all can
 
         def fill() -> None:
             try:
@@ -174,7 +165,7 @@ class Resumer:
     def _fill_from_images(self, chosen: CheckpointId, images: Images) -> set[Found]:
         """Gives the images that were damaged; then the state is half filled, and must be filled from elsewhere."""
         name = f"the checkpoint of step {chosen.step} in memory"
-        nested = self._nested()
+        nested = self._nested(images)
         ready: list[tuple[Filling, Errands]] = []
 
         def fit() -> list[Any]:
@@ -190,14 +181,17 @@ class Resumer:
             self._exchange.every_rank(lambda: self._apply(chosen, images, filling, nested))
         return bad
 
-    def _nested(self) -> dict[str, Any]:
-        """Give the live state to load into."""
-        self._has_made_moments |= make_moments(self._live.optimizer)
-        return nested_state(self._live.model, self._live.optimizer)
+    def _nested(self, source: FileSource | Images) -> dict[str, Any]:
+        """Give the live state to load into, with room for what was saved. On all ranks: optimizers may have collectives."""
+        model, optimizer = self._live.model, self._live.optimizer
+        nested = nested_state(model, optimizer)
+        return {**nested, OPTIMIZER: state_to_fill(nested[OPTIMIZER], model, optimizer, source.metadata)}
 
     def _fitting(self, name: str, source: FileSource | Images, nested: dict[str, Any]) -> Filling:
         try:
             filling = Filling(nested, source)
+            if problem := other_optimizer(nested[OPTIMIZER], source):
+                raise ValueError(problem)
         except ValueError as error:
             raise CheckpointError(f"{name} does not fit this model and optimizer: {error}") from error
         if self._live.scheduler is not None and not source.has_value(SCHEDULER):

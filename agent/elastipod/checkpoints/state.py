@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -11,8 +11,9 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
+from elastipod.checkpoints.optimizer import OPTIMIZER, apply_optimizer_state, optimizer_state
 from elastipod.checkpoints.plan import Chunk, Held, num_bytes
 from elastipod.checkpoints.rng import random_state
 from elastipod.checkpoints.values import packed
@@ -38,7 +39,7 @@ class State:
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None, rank: int
     ) -> None:
-        """Collective, as far as torch's get_state_dict is. Raises CheckpointError for a value that cannot be saved."""
+        """Collective, as far as torch's get_model_state_dict is. Raises CheckpointError for a value that cannot be saved."""
         self.nested = nested_state(model, optimizer)
         if scheduler is not None:
             self.nested[SCHEDULER] = _packed(scheduler.state_dict(), "the scheduler's state")
@@ -87,57 +88,10 @@ class State:
 def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Give model and optimizer as nested dictionaries of live tensors, under names that do not depend on DDP or sharding.
 
-    Raises CheckpointError for an optimizer of another model.
+    Neither is changed. Raises CheckpointError for an optimizer of another model.
     """
-    own = {id(parameter) for parameter in model.parameters()}
-    strangers = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
-    if strangers:
-        raise CheckpointError(
-            f"{strangers} parameters of the optimizer are not the model's; make the optimizer from model.parameters(), after the "
-            "model was sharded (fully_shard) or otherwise given new parameters"
-        )
     with _no_process_group_needed():
-        weights, moments = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments}
-
-
-def make_moments(optimizer: torch.optim.Optimizer) -> bool:
-    """Give an optimizer that has made no step the state that its first step would make, with no values in it yet.
-
-    torch's own way makes that step, with gradients of zeros: it costs several times what the loading costs, in memory too. It
-    is left to do so for optimizers that are not known here. Gives whether the state was made.
-    """
-    names = _MOMENTS.get(type(optimizer))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if names is None or optimizer.state or any(parameter.grad is not None for parameter in parameters):
-        return False
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            kept = [name for name, is_kept in names.items() if parameter.requires_grad and is_kept(group)]
-            if not kept:
-                continue
-            state = optimizer.state[parameter] = {
-                name: torch.empty_like(parameter, requires_grad=False, memory_format=torch.preserve_format)
-                for name in kept
-            }
-            if "exp_avg" in state:
-                is_fused = bool(group.get("fused"))
-                is_wide = torch.get_default_dtype() == torch.float64 and not is_fused
-                device = parameter.device if is_fused or group.get("capturable") else None
-                state["step"] = torch.zeros((), dtype=torch.float64 if is_wide else torch.float32, device=device)
-    return bool(optimizer.state)
-
-
-_ADAM: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
-    "exp_avg": lambda group: True,
-    "exp_avg_sq": lambda group: True,
-    "max_exp_avg_sq": lambda group: bool(group["amsgrad"]),
-}
-_MOMENTS: Mapping[type, Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
-    torch.optim.Adam: _ADAM,
-    torch.optim.AdamW: _ADAM,
-    torch.optim.SGD: {"momentum_buffer": lambda group: bool(group["momentum"])},
-}
+        return {"model": get_model_state_dict(model), OPTIMIZER: optimizer_state(model, optimizer)}
 
 
 def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -149,7 +103,8 @@ def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch
         for key, value in nested["model"].items()
     }
     with _no_process_group_needed():
-        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=nested["optimizer"])
+        set_model_state_dict(model, weights)
+    apply_optimizer_state(nested[OPTIMIZER], model, optimizer)
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
