@@ -18,10 +18,12 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .agents.board import open_session
+from .agents.ports import agents_over
 from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
 from .garbage import collecting_by_hand, look_for_garbage
 from .kopf_storage import NoComparison, NoProgress
 from .kube.api import CALL_ERRORS, Api, ApiError, connect
+from .kube.events import Events
 from .kube.lease import Lease
 from .kube.queue_api import QueueApi
 from .kube.store import Store
@@ -29,6 +31,7 @@ from .kube.tokens import KeyProblem, Tokens, read_install_keys
 from .kube.workload_watch import WorkloadWatch
 from .logs import set_up_logging
 from .reconciler import Reconciler
+from .watch_events import WatchEvents
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +107,7 @@ def parse(argv: list[str] | None) -> Options:
     )
 
 
-def handlers(store: Store, reconciler: Reconciler) -> kopf.OperatorRegistry:
+def handlers(events: WatchEvents) -> kopf.OperatorRegistry:
     """Give kopf's registry: event handlers only, which add no finalizer and no annotation (decision 8)."""
     registry = kopf.OperatorRegistry()
 
@@ -114,30 +117,15 @@ def handlers(store: Store, reconciler: Reconciler) -> kopf.OperatorRegistry:
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
-        raw = dict(body)
-        uid = raw["metadata"]["uid"]
-        if type == "DELETED":
-            reconciler.forget(uid)
-        elif store.put_job(raw):
-            reconciler.wake(uid)
+        events.job(dict(body), is_gone=type == "DELETED")
 
     @kopf.on.event("", "v1", "pods", labels={LABEL_JOB: kopf.PRESENT}, registry=registry)
     async def pod_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
-        raw = dict(body)
-        if type == "DELETED":
-            reconciler.forget_pod(raw["metadata"]["uid"])
-            job = store.drop_pod(raw)
-        else:
-            job = store.put_pod(raw)
-        if job is not None:
-            reconciler.wake(job)
+        events.pod(dict(body), is_gone=type == "DELETED")
 
     @kopf.on.event("", "v1", "nodes", registry=registry)
     async def node_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
-        raw = dict(body)
-        jobs = store.drop_node(raw["metadata"]["name"]) if type == "DELETED" else store.put_node(raw)
-        for job in jobs:
-            reconciler.wake(job)
+        events.node(dict(body), is_gone=type == "DELETED")
 
     return registry
 
@@ -169,7 +157,8 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
     """Run the watches and the decisions until cancelled. Only the leader calls this."""
     store = Store()
     async with open_session() as session:
-        reconciler = Reconciler(api, store, session, Tokens(read_install_keys(options.install_key_file)))
+        tokens = Tokens(read_install_keys(options.install_key_file))
+        reconciler = Reconciler(api, store, agents_over(session), Events(api), tokens)
         # A pod on a node that was not seen yet would look like one on a deleted node.
         for node in await _all_nodes(api):
             store.put_node(node)
@@ -177,7 +166,7 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
             QueueApi(api), store, reconciler.wake, reconciler.queues_are_back, reconciler.queues_wanted
         )
         watches = [
-            asyncio.create_task(_kopf(options, handlers(store, reconciler), stop)),
+            asyncio.create_task(_kopf(options, handlers(WatchEvents(store, reconciler)), stop)),
             asyncio.create_task(quota.run(options.namespaces)),
             asyncio.create_task(reconciler.follow_queues(options.namespaces)),
             asyncio.create_task(look_for_garbage(reconciler.gap)),

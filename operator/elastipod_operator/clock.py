@@ -6,12 +6,15 @@ silent at once, and one that is set back would make every wait as much longer. S
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 # A correction of an hour is taken over within ten hours; meanwhile durations are a tenth too short or too long at most.
 MAX_SLEW = 0.1
+# Who waits for a time that is over lets others have their turn.
+LEAST_WAIT_S = 0.01
 
 
 class SteadyClock:
@@ -43,3 +46,16 @@ CLOCK = SteadyClock()
 def now() -> datetime:
     """Give the time of this process, the same for all parts of it."""
     return CLOCK.now()
+
+
+async def wait(event: asyncio.Event, until: datetime | None) -> None:
+    """Wait for an event, or for a time of this clock if that comes sooner; None waits for the event alone."""
+    if until is None:
+        await event.wait()
+        return
+    seconds = max((until - now()).total_seconds(), LEAST_WAIT_S)
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

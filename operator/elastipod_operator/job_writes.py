@@ -10,7 +10,7 @@ from . import clock
 from .core.actions import Note
 from .core.facts import JobFact
 from .kube.api import ApiError
-from .kube.events import Events
+from .kube.ports import EventSink
 from .kube.writes import is_overtaken, is_refusal, written
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ REFUSED = {
 class JobWrites:
     """Makes the calls that write jobs, and remembers what users were told; that may be lost without harm."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: EventSink) -> None:
         self._events = events
         self._told: dict[str, dict[str, datetime]] = {}
         """When it was told last, by UID of the job and kind of write."""

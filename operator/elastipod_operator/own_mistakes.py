@@ -13,9 +13,8 @@ from . import metrics
 from .core.actions import Note
 from .core.mistakes import OPERATOR_ERROR, with_mistake
 from .job_writes import JobWrites
-from .kube.api import Api
 from .kube.changes import status_with_conditions
-from .kube.events import Events
+from .kube.ports import EventSink, JobCalls
 from .kube.store import Job, Store
 from .kube.writes import about
 
@@ -51,7 +50,7 @@ def note_mistake(what: str, error: BaseException, job: Job | None = None) -> Non
 
 
 async def tell_mistake(
-    text: str, job: Job, now: datetime, *, api: Api, store: Store, events: Events, writes: JobWrites
+    text: str, job: Job, now: datetime, *, api: JobCalls, store: Store, events: EventSink, writes: JobWrites
 ) -> None:
     """Put a failed pass into the status of its job, with an Event when it is new. Raises as Api does."""
     conditions = with_mistake(job.fact.conditions, text, now)

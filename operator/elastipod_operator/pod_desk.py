@@ -11,8 +11,8 @@ from . import clock
 from .core.actions import CreatePod
 from .core.backoff import backoff
 from .in_flight import WRITE_PARALLEL
-from .kube.api import Api
 from .kube.placement import Placement
+from .kube.ports import PodCalls
 from .kube.store import Job, Store
 from .kube.tokens import Tokens
 
@@ -67,7 +67,7 @@ class PodDesk:
     gone. wake: have a job looked at soon. failed: is told of a call that failed and was not refused.
     """
 
-    api: Api
+    api: PodCalls
     store: Store
     tokens: Tokens
     place: Place

@@ -11,22 +11,21 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-import aiohttp
-
 from . import clock, metrics
-from .agents.board import Address, Board
-from .agents.commands import Command, Commander
+from .agents.board import Address
+from .agents.commands import Command
 from .agents.orders import Orders
+from .agents.ports import ConnectAgents
 from .core.actions import CreatePod, DeleteJob, DeletePod, Plan, StopWorkers, VerifyPods
 from .core.facts import Observed, PodFact
 from .core.plan import plan
 from .core.record import Record
 from .counts import JobCounts
 from .job_writes import JobWrites
-from .kube.api import CALL_ERRORS, Api, ApiError
+from .kube.api import CALL_ERRORS, ApiError
 from .kube.applied import effective_spec
 from .kube.changes import is_released, metadata_changes, status_change
-from .kube.events import Events
+from .kube.ports import EventSink, JobCalls
 from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
 from .kube.tokens import Tokens
@@ -45,19 +44,21 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 15.0
 # Commands that failed are looked at again so soon.
 COMMAND_RETRY = timedelta(seconds=1)
 NO_TOKENS = Tokens()
-# A job whose time has always come must not keep the event loop from the others.
-MIN_PAUSE_S = 0.01
 
 
 class Reconciler:
-    """Runs a decision for a job whenever something about it changed or a time has come."""
+    """Runs a decision for a job whenever something about it changed or a time has come.
 
-    def __init__(self, api: Api, store: Store, session: aiohttp.ClientSession, tokens: Tokens = NO_TOKENS) -> None:
+    What it reaches the world through is given to it; the time is that of `clock`, and of the event loop that it runs in.
+    """
+
+    def __init__(
+        self, api: JobCalls, store: Store, agents: ConnectAgents, events: EventSink, tokens: Tokens = NO_TOKENS
+    ) -> None:
         self._api = api
         self._tokens = tokens
         self._store = store
-        self._board = Board(session, self.wake)
-        self._commander = Commander(session)
+        self._board, self._commander = agents(self.wake)
         self._workers: dict[str, Worker] = {}
         self._counts = JobCounts()
         self._queues = Queues(QueueApi(api), store, self.wake, self._list_pods)
@@ -65,8 +66,8 @@ class Reconciler:
             api, store, tokens, place=self._queues.placed, list_pods=self._list_pods, forget=self._board.forget,
             wake=self.wake, failed=self._after_failure,
         )  # fmt: skip
-        self._events = Events(api)
-        self._job_writes = JobWrites(self._events)
+        self._events = events
+        self._job_writes = JobWrites(events)
         self._farewells: set[asyncio.Task[None]] = set()
         self._passes = 0
         self.gap = asyncio.Event()  # set while no decision is being made or carried out
@@ -138,9 +139,8 @@ class Reconciler:
 
     async def _run(self, uid: str, worker: Worker) -> None:
         retry_s = FIRST_RETRY_S
-        due: datetime | None = None
         while uid in self._store.jobs:
-            await _wait(worker.wake, due)
+            await clock.wait(worker.wake, worker.due)
             await worker.rest()
             worker.wake.clear()
             job = self._store.jobs.get(uid)
@@ -148,7 +148,7 @@ class Reconciler:
                 return
             try:
                 with self._under_way(), metrics.RECONCILE_SECONDS.time():
-                    due = await self._pass(job, worker)
+                    worker.due = await self._pass(job, worker)
                 retry_s = FIRST_RETRY_S
                 if worker.mistake:
                     worker.mistake = ""
@@ -161,7 +161,7 @@ class Reconciler:
                 await self._after_failed_pass(job, worker, error)
                 if not isinstance(error, CALL_ERRORS):
                     retry_s = LAST_RETRY_S
-            due = clock.now() + timedelta(seconds=retry_s)
+            worker.due = clock.now() + timedelta(seconds=retry_s)
             retry_s = min(LAST_RETRY_S, retry_s * 2)
 
     @contextmanager
@@ -415,15 +415,3 @@ class Reconciler:
             level = logging.WARNING if note.warning else logging.INFO
             log.log(level, note.message, extra={**about(job.fact), "reason": note.reason})
         self._events.tell(job.fact, todo.notes)
-
-
-async def _wait(event: asyncio.Event, due: datetime | None) -> None:
-    if due is None:
-        await event.wait()
-        return
-    seconds = max((due - clock.now()).total_seconds(), MIN_PAUSE_S)
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

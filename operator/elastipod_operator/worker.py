@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeVar
 
 from .core.actions import CreatePod, DeletePod, Plan
@@ -38,6 +39,8 @@ class Worker:
     deletion: PodDeletion
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    due: datetime | None = None
+    """When the job is looked at next if nothing wakes it before."""
     mistake: str = ""
     """Why the last pass failed, where that was a mistake of the operator's own; a sentence."""
     rests_until: float = 0.0

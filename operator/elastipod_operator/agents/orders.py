@@ -12,8 +12,9 @@ from ..core.actions import Action, HoldSpare, ShutDownAgent, StartWorkers, StopW
 from ..core.facts import AgentFact, PodFact
 from ..core.names import master_port
 from ..core.record import Reach, Record
-from .board import Address, Board
+from .board import Address
 from .commands import Command
+from .ports import AgentBoard
 
 # Above this many pods the list of addresses is not sent (decision 22).
 MAX_RANK_IPS = 512
@@ -29,7 +30,7 @@ class Orders:
     spec: Mapping[str, Any]
     pods: Mapping[str, PodFact]
     record: Record
-    board: Board
+    board: AgentBoard
     address: Callable[[PodFact], Address]
 
     def of(self, action: Action) -> Command | None:

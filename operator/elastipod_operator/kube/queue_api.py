@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ..core.names import LABEL_SHARE
-from .api import APPLY_PATCH, MERGE_PATCH, Api, as_yaml
+from .api import APPLY_PATCH, MERGE_PATCH, as_yaml
+from .ports import RawCalls
 from .workloads import GROUP, LABEL_OF_JOB, VERSION
 
 ROOT = f"/apis/{GROUP}/{VERSION}"
@@ -20,7 +21,7 @@ Body = dict[str, Any]
 class QueueApi:
     """Reads and writes around queues. Raises as Api does."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: RawCalls) -> None:
         self._api = api
 
     async def list_workloads(self, namespace: str, job_uid: str = "") -> tuple[list[Body], int]:

@@ -11,7 +11,9 @@ from tests.unit.kube.bodies import job_body
 from tests.unit.operator_shell.api_server import ApiServer
 
 from elastipod_operator.agents.board import open_session
+from elastipod_operator.agents.ports import agents_over
 from elastipod_operator.kube.api import Api
+from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Store
 from elastipod_operator.reconciler import Reconciler
 
@@ -49,6 +51,6 @@ async def open_shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
     """A shell that knows no job."""
     store = Store()
     async with open_session() as session:
-        reconciler = Reconciler(api, store, session)
+        reconciler = Reconciler(api, store, agents_over(session), Events(api))
         yield Shell(reconciler, store, server)
         await reconciler.close()

@@ -13,6 +13,7 @@ from tests.unit.kube.bodies import JOB_UID, job_body
 
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.agents.commands import Command
+from elastipod_operator.agents.ports import agents_over
 from elastipod_operator.core.actions import (
     Action,
     CreatePod,
@@ -25,6 +26,7 @@ from elastipod_operator.core.actions import (
 )
 from elastipod_operator.core.facts import Condition
 from elastipod_operator.kube.api import Api, ApiError
+from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.writes import together
 from elastipod_operator.pod_creation import PodCreation
@@ -101,7 +103,7 @@ async def carry_out(reconciler: Reconciler, todo: Plan) -> None:
 
 async def carried_out(notes: Notes, todo: Plan) -> list[str]:
     async with open_session() as session:
-        reconciler = Reconciler(cast(Api, notes), Store(), session)
+        reconciler = Reconciler(cast(Api, notes), Store(), agents_over(session), Events(cast(Api, notes)))
         reconciler._commander = cast(Any, notes)
         if isinstance(notes, Queue):
             reconciler._queues = cast(Any, notes)
@@ -144,7 +146,7 @@ async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave(
 
     notes, name = Deaf(), pod(0).name
     async with open_session() as session:
-        reconciler = Reconciler(cast(Api, notes), Store(), session)
+        reconciler = Reconciler(cast(Api, notes), Store(), agents_over(session), Events(cast(Api, notes)))
         reconciler._commander = cast(Any, notes)
         async with asyncio.timeout(30):
             await carry_out(reconciler, decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test")))

@@ -13,7 +13,9 @@ from tests.unit.operator_shell.api_server import serving
 from tests.unit.operator_shell.queue_server import CANNOT_CONVERT, QueueServer
 
 from elastipod_operator.agents.board import open_session
+from elastipod_operator.agents.ports import agents_over
 from elastipod_operator.core.names import ANNOTATION_STATE, ANNOTATION_WORKLOAD, workload_name
+from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Store
 from elastipod_operator.reconciler import Reconciler
 
@@ -53,7 +55,7 @@ async def shell() -> AsyncIterator[Shell]:
     server.objects["resourceflavors/gpus"] = flavor_body("gpus", {"type": "p5"})
     store = Store()
     async with serving(server) as api, open_session() as session:
-        reconciler = Reconciler(api, store, session)
+        reconciler = Reconciler(api, store, agents_over(session), Events(api))
         yield Shell(reconciler, store, server)
         await reconciler.close()
 

@@ -13,7 +13,9 @@ from tests.unit.operator_shell.test_reconciler import Shell, settled
 
 from elastipod_operator import pod_desk
 from elastipod_operator.agents.board import open_session
+from elastipod_operator.agents.ports import agents_over
 from elastipod_operator.kube.api import Api
+from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Store
 from elastipod_operator.kube.tokens import Tokens
 from elastipod_operator.reconciler import Reconciler
@@ -26,7 +28,7 @@ async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
     """A shell with an install key that knows no job."""
     store = Store()
     async with open_session() as session:
-        reconciler = Reconciler(api, store, session, TOKENS)
+        reconciler = Reconciler(api, store, agents_over(session), Events(api), TOKENS)
         yield Shell(reconciler, store, server)
         await reconciler.close()
 

@@ -18,11 +18,13 @@ from tests.unit.operator_shell.test_reconciler import Shell
 from elastipod_operator import job_writes, pod_desk
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.agents.board import open_session
+from elastipod_operator.agents.ports import agents_over
 from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.core.codec import encode
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER
 from elastipod_operator.core.record import Record
 from elastipod_operator.kube.api import Api, ApiError
+from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.writes import is_refusal
 from elastipod_operator.pod_deletion import PodDeletion
@@ -129,7 +131,7 @@ async def shell(api: Api, server: ApiServer, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(reconciler_module, "LAST_RETRY_S", 0.1)
     store = Store()
     async with open_session() as session:
-        reconciler = Reconciler(api, store, session)
+        reconciler = Reconciler(api, store, agents_over(session), Events(api))
         yield Shell(reconciler, store, server)
         await reconciler.close()
 

@@ -1,0 +1,55 @@
+"""What decisions need of the agents, and no more: the operator gives `Board` and `Commander`, the simulator its models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import aiohttp
+
+from ..core.facts import AgentFact
+from .board import Address, Board
+from .commands import Command, Commander
+
+Wake = Callable[[str], None]
+
+
+class AgentBoard(Protocol):
+    """The newest answers of the agents, by UID of the pod."""
+
+    def watch(self, pod_uid: str, address: Address) -> None:
+        """Begin to ask an agent, or go on at its new address."""
+
+    def watches(self, pod_uid: str, ip: str, port: int) -> bool:
+        """Whether the agent of a pod is asked at this address already."""
+
+    def forget(self, pod_uid: str) -> None:
+        """Stop asking an agent whose pod is gone."""
+
+    def fact(self, pod_uid: str) -> AgentFact:
+        """Give what is known of an agent; an empty fact for one that is not watched."""
+
+    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+        """Give the newest complete checkpoint for each prefix (for the next /start)."""
+
+    def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
+        """Give what the workers of these pods left for each other (for the next /start)."""
+
+    async def close(self) -> None:
+        """Stop asking everybody."""
+
+
+class AgentCalls(Protocol):
+    """Calls that change something at agents."""
+
+    async def send(self, commands: list[Command]) -> list[str]:
+        """Send all that are due; gives one sentence for each that failed."""
+
+
+ConnectAgents = Callable[[Wake], tuple[AgentBoard, AgentCalls]]
+"""Gives the way to the agents. wake: to be called with a job's UID when something changed at its agents that may matter."""
+
+
+def agents_over(session: aiohttp.ClientSession) -> ConnectAgents:
+    """Give the way to real agents."""
+    return lambda wake: (Board(session, wake), Commander(session))
