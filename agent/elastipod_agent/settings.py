@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastipod_agent.arguments import CommandLine
+from elastipod_agent.core.nccl_env import nccl_warnings
 from elastipod_agent.core.numa import NoBinding, cpus_for
 from elastipod_agent.core.worker_env import Layout
 from elastipod_agent.devices import BadWorkerCount, own_devices, resolve_nproc
@@ -122,6 +123,7 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
             role=values.role,
             max_restarts=_not_negative("--max-restarts", values.max_restarts),
             own_devices=_own_devices(nproc, environ) if values.virtual_local_rank else (),
+            keeps_processes=values.inprocess_restart,
         ),
         command=_command(line, environ),
         is_python=not values.no_python,
@@ -139,7 +141,7 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
         cpus=cpus,
     )
     _check_nnodes(values.nnodes)
-    warnings = _warnings(line) + unbound
+    warnings = _warnings(line) + unbound + nccl_warnings(environ, keeps_processes=values.inprocess_restart)
     if settings.logs.directory is not None and not values.log_dir:
         warnings.append(f"workers' files go to {settings.logs.directory}, as no --log-dir is given")
     return settings, warnings

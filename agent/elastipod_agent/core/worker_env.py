@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastipod_agent.core.nccl_env import nccl_env
 from elastipod_agent.core.requests import Start
 
 # What differs between workers, or between generations. Everything else a worker is told is the same as long as the agent
@@ -37,7 +38,7 @@ class Layout:
     """What every worker of this pod is told alike, whatever the generation.
 
     nproc: workers per pod. run_id, role, max_restarts: torchrun's. own_devices: with --virtual-local-rank, what shows each
-    local rank its device alone; else empty.
+    local rank its device alone; else empty. keeps_processes: with --inprocess-restart, workers live on after a fault.
     """
 
     nproc: int
@@ -45,6 +46,7 @@ class Layout:
     role: str
     max_restarts: int
     own_devices: tuple[Mapping[str, str], ...] = ()
+    keeps_processes: bool = False
 
 
 def pod_env(base: Mapping[str, str], start: Start, layout: Layout) -> dict[str, str]:
@@ -104,7 +106,7 @@ def _steady_env(base: Mapping[str, str], layout: Layout) -> dict[str, str]:
         "ROLE_NAME": layout.role,
         # The worker with rank 0 hosts the store itself; see elastipod_agent.workers.group.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        **nccl_env(base, keeps_processes=layout.keeps_processes),
     }
     if layout.nproc > 1:
         env["OMP_NUM_THREADS"] = base.get("OMP_NUM_THREADS", "1")

@@ -159,3 +159,29 @@ def test_files_without_a_log_directory_get_one_that_is_named(tmp_path: Path, mon
     assert settings.logs.directory.parent == tmp_path
     assert str(settings.logs.directory) in warnings[0]
     assert read("t.py").logs.directory is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "warned_of"),
+    [
+        pytest.param({}, [], id="nothing is set"),
+        pytest.param({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, [], id="no handling"),
+        pytest.param({"NCCL_ASYNC_ERROR_HANDLING": "2"}, [], id="abort only, by the former name"),
+        pytest.param(
+            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, ["TORCH_NCCL_ASYNC_ERROR_HANDLING=1"], id="ends the process"
+        ),
+        pytest.param({"NCCL_ASYNC_ERROR_HANDLING": "3"}, ["NCCL_ASYNC_ERROR_HANDLING=3"], id="by the former name"),
+        pytest.param(
+            {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "true"}, ["TORCH_NCCL_RETHROW_CUDA_ERRORS=true"], id="CUDA's errors"
+        ),
+        pytest.param({"TORCH_NCCL_RETHROW_CUDA_ERRORS": "False"}, [], id="CUDA's errors are kept in"),
+    ],
+)
+def test_settings_that_end_kept_processes_are_warned_of(environ: dict[str, str], warned_of: list[str]) -> None:
+    settings, warnings = read_settings(parse(["--inprocess-restart", "t.py"], {}), environ)
+    assert settings.layout.keeps_processes
+    assert [warning.split()[0] for warning in warnings] == warned_of
+    assert all("--inprocess-restart" in warning for warning in warnings)
+    settings, warnings = read_settings(parse(["t.py"], {}), environ)
+    assert not settings.layout.keeps_processes
+    assert not warnings, "workers that are replaced may end"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,22 @@ def test_what_the_user_set_stays() -> None:
     assert env["OMP_NUM_THREADS"] == "8"
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert env["HYPERPOD_SIGNAL_COORDINATION"] == "disabled"
+
+
+KEPT = Layout(nproc=1, run_id="r", role="default", max_restarts=0, keeps_processes=True)
+
+
+def test_an_error_of_nccl_ends_no_process_that_is_kept_after_faults() -> None:
+    env = env_of(0, layout=KEPT)
+    assert (env["TORCH_NCCL_ASYNC_ERROR_HANDLING"], env["TORCH_NCCL_RETHROW_CUDA_ERRORS"]) == ("0", "0")
+    assert steady_env({}, KEPT).items() <= env.items()
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, KEPT], ids=["replaced", "kept"])
+def test_the_users_error_handling_stays_also_under_its_former_name(layout: Layout) -> None:
+    env = env_of(0, layout=layout, NCCL_ASYNC_ERROR_HANDLING="2", TORCH_NCCL_RETHROW_CUDA_ERRORS="1")
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in env, "it would override the former name"
+    assert (env["NCCL_ASYNC_ERROR_HANDLING"], env["TORCH_NCCL_RETHROW_CUDA_ERRORS"]) == ("2", "1")
 
 
 def test_a_single_worker_keeps_its_threads() -> None:
