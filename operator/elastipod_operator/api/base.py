@@ -9,11 +9,13 @@ from typing import Annotated, Any, Final
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic.alias_generators import to_camel
 
+from elastipod_operator.core.sizes import MAX_REPLICAS
+
 SINGULAR: Final = "hyperpodpytorchjob"
 SHORT_NAMES: Final = ("hpjob", "hyperpodjob")
 
-MAX_COUNT: Final = 100_000
-"""More replicas of one job than anybody runs; the bound keeps sums and rules cheap for the API server."""
+MAX_COUNT: Final = MAX_REPLICAS
+"""The bound of every number of replicas; it keeps sums and rules cheap for the API server too."""
 
 MAX_INT32: Final = 2**31 - 1
 

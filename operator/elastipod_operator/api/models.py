@@ -32,6 +32,7 @@ DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 MAX_REPLICA_SPECS = 2
 MAX_DISCRETE_VALUES = 1024
 MAX_LOG_RULES = 64
+MAX_PATTERN = 4096
 
 DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 
@@ -76,7 +77,7 @@ class LogRule(Model):
     name: Annotated[str, StringConstraints(min_length=1, max_length=63)]
     """Name of the rule; it appears in the reason of a fault, for example LogHang_<name>."""
 
-    log_pattern: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    log_pattern: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PATTERN)]
     """Regular expression (Python syntax) searched in each line; its first capture group holds the metric."""
 
     expected_start_cut_off_in_seconds: Seconds | None = None
@@ -85,7 +86,7 @@ class LogRule(Model):
     expected_recurring_frequency_in_seconds: Seconds | None = None
     """Each further match must come within this time after the one before; otherwise they hang."""
 
-    stop_pattern: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    stop_pattern: Annotated[str, StringConstraints(max_length=MAX_PATTERN)] | None = None
     """The rule ends for this run of the workers when a line matches this regular expression."""
 
     metric_threshold: float | None = None

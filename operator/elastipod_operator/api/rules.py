@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from elastipod_operator.api.base import MAX_COUNT
 from elastipod_operator.api.models import DNS_LABEL_PATTERN, NPROC_PATTERN
 
 
@@ -70,7 +71,16 @@ JOB_RULES = (
     ),
 )
 
+_SPARES = "self.replicaSpecs.map(s, has(s.spares) ? s.spares : 0).sum()"
+_MOST_PODS = f"(({_ELASTIC} ? {_HIGH} : [1, {_WANTED}].max()) + {_SPARES})"
+
 JOB_SPEC_RULES = (
+    Rule(
+        f"{_MOST_PODS} <= {MAX_COUNT}",
+        f"replicas and spares of the job add up to %d; a job has at most {MAX_COUNT} pods, so lower maxReplicas, replicas or spares",
+        values=(_MOST_PODS,),
+        field="replicaSpecs",
+    ),
     Rule(
         f"!{_ELASTIC} || !{_BOUNDS_IN_ORDER} || {_LOW} <= {_HIGH}",
         "the smallest size is %d but the largest is %d; lower elasticPolicy.minReplicas, or raise maxReplicas of "

@@ -24,6 +24,8 @@ PACKED = "z:"
 MAX_UNPACKED = 8 << 20
 MAX_TEXT = 1000
 MAX_READABLE_RUNS = 64
+# Of two specs each slot may have had a pod, and as many pods that were given up may not be gone yet.
+MAX_PODS = 2 * MAX_REPLICAS
 NONE = -1
 # Far enough from the first and the last time that can be written down, for the longest wait to be added or taken off.
 YEARS = range(1970, 3000)
@@ -137,7 +139,7 @@ def decode(text: str) -> Record:
 def _record(body: dict[str, Any]) -> Record:
     restarts, retries, failures, best, *stalled = body["budget"]
     window, settled, resized, recovered, incident, started, ended = (read_time(t) for t in body["times"])
-    members = _pods(body["members"])
+    members = _pods(body["members"], MAX_REPLICAS)
     outcome = body.get("outcome", ["", "", ""])
     is_full, culprits = body.get("culprits", [False, []])
     grew_from, resize_failures, resize_failed_at = body.get("growth", [0, 0, None])
@@ -219,11 +221,12 @@ def _run(first: int, last: int, incarnation: int) -> str:
     return f"{ordinals}.{incarnation}" if incarnation else ordinals
 
 
-def _pods(stretches: list[list[str]]) -> tuple[PodId, ...]:
+def _pods(stretches: list[list[str]], most: int = MAX_PODS) -> tuple[PodId, ...]:
+    """Read what _runs() wrote. most: of more pods than that no record of ours tells."""
     pods: list[PodId] = []
     for spec, *columns in stretches:
         for first, last, incarnation in _read_columns(*columns) if len(columns) == 3 else _read_runs(*columns):
-            if first < 0 or not 0 <= last - first < MAX_REPLICAS - len(pods):
+            if first < 0 or not 0 <= last - first < most - len(pods):
                 raise RecordError(f"{first}-{last} is no run of pods")
             pods += (PodId(str(spec), ordinal, incarnation) for ordinal in range(first, last + 1))
     return tuple(pods)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import NamedTuple
 
+from .sizes import MAX_REPLICAS
+
 GROUP = "sagemaker.amazonaws.com"
 VERSION = "v1"
 PLURAL = "hyperpodpytorchjobs"
@@ -34,6 +36,9 @@ ANNOTATION_WORKLOAD = "kueue.x-k8s.io/workload"
 LABEL_SHARE = "elastipod.io/share"
 
 DEFAULT_AGENT_PORT = 8080
+
+# More often no pod is replaced in the life of a cluster.
+MAX_INCARNATION = 10**9
 
 
 # Tuples, for a decision about thousands of pods looks them up by the ten thousand.
@@ -67,7 +72,9 @@ def pod_id_of(labels: dict[str, str]) -> PodId | None:
         spec = labels[LABEL_SPEC]
     except (KeyError, ValueError):
         return None
-    return PodId(spec, ordinal, incarnation) if spec and ordinal >= 0 and incarnation >= 0 else None
+    if not spec or not 0 <= ordinal < MAX_REPLICAS or not 0 <= incarnation <= MAX_INCARNATION:
+        return None
+    return PodId(spec, ordinal, incarnation)
 
 
 def workload_name(job: str, uid: str, number: int) -> str:

@@ -8,20 +8,32 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 
+from .caches import limited_cache
 from .facts import SpecShape
 from .queue_facts import FlavorRoom, Labels, PodNeeds
 from .quota import Share, shares_for
+from .sizes import Allowed
 
 Group = tuple[FlavorRoom, ...]
 PODS = "pods"
 ONE = 1000
+# Flavors, resources and sizes by which answers are kept, of all jobs together: some 100 bytes each.
+ROOMS_KEPT = 50_000
 
 
-@lru_cache(maxsize=128)
+def _arguments(
+    _: object, groups: tuple[Group, ...], needs: tuple[PodNeeds, ...], sizes: Allowed | int, __: object
+) -> int:
+    """What an answer was worked out from is kept with it."""
+    rooms = sum(1 + len(flavor.labels) + len(flavor.most) for group in groups for flavor in group)
+    wanted = sum(1 + len(need.amounts) + len(need.selector) for need in needs)
+    return 1 + rooms + wanted + (len(sizes) if isinstance(sizes, tuple) else 1)
+
+
+@limited_cache(ROOMS_KEPT, _arguments)
 def largest_size(
-    groups: tuple[Group, ...], needs: tuple[PodNeeds, ...], allowed: tuple[int, ...], specs: tuple[SpecShape, ...]
+    groups: tuple[Group, ...], needs: tuple[PodNeeds, ...], allowed: Allowed, specs: tuple[SpecShape, ...]
 ) -> tuple[int, str]:
     """Give the largest allowed size that can ever be admitted, 0 for none, and the resource that is short of the next one."""
     shares = shares_for(allowed, specs)
@@ -33,7 +45,7 @@ def largest_size(
     return (allowed[least - 1] if least else 0), scarce
 
 
-@lru_cache(maxsize=128)
+@limited_cache(ROOMS_KEPT, _arguments)
 def most_replicas(
     groups: tuple[Group, ...], needs: tuple[PodNeeds, ...], below: int, specs: tuple[SpecShape, ...]
 ) -> int:

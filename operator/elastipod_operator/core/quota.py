@@ -11,14 +11,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
 
+from .caches import limited_cache
 from .facts import Held, Observed, PodFact, Policy, SpecShape, WorkloadFact
 from .names import Slot
 from .record import Record
-from .sizes import Sizes
+from .sizes import Allowed, Sizes
 
 DEFAULT_QUEUE = "default"
+# Pods whose shares are kept, of all jobs together: some 150 bytes each.
+SHARES_KEPT = 250_000
 # So long pods that were lost to a fault wait for a place before the quota of their increment is given back.
 FAULT_PATIENCE = timedelta(seconds=120)
 
@@ -56,9 +58,14 @@ def shares_of(policy: Policy) -> tuple[Share, ...]:
     return shares_for(policy.wished_sizes.allowed, policy.wished_specs)
 
 
+def _pods_in(shares: tuple[Share, ...], *_: object) -> int:
+    """A share weighs as much as a few of its slots."""
+    return sum(4 + len(share.slots) for share in shares)
+
+
 # Every pass over a job asks for them, and jobs have them from their spec alone.
-@lru_cache(maxsize=128)
-def shares_for(allowed: tuple[int, ...], specs: tuple[SpecShape, ...]) -> tuple[Share, ...]:
+@limited_cache(SHARES_KEPT, _pods_in)
+def shares_for(allowed: Allowed, specs: tuple[SpecShape, ...]) -> tuple[Share, ...]:
     """Give the shares of these sizes, ascending, of specs with these limits."""
     before: dict[str, int] = {}
     taken: dict[str, int] = {}
@@ -113,7 +120,7 @@ def under_quota(seen: Observed, record: Record) -> tuple[Observed, Quota | None]
     quota = Quota(queue, shares, present, kept, useless)
     bounded = _bounded(policy, quota)
     slots = bounded.granted or {}
-    withdrawn = {slot: _why_withdrawn(slot, quota) for pod in seen.pods if (slot := pod.id.slot) not in slots}
+    withdrawn = _withdrawn({slot for pod in seen.pods if (slot := pod.id.slot) not in slots}, quota)
     return replace(seen, job=replace(seen.job, policy=bounded), withdrawn=withdrawn), quota
 
 
@@ -159,8 +166,11 @@ def _useless(
         idle = (number for number in granted if number and in_use.isdisjoint(shares[number].slots))
         found.update(dict.fromkeys(idle, "increments were given back a short while ago"))
     left = [number for number in sorted(granted) if number not in found]
-    while sum(sum(shares[number].trains.values()) for number in left) not in sizes.allowed:
-        found[left.pop()] = "it makes no allowed size as long as smaller increments have no quota"
+    size = sum(sum(shares[number].trains.values()) for number in left)
+    while size not in sizes.allowed:
+        number = left.pop()
+        size -= sum(shares[number].trains.values())
+        found[number] = "it makes no allowed size as long as smaller increments have no quota"
     return found
 
 
@@ -189,7 +199,7 @@ def _bounded(policy: Policy, quota: Quota) -> Policy:
         pods.update(dict(share.counts))
         slots.update(dict.fromkeys(share.slots, workload.name))
     specs = tuple(SpecShape(s.name, trains[s.name], pods[s.name] - trains[s.name]) for s in policy.specs)
-    sizes = replace(policy.sizes, allowed=tuple(size for size in policy.sizes.allowed if size <= trains.total()))
+    sizes = replace(policy.sizes, allowed=policy.sizes.up_to(trains.total()))
     return replace(policy, sizes=sizes, specs=specs, full_sizes=policy.sizes, full_specs=policy.specs, granted=slots)
 
 
@@ -211,8 +221,15 @@ def _why_held(seen: Observed, base: WorkloadFact | None, share: Share, queue: st
     return Held("Queued", f"waits in queue {queue}: {base.waits or 'Kueue has not looked at it yet'}")
 
 
-def _why_withdrawn(slot: Slot, quota: Quota) -> tuple[str, str]:
-    share = next((s for s in quota.shares if slot in s.slots), None)
+def _withdrawn(slots: set[Slot], quota: Quota) -> dict[Slot, tuple[str, str]]:
+    """Say of slots without quota why they have none."""
+    if not slots:
+        return {}
+    share_of = {slot: share for share in quota.shares for slot in share.slots}
+    return {slot: _why_withdrawn(slot, share_of.get(slot), quota) for slot in slots}
+
+
+def _why_withdrawn(slot: Slot, share: Share | None, quota: Quota) -> tuple[str, str]:
     if share is None:
         return "ScaledByUser", f"replica {slot.spec}-{slot.ordinal} is beyond the largest size"
     workload = quota.present.get(share.number)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-# More steps than this between minimum and maximum are not enumerated: nobody runs so many pods of one job.
-MAX_REPLICAS = 100_000
+# Replicas and spares of one job together. Measured jobs have up to 10,000 pods; what one decision costs grows with them.
+MAX_REPLICAS = 16_384
+# More sizes than this are not written out one by one: those of the largest job would take half a megabyte.
+MAX_LISTED = 64
+
+Allowed = tuple[int, ...] | range
 
 
 class SizeError(ValueError):
@@ -20,7 +24,7 @@ class Sizes:
     allowed: ascending, never empty, all >= 1. start: wanted first size. warnings: sentences for the user.
     """
 
-    allowed: tuple[int, ...]
+    allowed: Allowed
     start: int
     warnings: tuple[str, ...] = ()
 
@@ -31,6 +35,10 @@ class Sizes:
     @property
     def maximum(self) -> int:
         return self.allowed[-1]
+
+    def up_to(self, most: int) -> Allowed:
+        """Give the allowed sizes that are not above `most`."""
+        return self.allowed[: bisect_right(self.allowed, most)]
 
     def fit(self, available: int) -> int:
         """Give the largest allowed size that is not above `available`; 0 when even the minimum does not fit."""
@@ -50,6 +58,7 @@ class SizeRequest:
     step: int | None = None
     values: tuple[int, ...] = ()
     ceiling: int = 0
+    spares: int = 0
 
 
 def resolve(request: SizeRequest) -> Sizes:
@@ -61,6 +70,7 @@ def resolve(request: SizeRequest) -> Sizes:
     warnings: list[str] = []
     wanted = max(1, sum(request.spec_replicas))
     if not request.elastic:
+        _check_number(wanted, "spec.replicaSpecs[].replicas", request.spares)
         return _under_ceiling(Sizes((wanted,), wanted), request.ceiling, ())
     low = max(1, request.min_replicas) if request.min_replicas is not None else wanted
     high = _maximum(request, warnings)
@@ -85,19 +95,31 @@ def _maximum(request: SizeRequest, warnings: list[str]) -> int:
         for replicas, limit in zip(request.spec_replicas, request.spec_max_replicas, strict=True)
     )
     from_specs = max(1, from_specs)
-    if request.max_replicas is None:
-        return min(from_specs, MAX_REPLICAS)
-    if not declared:
-        # The specs say nothing of a maximum: the policy's own one is meant (the last spec grows).
-        return min(max(request.max_replicas, 1), MAX_REPLICAS)
-    if request.max_replicas != from_specs:
+    of_policy = request.max_replicas
+    # Where the specs say nothing of a maximum, the policy's own one is meant (the last spec grows).
+    if of_policy is not None and declared and of_policy != from_specs:
         warnings.append(
-            f"spec.elasticPolicy.maxReplicas is {request.max_replicas} but the replicaSpecs add up to {from_specs}; the smaller one binds"
+            f"spec.elasticPolicy.maxReplicas is {of_policy} but the replicaSpecs add up to {from_specs}; the smaller one binds"
         )
-    return min(request.max_replicas, from_specs, MAX_REPLICAS)
+    if of_policy is not None and (not declared or of_policy <= from_specs):
+        _check_number(of_policy, "spec.elasticPolicy.maxReplicas", request.spares)
+        return of_policy if declared else max(of_policy, 1)
+    _check_number(from_specs, "spec.replicaSpecs[].maxReplicas", request.spares)
+    return from_specs
 
 
-def _grid(low: int, high: int, request: SizeRequest, warnings: list[str]) -> tuple[int, ...]:
+def _check_number(replicas: int, field: str, spares: int) -> None:
+    """Refuse a job of too many pods. field: what says how many replicas it may have."""
+    if replicas > MAX_REPLICAS:
+        raise SizeError(f"{field} allows {replicas} replicas; a job has at most {MAX_REPLICAS}, so lower it")
+    if replicas + spares > MAX_REPLICAS:
+        raise SizeError(
+            f"spec.replicaSpecs[].spares adds {spares} pods to {replicas} replicas; a job has at most {MAX_REPLICAS} pods, so lower "
+            f"it or {field}"
+        )
+
+
+def _grid(low: int, high: int, request: SizeRequest, warnings: list[str]) -> Allowed:
     if request.values:
         if request.step is not None:
             warnings.append(
@@ -113,18 +135,18 @@ def _grid(low: int, high: int, request: SizeRequest, warnings: list[str]) -> tup
     step = request.step if request.step is not None else 1
     if step < 1:
         raise SizeError(f"spec.elasticPolicy.replicaIncrementStep is {step}; it must be 1 or more")
-    grid = tuple(range(low, high + 1, step))
+    grid = range(low, high + 1, step)
     if grid[-1] != high:
         warnings.append(
             f"spec.elasticPolicy.maxReplicas {high} cannot be reached from {low} in steps of {step}; the largest size is {grid[-1]}"
         )
-    return grid
+    return grid if len(grid) > MAX_LISTED else tuple(grid)
 
 
 def _under_ceiling(sizes: Sizes, ceiling: int, warnings: tuple[str, ...]) -> Sizes:
     if not ceiling:
         return Sizes(sizes.allowed, sizes.start, warnings)
-    kept = tuple(size for size in sizes.allowed if size <= ceiling)
+    kept = sizes.up_to(ceiling)
     if not kept:
         raise SizeError(
             f"spec.replicas is {ceiling}, below the smallest allowed size {sizes.minimum}; "
@@ -134,7 +156,7 @@ def _under_ceiling(sizes: Sizes, ceiling: int, warnings: tuple[str, ...]) -> Siz
     return Sizes(kept, bounded.fit(sizes.start), warnings)
 
 
-def _shown(sizes: tuple[int, ...]) -> str:
+def _shown(sizes: Allowed) -> str:
     if len(sizes) <= 8:
         return "[" + ", ".join(map(str, sizes)) + "]"
     return f"[{sizes[0]}, {sizes[1]}, ..., {sizes[-1]}]"

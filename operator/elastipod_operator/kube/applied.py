@@ -10,14 +10,16 @@ import binascii
 import json
 import zlib
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
+from ..core.caches import limited_cache
 from ..core.names import ANNOTATION_APPLIED
 
 Spec = dict[str, Any]
-# Whoever may edit the job may write anything there.
-MAX_UNPACKED = 4 << 20
+# Whoever may edit the job may write anything there; nothing of ours unpacks to more (`limits.MAX_TEMPLATE_BYTES`).
+MAX_UNPACKED = 256 * 1024
+# Of what is kept as it was read, of all jobs together: characters, which may take ten times as many bytes.
+APPLIED_KEPT = 4 << 20
 
 
 def encode_applied(spec: Mapping[str, Any]) -> str:
@@ -30,7 +32,11 @@ def encode_applied(spec: Mapping[str, Any]) -> str:
     return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
 
 
-@lru_cache(maxsize=512)
+def _unpacked_length(kept: Spec | None, text: str) -> int:
+    return len(text) + (len(json.dumps(kept)) if kept is not None else 0)
+
+
+@limited_cache(APPLIED_KEPT, _unpacked_length)
 def _decoded(text: str) -> Spec | None:
     try:
         unpacker = zlib.decompressobj()

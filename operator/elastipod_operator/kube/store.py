@@ -14,6 +14,7 @@ from .. import clock
 from ..core.facts import JobFact, NodeFact, PodFact, WorkloadFact
 from ..core.names import LABEL_UID
 from .kept import Kept
+from .limits import slim
 from .translate import Doom, doom_of, job_fact, node_fact, pod_fact, tolerations_of
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
@@ -62,12 +63,12 @@ class Store:
         uid, version = body["metadata"]["uid"], version_of(body)
         known = self.jobs.get(uid)
         if known is None:
-            self.jobs[uid] = Job(body, job_fact(body), version)
+            self.jobs[uid] = Job(slim(body), job_fact(body), version)
             return True
         if version <= known.version:
             return False
         had_ended = _has_ended(known.fact)
-        known.body, known.fact, known.version = body, job_fact(body), version
+        known.body, known.fact, known.version = slim(body), job_fact(body), version
         if _has_ended(known.fact) and not had_ended:
             self.room_at = self._now()
         return True

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ..api import HyperPodPyTorchJob, JobSpec, explain
 from ..api.models import Recovery, Switch
+from ..core.caches import limited_cache
 from ..core.codec import NewerRecordError, RecordError, decode
 from ..core.facts import Condition, JobFact, NodeFact, PodFact, Policy, SpecShape
 from ..core.history import decode_history
@@ -33,6 +34,7 @@ from ..core.record import Record
 from ..core.sizes import SizeError, SizeRequest, resolve
 from .applied import changed_specs, effective_spec, pending_edits
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
+from .limits import excess
 from .needs import pod_needs
 from .pods import pod_manifest
 from .templates import check_worker_counts, template_warnings
@@ -62,6 +64,9 @@ PULL_TROUBLES = frozenset(
 )
 START_TROUBLES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
+
+# Pods in records that are kept as they were read, of all jobs together: some 100 bytes each.
+RECORDED_PODS_KEPT = 200_000
 
 # What comes of reading something as what it is not. The CRD lets little of that through; objects that an older or another
 # one let through may hold anything.
@@ -126,7 +131,7 @@ def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
         spec = effective_spec(body) if isinstance(body.get("spec"), Mapping) else body.get("spec")
         about = {name: part for name, part in body.items() if name != "status"}
         job = HyperPodPyTorchJob.model_validate(about | {"spec": spec} if "spec" in body else about)
-        refusal = changed_specs(body)
+        refusal = changed_specs(body) or excess(body)
         return (None, refusal) if refusal else (policy_of(job.spec), "")
     except ValidationError as error:
         return None, explain(error)
@@ -166,6 +171,7 @@ def policy_of(spec: JobSpec) -> Policy:
             step=elastic.replica_increment_step if elastic else None,
             values=elastic.replica_discrete_values if elastic else (),
             ceiling=spec.replicas,
+            spares=sum(s.spares for s in spec.replica_specs),
         )
     )
     ttl = run.ttl_seconds_after_finished or 0
@@ -239,8 +245,15 @@ def _first_container(template: Mapping[str, Any]) -> str:
     return str(containers[0].get("name", ""))
 
 
-@lru_cache(maxsize=512)
-def _decoded(text: str) -> tuple[Record | None, str]:
+def _pods_of(read: tuple[Record | None, str], text: str) -> int:
+    """A short text may stand for thousands of pods."""
+    record = read[0] or Record()
+    return 64 + len(text) // 64 + len(record.members) + len(record.lost) + len(record.incarnations)
+
+
+@limited_cache(RECORDED_PODS_KEPT, _pods_of)
+def decoded_record(text: str) -> tuple[Record | None, str]:
+    """Read the record of a job: none with a reason to leave the job alone, or without one where nobody can read it."""
     try:
         return decode(text), ""
     except NewerRecordError as error:
@@ -251,7 +264,7 @@ def _decoded(text: str) -> tuple[Record | None, str]:
 
 def _record_of(annotations: Mapping[str, str]) -> tuple[Record | None, str]:
     text = annotations.get(ANNOTATION_STATE)
-    return _decoded(text) if text else (None, "")
+    return decoded_record(text) if text else (None, "")
 
 
 @lru_cache(maxsize=512)

@@ -235,9 +235,9 @@ def test_how_much_of_a_base_would_fit(quota: int) -> None:
 
 def test_thousands_of_sizes_are_judged_once() -> None:
     allowed, specs, groups = tuple(range(1, 4001)), (SpecShape("workers", 4000),), ((room(3999, cpu=9999),),)
-    largest_size.cache_clear()
+    largest_size.clear()
     assert [largest_size(groups, NEEDS, allowed, specs) for _ in range(3)] == [(3999, GPU)] * 3
-    assert largest_size.cache_info().misses == 1
+    assert largest_size.misses == 1
 
 
 # ---- quota that should be back

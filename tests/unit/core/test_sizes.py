@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_operator.core.sizes import MAX_REPLICAS, SizeError, SizeRequest, Sizes, resolve
+from elastipod_operator.core.sizes import SizeError, SizeRequest, Sizes, resolve
 
 
 def request(replicas: int = 0, most: int | None = None, **policy: Any) -> SizeRequest:
@@ -105,13 +105,6 @@ def test_long_lists_of_sizes_are_shortened(number: int, shown: str) -> None:
 def test_each_spec_needs_its_maximum() -> None:
     with pytest.raises(ValueError, match="shorter"):
         resolve(SizeRequest((1, 2), (None,), elastic=True))
-
-
-def test_nobody_gets_more_sizes_than_can_be_counted() -> None:
-    huge = 10 * MAX_REPLICAS
-    assert resolve(request(1, huge, step=MAX_REPLICAS - 1)).maximum == MAX_REPLICAS
-    assert resolve(request(1, huge, max_replicas=huge, step=MAX_REPLICAS - 1)).maximum == MAX_REPLICAS
-    assert resolve(request(1, None, max_replicas=huge, step=MAX_REPLICAS - 1)).maximum == MAX_REPLICAS
 
 
 @given(

@@ -1,0 +1,74 @@
+"""How large what a job brings along may be: its templates go into every pod, and are kept in an annotation of the job. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE
+from .applied import encode_applied
+
+# Of all templates of a job together, as JSON. Scripts belong into images and ConfigMaps.
+MAX_TEMPLATE_BYTES = 128 * 1024
+# Of all log rules of a job together, as JSON: every /start carries them.
+MAX_LOG_RULE_BYTES = 64 * 1024
+# Kubernetes' own limit for the annotations of one object, names and values together.
+MAX_ANNOTATION_BYTES = 256 * 1024
+# What the record, the history and the size may take of it.
+OWN_ANNOTATION_BYTES = 48 * 1024
+OWN = frozenset({ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE})
+
+Body = Mapping[str, Any]
+
+
+def excess(body: Body) -> str:
+    """Say what of a job is too large, naming the field; empty when nothing is. Its spec must be one that can be read."""
+    spec = body["spec"]
+    templates = _size([one.get("template") for one in spec.get("replicaSpecs") or ()])
+    if templates > MAX_TEMPLATE_BYTES:
+        return (
+            f"spec.replicaSpecs[].template takes {templates} bytes as JSON in all specs together; at most {MAX_TEMPLATE_BYTES} are "
+            "taken, so put scripts and data into the image or a ConfigMap"
+        )
+    rules = _size((spec.get("runPolicy") or {}).get("logMonitoringConfiguration"))
+    if rules > MAX_LOG_RULE_BYTES:
+        return (
+            f"spec.runPolicy.logMonitoringConfiguration takes {rules} bytes as JSON; at most {MAX_LOG_RULE_BYTES} are taken, so use "
+            "fewer rules or shorter patterns"
+        )
+    return _excess_of_annotations(body, templates)
+
+
+def _excess_of_annotations(body: Body, templates: int) -> str:
+    """What does not fit makes the API server refuse every record. A job that has one keeps it."""
+    annotations = body["metadata"].get("annotations") or {}
+    if ANNOTATION_STATE in annotations:
+        return ""
+    others = sum(len(name.encode()) + len(str(text).encode()) for name, text in annotations.items() if name not in OWN)
+    if others + templates * 5 // 4 + OWN_ANNOTATION_BYTES <= MAX_ANNOTATION_BYTES:
+        return ""  # however badly they pack
+    kept = len(encode_applied(body["spec"]))
+    if others + kept + OWN_ANNOTATION_BYTES <= MAX_ANNOTATION_BYTES:
+        return ""
+    return (
+        f"metadata.annotations takes {others} bytes, and the operator has to keep {kept} bytes of spec.replicaSpecs[].template there; "
+        f"Kubernetes allows {MAX_ANNOTATION_BYTES}, so shorten the templates, or use kubectl apply --server-side, which keeps no copy"
+    )
+
+
+def slim(body: Body) -> Body:
+    """Give a job without what nobody needs to keep of it: who wrote which field, and templates that are too large to be used."""
+    meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    spec = body.get("spec")
+    specs = spec.get("replicaSpecs") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(specs, list):
+        return {**body, "metadata": meta}
+    templates = [one.get("template") for one in specs if isinstance(one, Mapping)]
+    if _size(templates) > MAX_TEMPLATE_BYTES:
+        spec = {**spec, "replicaSpecs": [{**one, "template": {}} for one in specs if isinstance(one, Mapping)]}
+    return {**body, "metadata": meta, "spec": spec}
+
+
+def _size(part: Any) -> int:
+    return len(json.dumps(part)) if part else 0

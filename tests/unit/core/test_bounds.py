@@ -1,0 +1,179 @@
+"""What one job can make the operator hold and do is bounded, whatever stands in its spec and in its annotations."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tests.unit.core.builders import acts, job, observed, policy, transition
+from tests.unit.core.test_scale import calls_in
+
+from elastipod_operator.core.actions import CreatePod
+from elastipod_operator.core.caches import LimitedCache
+from elastipod_operator.core.codec import MAX_PODS, RecordError, decode, encode
+from elastipod_operator.core.facts import SpecShape
+from elastipod_operator.core.names import LABEL_INCARNATION, LABEL_ORDINAL, LABEL_SPEC, pod_id_of
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.quota import SHARES_KEPT, shares_for
+from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.sizes import MAX_REPLICAS, SizeError, SizeRequest, Sizes, resolve
+from elastipod_operator.kube import translate
+
+MIB = 1 << 20
+NOTE = Path(__file__).parents[3] / "docs/design/bounds.md"
+
+
+def kept_bytes(work: Callable[[], object]) -> int:
+    """Count the bytes that some work leaves in memory."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        held = work()
+        after = tracemalloc.get_traced_memory()[0]
+        del held
+        return after - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        pytest.param(SizeRequest((MAX_REPLICAS + 1,), (None,)), "spec.replicaSpecs[].replicas", id="a fixed size"),
+        pytest.param(
+            SizeRequest((2,), (MAX_REPLICAS + 1,), elastic=True), "spec.replicaSpecs[].maxReplicas", id="the maximum"
+        ),
+        pytest.param(
+            SizeRequest((0, 0), (MAX_REPLICAS, 1), elastic=True),
+            "spec.replicaSpecs[].maxReplicas",
+            id="maxima together",
+        ),
+        pytest.param(
+            SizeRequest((2,), (None,), elastic=True, max_replicas=MAX_REPLICAS + 1),
+            "spec.elasticPolicy.maxReplicas",
+            id="the policy's maximum",
+        ),
+        pytest.param(
+            SizeRequest((2,), (4,), elastic=True, spares=MAX_REPLICAS), "spec.replicaSpecs[].spares", id="with spares"
+        ),
+    ],
+)
+def test_a_job_of_too_many_replicas_is_refused_and_the_field_named(wish: SizeRequest, words: str) -> None:
+    with pytest.raises(SizeError) as refused:
+        resolve(wish)
+    assert words in str(refused.value)
+    assert str(MAX_REPLICAS) in str(refused.value)
+
+
+def test_the_largest_job_is_accepted_and_its_sizes_take_no_memory_each() -> None:
+    largest = SizeRequest((1,), (MAX_REPLICAS,), elastic=True)
+    assert resolve(largest).maximum == MAX_REPLICAS
+    assert kept_bytes(lambda: [resolve(largest) for _ in range(100)]) < MIB
+
+
+def test_the_largest_job_costs_a_bounded_number_of_calls() -> None:
+    seen = observed(job(Record(transition=transition(Kind.START)), policy(2, MAX_REPLICAS)))
+    assert len(acts(plan(seen), CreatePod)) == MAX_REPLICAS
+    assert calls_in(lambda: plan(seen)) < 30 * MAX_REPLICAS
+
+
+def test_a_record_of_more_pods_than_a_job_may_have_is_not_read() -> None:
+    text = encode(Record(generation=1))
+    for field, most in {"members": MAX_REPLICAS, "lost": MAX_PODS, "incarnations": MAX_PODS}.items():
+        decode(text.replace(f'"{field}":[]', f'"{field}":[["w","0-{most - 1}"]]'))
+        with pytest.raises(RecordError):
+            decode(text.replace(f'"{field}":[]', f'"{field}":[["w","0-{most}"]]'))
+
+
+def test_records_that_were_read_are_kept_up_to_a_number_of_pods() -> None:
+    """A text of a few bytes may stand for thousands of pods: counting texts bounds nothing."""
+    text = encode(Record(generation=1))
+    full = [f'[["w{n}","0-{MAX_REPLICAS - 1}"]]' for n in range(20)]
+    texts = [text.replace('"members":[]', f'"members":{members}') for members in full]
+
+    def read() -> None:
+        for one in texts:
+            translate.decoded_record(one)
+
+    assert kept_bytes(read) < 24 * MIB
+
+
+def test_shares_that_were_worked_out_are_kept_up_to_a_number_of_pods() -> None:
+    def work_out() -> None:
+        for n in range(6):
+            shares_for(tuple(range(1, MAX_REPLICAS + 1)), (SpecShape(f"w{n}", MAX_REPLICAS),))
+
+    assert kept_bytes(work_out) < 35 * MIB
+    assert shares_for.weight <= SHARES_KEPT
+
+
+@pytest.mark.parametrize("ordinal", [str(MAX_REPLICAS), "9" * 63, "1" * 5000])
+def test_a_pod_with_an_ordinal_that_no_job_has_is_none_of_ours(ordinal: str) -> None:
+    assert pod_id_of({LABEL_SPEC: "workers", LABEL_ORDINAL: ordinal, LABEL_INCARNATION: "0"}) is None
+
+
+def test_the_last_ordinal_of_the_largest_job_is_ours() -> None:
+    assert pod_id_of({LABEL_SPEC: "w", LABEL_ORDINAL: str(MAX_REPLICAS - 1), LABEL_INCARNATION: "3"}) is not None
+
+
+class Doubled(LimitedCache[int, int]):
+    """Doubles numbers, each as heavy as itself; notes what it worked out."""
+
+    def __init__(self, most: int) -> None:
+        self.worked_out: list[int] = []
+        super().__init__(self._double, weigh=lambda _, number: number, most=most)
+
+    def _double(self, number: int) -> int:
+        self.worked_out.append(number)
+        return 2 * number
+
+
+def test_a_cache_keeps_what_was_used_last_up_to_its_weight() -> None:
+    cache = Doubled(10)
+    assert [cache(n) for n in (4, 5, 4)] == [8, 10, 8]
+    assert cache.worked_out == [4, 5], "what is kept is not worked out again"
+    cache(3)
+    assert cache.weight == 7, "5 was used least recently"
+    assert [cache(n) for n in (4, 3)] == [8, 6]
+    assert cache.worked_out == [4, 5, 3]
+
+
+def test_a_cache_does_not_keep_what_is_too_heavy_by_itself_nor_what_failed() -> None:
+    cache = Doubled(10)
+    cache(4)
+    assert cache(11) == 22
+    assert (cache.weight, cache(4), cache.worked_out) == (4, 8, [4, 11])
+
+    def fail(number: int) -> int:
+        raise ValueError(number)
+
+    failing = LimitedCache[int, int](fail, weigh=lambda *_: 1, most=10)
+    with pytest.raises(ValueError, match="7"):
+        failing(7)
+    assert failing.weight == 0
+
+
+def test_sizes_of_few_values_are_a_tuple_and_of_many_a_range_that_reads_alike() -> None:
+    many = resolve(SizeRequest((1,), (1000,), elastic=True))
+    assert (many.minimum, many.maximum, many.fit(500), many.fit(0), 77 in many.allowed) == (1, 1000, 500, 0, True)
+    bounded = resolve(SizeRequest((1,), (1000,), elastic=True, ceiling=600))
+    assert (bounded.maximum, bounded.start, len(bounded.allowed)) == (600, 1, 600)
+    assert replace(many, start=5) == Sizes(many.allowed, 5)
+
+
+def table() -> list[tuple[int, str]]:
+    """Give the limits that the design note states, and where it says that they stand."""
+    rows = re.findall(r"^\| [^|]+ \| ([0-9]+) \| `([^`]+)` \|", NOTE.read_text(), re.MULTILINE)
+    return [(int(limit), where) for limit, where in rows]
+
+
+def test_the_design_note_states_every_limit_as_it_is() -> None:
+    assert len(table()) > 15
+    for limit, where in table():
+        module, _, name = where.rpartition(".")
+        assert getattr(import_module(f"elastipod_operator.{module}"), name) == limit, where
