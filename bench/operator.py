@@ -25,7 +25,7 @@ from bench.operator_load.load import load
 from bench.operator_load.parts import OURS, Sizes
 from bench.operator_load.rows import rows
 
-from elastipod_local import binaries
+from elastipod_local import versions
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 PARTS = {"starts": parts.starts, "creations": parts.creations, "fleet": parts.fleet}
@@ -81,8 +81,8 @@ async def _measure(chosen: list[str], sizes: Sizes, samples: Samples) -> None:
 
 def _versions() -> dict[str, str]:
     return {
-        "python": sys.version.split()[0], "kubernetes": binaries.KUBERNETES_VERSION, "etcd": binaries.ETCD_VERSION,
-        "kwok": binaries.KWOK_VERSION, **{name: version(name) for name in ("kopf", "kubernetes", "aiohttp")},
+        "python": sys.version.split()[0], "kubernetes": versions.KUBERNETES_VERSION, "etcd": versions.ETCD_VERSION,
+        "kwok": versions.KWOK_VERSION, **{name: version(name) for name in ("kopf", "kubernetes", "aiohttp")},
     }  # fmt: skip
 
 

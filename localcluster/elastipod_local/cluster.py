@@ -7,7 +7,7 @@ from pathlib import Path
 from random import SystemRandom
 from types import TracebackType
 
-from elastipod_local import binaries, network
+from elastipod_local import binaries, network, versions
 from elastipod_local.addressing import Addressing
 from elastipod_local.api import ApiServer
 from elastipod_local.cgroups import NodeGroup, machine_layout
@@ -237,7 +237,7 @@ class Cluster:
         state = self._files.update(lambda state: replace(state, kueue=options))
         control_plane = self._control_plane(state.addressing, nodes=state.addressing.block is not None)
         kueue = self._kueue(control_plane)
-        self._progress(f"installing Kueue {binaries.KUEUE_VERSION}")
+        self._progress(f"installing Kueue {versions.KUEUE_VERSION}")
         kueue.install(options)
         if (running := state.control_plane.get(KUEUE)) is not None and running.is_alive():
             Roles(self._files, control_plane).kill(KUEUE)

