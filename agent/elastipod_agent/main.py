@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory, gettempdir
 from elastipod_agent import presence, torchrun
 from elastipod_agent.agent import Agent
 from elastipod_agent.arguments import PROG, CommandLine, UnknownOption, parse
+from elastipod_agent.authentication import Credentials, admission_of, take_credentials
 from elastipod_agent.log import EventLog
 from elastipod_agent.metrics import METRICS, MetricsPage, Sources, count_changes
 from elastipod_agent.server.api import ControlApi, body_limit
 from elastipod_agent.server.call_log import CallLog
-from elastipod_agent.server.http import HttpServer, let_everybody_in
+from elastipod_agent.server.http import HttpServer
 from elastipod_agent.settings import BadUsage, Settings, read_settings
-from elastipod_agent.token import TokenGuard, take_token
 from elastipod_agent.workers.failure import write_termination_message
 from elastipod_agent.workers.linux import run_promptly
 from elastipod_agent.workers.output import OutputPump
@@ -31,7 +31,7 @@ _MAX_SCRAPERS = 16
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run. Exit codes: 2 for a bad command line, 1 for what the machine refuses or a faulted run, see `agent_exit_code`."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    token = take_token(os.environ)  # before anything is started that could inherit it
+    credentials = take_credentials(os.environ)  # before anything is started that could inherit it
     foreign = foreign_agent(sys.path)
     if foreign is not None:
         return _give_up(
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _give_up(str(error), 1)
     except BadUsage as error:
         return _give_up(str(error), 2)
-    return run_agent(settings, warnings, os.environ, token)
+    return run_agent(settings, warnings, os.environ, credentials)
 
 
 def parse_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
@@ -70,8 +70,13 @@ def foreign_agent(paths: Sequence[str]) -> str | None:
     return None
 
 
-def run_agent(settings: Settings, warnings: Sequence[str], environ: Mapping[str, str], token: str = "") -> int:
-    """Be the agent of this pod until it is told to leave; gives the exit code. token: "" lets everybody call."""
+def run_agent(
+    settings: Settings,
+    warnings: Sequence[str],
+    environ: Mapping[str, str],
+    credentials: Credentials = Credentials(),  # noqa: B008  # frozen
+) -> int:
+    """Be the agent of this pod until it is told to leave; gives the exit code. Without credentials everybody may call."""
     pump = OutputPump()
     pump.start()
     log = EventLog(pump.say, settings.job)
@@ -82,7 +87,7 @@ def run_agent(settings: Settings, warnings: Sequence[str], environ: Mapping[str,
     presence.clear_away(Path(place))
     try:
         with TemporaryDirectory(prefix=presence.FOLDER_PREFIX, dir=place, ignore_cleanup_errors=True) as root:
-            return asyncio.run(_serve(settings, environ, token, Path(root), pump, log))
+            return asyncio.run(_serve(settings, environ, credentials, Path(root), pump, log))
     except OSError as error:
         sentence = f"{error.strerror or error}" if error.filename is None else f"{error.filename}: {error.strerror}"
         log.error("cannot run", why=sentence)
@@ -93,13 +98,17 @@ def run_agent(settings: Settings, warnings: Sequence[str], environ: Mapping[str,
 
 
 async def _serve(
-    settings: Settings, environ: Mapping[str, str], token: str, root: Path, pump: OutputPump, log: EventLog
+    settings: Settings,
+    environ: Mapping[str, str],
+    credentials: Credentials,
+    root: Path,
+    pump: OutputPump,
+    log: EventLog,
 ) -> int:
     agent = Agent(settings, dict(environ), root, pump, log)
     calls = CallLog(log, settings.server_log_level, METRICS)
     control = ControlApi(agent, calls.answered, lambda: _details(settings, environ))
-    admit = TokenGuard(token).admit if token else let_everybody_in
-    server = HttpServer(control.handle, body_limit, calls.refused, admit=admit)
+    server = HttpServer(control.handle, body_limit, calls.refused, admit=admission_of(credentials))
     try:
         port = await server.listen(settings.host, settings.port)
     except OSError as error:

@@ -13,14 +13,22 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from elastipod_agent.authentication import (
+    KEY_ENV,
+    Credentials,
+    bearer,
+    challenge_in,
+    read_credentials,
+    signed,
+)
 from elastipod_agent.presence import Presence, find_agents
 from elastipod_agent.settings import DEFAULT_PORT
-from elastipod_agent.token import ENV_NAME, bearer
 
 PROG = "elastipod agent"
 USAGE_ERROR = 2
 TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+STATUS_TARGET = "/status?details=1"
 _CLEAR = "\x1b[2J\x1b[H"
 Json = Mapping[str, Any]
 
@@ -35,11 +43,11 @@ class Ambiguous(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the agent is, and what to show it."""
+    """Where the agent is, and what proves us to it."""
 
     host: str
     port: int
-    token: str
+    credentials: Credentials
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser(
         "status",
         help="say what the agent and its workers do",
-        description="Say what the agent of this pod and its workers do. Inside the pod, port and token are found without help.",
+        description="Say what the agent of this pod and its workers do. Inside the pod, port and key are found without help.",
     )
     status.add_argument("--port", type=_port, help="port of the agent (default: found by itself)")
     status.add_argument("--json", action="store_true", help="print what the agent answers, one JSON object a line")
@@ -108,7 +116,7 @@ def find_target(port: int | None, agents: Sequence[Presence], environ: Mapping[s
 
     Raises Ambiguous where several agents run here and the environment names none of them.
     """
-    token = environ.get(ENV_NAME, "").strip()
+    credentials = read_credentials(environ)
     told = environ.get("ELASTIPOD_AGENT_PORT", "")
     wanted = port or (int(told) if told.isascii() and told.isdigit() else None)
     same = [agent for agent in agents if agent.port == wanted]
@@ -117,18 +125,15 @@ def find_target(port: int | None, agents: Sequence[Presence], environ: Mapping[s
         raise Ambiguous(f"several agents run here; choose one with --port: {listed}")
     if same or (port is None and agents):
         chosen = (same or list(agents))[0]
-        return Target(chosen.address, chosen.port, token)
-    return Target("127.0.0.1", wanted or DEFAULT_PORT, token)
+        return Target(chosen.address, chosen.port, credentials)
+    return Target("127.0.0.1", wanted or DEFAULT_PORT, credentials)
 
 
 def ask(target: Target) -> dict[str, Any]:
     """Fetch the status. Raises NotReached."""
     where = f"port {target.port}" if target.host == "127.0.0.1" else f"{target.host}, port {target.port}"
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", "/status?details=1", headers=bearer(target.token))
-        answer = connection.getresponse()
-        code, body = answer.status, answer.read(MAX_ANSWER_BYTES)
+        code, body = _fetch(target)
     except ConnectionRefusedError:
         raise NotReached(
             f"nothing listens on {where}: does hyperpodrun run in this container, or on another port (--port)?"
@@ -136,12 +141,11 @@ def ask(target: Target) -> dict[str, Any]:
     except (OSError, http.client.HTTPException) as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         raise NotReached(f"the agent on {where} does not answer ({why}): is it stopped, or busy?") from error
-    finally:
-        connection.close()
     if code == 401:
-        hint = f"${ENV_NAME} holds another one" if target.token else f"${ENV_NAME} is not set here"
+        held = target.credentials.key or target.credentials.token
+        hint = f"${KEY_ENV} holds another one" if held else f"${KEY_ENV} is not set here"
         raise NotReached(
-            f"the agent on {where} wants the token of its job, and {hint}: run this in the agent's container"
+            f"the agent on {where} wants the key of its job, and {hint}: run this in the agent's container"
         )
     try:
         status = json.loads(body)
@@ -150,6 +154,26 @@ def ask(target: Target) -> dict[str, Any]:
     if code != 200 or not isinstance(status, dict) or "status" not in status:
         raise NotReached(f"what answers on {where} is no agent (HTTP {code}): name the agent's port with --port")
     return status
+
+
+def _fetch(target: Target) -> tuple[int, bytes]:
+    """Ask for the status, once more with a MAC where the agent wants one. Raises OSError, HTTPException."""
+    credentials = target.credentials
+    code, challenge, body = _get(target, {} if credentials.key else bearer(credentials.token))
+    if code == 401 and challenge and credentials.key:
+        code, _, body = _get(target, signed(credentials, challenge, "GET", STATUS_TARGET))
+    return code, body
+
+
+def _get(target: Target, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
+    """Give status code, challenge ("" for none) and body."""
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", STATUS_TARGET, headers=dict(headers))
+        answer = connection.getresponse()
+        return answer.status, challenge_in(answer.getheader("WWW-Authenticate", "")), answer.read(MAX_ANSWER_BYTES)
+    finally:
+        connection.close()
 
 
 def describe(status: Json, target: Target, now: float) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import json
 import signal
 import sys
@@ -16,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -23,9 +23,11 @@ from bench.operator_load.api import ApiClient
 from bench.operator_load.fake_agent import FakeAgent
 from bench.operator_load.jobs import BARE_LABEL
 
+from elastipod_agent.authentication import Credentials, MacGuard
 from elastipod_agent.core.states import AgentState
-from elastipod_operator.core.names import LABEL_JOB
-from elastipod_operator.kube.tokens import secret_of
+from elastipod_agent.server.http import Admission, Head, Refused
+from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
+from elastipod_operator.kube.tokens import Tokens, read_install_keys, secret_of
 
 BACKLOG = 4096
 HEAD_LIMIT = 16 * 1024
@@ -35,8 +37,8 @@ HEAD_LIMIT = 16 * 1024
 class Pod:
     """A played pod: when it was first seen and when it ran (monotonic), and its agent once it has an address.
 
-    secret: whose token its agent asks for, "" for none. Addresses are given again as soon as a pod is gone, so a call that
-    was meant for a pod of another job must not be taken.
+    guard: admits the calls that are signed with the pod's key, None where it has none. Addresses are given again as soon as a
+    pod is gone, so a call that was meant for another pod must not be taken.
     """
 
     job: str
@@ -44,7 +46,7 @@ class Pod:
     ran_at: float = 0.0
     address: str = ""
     agent: FakeAgent | None = None
-    secret: str = ""
+    guard: MacGuard | None = None
     connections: set[Connection] = field(default_factory=set)
 
 
@@ -61,7 +63,8 @@ class Starts:
 class Fleet:
     """All pods, and what happened to their agents."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
         self.pods: dict[str, Pod] = {}
         self.by_job: dict[str, dict[str, Pod]] = {}
         self.by_address: dict[str, Pod] = {}
@@ -87,8 +90,15 @@ class Fleet:
                 self._close(before)
             pod.ran_at, pod.address = time.monotonic(), status["podIP"]
             pod.agent = FakeAgent(held=self.is_holding)
-            pod.secret = secret_of(body, body["spec"]["containers"][0]["name"])
+            pod.guard = self._guard_of(body)
             self.by_address[pod.address] = pod
+
+    def _guard_of(self, body: Mapping[str, Any]) -> MacGuard | None:
+        """Give what the agent of a pod admits calls with: it holds the key that is in the pod's Secret."""
+        meta, container = body["metadata"], body["spec"]["containers"][0]["name"]
+        labels, secret = meta.get("labels") or {}, secret_of(body, container)
+        held = self._tokens.held(labels.get(LABEL_JOB, ""), labels.get(LABEL_UID, ""), meta.get("name", ""), secret)
+        return MacGuard(Credentials(held.key, held.token, held.pod)) if held.key else None
 
     def _forget(self, uid: str) -> None:
         pod = self.pods.pop(uid, None)
@@ -170,6 +180,7 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
         self._pod: Pod | None = None
         self._after: str | None = None
+        self._admission = Admission()
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -214,18 +225,24 @@ class Connection(asyncio.Protocol):
             body = self._buffer[end + 4 : end + 4 + length]
             self._buffer = self._buffer[end + 4 + length :]
             method, target, _ = head[0].split(" ")
-            if self._is_known(headers.get("authorization", "")):
-                self._request(method, target, body)
+            try:
+                self._admission = self._admitted(Head(method, target, headers, True), body)
+            except Refused as refused:
+                self._admission = Admission()
+                self._send(401, json.dumps(refused.response.body).encode(), refused.response.headers)
             else:
-                self._send(401, b'{"detail": "another job\'s token"}')
+                self._request(method, target, body)
         if len(self._buffer) > 64 * HEAD_LIMIT:
             self.abort()
 
-    def _is_known(self, authorization: str) -> bool:
-        """Whether a call shows the token of the pod's Secret, whose name ends with a digest of it (contracts, 12)."""
+    def _admitted(self, head: Head, body: bytes) -> Admission:
+        """Admit a call as an agent does (contracts, 12). Raises Refused."""
         assert self._pod is not None
-        digest = hashlib.sha256(authorization.removeprefix("Bearer ").encode()).hexdigest()[:10]
-        return not self._pod.secret or self._pod.secret.endswith(f"-{digest}")
+        if self._pod.guard is None:
+            return Admission()
+        admission = self._pod.guard.admit(head)
+        admission.check_body(body)
+        return admission
 
     def _request(self, method: str, target: str, body: bytes) -> None:
         agent, (path, _, query) = self._agent, target.partition("?")
@@ -266,9 +283,12 @@ class Connection(asyncio.Protocol):
             self._timer = None
         self._send(200, self._agent.status())
 
-    def _send(self, code: int, body: bytes) -> None:
+    def _send(self, code: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        proven = {**headers, **self._admission.answer_headers(code, body)}
+        more = "".join(f"{name}: {value}\r\n" for name, value in proven.items()).encode()
         self._transport.write(
-            b"HTTP/1.1 %d Said\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (code, len(body))
+            b"HTTP/1.1 %d Said\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n"
+            % (code, len(body), more)
             + body
         )
 
@@ -298,8 +318,8 @@ def control(fleet: Fleet) -> web.Application:
     return application
 
 
-async def _main(kubeconfig: Path, agent_port: int, control_port: int) -> None:
-    fleet, loop, over = Fleet(), asyncio.get_running_loop(), asyncio.Event()
+async def _main(kubeconfig: Path, agent_port: int, control_port: int, install_key: str) -> None:
+    fleet, loop, over = Fleet(Tokens(read_install_keys(install_key))), asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     server = await loop.create_server(lambda: Connection(fleet), "0.0.0.0", agent_port, backlog=BACKLOG)  # noqa: S104
@@ -320,4 +340,4 @@ async def _main(kubeconfig: Path, agent_port: int, control_port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

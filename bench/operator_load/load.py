@@ -148,6 +148,7 @@ async def load(folder: Path, nodes: int) -> AsyncIterator[Load]:
         operator_config = made.prepare()
         agent_port, control_port, metrics_port = free_port(), free_port(), free_port()
         env = {**os.environ, "PYTHONPATH": os.getcwd()}
+        operator_env = operator_environment(operator_config, folder)
         processes.start("kwok", kwok_command(made), env, folder / "kwok.log")
         command = [
             sys.executable,
@@ -156,6 +157,7 @@ async def load(folder: Path, nodes: int) -> AsyncIterator[Load]:
             str(made.kubeconfig),
             str(agent_port),
             str(control_port),
+            operator_env["ELASTIPOD_INSTALL_KEY_FILE"],
         ]
         fleet = processes.start("the fleet of agents", command, env, folder / "fleet.log")
         async with ApiClient(made.kubeconfig) as api, aiohttp.ClientSession() as session:
@@ -163,7 +165,7 @@ async def load(folder: Path, nodes: int) -> AsyncIterator[Load]:
             operator = processes.start(
                 "the operator",
                 operator_command(metrics_port),
-                operator_environment(operator_config, folder),
+                operator_env,
                 folder / "operator.log",
             )
             it = Load(made, api, operator, fleet, session, agent_port, control_port, metrics_port)

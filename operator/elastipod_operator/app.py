@@ -92,7 +92,7 @@ def parse(argv: list[str] | None) -> Options:
     parser.add_argument(
         "--install-key-file",
         default=env.get("ELASTIPOD_INSTALL_KEY_FILE", ""),
-        help="file with the key from which the jobs' tokens are made; empty: no tokens (default: $ELASTIPOD_INSTALL_KEY_FILE)",
+        help="file with the key from which the jobs' keys are derived; empty: no authentication (default: $ELASTIPOD_INSTALL_KEY_FILE)",
     )
     args = parser.parse_args(argv)
     return Options(

@@ -18,7 +18,7 @@ from .own_mistakes import place_of
 from .pod_desk import PodDesk, Refusal
 
 CANNOT_AUTHENTICATE = (
-    "the Secret with the token of the job was refused by the API server (give the operator the right to create Secrets, or set "
+    "the Secret with the key of the job was refused by the API server (give the operator the right to create Secrets, or set "
     "spec.elastipod.authentication to Off)"
 )
 LOOK_AGAIN_S = 1.0

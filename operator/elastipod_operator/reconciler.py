@@ -276,7 +276,7 @@ class Reconciler:
                 self._board.watch(uid, self._address(job, pod, port))
 
     def _address(self, job: Job, pod: PodFact, port: int) -> Address:
-        return Address(job.fact.uid, pod.ip, port, self._tokens.held_by(job.fact, pod.token_secret))
+        return Address(job.fact.uid, pod.ip, port, self._tokens.held_by(job.fact, pod))
 
     def _observe(self, job: Job, worker: Worker) -> Observed:
         pods, quota = tuple(job.pods.values()), self._queues.seen(job)

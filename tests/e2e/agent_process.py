@@ -14,12 +14,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 import elastipod_agent
+from elastipod_agent.authentication import Credentials, bearer, challenge_in, read_credentials, signed
 
 PACKAGES = Path(elastipod_agent.__file__).parents[1]
 PATIENCE_S = 30.0
@@ -63,6 +65,36 @@ def suspend(process: psutil.Process) -> None:
     until(lambda: process.status() == psutil.STATUS_STOPPED, f"the stop of {process}")
 
 
+def ask_agent(
+    address: str,
+    credentials: Credentials,
+    method: str = "GET",
+    path: str = "/status",
+    data: bytes | None = None,
+    *,
+    timeout_s: float = 40,
+) -> tuple[int, bytes]:
+    """Make one request with whatever proves the caller; gives status and body."""
+    status, headers, text = _request(address, method, path, data, bearer(credentials.token), timeout_s)
+    challenge = challenge_in(headers.get("WWW-Authenticate", ""))
+    if status == 401 and challenge and credentials.key:
+        proof = signed(credentials, challenge, method, path, data or b"")
+        status, _, text = _request(address, method, path, data, proof, timeout_s)
+    return status, text
+
+
+def _request(
+    address: str, method: str, path: str, data: bytes | None, headers: Mapping[str, str], timeout_s: float
+) -> tuple[int, Message, bytes]:
+    request = urllib.request.Request(address + path, data=data, method=method, headers=dict(headers))
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read()
+
+
 class AgentProcess:
     """One agent; `log` collects all it prints. Made by the `agents` fixture, which also ends it."""
 
@@ -87,8 +119,7 @@ class AgentProcess:
             "ELASTIPOD_JOB": "tests/agent",
             "ELASTIPOD_AGENT_PORT": str(self.port),
         }
-        token = (env or {}).get("ELASTIPOD_TOKEN")
-        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.credentials = read_credentials(env or {})
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 command, env={**environment, **(env or {})}, stdout=log, stderr=subprocess.STDOUT, cwd=folder
@@ -97,15 +128,7 @@ class AgentProcess:
     def call(self, method: str, path: str, body: object = None, *, raw: bytes | None = None) -> tuple[int, Any]:
         """Make one request; gives the status code and the parsed body (None when empty)."""
         data = raw if raw is not None else (None if body is None else json.dumps(body).encode())
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", data=data, method=method, headers=self.headers
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=40) as answer:
-                status, text = answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                status, text = error.code, error.read()
+        status, text = ask_agent(f"http://127.0.0.1:{self.port}", self.credentials, method, path, data)
         return status, json.loads(text) if text else None
 
     def start(self, generation: int | None = 1, *, rank: int = 0, nnodes: int = 1, **fields: Any) -> tuple[int, Any]:

@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.e2e.agent_process import ask_agent
+
+from elastipod_agent.authentication import Credentials
 from elastipod_local.cluster import Cluster
 
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class JobRun:
     cluster: Cluster
     name: str
     spec: dict[str, Any] = field(default_factory=dict)
-    tokens: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
 
     # -- make and change
 
@@ -160,21 +162,21 @@ class JobRun:
         ]
 
     def agent(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """What the agent of a pod answers on /status to who shows the job's token."""
-        request = urllib.request.Request(f"http://{pod['status']['podIP']}:{AGENT_PORT}/status")
-        request.add_header("Authorization", f"Bearer {self.token(pod)}")
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            status: dict[str, Any] = json.load(answer)
+        """What the agent of a pod answers on /status to a caller with the job's key."""
+        code, text = ask_agent(f"http://{pod['status']['podIP']}:{AGENT_PORT}", self.credentials(pod), timeout_s=5)
+        if code != 200:
+            raise OSError(f"the agent answers HTTP {code}")
+        status: dict[str, Any] = json.loads(text)
         return status
 
-    def token(self, pod: dict[str, Any]) -> str:
-        """The token that a pod was given, from the Secret to which it refers; empty for none."""
+    def credentials(self, pod: dict[str, Any]) -> Credentials:
+        """The key that a pod was given, from the Secret to which it refers; empty for none."""
         env = pod["spec"]["containers"][0].get("env", ())
-        name = next((e["valueFrom"]["secretKeyRef"]["name"] for e in env if e["name"] == "ELASTIPOD_TOKEN"), "")
-        if name and name not in self.tokens:
+        name = next((e["valueFrom"]["secretKeyRef"]["name"] for e in env if e["name"] == "ELASTIPOD_KEY"), "")
+        if name and name not in self.keys:
             secret = json.loads(self.cluster.kubectl("get", "secret", name, "-o", "json"))
-            self.tokens[name] = base64.b64decode(secret["data"]["token"]).decode()
-        return self.tokens.get(name, "")
+            self.keys[name] = base64.b64decode(secret["data"]["key"]).decode()
+        return Credentials(key=self.keys.get(name, ""), pod=pod["metadata"]["name"])
 
     def generations(self) -> set[int]:
         """The generations that the agents say they run."""

@@ -20,15 +20,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.agent_process import PACKAGES, AgentProcess, free_port, until
 from tests.e2e.test_agent_process import POLL, RunAgent, run_agent, worker_pids
 
+from elastipod_agent.authentication import Credentials
+
 pytestmark = pytest.mark.timeout(60)
 __all__ = ["run_agent"]
 
-TOKEN = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+KEY, TOKEN = "5a" * 32, "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+HOLDS_KEY = {"ELASTIPOD_KEY": KEY, "ELASTIPOD_TOKEN": TOKEN, "ELASTIPOD_POD": "job-workers-0"}
+HOLDS_TOKEN = {"ELASTIPOD_TOKEN": TOKEN}
 SECRET = "a-value-that-only-the-workers-may-see"
 PRINT_ENVIRONMENT = """
 import os
 print("names", sorted(os.environ), flush=True)
-print("own token", "ELASTIPOD_TOKEN" in os.environ, "own secret", len(os.environ["MY_SECRET"]), flush=True)
+is_held = "ELASTIPOD_KEY" in os.environ or "ELASTIPOD_TOKEN" in os.environ
+print("own key", is_held, "own secret", len(os.environ["MY_SECRET"]), flush=True)
 """
 CRASH = "import os; raise ValueError('bad')"
 
@@ -42,13 +47,30 @@ def own_lines(agent: AgentProcess) -> list[str]:
     return [line for line in agent.printed().splitlines() if line.startswith("hyperpodrun:")]
 
 
-def test_without_the_token_nothing_happens(run_agent: RunAgent) -> None:
-    agent = run_agent(POLL, env={"ELASTIPOD_TOKEN": TOKEN})
+STRANGERS_KEYS = (
+    Credentials(),
+    Credentials(token=TOKEN[:-1]),
+    Credentials(key="6b" * 32, pod="job-workers-0"),
+    Credentials(key=KEY, pod="job-workers-1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "strangers", "words"),
+    [
+        pytest.param(HOLDS_KEY, (*STRANGERS_KEYS, Credentials(token=TOKEN)), "need a MAC with the key", id="a key"),
+        pytest.param(HOLDS_TOKEN, STRANGERS_KEYS, "Authorization: Bearer", id="the token of the previous version"),
+    ],
+)
+def test_without_the_credentials_of_the_job_nothing_happens(
+    run_agent: RunAgent, env: dict[str, str], strangers: tuple[Credentials, ...], words: str
+) -> None:
+    agent = run_agent(POLL, env=env)
     assert agent.start(1)[0] == 200
     agent.until_printed("pid ")
     (pid,) = worker_pids(agent)
     before = agent.status()
-    good = agent.headers
+    good = agent.credentials
     calls = [
         ("GET", "/status"),
         ("POST", "/stop"),
@@ -57,13 +79,13 @@ def test_without_the_token_nothing_happens(run_agent: RunAgent) -> None:
         ("POST", "/update"),
         ("GET", "/x"),
     ]
-    for wrong in ({}, {"Authorization": "Bearer " + TOKEN[:-1]}, {"Authorization": f"Basic {TOKEN}"}):
-        agent.headers = wrong
+    for wrong in strangers:
+        agent.credentials = wrong
         for method, path in calls:
             code, body = agent.call(method, f"{path}?token={TOKEN}", {} if method == "POST" else None)
             assert code == 401
-            assert "Authorization: Bearer" in body["detail"]
-    agent.headers = good
+            assert words in body["detail"]
+    agent.credentials = good
     assert agent.status() == before
     os.kill(pid, 0)
     agent.drain(1)
@@ -72,8 +94,8 @@ def test_without_the_token_nothing_happens(run_agent: RunAgent) -> None:
     assert len(refusals) == 10, "a flood is counted, not shown"
 
 
-def test_no_line_of_the_agent_holds_the_token_or_a_value_of_the_environment(run_agent: RunAgent) -> None:
-    env = {"ELASTIPOD_TOKEN": TOKEN, "MY_SECRET": SECRET, "DATABASE_URL": f"postgres://{SECRET}"}
+def test_no_line_of_the_agent_holds_a_key_or_a_value_of_the_environment(run_agent: RunAgent) -> None:
+    env = {**HOLDS_KEY, "MY_SECRET": SECRET, "DATABASE_URL": f"postgres://{SECRET}"}
     agent = run_agent(PRINT_ENVIRONMENT, "--server-log-level=debug", "--pre-train-script=/usr/bin/env", env=env)
     agent.start(1)
     agent.until("completed")
@@ -82,12 +104,13 @@ def test_no_line_of_the_agent_holds_the_token_or_a_value_of_the_environment(run_
     agent.call("POST", "/start", raw=b"{")
     agent.call("POST", "/start", {"rank": 0})
     agent.call("GET", f"/status?token={TOKEN}")
-    agent.headers = {}
+    good, agent.credentials = agent.credentials, Credentials(token=TOKEN)
     agent.call("GET", "/status")
-    agent.headers = {"Authorization": f"Bearer {TOKEN}"}
+    agent.credentials = good
     agent.until_printed("path=/start status=422", 2)
-    assert "own token False own secret 37" in agent.printed()
-    assert TOKEN not in agent.printed(), "neither the agent, nor a script, nor a worker prints it"
+    assert "own key False own secret 37" in agent.printed()
+    for secret in (KEY, TOKEN):
+        assert secret not in agent.printed(), "neither the agent, nor a script, nor a worker prints it"
     lines = own_lines(agent)
     assert any("path=/status status=200" in line for line in lines), "debug shows every call"
     assert not [line for line in lines if SECRET in line]
@@ -151,9 +174,9 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("token", [TOKEN, ""], ids=["with a token", "open to everybody"])
-def test_a_thousand_connections_of_every_bad_kind(run_agent: RunAgent, token: str) -> None:
-    agent = run_agent(POLL, env={"ELASTIPOD_TOKEN": token})
+@pytest.mark.parametrize("env", [HOLDS_KEY, {}], ids=["with a key", "open to everybody"])
+def test_a_thousand_connections_of_every_bad_kind(run_agent: RunAgent, env: dict[str, str]) -> None:
+    agent = run_agent(POLL, env=env)
     agent.start(1)
     agent.until_printed("pid ")
     (pid,) = worker_pids(agent)
@@ -196,7 +219,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
 
 def test_metrics_of_a_run_with_a_crash_and_a_drain(run_agent: RunAgent) -> None:
     port = free_port()
-    agent = run_agent(POLL, f"--metrics-port={port}", env={"ELASTIPOD_TOKEN": TOKEN})
+    agent = run_agent(POLL, f"--metrics-port={port}", env=HOLDS_KEY)
     assert ("elastipod_agent_worker_step",) not in scrape(port)
     agent.start(1)
     agent.until_printed("pid ")
@@ -245,12 +268,12 @@ def show(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_person_in_the_pod_sees_what_the_agent_does(run_agent: RunAgent) -> None:
     port = free_port()
-    env = {"ELASTIPOD_TOKEN": TOKEN, "ELASTIPOD_POD": "llm-0"}
+    env = {**HOLDS_KEY, "ELASTIPOD_POD": "llm-0"}
     agent = run_agent(CRASH, env=env)
     inside = {"ELASTIPOD_AGENT_PORT": str(agent.port)}
     agent.start(1, nnodes=1, progress={"main": {"progressCount": 40, "progressData": "/data/step-40"}})
     agent.until("faulted")
-    done = show("status", **inside, ELASTIPOD_TOKEN=TOKEN)
+    done = show("status", **inside, **env)
     assert (done.returncode, done.stderr) == (0, "")
     lines = dict(re.findall(r"^(\w+(?: \w+)?) +(.*)$", done.stdout, re.MULTILINE))
     assert lines["agent"].startswith(f"tests/agent, pod llm-0, port {agent.port}, version ")
@@ -261,7 +284,7 @@ def test_a_person_in_the_pod_sees_what_the_agent_does(run_agent: RunAgent) -> No
     assert "ValueError: bad" in done.stdout
     refused = show("status", **inside)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "$ELASTIPOD_TOKEN is not set here" in refused.stderr
+    assert "$ELASTIPOD_KEY is not set here" in refused.stderr
     assert show("status", f"--port={port}").returncode == 1
 
 

@@ -20,6 +20,8 @@ from tests.e2e.agent_process import PACKAGES, AgentProcess, free_port, until
 from tests.long_runs import LongRun
 from tests.unit.compat.test_command_lines import INPROCESS, container_of
 
+from elastipod_agent.authentication import Credentials
+
 pytestmark = pytest.mark.timeout(120)
 
 # One of each kind: flags beside the script and after it, a module, a shell with variables, a pipe, workers that outlive
@@ -58,7 +60,7 @@ class Container(AgentProcess):
 
     def __init__(self, manifest: str, folder: Path) -> None:
         container, environ = container_of(manifest)
-        self.port, self.log, self.headers = free_port(), folder / "printed.log", {}
+        self.port, self.log, self.credentials = free_port(), folder / "printed.log", Credentials()
         environ = {name: _inside(value, folder) for name, value in environ.items()}
         environ |= {
             "PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": str(folder), "PYTHONPATH": f"{PACKAGES}:{folder}",

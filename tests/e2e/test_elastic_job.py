@@ -89,7 +89,7 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
     # Killed in the middle of a resize: exactly one more generation, same result.
     before, pods = job.history()[-1]["generation"], job.running_pods()
     for pod in pods:
-        job.token(pod)  # asking for it would take longer than the drain
+        job.credentials(pod)  # asking for it would take longer than the drain
     job.scale(2)
     job.until_draining(pods)
     job.until("the Event of the drain", lambda: "Draining" in job.events(), every_s=0.02)
@@ -117,12 +117,12 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
         with pytest.raises(HTTPError, match="401") as stranger:
             urlopen(f"http://{pod['status']['podIP']}:8080/status", timeout=5)
         stranger.value.close()
-        assert job.token(pod)
-        assert job.token(pod) not in cluster.kubectl("logs", name)
+        assert job.credentials(pod).key
+        assert job.credentials(pod).key not in cluster.kubectl("logs", name)
     job.delete()
     assert not job.pods()
     job.until(
-        "the token to go with its job",
+        "the key to go with its job",
         lambda: not cluster.kubectl("get", "secret", "-l", f"HPJob={job.name}", "-o", "name"),
     )
 

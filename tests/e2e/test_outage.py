@@ -75,7 +75,7 @@ def while_resizing(job: JobRun, outage: Outage, size: int, seconds: float) -> fl
     before = job.history()[-1]["generation"]
     pods = job.running_pods()
     for pod in pods:
-        job.token(pod)  # cannot be asked for later
+        job.credentials(pod)  # cannot be asked for later
     job.scale(size)
     job.until_draining(pods)
     outage(job.cluster, seconds)

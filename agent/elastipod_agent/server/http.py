@@ -58,21 +58,37 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class Head:
+    """The head of a request. target: path and query as sent; headers: with names in lower case."""
+
     method: str
     target: str
     headers: Mapping[str, str]
     is_keep_alive: bool
 
 
-def let_everybody_in(headers: Mapping[str, str]) -> None:
+class Admission:
+    """What a request was admitted with. This one asks nothing of its body and adds nothing to its answer."""
+
+    __slots__ = ()
+
+    def check_body(self, body: bytes) -> None:
+        """Raise Refused for a body that the caller did not authenticate."""
+
+    def answer_headers(self, status: int, body: bytes) -> Mapping[str, str]:
+        """Give the headers that prove the answer to the caller."""
+        return {}
+
+
+def admit_everybody(head: Head) -> Admission:
     """Admit every request."""
+    return Admission()
 
 
 class HttpServer:
     """Serves `handle` at one address. body_limit: path -> the largest body in bytes that it takes.
 
-    admit: is given a request's headers (lower case) before its body is read; raises Refused for who may not come in.
+    admit: is given a request's head before its body is read; raises Refused for a caller that may not call.
     """
 
     def __init__(
@@ -81,7 +97,7 @@ class HttpServer:
         body_limit: Callable[[str], int],
         log_refusal: Callable[[int, str], None],
         *,
-        admit: Callable[[Mapping[str, str]], None] = let_everybody_in,
+        admit: Callable[[Head], Admission] = admit_everybody,
         max_connections: int = MAX_CONNECTIONS,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         body_timeout_s: float = BODY_TIMEOUT_S,
@@ -127,7 +143,7 @@ class HttpServer:
         try:
             if not self._has_room():
                 full = Response(HTTPStatus.SERVICE_UNAVAILABLE, {"detail": "too many connections"})
-                await self._send(writer, full, False)
+                await self._send(writer, full, False, Admission())
                 return
             self._connections[task] = None
             while not self._is_closing and await self._exchange(reader, writer, task):
@@ -158,14 +174,16 @@ class HttpServer:
     ) -> bool:
         """Read one request and answer it; True when the connection is kept for another."""
         keep = is_refused = False
+        admission = Admission()
         try:
             head = await self._read_head(reader)
             if head is None:
                 return False
             keep = head.is_keep_alive
             path, query = parse_target(head.target)
-            self._admit(head.headers)
+            admission = self._admit(head)
             body = await self._read_body(reader, writer, head, self._body_limit(path))
+            admission.check_body(body)
             self._answering.add(task)
             response = await self._answer(Request(head.method, path, query, body))
         except Refused as refused:
@@ -173,7 +191,7 @@ class HttpServer:
             self._log_refusal(response.status, str(refused))
         keep = keep and not self._is_closing
         self._answering.discard(task)  # from here on it only waits for the client
-        await self._send(writer, response, keep)
+        await self._send(writer, response, keep, admission)
         if is_refused:
             await _let_it_arrive(reader, writer)
         return keep
@@ -185,7 +203,7 @@ class HttpServer:
             self._log_refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"{request.method} {request.path} failed: {error!r}")
             return Response(HTTPStatus.INTERNAL_SERVER_ERROR, {"detail": "the agent could not answer; see its log"})
 
-    async def _read_head(self, reader: asyncio.StreamReader) -> _Head | None:
+    async def _read_head(self, reader: asyncio.StreamReader) -> Head | None:
         """Read up to the empty line; None when the client closed, or stayed silent, between two requests."""
         try:
             first = await asyncio.wait_for(reader.read(1), self._idle_timeout_s)
@@ -200,7 +218,7 @@ class HttpServer:
         return parse_head(first + rest)
 
     async def _read_body(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: _Head, limit: int
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: Head, limit: int
     ) -> bytes:
         coding = head.headers.get("transfer-encoding")
         is_chunked = coding is not None and coding.lower() == "chunked"
@@ -219,14 +237,15 @@ class HttpServer:
         async with self._large_bodies:
             return await asyncio.wait_for(reading, self._body_timeout_s)
 
-    async def _send(self, writer: asyncio.StreamWriter, response: Response, keep: bool) -> None:
+    async def _send(self, writer: asyncio.StreamWriter, response: Response, keep: bool, admission: Admission) -> None:
         is_raw = isinstance(response.body, bytes)
         body: bytes = response.body if is_raw else b"" if response.body is None else json.dumps(response.body).encode()
         lines = [f"HTTP/1.1 {int(response.status)} {HTTPStatus(response.status).phrase}"]
         if body and not is_raw:
             lines.append("Content-Type: application/json")
         lines += [f"Content-Length: {len(body)}", f"Connection: {'keep-alive' if keep else 'close'}"]
-        lines += [f"{name}: {value}" for name, value in response.headers.items()]
+        headers = {**response.headers, **admission.answer_headers(int(response.status), body)}
+        lines += [f"{name}: {value}" for name, value in headers.items()]
         writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
         await asyncio.wait_for(writer.drain(), self._body_timeout_s)
 
@@ -251,7 +270,7 @@ async def _discard(reader: asyncio.StreamReader, limit: int) -> None:
         limit -= len(data)
 
 
-def parse_head(data: bytes) -> _Head:
+def parse_head(data: bytes) -> Head:
     """Parse a request line with its headers, empty line included. Raises Refused."""
     lines = data.decode("latin-1").split("\r\n")
     parts = lines[0].lstrip().split(" ")
@@ -269,7 +288,7 @@ def parse_head(data: bytes) -> _Head:
         raise Refused(HTTPStatus.BAD_REQUEST, "both Content-Length and Transfer-Encoding")
     connection = headers.get("connection", "").lower()
     is_keep_alive = "close" not in connection if parts[2] == "HTTP/1.1" else "keep-alive" in connection
-    return _Head(parts[0], parts[1], headers, is_keep_alive)
+    return Head(parts[0], parts[1], headers, is_keep_alive)
 
 
 def parse_target(target: str) -> tuple[str, dict[str, str]]:

@@ -56,7 +56,7 @@ app.kubernetes.io/component: operator
   resources: [pods]
   verbs: [list, watch, create, delete]
 {{- if .Values.authentication.enabled }}
-# One with the token of each job, for its pods; none is ever read.
+# One with the key of each job, for its pods; none is ever read.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]

@@ -27,6 +27,7 @@ from .. import clock
 from ..core.facts import AgentFact
 from ..core.health import HEARTBEAT, SILENCE_LIMIT
 from .answers import MAX_ANSWER_BYTES, Answer, BadAnswer, read
+from .authentication import NO_CREDENTIALS, Authenticators, Credentials, Denied, Reply
 from .polls import ConnectFailed, Hurried, PollConnection, TooLarge, Unusual
 
 log = logging.getLogger(__name__)
@@ -63,13 +64,8 @@ class Address:
     job: str
     ip: str
     port: int
-    token: str = field(default="", repr=False)
-    """What proves us to the agent; empty where it asks for nothing."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What goes with every call."""
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+    credentials: Credentials = NO_CREDENTIALS
+    """What proves the operator and the agent to each other."""
 
     def url(self, path: str) -> str:
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
@@ -110,17 +106,19 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-class Denied(Exception):
-    """The agent does not accept our token, or that we have none."""
-
-
 class Board:
     """Keeps an AgentFact for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
 
-    def __init__(self, session: aiohttp.ClientSession, wake: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        wake: Callable[[str], None],
+        authenticators: Authenticators | None = None,
+    ) -> None:
         self._session = session
         self._wake = wake
         self._watched: dict[str, Watched] = {}
+        self._authenticators = authenticators or Authenticators()
         self._jobs: dict[str, dict[str, Watched]] = {}
         self._doubts: dict[str, float] = {}
         self._nagged: dict[str, float] = {}
@@ -137,7 +135,7 @@ class Board:
         watched.task = asyncio.create_task(self._follow(watched), name=f"agent {address.ip}:{address.port}")
 
     def watches(self, pod_uid: str, ip: str, port: int) -> bool:
-        """Whether the agent of a pod is asked at this address already; the token of a pod never changes."""
+        """Whether the agent of a pod is asked at this address already; the credentials of a pod never change."""
         watched = self._watched.get(pod_uid)
         return watched is not None and (watched.address.ip, watched.address.port) == (ip, port)
 
@@ -146,6 +144,7 @@ class Board:
         watched = self._watched.pop(pod_uid, None)
         if watched is None:
             return
+        self._authenticators.forget(watched.address.credentials)
         job = watched.address.job
         self._nagged.pop(job, None)
         del self._jobs[job][pod_uid]
@@ -218,33 +217,36 @@ class Board:
             except Unusual as error:
                 log.info("agent at %s is asked by the general client: %s", watched.address.url(""), error)
                 watched.is_unusual = True
-        query: dict[str, str] = {}
-        limit_s = CONNECT_S + 1
+        target, limit_s = "/status", CONNECT_S + 1
         if watched.version is not None:
-            query = {"after": str(watched.version), "wait": f"{LONG_POLL_S:g}"}
+            target += f"?after={watched.version}&wait={LONG_POLL_S:g}"
             limit_s += LONG_POLL_S
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
-        async with self._session.get(
-            watched.address.url("/status"),
-            params=query,
-            timeout=timeout,
-            allow_redirects=False,
-            headers=watched.address.headers,
-        ) as response:
-            _check(response.status)
-            return read(_decoded(await _bounded(response)), watched.fact, clock.now())
+        url = watched.address.url(target)
+
+        async def send(headers: dict[str, str]) -> Reply:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False, headers=headers) as response:
+                return await reply_of(response)
+
+        reply = await self._authenticators.of(watched.address.credentials).exchange("GET", target, b"", send)
+        _check(reply.status)
+        return read(_decoded(reply.body), watched.fact, clock.now())
 
     async def _poll(self, watched: Watched, version: int) -> Answer:
         """Ask for what is newer, over a connection that is kept: nearly all that is asked while jobs train."""
         if watched.line is None:
             address = watched.address
-            watched.line = PollConnection(address.ip, address.port, address.headers, MAX_ANSWER_BYTES)
+            watched.line = PollConnection(address.ip, address.port, MAX_ANSWER_BYTES)
+        line = watched.line
         wait_s = self._wait_s(watched)
         watched.is_long = wait_s > LONG_POLL_S
+        target = f"/status?after={version}&wait={wait_s:g}"
+
+        async def send(headers: dict[str, str]) -> Reply:
+            return await line.ask(target, CONNECT_S, wait_s + CONNECT_S + 1, headers)
+
         try:
-            status, body = await watched.line.ask(
-                f"/status?after={version}&wait={wait_s:g}", CONNECT_S, wait_s + CONNECT_S + 1
-            )
+            reply = await self._authenticators.of(watched.address.credentials).exchange("GET", target, b"", send)
         except TooLarge as error:
             raise BadAnswer(str(error)) from error
         except (OSError, Hurried) as error:
@@ -253,9 +255,9 @@ class Board:
             raise
         finally:
             is_long, watched.is_long = watched.is_long, False
-        _check(status)
+        _check(reply.status)
         now = clock.now()
-        answer = _decoded(body)
+        answer = _decoded(reply.body)
         if is_long:  # who answers it was there all the time
             watched.fact = replace(watched.fact, last_answer=now)
         return read(answer, watched.fact, now)
@@ -321,8 +323,6 @@ def to_tick(now: float, wait_s: float) -> float:
 
 
 def _check(status: int) -> None:
-    if status == 401:
-        raise Denied("the agent does not accept the operator's token (HTTP 401)")
     if status != 200:
         raise BadAnswer(f"the agent answers /status with HTTP {status}")
 
@@ -334,13 +334,14 @@ def _decoded(raw: bytes) -> Any:
         raise BadAnswer("the agent's /status is not JSON") from error
 
 
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+async def reply_of(response: aiohttp.ClientResponse) -> Reply:
+    """Read an answer of at most MAX_ANSWER_BYTES. Raises BadAnswer for a larger one."""
     raw = bytearray()
     async for chunk in response.content.iter_chunked(65536):
         raw += chunk
         if len(raw) > MAX_ANSWER_BYTES:
-            raise BadAnswer(f"the agent's /status is larger than {MAX_ANSWER_BYTES} bytes")
-    return bytes(raw)
+            raise BadAnswer(f"the agent's answer is larger than {MAX_ANSWER_BYTES} bytes")
+    return Reply(response.status, {name.lower(): value for name, value in response.headers.items()}, bytes(raw))
 
 
 def _matters(fact: AgentFact) -> tuple[object, ...]:

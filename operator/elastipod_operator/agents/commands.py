@@ -13,7 +13,9 @@ from typing import Any
 
 import aiohttp
 
-from .board import Address
+from .answers import BadAnswer
+from .authentication import Authenticators, Denied, Reply
+from .board import Address, reply_of
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +40,9 @@ class Command:
 class Commander:
     """Sends commands to agents, many at once, each at most once in SETTLE_S."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, authenticators: Authenticators | None = None) -> None:
         self._session = session
+        self._authenticators = authenticators or Authenticators()
         self._slots = asyncio.Semaphore(MAX_PARALLEL)
         self._sent: dict[tuple[object, ...], float] = {}
 
@@ -61,28 +64,30 @@ class Commander:
     async def _call(self, command: Command, parts: dict[int, str]) -> str:
         url = command.address.url(command.path)
         try:
-            async with (
-                self._slots,
-                self._session.post(
-                    url,
-                    data=None if command.body is None else _serialized(command.body, parts),
-                    timeout=CALL_TIMEOUT,
-                    allow_redirects=False,
-                    headers=command.address.headers if command.body is None else command.address.headers | JSON,
-                ) as response,
-            ):
-                text = (await response.content.read(2048)).decode(errors="replace")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            async with self._slots:
+                reply = await self._exchange(command, b"" if command.body is None else _serialized(command.body, parts))
+        except (aiohttp.ClientError, TimeoutError, OSError, Denied, BadAnswer) as error:
             return f"POST {url} failed: {type(error).__name__} {error}"
-        if response.status == 409:
+        if reply.status == 409:
             log.info("POST %s was refused as outdated", url)
             return ""
-        if response.status != 200:
-            return f"POST {url} was answered with HTTP {response.status}: {text[:300]}"
+        if reply.status != 200:
+            return f"POST {url} was answered with HTTP {reply.status}: {reply.body[:300].decode(errors='replace')}"
         key = (command.pod_uid, *command.key)
         self._sent.pop(key, None)
         self._sent[key] = time.monotonic()
         return ""
+
+    async def _exchange(self, command: Command, body: bytes) -> Reply:
+        url, content_type = command.address.url(command.path), JSON if body else {}
+
+        async def send(headers: dict[str, str]) -> Reply:
+            async with self._session.post(
+                url, data=body or None, timeout=CALL_TIMEOUT, allow_redirects=False, headers=headers | content_type
+            ) as response:
+                return await reply_of(response)
+
+        return await self._authenticators.of(command.address.credentials).exchange("POST", command.path, body, send)
 
 
 def _serialized(body: Mapping[str, Any], parts: dict[int, str]) -> bytes:

@@ -10,7 +10,10 @@ import asyncio
 import re
 import socket
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
+
+from .authentication import ANSWER_HEADER, Reply
 
 MAX_HEAD_BYTES = 16 * 1024
 STATUS_LINE = re.compile(rb"HTTP/1\.1 ([0-9]{3})(?: |$)")
@@ -22,6 +25,10 @@ PROBES = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}
 LAST_DATA_AND_ACK = struct.Struct("=52x2I")
 # Answers in these come in another form than as they are.
 UNUSUAL = frozenset({b"transfer-encoding", b"content-encoding", b"upgrade"})
+
+
+# What of an answer's head the caller gets.
+KEPT_HEADERS = frozenset({b"www-authenticate", ANSWER_HEADER.lower().encode()})
 
 
 class Unusual(Exception):
@@ -43,24 +50,23 @@ class Hurried(Exception):
 class PollConnection(asyncio.Protocol):
     """A connection to one agent. One poll at a time; after an exception the connection is gone and the next one is to be made.
 
-    host, port: where the agent is. headers: what goes with every call. max_bytes: of an answer's body.
+    host, port: where the agent is. max_bytes: of an answer's body.
     """
 
-    def __init__(self, host: str, port: int, headers: dict[str, str], max_bytes: int) -> None:
+    def __init__(self, host: str, port: int, max_bytes: int) -> None:
         self._host, self._port = host, port
         shown_host = f"[{host}]" if ":" in host else host
-        lines = {"Host": f"{shown_host}:{port}", "Accept-Encoding": "identity", **headers}
-        self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._headers = _lines({"Host": f"{shown_host}:{port}", "Accept-Encoding": "identity"})
         self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._waiter: asyncio.Future[tuple[int, bytes]] | None = None
+        self._waiter: asyncio.Future[Reply] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at: float | None = None
 
-    async def ask(self, target: str, connect_s: float, limit_s: float) -> tuple[int, bytes]:
-        """GET a target; gives status and body. Raises OSError (no answer in time included), Unusual or TooLarge."""
+    async def ask(self, target: str, connect_s: float, limit_s: float, headers: Mapping[str, str]) -> Reply:
+        """GET a target. headers: what goes with the call. Raises OSError (no answer in time included), Unusual or TooLarge."""
         loop = asyncio.get_running_loop()
         if self._transport is None:
             try:
@@ -71,12 +77,12 @@ class PollConnection(asyncio.Protocol):
             except OSError as error:
                 raise ConnectFailed(str(error)) from error
         assert self._transport is not None
-        waiter: asyncio.Future[tuple[int, bytes]] = loop.create_future()
+        waiter: asyncio.Future[Reply] = loop.create_future()
         self._waiter = waiter
         self._deadline = loop.time() + limit_s
         if self._timer is None:
             self._timer = loop.call_at(self._deadline, self._look_at_time, loop)
-        self._transport.write(f"GET {target} HTTP/1.1\r\n{self._headers}\r\n".encode())
+        self._transport.write(f"GET {target} HTTP/1.1\r\n{self._headers}{_lines(headers)}\r\n".encode())
         try:
             return await waiter
         finally:
@@ -145,7 +151,7 @@ class PollConnection(asyncio.Protocol):
                 self._fail(TooLarge(f"the head of the agent's answer is larger than {MAX_HEAD_BYTES} bytes"))
             return
         try:
-            status, length, is_kept = _read_head(bytes(self._buffer[:end]))
+            status, length, is_kept, kept = _read_head(bytes(self._buffer[:end]))
         except Unusual as error:
             self._fail(error)
             return
@@ -161,7 +167,7 @@ class PollConnection(asyncio.Protocol):
         body = bytes(self._buffer[end + 4 :])
         self._buffer.clear()
         if not self._waiter.done():
-            self._waiter.set_result((status, body))
+            self._waiter.set_result(Reply(status, kept, body))
         if not is_kept:
             self.close()
 
@@ -181,14 +187,19 @@ class PollConnection(asyncio.Protocol):
             self._timer = loop.call_at(self._deadline, self._look_at_time, loop)
 
 
-def _read_head(head: bytes) -> tuple[int, int, bool]:
-    """Give status, length of the body, and whether the connection stays. Raises Unusual."""
+def _lines(headers: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+def _read_head(head: bytes) -> tuple[int, int, bool, dict[str, str]]:
+    """Give status, length of the body, whether the connection stays, and KEPT_HEADERS. Raises Unusual."""
     first, *lines = head.split(b"\r\n")
     found = STATUS_LINE.match(first)
     if found is None:
         raise Unusual("the answer is not HTTP/1.1")
     length: int | None = None
     is_kept = True
+    kept: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(b":")
         name, value = name.lower(), value.strip()
@@ -198,8 +209,10 @@ def _read_head(head: bytes) -> tuple[int, int, bool]:
             length = int(value)
         elif name == b"connection":
             is_kept = value.lower() != b"close"
+        elif name in KEPT_HEADERS:
+            kept[name.decode()] = value.decode("latin-1")
         elif name in UNUSUAL:
             raise Unusual(f"the answer has {name.decode()}")
     if length is None:
         raise Unusual("the answer has no Content-Length")
-    return int(found[1]), length, is_kept
+    return int(found[1]), length, is_kept, kept

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from ..core.facts import AgentFact
+from .authentication import Authenticators
 from .board import Address, Board
 from .commands import Command, Commander
 
@@ -52,4 +53,5 @@ ConnectAgents = Callable[[Wake], tuple[AgentBoard, AgentCalls]]
 
 def agents_over(session: aiohttp.ClientSession) -> ConnectAgents:
     """Give the way to real agents."""
-    return lambda wake: (Board(session, wake), Commander(session))
+    known = Authenticators()
+    return lambda wake: (Board(session, wake, known), Commander(session, known))

@@ -254,7 +254,7 @@ class ElastipodOptions(Model):
     """How workers come back after a fault: new processes from a checkpoint, in memory, or whichever is possible."""
 
     authentication: Switch = Switch.AUTO
-    """Auto gives new pods a token of the job, when the operator has an install key; Off never does."""
+    """Auto gives new pods a key of the job, when the operator has an install key; Off never does."""
 
     agent_port: Port | None = None
     """Port of the agent in each pod. Absent: the container port named agent, else 8080."""

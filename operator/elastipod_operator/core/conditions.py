@@ -301,14 +301,15 @@ def _token_refused(view: View) -> Line | None:
     if not pods:
         return None
     pod, others = pods[0], f" (and those of {len(pods) - 1} more pods)" if len(pods) > 1 else ""
-    text = f"the agent of pod {pod.name}{others} does not accept the operator's calls (HTTP 401): "
+    text = f"the agent of pod {pod.name}{others} and the operator do not accept each other: "
     if pod.token_secret:
         text += (
-            f"Secret {pod.token_secret} does not hold the token that the operator works out; it was changed, or the operator's "
-            "install key was; put the old key back, or delete that Secret and the pod: both are made anew"
+            f"Secret {pod.token_secret} does not hold the key that the operator derives, because it or the operator's install "
+            "key was changed, or something else answers at the pod's address; put the old install key back, or delete that "
+            "Secret and the pod: both are recreated"
         )
     else:
-        text += "it has a token that is none of the operator's; take ELASTIPOD_TOKEN out of the template"
+        text += "it has a key that is not the operator's; remove ELASTIPOD_KEY and ELASTIPOD_TOKEN from the template"
     return Line("PodsReady", False, "TokenRefused", text)
 
 

@@ -74,7 +74,7 @@ class Policy:
     agent_port: int = 8080
     container: str = ""
     has_token: bool = True
-    """New pods get a token of the job, when the operator has an install key (decision 34)."""
+    """New pods get a key of the job, when the operator has an install key (decision 34)."""
     warnings: tuple[str, ...] = ()
     """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
     full_sizes: Sizes | None = None
@@ -198,7 +198,7 @@ class PodFact:
     trouble_since: datetime | None = None
     """Since when there is trouble of this reason, as this operator saw it; None: not known."""
     token_secret: str = ""
-    """The Secret from which its agent has the job's token; empty for none."""
+    """The Secret from which its agent has the job's key; empty for none."""
     generation: int = 0
     """The job's generation when it was made, as its label says."""
     avoids: tuple[str, ...] = ()
@@ -259,7 +259,7 @@ class AgentFact:
     answering_since: datetime | None = None
     refused: bool = False
     denied: bool = False
-    """It answers that it does not know us (401): its token is not the one that we sent."""
+    """It does not accept the operator's proof (401), or cannot prove itself."""
     warming: bool = False
     """Its workers would start slowly now: it is still loading what they will need."""
     restart_mode: str = ""

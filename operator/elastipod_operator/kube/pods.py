@@ -20,8 +20,7 @@ from ..core.names import (
     PodId,
 )
 from .placement import Placement, place
-from .tokens import ENV_NAME as TOKEN_ENV
-from .tokens import token_entry
+from .tokens import KEY_ENV, TOKEN_ENV, key_entries
 
 # Nodes are not taken from under a job by autoscalers that tidy up; the user's own value wins (decision 27).
 SAFEGUARDS = {
@@ -30,6 +29,7 @@ SAFEGUARDS = {
 }
 # Beyond the graceful time-out: the agent ends the workers and itself within it (decision 26).
 GRACE_MARGIN_S = 30
+POD_ENV = "ELASTIPOD_POD"
 
 
 def pod_manifest(
@@ -46,8 +46,9 @@ def pod_manifest(
 ) -> dict[str, Any]:
     """Give the pod to be created. `spec` is the job's spec as the API server holds it, whose templates are used as they are.
 
-    Name and namespace in the template's metadata are ignored; variables that the user set are left alone, but for the
-    token: with another one than the operator's, the agent would not listen to it. token_secret: "" for none.
+    Name and namespace in the template's metadata are ignored. Variables that the user set are left alone, but for those
+    that authentication rests on: with another key, token or pod name the agent would refuse the operator's calls.
+    token_secret: the Secret with the job's key, "" for none.
     generation: the newest one of the job. avoids: nodes that it is kept off. placed: what it gets from its quota.
     Labels and annotations of Kueue's in the template speak for the job: on the pod they would make it a job of its own.
     """
@@ -60,10 +61,12 @@ def pod_manifest(
         body["terminationGracePeriodSeconds"] = int(policy.graceful_timeout.total_seconds()) + GRACE_MARGIN_S
     container = _agent_container(body, policy)
     name = pod.name(job.name)
+    if token_secret:
+        fixed = (KEY_ENV, TOKEN_ENV, POD_ENV)
+        container["env"] = [entry for entry in container.get("env") or () if entry.get("name") not in fixed]
     _add_environment(container, _environment(job, spec, policy, name, nnodes))
     if token_secret:
-        others = [entry for entry in container["env"] if entry.get("name") != TOKEN_ENV]
-        container["env"] = [*others, token_entry(token_secret)]
+        container["env"] += key_entries(token_secret)
     if body.get("hostNetwork"):
         _add_port(container, policy.agent_port)
     _keep_away(body, avoids)
@@ -131,7 +134,7 @@ def _environment(job: JobFact, spec: Mapping[str, Any], policy: Policy, pod_name
         "NPROC_PER_NODE": str(spec.get("nprocPerNode") or "auto"),
         "ELASTIPOD_JOB": f"{job.namespace}/{job.name}",
         "ELASTIPOD_RUN_ID": job.uid,
-        "ELASTIPOD_POD": pod_name,
+        POD_ENV: pod_name,
         "ELASTIPOD_AGENT_PORT": str(policy.agent_port),
     }
 

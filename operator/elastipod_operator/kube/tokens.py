@@ -1,8 +1,11 @@
-"""Tokens of jobs: the operator proves itself to the agents of a job without keeping or reading anything (decision 34).
+"""Keys of jobs: the operator and the agents of a job prove themselves to each other (docs/design/contracts.md, 12).
 
-token = HMAC-SHA256(install key, job UID). It reaches the agent through a Secret that the job owns; the operator only ever
-creates such Secrets and works the token out again whenever it needs it. The Secret's name depends on the token, so a pod
-tells by the name to which it refers whether it holds the token of today's install key, of an earlier one, or none of ours.
+A job's key is derived from the install key and the job's UID. It reaches the agent through a Secret that the job owns. The
+operator only ever creates such Secrets, and derives the key again whenever it needs it. The Secret's name depends on the
+key, so the name to which a pod refers tells whether it holds a key of today's install key, of an earlier one, or none of ours.
+
+The Secret holds a bearer token, too, for agents of the previous version in users' images. Token and key cannot be derived
+from each other. Pods that an operator of the previous version made refer to a Secret with the token alone.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..core.facts import JobFact
+from ..agents.authentication import NO_CREDENTIALS, Credentials
+from ..core.facts import JobFact, PodFact
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_UID
 
-ENV_NAME = "ELASTIPOD_TOKEN"
-SECRET_KEY = "token"  # noqa: S105 the name of the entry in the Secret
+# Variables of the agent's container, and the entries of the Secret that they come from.
+KEY_ENV, KEY_ENTRY = "ELASTIPOD_KEY", "key"
+TOKEN_ENV, TOKEN_ENTRY = "ELASTIPOD_TOKEN", "token"  # names
 MIN_KEY_BYTES = 32
 
 
@@ -28,65 +33,89 @@ class KeyProblem(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class JobToken:
-    """The token of one job and the name of the Secret that carries it."""
+class JobKey:
+    """The key of one job, the token for agents of the previous version, and the name of the Secret that carries both."""
 
     secret: str
+    key: str = field(repr=False)
     token: str = field(repr=False)
+
+    @property
+    def former_secret(self) -> str:
+        """Give the name of the Secret of an operator of the previous version, which holds the token alone."""
+        return self.secret.rpartition("-elastipod-key-")[0] + f"-elastipod-token-{_fingerprint(self.token)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Works tokens out. keys: the install key, then earlier ones, whose pods may still run; empty: no tokens."""
+    """Derives the keys of jobs. keys: the install key, then earlier ones, whose pods may still run; empty: no keys."""
 
     keys: tuple[bytes, ...] = field(default=(), repr=False)
 
-    def of(self, job: JobFact) -> JobToken | None:
-        """Give the token that the job's new pods get; None when they get none."""
-        wanted = job.policy is not None and job.policy.has_token
-        return _job_token(self.keys[0], job.name, job.uid) if self.keys and wanted else None
+    def of(self, job: JobFact) -> JobKey | None:
+        """Give the key that the job's new pods get; None when they get none."""
+        is_wanted = job.policy is not None and job.policy.has_token
+        return _job_key(self.keys[0], job.name, job.uid) if self.keys and is_wanted else None
 
-    def held_by(self, job: JobFact, secret: str) -> str:
-        """Give the token of a pod that refers to this Secret; "" when it has none, or one that is not known here."""
-        known = (_job_token(key, job.name, job.uid) for key in self.keys) if secret else ()
-        return next((one.token for one in known if one.secret == secret), "")
+    def held_by(self, job: JobFact, pod: PodFact) -> Credentials:
+        """Give what a pod's agent shares with the operator; empty for a pod without a key, or with one that is not known here."""
+        return self.held(job.name, job.uid, pod.name, pod.token_secret)
+
+    def held(self, job_name: str, job_uid: str, pod_name: str, secret: str) -> Credentials:
+        """Give the credentials of a pod that refers to a Secret ("" for none)."""
+        for install_key in self.keys if secret else ():
+            known = _job_key(install_key, job_name, job_uid)
+            if known.secret == secret:
+                return Credentials(pod_name, known.key, known.token)
+            if known.former_secret == secret:
+                return Credentials(pod_name, token=known.token)
+        return NO_CREDENTIALS
 
 
 @lru_cache(maxsize=4096)
-def _job_token(key: bytes, job_name: str, job_uid: str) -> JobToken:
-    token = hmac.new(key, job_uid.encode(), hashlib.sha256).hexdigest()
-    return JobToken(f"{job_name}-elastipod-token-{hashlib.sha256(token.encode()).hexdigest()[:10]}", token)
+def _job_key(install_key: bytes, job_name: str, job_uid: str) -> JobKey:
+    key, token = _derived(install_key, f"elastipod-mac-key {job_uid}"), _derived(install_key, job_uid)
+    return JobKey(f"{job_name}-elastipod-key-{_fingerprint(key)}", key, token)
 
 
-def secret_manifest(job: JobFact, token: JobToken) -> dict[str, Any]:
+def _derived(install_key: bytes, purpose: str) -> str:
+    return hmac.new(install_key, purpose.encode(), hashlib.sha256).hexdigest()
+
+
+def _fingerprint(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()[:10]
+
+
+def secret_manifest(job: JobFact, key: JobKey) -> dict[str, Any]:
     """Give the Secret to be created; it goes with the job."""
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": token.secret,
+            "name": key.secret,
             "namespace": job.namespace,
             "labels": {LABEL_JOB: job.name, LABEL_UID: job.uid},
             "ownerReferences": [{**owner, "blockOwnerDeletion": True}],
         },
         "type": "Opaque",
         "immutable": True,
-        "stringData": {SECRET_KEY: token.token},
+        "stringData": {KEY_ENTRY: key.key, TOKEN_ENTRY: key.token},
     }
 
 
-def token_entry(secret: str) -> dict[str, Any]:
-    """Give the variable of the agent's container."""
-    return {"name": ENV_NAME, "valueFrom": {"secretKeyRef": {"name": secret, "key": SECRET_KEY}}}
+def key_entries(secret: str) -> list[dict[str, Any]]:
+    """Give the variables of the agent's container."""
+    entries = ((KEY_ENV, KEY_ENTRY), (TOKEN_ENV, TOKEN_ENTRY))
+    return [{"name": env, "valueFrom": {"secretKeyRef": {"name": secret, "key": entry}}} for env, entry in entries]
 
 
 def secret_of(body: Mapping[str, Any], container: str) -> str:
-    """Give the Secret from which a pod's agent has its token; "" for none."""
+    """Give the Secret from which a pod's agent has its key, or only a token; "" for none."""
     containers = (body.get("spec") or {}).get("containers") or ()
     agent = next((one for one in containers if one.get("name") == container), None)
     for entry in (agent or {}).get("env") or ():
-        if entry.get("name") == ENV_NAME:
+        if entry.get("name") in (KEY_ENV, TOKEN_ENV):
             return str(((entry.get("valueFrom") or {}).get("secretKeyRef") or {}).get("name") or "")
     return ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from elastipod_agent.server.http import (
     MAX_HEAD_BYTES,
+    Admission,
+    Head,
     HttpServer,
     Refused,
     Request,
     Response,
-    let_everybody_in,
+    admit_everybody,
     parse_head,
 )
 
@@ -55,7 +57,7 @@ async def serving(
     idle_timeout_s: float = 5.0,
     max_connections: int = 8,
     patience_s: float = 0.2,
-    admit: Callable[[Mapping[str, str]], None] = let_everybody_in,
+    admit: Callable[[Head], Admission] = admit_everybody,
 ) -> AsyncIterator[Connect]:
     """Serve on a port of the system's choice; gives a function that connects."""
     server = HttpServer(
@@ -284,9 +286,10 @@ async def test_requests_that_come_in_one_piece_do_not_keep_the_event_loop() -> N
 async def test_who_may_not_come_in_is_told_so_before_the_body_is_read() -> None:
     asked: list[str] = []
 
-    def admit(headers: Mapping[str, str]) -> None:
-        if headers.get("x-who") != "friend":
+    def admit(head: Head) -> Admission:
+        if head.headers.get("x-who") != "friend":
             raise Refused(HTTPStatus.UNAUTHORIZED, "friends only", {"WWW-Authenticate": "Bearer"})
+        return Admission()
 
     async def handle(request: Request) -> Response:
         asked.append(request.path)

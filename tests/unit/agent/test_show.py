@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from elastipod_agent import presence, show
+from elastipod_agent.authentication import Credentials, MacGuard
 from elastipod_agent.presence import Presence, announce, find_agents
+from elastipod_agent.server.http import Admission, Head, Refused, admit_everybody
 from elastipod_agent.show import Ambiguous, Target, describe, find_target
 
 HERE = Presence(os.getpid(), "0.0.0.0", 7000, "team/a")
 OTHER = Presence(os.getpid(), "::", 7001, "")
-TARGET = Target("127.0.0.1", 7000, "")
+NONE = Credentials()
+TARGET = Target("127.0.0.1", 7000, NONE)
 NOW = 1_800_000_000.0
 RUNNING: dict[str, Any] = {
     "status": "running", "transitions": {"RUNNING": "2027-01-15T07:58:20Z"}, "agent_version": "0.1.0", "generation": 3,
@@ -91,17 +94,27 @@ def test_spans_of_time(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("port", "agents", "environ", "expected"),
     [
-        pytest.param(None, [HERE], {}, Target("127.0.0.1", 7000, ""), id="the only one, wherever it listens"),
+        pytest.param(None, [HERE], {}, Target("127.0.0.1", 7000, NONE), id="the only one, wherever it listens"),
         pytest.param(
-            None, [HERE], {"ELASTIPOD_AGENT_PORT": "8080"}, Target("127.0.0.1", 7000, ""), id="not where it was told to"
+            None,
+            [HERE],
+            {"ELASTIPOD_AGENT_PORT": "8080"},
+            Target("127.0.0.1", 7000, NONE),
+            id="not where it was told to",
         ),
         pytest.param(
-            None, [HERE, OTHER], {"ELASTIPOD_AGENT_PORT": "7001"}, Target("::1", 7001, ""), id="the one of this pod"
+            None, [HERE, OTHER], {"ELASTIPOD_AGENT_PORT": "7001"}, Target("::1", 7001, NONE), id="the one of this pod"
         ),
-        pytest.param(7001, [HERE, OTHER], {}, Target("::1", 7001, ""), id="the one that is named"),
-        pytest.param(9, [HERE], {"ELASTIPOD_TOKEN": "abc"}, Target("127.0.0.1", 9, "abc"), id="a port by itself"),
-        pytest.param(None, [], {"ELASTIPOD_AGENT_PORT": "81"}, Target("127.0.0.1", 81, ""), id="the environment's"),
-        pytest.param(None, [], {}, Target("127.0.0.1", 8080, ""), id="the default"),
+        pytest.param(7001, [HERE, OTHER], {}, Target("::1", 7001, NONE), id="the one that is named"),
+        pytest.param(
+            9,
+            [HERE],
+            {"ELASTIPOD_TOKEN": "abc"},
+            Target("127.0.0.1", 9, Credentials(token="abc")),
+            id="a port by itself",
+        ),
+        pytest.param(None, [], {"ELASTIPOD_AGENT_PORT": "81"}, Target("127.0.0.1", 81, NONE), id="the environment's"),
+        pytest.param(None, [], {}, Target("127.0.0.1", 8080, NONE), id="the default"),
     ],
 )
 def test_where_the_agent_is(
@@ -128,13 +141,23 @@ def test_agents_that_were_killed_are_passed_over_and_cleared_away(tmp_path: Path
 
 
 @contextmanager
-def answering(code: int, body: bytes) -> Iterator[tuple[int, list[str | None]]]:
-    """Answer every request alike; gives the port and the tokens that were shown."""
+def answering(
+    code: int, body: bytes, admit: Callable[[Head], Admission] = admit_everybody
+) -> Iterator[tuple[int, list[str | None]]]:
+    """Answer every request that is admitted alike; gives the port and the proofs that were shown."""
     shown: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             shown.append(self.headers.get("Authorization"))
+            try:
+                admit(Head("GET", self.path, {k.lower(): v for k, v in self.headers.items()}, True))
+            except Refused as refused:
+                self.send_response(refused.response.status)
+                for name, value in refused.response.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                return
             self.send_response(code)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -158,7 +181,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]
     """Run the command where no agent has announced itself."""
     monkeypatch.setattr(presence, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name in ("ELASTIPOD_TOKEN", "ELASTIPOD_AGENT_PORT"):
+    for name in ("ELASTIPOD_KEY", "ELASTIPOD_TOKEN", "ELASTIPOD_AGENT_PORT"):
         monkeypatch.delenv(name, raising=False)
     return lambda *arguments: show.main(["status", *arguments])
 
@@ -175,10 +198,25 @@ def test_the_answer_is_printed(
     assert shown == ["Bearer abc"] * 2
 
 
+def test_an_agent_with_a_key_is_asked_with_a_mac(
+    alone: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = Credentials(key="f" * 64, pod="job-workers-0")
+    monkeypatch.setenv("ELASTIPOD_KEY", held.key)
+    monkeypatch.setenv("ELASTIPOD_POD", held.pod)
+    monkeypatch.setenv("ELASTIPOD_TOKEN", "abc")
+    guard = MacGuard(held)
+    with answering(200, json.dumps(RUNNING).encode(), guard.admit) as (port, shown):
+        assert alone(f"--port={port}") == 0
+    assert "state       running for" in capsys.readouterr().out
+    assert shown[0] is None
+    assert "abc" not in str(shown)
+
+
 @pytest.mark.parametrize(
     ("code", "body", "words"),
     [
-        pytest.param(401, b"{}", "$ELASTIPOD_TOKEN is not set here", id="a token is wanted"),
+        pytest.param(401, b"{}", "$ELASTIPOD_KEY is not set here", id="a key is wanted"),
         pytest.param(404, b"<html>", "is no agent (HTTP 404)", id="a web server"),
         pytest.param(200, b"[]", "is no agent (HTTP 200)", id="something else"),
     ],

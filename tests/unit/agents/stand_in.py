@@ -44,7 +44,7 @@ class StandIn:
     async def get(self, request: web.Request) -> web.StreamResponse:
         self.polls.append(dict(request.query))
         if not self._knows(request):
-            return web.json_response({"detail": "who are you?"}, status=401)
+            return _refusal()
         if self.respond is not None:
             return await self.respond(request)
         if request.query.get("after") == str(self.status.get("version")) and not self.closing:
@@ -55,9 +55,14 @@ class StandIn:
 
     async def post(self, request: web.Request) -> web.StreamResponse:
         if not self._knows(request):
-            return web.json_response({"detail": "who are you?"}, status=401)
+            return _refusal()
         self.posts.append((request.path, await request.json() if request.can_read_body else None))
         return web.json_response(self.status, status=self.post_code)
+
+
+def _refusal() -> web.Response:
+    """Refuse a call as an agent of the previous version does."""
+    return web.json_response({"detail": "who are you?"}, status=401, headers={"WWW-Authenticate": "Bearer"})
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from tests.unit.agents.stand_in import JOB, StandIn, serving, until
 
 from elastipod_operator.agents import board as board_module
 from elastipod_operator.agents.answers import MAX_ANSWER_BYTES
+from elastipod_operator.agents.authentication import Credentials
 from elastipod_operator.agents.board import Address, Board, open_session
 from elastipod_operator.core.facts import AgentState
 
@@ -221,12 +222,17 @@ async def test_the_newest_checkpoint_of_all_agents_is_handed_on(board: Board, ag
     assert found == {"a": {"progressCount": 7, "data": "new"}, "b": {"progressCount": 1}, "c": "nonsense"}
 
 
+def shown(agent: StandIn, token: str) -> Address:
+    """Give the address of an agent whose pod has a token of the previous version."""
+    return replace(agent.address, credentials=Credentials(token=token))
+
+
 async def test_the_token_is_shown_with_every_call(board: Board, agent: StandIn) -> None:
     agent.token = "abc"
-    board.watch(POD, replace(agent.address, token="abc"))
+    board.watch(POD, shown(agent, "abc"))
     await until(lambda: state(board) is AgentState.READY and len(agent.polls) == 2)
     assert set(agent.shown) == {"Bearer abc"}
-    assert "abc" not in repr(replace(agent.address, token="abc"))
+    assert "abc" not in repr(shown(agent, "abc"))
 
 
 async def test_who_needs_no_token_is_shown_none(board: Board, agent: StandIn) -> None:
@@ -239,7 +245,7 @@ async def test_an_agent_that_does_not_know_us_is_told_of_at_once_and_once(
     board: Board, agent: StandIn, wakes: Wakes, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent.token = "theirs"
-    board.watch(POD, replace(agent.address, token="ours"))
+    board.watch(POD, shown(agent, "ours"))
     await until(lambda: len(agent.polls) >= 3)
     assert board.fact(POD).denied
     assert wakes == [JOB]

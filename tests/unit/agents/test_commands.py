@@ -11,6 +11,7 @@ from aiohttp import web
 from tests.unit.agents.stand_in import StandIn, serving
 
 from elastipod_operator.agents import commands as commands_module
+from elastipod_operator.agents.authentication import Credentials
 from elastipod_operator.agents.commands import Command, Commander
 
 
@@ -42,8 +43,8 @@ async def test_a_command_arrives_with_its_body(commander: Commander, agent: Stan
 async def test_a_command_shows_the_token(commander: Commander, agent: StandIn) -> None:
     agent.token = "abc"
     (problem,) = await commander.send([stop(agent)])
-    assert "/stop was answered with HTTP 401" in problem
-    address = replace(agent.address, token="abc")
+    assert "does not accept the operator's proof (HTTP 401)" in problem
+    address = replace(agent.address, credentials=Credentials(token="abc"))
     assert await commander.send([replace(stop(agent), address=address)]) == []
     assert (agent.shown, len(agent.posts)) == ([None, "Bearer abc"], 1)
 

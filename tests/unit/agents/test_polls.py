@@ -49,13 +49,13 @@ class Server:
 
 @asynccontextmanager
 async def asked(
-    *answers: list[bytes] | None, headers: dict[str, str] | None = None
+    *answers: list[bytes] | None,
 ) -> AsyncIterator[tuple[Server, PollConnection]]:
     """Give a server with these answers and a connection for it."""
     it = Server(list(answers))
     server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
     it.port = server.sockets[0].getsockname()[1]
-    connection = PollConnection("127.0.0.1", it.port, headers or {}, max_bytes=100)
+    connection = PollConnection("127.0.0.1", it.port, max_bytes=100)
     try:
         yield it, connection
     finally:
@@ -64,17 +64,18 @@ async def asked(
         await server.wait_closed()
 
 
-async def ask(connection: PollConnection, limit_s: float = 5.0) -> tuple[int, bytes]:
-    return await connection.ask("/status?after=1&wait=3", 2.0, limit_s)
+async def ask(connection: PollConnection, limit_s: float = 5.0, **headers: str) -> tuple[int, bytes]:
+    reply = await connection.ask("/status?after=1&wait=3", 2.0, limit_s, headers)
+    return reply.status, reply.body
 
 
 async def test_polls_share_one_connection() -> None:
-    async with asked([GOOD], [GOOD], headers={"Authorization": "Bearer abc"}) as (server, connection):
-        assert [await ask(connection), await ask(connection)] == [(200, b"{}")] * 2
+    async with asked([GOOD], [GOOD]) as (server, connection):
+        assert [await ask(connection), await ask(connection, Authorization="a b")] == [(200, b"{}")] * 2
     assert server.connections == 1
     lines = server.requests[1].split(b"\r\n")
     assert lines[0] == b"GET /status?after=1&wait=3 HTTP/1.1"
-    assert {b"Host: 127.0.0.1:%d" % server.port, b"Accept-Encoding: identity", b"Authorization: Bearer abc"} <= {*lines}
+    assert {b"Host: 127.0.0.1:%d" % server.port, b"Accept-Encoding: identity", b"Authorization: a b"} <= {*lines}
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
@@ -86,6 +87,13 @@ async def test_an_answer_may_come_in_pieces(size: int) -> None:
 async def test_any_status_is_given_to_the_caller() -> None:
     async with asked([b"HTTP/1.1 401 Who\r\ncontent-length:0\r\n\r\n"]) as (_, connection):
         assert await ask(connection) == (401, b"")
+
+
+async def test_the_headers_of_authentication_are_given_to_the_caller() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nElastipod-Answer: mac=1\r\nWWW-Authenticate: Some x\r\nServer: s\r\n\r\n"
+    async with asked([head]) as (_, connection):
+        reply = await connection.ask("/status", 2.0, 5.0, {})
+    assert reply.headers == {"elastipod-answer": "mac=1", "www-authenticate": "Some x"}
 
 
 async def test_a_connection_that_the_agent_ends_is_made_anew() -> None:
@@ -120,7 +128,7 @@ async def test_a_late_timer_of_an_earlier_poll_ends_no_later_one() -> None:
 async def test_where_nobody_listens_the_connection_fails() -> None:
     async with asked() as (server, _):
         pass
-    connection = PollConnection("127.0.0.1", server.port, {}, 100)
+    connection = PollConnection("127.0.0.1", server.port, 100)
     with pytest.raises(ConnectFailed):
         await ask(connection)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,12 @@ from bench.operator_load.fleet import Fleet
 from bench.operator_load.load import DECISION, RECONCILE, Usage, buckets_of
 from bench.operator_load.parts import BARE, OURS, Sizes, quantile
 from bench.operator_load.rows import rows
+from tests.unit.core.builders import job
+
+from elastipod_agent.authentication import Credentials, challenge_in, signed
+from elastipod_agent.server.http import Head, Refused
+from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
+from elastipod_operator.kube.tokens import Tokens, key_entries
 
 SIZES = Sizes(starts=(64, 1000, 4000), restart=1000, jobs=100, pods=1000, repeat=1, churn=5.0)
 
@@ -51,7 +58,7 @@ def pod(uid: str, address: str = "", job: str = "one") -> dict[str, Any]:
 
 
 def test_a_fleet_gives_an_address_to_the_agent_of_the_pod_that_has_it_now() -> None:
-    fleet = Fleet()
+    fleet = Fleet(Tokens())
     fleet.take("ADDED", pod("a"))
     fleet.take("MODIFIED", pod("a", "127.128.0.1"))
     first = fleet.by_address["127.128.0.1"].agent
@@ -63,6 +70,24 @@ def test_a_fleet_gives_an_address_to_the_agent_of_the_pod_that_has_it_now() -> N
     assert fleet.by_address["127.128.0.1"].agent is not first
     seen = fleet.about("one")
     assert (seen["pods"], seen["ran"], seen["states"]) == (1, 1, {"ready": 1})
+
+
+def test_a_fleets_agent_holds_the_key_of_the_pods_secret() -> None:
+    tokens = Tokens((b"k" * 32,))
+    body = pod("a", "127.128.0.1")
+    body["metadata"] |= {"name": "one-workers-0", "labels": {LABEL_JOB: "one", LABEL_UID: "uid"}}
+    key = tokens.of(replace(job(), name="one", uid="uid"))
+    assert key is not None
+    body["spec"]["containers"][0]["env"] = key_entries(key.secret)
+    fleet = Fleet(tokens)
+    fleet.take("ADDED", body)
+    guard = fleet.by_address["127.128.0.1"].guard
+    assert guard is not None
+    with pytest.raises(Refused) as refused:
+        guard.admit(Head("GET", "/status", {}, True))
+    challenge = challenge_in(refused.value.response.headers["WWW-Authenticate"])
+    proof = signed(Credentials(key=key.key, pod="one-workers-0"), challenge, "GET", "/status")
+    guard.admit(Head("GET", "/status", {"authorization": proof["Authorization"]}, True))
 
 
 def test_quantiles_are_of_the_decisions_since() -> None:

@@ -112,8 +112,12 @@ def test_why_a_spec_cannot_be_used_is_told() -> None:
 @pytest.mark.parametrize(
     ("number", "whose"),
     [
-        pytest.param(1, f"the agent of pod {pod(0).name} does not accept", id="one"),
-        pytest.param(3, f"the agent of pod {pod(0).name} (and those of 2 more pods) does not accept", id="three"),
+        pytest.param(1, f"the agent of pod {pod(0).name} and the operator do not accept each other", id="one"),
+        pytest.param(
+            3,
+            f"the agent of pod {pod(0).name} (and those of 2 more pods) and the operator do not accept each other",
+            id="three",
+        ),
     ],
 )
 def test_agents_that_do_not_know_the_operator_are_counted(number: int, whose: str) -> None:

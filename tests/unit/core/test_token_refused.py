@@ -17,7 +17,11 @@ DENIED = AgentFact(trying_since=NOW - seconds(1), denied=True)
     ("secret", "words"),
     [
         pytest.param("s-1", ("Secret s-1 does not hold", "delete that Secret and the pod"), id="a changed Secret"),
-        pytest.param("", ("none of the operator's", "ELASTIPOD_TOKEN out of the template"), id="the user's own token"),
+        pytest.param(
+            "",
+            ("not the operator's", "remove ELASTIPOD_KEY and ELASTIPOD_TOKEN from the template"),
+            id="the user's own token",
+        ),
     ],
 )
 def test_it_is_said_at_once_with_what_to_do(secret: str, words: tuple[str, ...]) -> None:

@@ -71,16 +71,19 @@ def test_the_agent_may_be_in_another_container_than_the_first() -> None:
     assert not env_of(side)
 
 
-def test_the_token_goes_into_the_agents_container_only_and_takes_the_place_of_the_users() -> None:
-    own = {"name": "ELASTIPOD_TOKEN", "value": "mine"}
-    template = {"spec": {"containers": [{"name": "train", "env": [own]}, {"name": "side"}]}}
+def test_key_and_token_go_into_the_agents_container_only_and_replace_the_users() -> None:
+    own = [{"name": name, "value": "mine"} for name in ("ELASTIPOD_TOKEN", "ELASTIPOD_KEY", "ELASTIPOD_POD")]
+    template = {"spec": {"containers": [{"name": "train", "env": own}, {"name": "side"}]}}
     train, side = manifest(template, "job-token")["spec"]["containers"]
-    reference = {"secretKeyRef": {"name": "job-token", "key": "token"}}
-    assert [e for e in train["env"] if e["name"] == "ELASTIPOD_TOKEN"] == [
-        {"name": "ELASTIPOD_TOKEN", "valueFrom": reference}
-    ]
+    names = [entry["name"] for entry in train["env"]]
+    assert len(names) == len(set(names))
+    for name, entry in (("ELASTIPOD_KEY", "key"), ("ELASTIPOD_TOKEN", "token")):
+        reference = {"secretKeyRef": {"name": "job-token", "key": entry}}
+        assert {"name": name, "valueFrom": reference} in train["env"]
+    assert env_of(train)["ELASTIPOD_POD"] == "job-workers-1-2", "every MAC is over it"
     assert "env" not in side
-    assert own in manifest(template)["spec"]["containers"][0]["env"], "without tokens it is none of our business"
+    without = manifest(template)["spec"]["containers"][0]["env"]
+    assert all(entry in without for entry in own), "without authentication it is the user's"
 
 
 @pytest.mark.parametrize("wish", ["Always", "OnFailure", "Never", None])

@@ -1,9 +1,10 @@
-"""Tokens of jobs: worked out, never read; known again by the name of their Secret."""
+"""Keys of jobs: derived, never read; recognized by the name of their Secret."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from tests.unit.kube.bodies import job_body, pod_body
 
 from elastipod_operator.core.facts import JobFact
 from elastipod_operator.kube.tokens import (
+    NO_CREDENTIALS,
     KeyProblem,
     Tokens,
+    key_entries,
     read_install_keys,
     secret_manifest,
     secret_of,
-    token_entry,
 )
 from elastipod_operator.kube.translate import job_fact, pod_fact
 
@@ -29,12 +31,31 @@ def job(spec: dict[str, Any] | None = None, **meta: Any) -> JobFact:
     return job_fact(job_body(spec, **meta))
 
 
-def test_the_token_is_an_hmac_of_the_jobs_uid() -> None:
+def held(tokens: Tokens, secret: str, fact: JobFact | None = None) -> tuple[str, str]:
+    """Give key and token of a pod that refers to a Secret."""
+    pod = pod_fact(pod_body(), "train")
+    assert pod is not None
+    credentials = tokens.held_by(fact or job(), replace(pod, token_secret=secret))
+    assert not secret or credentials == NO_CREDENTIALS or credentials.pod == pod.name
+    return credentials.key, credentials.token
+
+
+def test_key_and_token_are_hmacs_of_the_jobs_uid() -> None:
     token = TOKENS.of(job())
     assert token is not None
-    assert token.token == hmac.new(KEY, b"job-uid", hashlib.sha256).hexdigest()
-    assert token.secret.startswith("job-elastipod-token-")
-    assert token.token not in repr(token) + repr(TOKENS)
+    assert token.token == hmac.new(KEY, b"job-uid", hashlib.sha256).hexdigest(), "as the previous version derives it"
+    assert token.key == hmac.new(KEY, b"elastipod-mac-key job-uid", hashlib.sha256).hexdigest()
+    assert token.secret.startswith("job-elastipod-key-")
+    for secret in (token.token, token.key):
+        assert secret not in repr(token) + repr(TOKENS)
+
+
+def test_a_pod_of_the_previous_version_holds_the_token_alone() -> None:
+    token = TOKENS.of(job())
+    assert token is not None
+    fingerprint = hashlib.sha256(token.token.encode()).hexdigest()[:10]
+    assert token.former_secret == f"job-elastipod-token-{fingerprint}"
+    assert held(TOKENS, token.former_secret) == ("", token.token)
     assert KEY.decode() not in repr(TOKENS)
 
 
@@ -68,18 +89,19 @@ def test_a_pod_keeps_its_token_when_the_job_gets_none_any_more_or_the_key_is_cha
     before = TOKENS.of(job())
     assert before is not None
     off = job({"elastipod": {"authentication": "Off"}})
-    assert TOKENS.held_by(off, before.secret) == before.token
+    assert held(TOKENS, before.secret, off) == (before.key, before.token)
     rotated = Tokens((NEW_KEY, KEY))
     after = rotated.of(job())
     assert after is not None
     assert after.secret != before.secret
-    assert (rotated.held_by(job(), before.secret), rotated.held_by(job(), after.secret)) == (before.token, after.token)
-    assert Tokens((NEW_KEY,)).held_by(job(), before.secret) == ""
+    assert held(rotated, before.secret) == (before.key, before.token)
+    assert held(rotated, after.secret) == (after.key, after.token)
+    assert held(Tokens((NEW_KEY,)), before.secret) == ("", "")
 
 
 @pytest.mark.parametrize("secret", ["", "foreign"])
 def test_what_is_not_ours_is_shown_no_token(secret: str) -> None:
-    assert TOKENS.held_by(job(), secret) == ""
+    assert held(TOKENS, secret) == ("", "")
 
 
 def test_the_secret_goes_with_the_job_and_is_never_changed() -> None:
@@ -91,14 +113,15 @@ def test_the_secret_goes_with_the_job_and_is_never_changed() -> None:
     assert [(owner["kind"], owner["uid"], owner["controller"]) for owner in meta["ownerReferences"]] == [
         ("HyperPodPyTorchJob", "job-uid", True)
     ]
-    assert made["stringData"] == {"token": token.token}
+    assert made["stringData"] == {"key": token.key, "token": token.token}
 
 
 @pytest.mark.parametrize(
     ("containers", "secret"),
     [
-        pytest.param([{"name": "train", "env": [token_entry("s")]}], "s", id="the agent's container"),
-        pytest.param([{"name": "side", "env": [token_entry("s")]}, {"name": "train"}], "", id="another one's"),
+        pytest.param([{"name": "train", "env": key_entries("s")}], "s", id="the agent's container"),
+        pytest.param([{"name": "train", "env": key_entries("s")[1:]}], "s", id="of the previous version"),
+        pytest.param([{"name": "side", "env": key_entries("s")}, {"name": "train"}], "", id="another one's"),
         pytest.param([{"name": "train", "env": [{"name": "ELASTIPOD_TOKEN", "value": "x"}]}], "", id="the user's own"),
         pytest.param([{"name": "train", "env": None}], "", id="a pod without"),
         pytest.param([], "", id="no containers"),

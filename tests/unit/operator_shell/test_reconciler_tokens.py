@@ -1,4 +1,4 @@
-"""Tokens in the shell: the Secret first, then pods that refer to it, then calls that show it."""
+"""Keys of jobs in the shell: the Secret first, then pods that refer to it, then calls that are signed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from tests.unit.agents.stand_in import StandIn, serving, until
+from tests.unit.agents.test_authentication import Agent, running
 from tests.unit.kube.bodies import CREATED, container
 from tests.unit.operator_shell.api_server import ApiServer
 from tests.unit.operator_shell.test_reconciler import Shell, settled
 
+from elastipod_agent.authentication import Credentials
 from elastipod_operator import pod_desk
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.agents.ports import agents_over
@@ -33,17 +35,17 @@ async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
         await reconciler.close()
 
 
-def token_of(pod: dict[str, Any]) -> str:
+def secret_of_pod(pod: dict[str, Any]) -> str:
     """Give the Secret to which a pod refers."""
     env = pod["spec"]["containers"][0]["env"]
-    return next((e["valueFrom"]["secretKeyRef"]["name"] for e in env if e["name"] == "ELASTIPOD_TOKEN"), "")
+    return next((e["valueFrom"]["secretKeyRef"]["name"] for e in env if e["name"] == "ELASTIPOD_KEY"), "")
 
 
 async def test_the_secret_is_there_before_the_pods_that_need_it(shell: Shell) -> None:
     shell.submit()
     await settled(shell)
     (name,) = shell.server.secrets
-    assert {token_of(pod) for pod in shell.server.pods.values()} == {name}
+    assert {secret_of_pod(pod) for pod in shell.server.pods.values()} == {name}
     posts = [what for method, what in shell.server.calls if method == "POST"]
     assert posts == ["secrets", *["pods"] * 4]
 
@@ -65,7 +67,7 @@ async def test_turned_off_there_is_neither_secret_nor_variable(shell: Shell) -> 
     shell.submit({"elastipod": {"authentication": "Off"}})
     await settled(shell)
     assert shell.server.secrets == {}
-    assert {token_of(pod) for pod in shell.server.pods.values()} == {""}
+    assert {secret_of_pod(pod) for pod in shell.server.pods.values()} == {""}
 
 
 async def test_an_operator_that_may_not_create_secrets_says_so_and_tries_again(
@@ -84,21 +86,38 @@ async def test_an_operator_that_may_not_create_secrets_says_so_and_tries_again(
     await until(lambda: shell.condition("PodsReady") == {})
 
 
-async def test_agents_of_pods_with_the_token_are_shown_it_and_others_are_not(shell: Shell) -> None:
-    async with serving(StandIn()) as agent:
-        port = agent.address.port
-        shell.submit({"elastipod": {"agentPort": port}})
-        await settled(shell)
-        (secret,) = shell.server.secrets.values()
-        agent.token = secret["stringData"]["token"]
-        pod = shell.server.pods["job-workers-0-0"]
-        pod["status"] = {
-            "phase": "Running",
-            "podIP": "127.0.0.1",
-            "containerStatuses": [container(running={"startedAt": CREATED})],
-        }
-        woken = shell.store.put_pod(shell.server.put(shell.server.pods, pod))
-        assert woken is not None
-        shell.reconciler.wake(woken)
+async def ask_agent_at(shell: Shell, port: int) -> dict[str, str]:
+    """Have the first pod's agent answer at a port; gives what the Secret of its job holds."""
+    shell.submit({"elastipod": {"agentPort": port}})
+    await settled(shell)
+    (secret,) = shell.server.secrets.values()
+    pod = shell.server.pods["job-workers-0-0"]
+    pod["status"] = {
+        "phase": "Running",
+        "podIP": "127.0.0.1",
+        "containerStatuses": [container(running={"startedAt": CREATED})],
+    }
+    woken = shell.store.put_pod(shell.server.put(shell.server.pods, pod))
+    assert woken is not None
+    shell.reconciler.wake(woken)
+    data: dict[str, str] = secret["stringData"]
+    return data
+
+
+async def test_agents_of_pods_with_a_key_are_asked_with_it(shell: Shell) -> None:
+    agent = Agent(Credentials(key="to be known"))
+    async with running(agent):
+        data = await ask_agent_at(shell, agent.port)
+        await until(lambda: shell.condition("PodsReady").get("reason") == "TokenRefused")
+        await agent.stop()
+        agent.held = Credentials(data["key"], data["token"], "job-workers-0-0")
+        await agent.start()
         await until(lambda: shell.condition("PodsReady").get("reason") == "AgentsAnswer")
-        assert set(agent.shown) == {f"Bearer {agent.token}"}
+
+
+async def test_an_agent_of_the_previous_version_is_asked_with_the_token(shell: Shell) -> None:
+    async with serving(StandIn()) as agent:
+        agent.token = "to be known"
+        agent.token = (await ask_agent_at(shell, agent.address.port))["token"]
+        await until(lambda: shell.condition("PodsReady").get("reason") == "AgentsAnswer")
+        assert set(agent.shown) == {None, f"Bearer {agent.token}"}

@@ -1,0 +1,160 @@
+"""How the operator proves itself to agents and recognizes them: the caller's side of docs/design/contracts.md, 12.
+
+The key of a job is never sent. A call to an agent whose pod holds the key is signed with a MAC over the pod's name, the
+agent's challenge, a nonce, method, target and body; its answer has to carry a MAC in turn. The first call to an agent
+carries nothing, and the agent's 401 tells the challenge, or that it knows tokens only.
+
+An agent of the previous version in a pod that holds the key is shown the bearer token, which is good for such agents alone.
+It is never shown to a pod whose agent has proved to hold the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SCHEME = "Elastipod-HMAC-SHA256"
+ANSWER_HEADER = "Elastipod-Answer"
+# A challenge may be outdated when a call arrives, and the next one, too, when many calls are made at once.
+MAX_TRIES = 3
+
+_NAMES = "elastipod-request-v1", "elastipod-answer-v1"
+_PARAMETER = re.compile(r'([a-z]+)="?([0-9a-f]{1,64})"?')
+
+
+class Denied(Exception):
+    """The agent does not accept the operator's proof, or its answer does not prove that it is the job's agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a pod's agent and the operator share. pod: the pod's name, part of every MAC."""
+
+    pod: str = ""
+    key: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    """The bearer token for an agent of the previous version."""
+
+
+NO_CREDENTIALS = Credentials()
+
+
+class Reply(NamedTuple):
+    """An answer. headers: those that authentication needs at least, names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call as it is sent. nonce: empty where it is not signed."""
+
+    headers: dict[str, str]
+    challenge: str = ""
+    nonce: str = ""
+
+
+class Authenticator:
+    """Signs the calls to one agent and checks its answers. Calls may overlap."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        self._challenge = ""
+        self._takes_token = False  # it asked for a bearer token
+        self._is_proven = False  # it has signed an answer with the key
+
+    async def exchange(
+        self, method: str, target: str, body: bytes, send: Callable[[dict[str, str]], Awaitable[Reply]]
+    ) -> Reply:
+        """Make a call and give its checked answer, whatever its status but 401.
+
+        target: path and query as they are sent. send: sends the call once, with these headers. Raises Denied, and what
+        `send` raises.
+        """
+        for _ in range(MAX_TRIES):
+            call = self.sign(method, target, body)
+            reply = await send(call.headers)
+            if not self.is_to_repeat(call, reply):
+                break
+        self.check(call, reply)
+        return reply
+
+    def sign(self, method: str, target: str, body: bytes = b"") -> Call:
+        """Give what goes with one call."""
+        credentials, challenge = self.credentials, self._challenge
+        if not credentials.key or self._takes_token:
+            return Call({"Authorization": f"Bearer {credentials.token}"} if credentials.token else {})
+        if not challenge:
+            return Call({})
+        nonce, digest = secrets.token_hex(12), _digest(body)
+        mac = _mac(credentials.key, _NAMES[0], credentials.pod, challenge, nonce, method, target, digest)
+        proof = f"{SCHEME} challenge={challenge}, nonce={nonce}, body={digest}, mac={mac}"
+        return Call({"Authorization": proof}, challenge, nonce)
+
+    def is_to_repeat(self, call: Call, reply: Reply) -> bool:
+        """Tell whether the agent asks for another proof than it got, and take note of what it asks for."""
+        if reply.status != 401 or not self.credentials.key:
+            return False
+        scheme, _, rest = reply.headers.get("www-authenticate", "").partition(" ")
+        if scheme == SCHEME:
+            self._challenge, self._takes_token = _parameters(rest).get("challenge", ""), False
+            return self._challenge not in ("", call.challenge)
+        wants_token = scheme.lower() == "bearer" and bool(self.credentials.token)
+        if not wants_token or self._is_proven or self._takes_token:
+            return False
+        self._takes_token = True
+        return True
+
+    def check(self, call: Call, reply: Reply) -> None:
+        """Check an answer that asks for nothing more. Raises Denied."""
+        if reply.status == 401:
+            raise Denied("the agent does not accept the operator's proof (HTTP 401)")
+        if not call.nonce:
+            if self._is_proven:
+                raise Denied("the agent answered without a proof, though it holds the job's key")
+            return
+        given = _parameters(reply.headers.get(ANSWER_HEADER.lower(), ""))
+        challenge, digest = given.get("challenge", ""), _digest(reply.body)
+        key, pod = self.credentials.key, self.credentials.pod
+        right = _mac(key, _NAMES[1], pod, challenge, call.nonce, str(reply.status), digest)
+        if not hmac.compare_digest(given.get("mac", ""), right):
+            raise Denied("the answer does not carry the MAC of the job's key: it is not from the job's agent")
+        self._challenge, self._is_proven = challenge, True
+
+
+class Authenticators:
+    """One Authenticator for each agent, for all who call it, because it remembers what the agent asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[Credentials, Authenticator] = {}
+
+    def of(self, credentials: Credentials) -> Authenticator:
+        """Give the one for these credentials."""
+        if not credentials.key:
+            return Authenticator(credentials)  # nothing to remember
+        return self._known.setdefault(credentials, Authenticator(credentials))
+
+    def forget(self, credentials: Credentials) -> None:
+        """Drop what is known of an agent that is gone."""
+        self._known.pop(credentials, None)
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _mac(key: str, *parts: str) -> str:
+    return hmac.new(key.encode(), "\n".join(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def _parameters(text: str) -> dict[str, str]:
+    """Read `name=hex` pairs and leave out anything else."""
+    found = (_PARAMETER.fullmatch(part.strip()) for part in text.split(","))
+    return {match[1]: match[2] for match in found if match}
