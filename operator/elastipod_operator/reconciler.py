@@ -270,10 +270,11 @@ class Reconciler:
     def _follow_agents(self, job: Job) -> None:
         port = job.fact.policy.agent_port if job.fact.policy else None
         for uid, pod in job.pods.items():
-            if pod.ended:
-                self._board.forget(uid)
-            elif pod.ip and pod.started and port is not None and not self._board.watches(uid, pod.ip, port):
-                self._board.watch(uid, self._address(job, pod, port))
+            restarts = pod.container.restart_count if pod.container is not None else 0
+            if pod.ended or (pod.container is not None and pod.container.ended):
+                self._board.retire(uid)
+            elif pod.ip and pod.started and port is not None and not self._board.watches(uid, pod.ip, port, restarts):
+                self._board.watch(uid, replace(self._address(job, pod, port), restarts=restarts))
 
     def _address(self, job: Job, pod: PodFact, port: int) -> Address:
         return Address(job.fact.uid, pod.ip, port, self._tokens.held_by(job.fact, pod))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from random import Random
 from typing import Any
@@ -14,7 +14,7 @@ from tests.sim.objects import Body, SimPod
 
 from elastipod_operator.agents.answers import BadAnswer, read
 from elastipod_operator.core.facts import AgentFact
-from elastipod_operator.core.health import SILENCE_LIMIT
+from elastipod_operator.core.silence import SILENCE_LIMIT
 from elastipod_operator.kube.store import Job
 
 HEARTBEAT_S = 4.0
@@ -26,7 +26,10 @@ class Watched:
 
     fact: AgentFact
     heard_at: float
+    restarts: int = 0
     worker_data: tuple[Any, ...] = ()
+    is_retired: bool = False
+    """Its container has ended; what it said last stays known."""
 
 
 class SimBoard:
@@ -65,13 +68,19 @@ class SimBoard:
     def follow(self, job: Job) -> None:
         """Begin to ask those who can be asked, and stop with those that have ended."""
         for uid, pod in job.pods.items():
-            if pod.ended:
-                self.forget(uid)
-            elif pod.ip and pod.started and uid not in self._watched:
-                self._watched[uid] = Watched(AgentFact(trying_since=self._now()), -HEARTBEAT_S)
+            watched, restarts = self._watched.get(uid), pod.container.restart_count if pod.container is not None else 0
+            if pod.ended or (pod.container is not None and pod.container.ended):
+                self.retire(uid)
+            elif pod.ip and pod.started and (watched is None or watched.restarts != restarts):
+                self._watched[uid] = Watched(AgentFact(trying_since=self._now()), -HEARTBEAT_S, restarts)
                 real = self._cluster.pods.get(uid)
                 if real is not None:
                     self.agent_changed(real)
+
+    def retire(self, pod_uid: str) -> None:
+        """Stop asking an agent that has ended."""
+        if pod_uid in self._watched:
+            self._watched[pod_uid].is_retired = True
 
     def forget(self, pod_uid: str) -> None:
         """Stop asking the agent of a pod that is gone."""
@@ -86,7 +95,10 @@ class SimBoard:
         while True:
             yield 1.0
             for uid, watched in list(self._watched.items()):
+                if watched.is_retired:
+                    continue
                 pod = self._cluster.pods.get(uid)
+                watched.fact = replace(watched.fact, refused=pod is not None and pod.refuses())
                 if pod is not None and pod.answers() and self._kernel.now - watched.heard_at >= HEARTBEAT_S:
                     self._refresh(pod)
                 since = watched.fact.last_answer or watched.fact.trying_since
@@ -111,7 +123,7 @@ class SimBoard:
 
     def _take(self, pod: SimPod, said: Body) -> None:
         watched = self._watched.get(pod.uid)
-        if not self.is_open or watched is None:
+        if not self.is_open or watched is None or watched.is_retired:
             return
         before, now = watched.fact, self._now()
         try:

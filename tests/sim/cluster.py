@@ -82,6 +82,9 @@ class Cluster(ApiServer):
         if pod.agent is not None and pod.agent.alive:
             pod.agent.die()
             pod.exit_code = 137
+        if pod.has_sidecar:
+            yield self.rng.uniform(0.2, 5.0)  # it ends with its pod, and only then
+            pod.has_sidecar = False
         yield from self._write_end(pod)
         yield self.rng.uniform(0.05, 1.0)
         yield from self._until_kubelet_acts(pod)
@@ -103,9 +106,24 @@ class Cluster(ApiServer):
             self.pod_changed(pod)
             yield self.rng.uniform(0.1, 2.0)
             yield from self._until_kubelet_acts(pod)
-        if pod.uid in self.pods and not pod.ended:
+        if pod.has_sidecar:
+            self.met["a sidecar outlives the agent's container"] += 1
+        elif pod.is_restarted and pod.exit_code and pod.deleted_at is None:
+            yield from self._restart(pod)
+        elif pod.uid in self.pods and not pod.ended:
             pod.phase = "Succeeded" if pod.exit_code == 0 else "Failed"
             self.pod_changed(pod)
+
+    def _restart(self, pod: SimPod) -> Script:
+        """The kubelet starts the agent's container again, the later the more often it did."""
+        yield self.rng.uniform(0.1, 2.0) + 10.0 * min(pod.restarts, 3)
+        yield from self._until_kubelet_acts(pod)
+        if pod.uid not in self.pods or pod.deleted_at is not None or pod.ended:
+            return
+        pod.restarts += 1
+        pod.exit_code, pod.is_end_reported = None, False
+        self.met["a container is started again"] += 1
+        yield from self._begin_agent(pod)
 
     def _until_kubelet_acts(self, pod: SimPod) -> Script:
         node = pod.node
@@ -143,11 +161,16 @@ class Cluster(ApiServer):
         if pod.ended:
             return
         pod.phase, pod.ip = "Running", f"10.0.0.{pod.uid.rpartition('-')[2]}"
+        yield from self._begin_agent(pod)
+
+    def _begin_agent(self, pod: SimPod) -> Script:
+        """A container with an agent begins."""
+        assert pod.node is not None
         pod.agent = SimAgent(self.kernel, self.rng, self.training, pod, self.make)
         self._agents.append(pod.agent)
         self.pod_changed(pod)
         yield self.rng.uniform(0.05, 0.5)
-        if self.kernel.now < node.sick_until:
+        if self.kernel.now < pod.node.sick_until:
             self.watchman.touched(pod.name, self.kernel.now + 120.0)
             pod.container_exits(1)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.sim.victims import UNFENCED
 CHAOS_S = 420.0
 # So many stories have queues.
 QUEUED_SHARE = 0.12
+CONTAINER_WEIGHTS = (6, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,14 @@ class InQueue:
     at: int = 0
     rivals: tuple[Story, ...] = ()
     gangs: tuple[Gang, ...] = ()
+
+
+class Containers(Enum):
+    """What a pod has beside the container of its agent, and what becomes of that one."""
+
+    PLAIN = "the agent's container alone"
+    SIDECAR = "a sidecar that never ends"
+    RESTARTED = "a container that is started again when it fails"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +54,16 @@ class Story:
     """What is in spec.elastipod beside its back-off."""
     events: tuple[Event, ...] = ()
     queue: InQueue | None = None
+    containers: Containers = Containers.PLAIN
 
     def spec(self) -> dict[str, Any]:
         """Give the job's spec."""
         asked = {"resources": {"requests": {RESOURCE: "1"}}} if self.queue is not None else {}
-        template = {"spec": {"containers": [{"name": "train", "image": "train", **asked}]}}
+        restarted = {"restartPolicy": "OnFailure"} if self.containers is Containers.RESTARTED else {}
+        containers = [{"name": "train", "image": "train", **asked, **restarted}]
+        if self.containers is Containers.SIDECAR:
+            containers.append({"name": "a-sidecar", "image": "proxy"})
+        template = {"spec": {"containers": containers}}
         spec = {
             "nprocPerNode": "1",
             "replicaSpecs": [{**spec, "template": template} for spec in self.specs],
@@ -67,6 +82,8 @@ class Story:
             f"seed {self.seed}: {self.nodes} nodes, policy {self.policy}, specs {self.specs}, run {self.run_policy}, "
             f"heeds events: {self.heeds_events}, collective time-out {self.collective_timeout_s:g} s, {self.ours}{make}"
         ]
+        if self.containers is not Containers.PLAIN:
+            lines.append(f"  pods: {self.containers.value}")
         if self.queue is not None:
             lines += [f"  {self.queue.settings}, priority {self.queue.priority}, queue {self.queue.at}"]
             lines += [f"  {gang}" for gang in self.queue.gangs]
@@ -76,7 +93,8 @@ class Story:
 
 def draw(seed: int, *, queued: bool | None = None) -> Story:
     """Draw a story from a seed. queued: whether it is one with queues; None for now and then."""
-    story = _draw_plain(seed)
+    containers = Random(f"containers of {seed}").choices(list(Containers), CONTAINER_WEIGHTS)[0]
+    story = replace(_draw_plain(seed), containers=containers)
     rng = Random(f"queues of {seed}")
     is_queued = rng.random() < QUEUED_SHARE
     return _draw_queued(rng, story) if (is_queued if queued is None else queued) else story

@@ -68,6 +68,7 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "crash_again_and_again": (6, pod_faults.crash_again_and_again),
     "take_master_port": (2, pod_faults.take_master_port),
     "kill_container": (4, pod_faults.kill_container),
+    "end_agent": (3, pod_faults.end_agent),
     "delete_pod": (5, pod_faults.delete_pod),
     "force_delete_pod": (3, pod_faults.force_delete_pod),
     "stop_from_outside": (2, pod_faults.stop_from_outside),

@@ -59,6 +59,8 @@ class Watchman:
         self._trained: set[str] = set()
         self._unwanted: set[str] = set()
         self._asked_for_processes: set[int] = set()
+        self._must_count: dict[int, int] = {}
+        """Generations that a fault of their own ended, with the retries that were booked before."""
         self.has_true_time = True
         """Whether the operator's clock was never set."""
         self.are_names_known = True
@@ -134,6 +136,8 @@ class Watchman:
         self._members[new.generation] = new.members
         if new.retries > self.worker_faults:
             raise Violation(f"{new.retries} retries are booked, but workers failed {self.worker_faults} times")
+        if any(new.retries <= before for g, before in self._must_count.items() if g < new.generation):
+            raise Violation(f"a fault of the workers' own cost no retry: {new.retries} are booked")
         policy = policy_of(JobSpec.model_validate(spec))
         if known is None and new.generation < max(self._members):
             raise Violation(f"generation {new.generation} comes after generation {max(self._members)}")
@@ -299,6 +303,10 @@ class Watchman:
                 self._excused -= 1
                 return
             raise Violation(f"generation {old.generation} is recovered ({cause}) though no fault was inflicted on it")
+
+    def must_count(self, generation: int) -> None:
+        """A fault of its own, and nothing else, ends a generation: that costs a retry."""
+        self._must_count[generation] = self.record.retries
 
     # -- calls to agents
 

@@ -79,6 +79,11 @@ class SimPod:
         self.exit_code: int | None = None
         self.is_end_reported = False
         """The kubelet has written that the container ended; the phase follows later."""
+        self.containers: list[Body] = manifest["spec"]["containers"]
+        self.has_sidecar = len(self.containers) > 1
+        self.is_restarted: bool = self.containers[0].get("restartPolicy") == "OnFailure"
+        """Its kubelet starts the agent's container again when it failed."""
+        self.restarts = 0
         self.deleted_at: float | None = None
         self.disrupted = ""
         self.annotations: dict[str, str] = dict(meta.get("annotations") or {})
@@ -105,18 +110,27 @@ class SimPod:
         status: Body = {"phase": self.phase, "podIP": self.ip, "conditions": []}
         if self.disrupted:
             status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": self.disrupted}]
-        if self.ended or self.is_end_reported:
-            state = {"terminated": {"exitCode": self.exit_code or 0}}
-            status["containerStatuses"] = [{"name": "train", "ready": False, "state": state}]
-        elif self.phase == "Running":
-            state = {"running": {"startedAt": stamp(EPOCH)}}
-            status["containerStatuses"] = [{"name": "train", "ready": True, "state": state}]
+        if self.ended or self.is_end_reported or self.phase == "Running":
+            status["containerStatuses"] = self._containers()
         return {
             "kind": "Pod",
             "metadata": meta,
-            "spec": {"nodeName": self.node.name if self.node else ""},
+            "spec": {"nodeName": self.node.name if self.node else "", "containers": self.containers},
             "status": status,
         }
+
+    def _containers(self) -> list[Body]:
+        """Give the states of its containers by name, as kubelets do."""
+        running: Body = {"running": {"startedAt": stamp(EPOCH)}}
+        has_ended = self.ended or self.is_end_reported
+        state = {"terminated": {"exitCode": self.exit_code or 0}} if has_ended else running
+        mine = {"name": "train", "ready": not has_ended, "state": state, "restartCount": self.restarts}
+        beside = {
+            "name": "a-sidecar",
+            "ready": not self.ended,
+            "state": {"terminated": {"exitCode": 0}} if self.ended else running,
+        }
+        return [beside, mine] if len(self.containers) > 1 else [mine]
 
     def node_runs(self) -> bool:
         """Whether its node is on, awake and connected to the other nodes."""
@@ -132,6 +146,13 @@ class SimPod:
         """Whether answers of its agent arrive at the operator."""
         node, now = self.node, self._cluster.kernel.now
         return self._is_open() and node is not None and max(node.hidden_until, node.mute_until) <= now
+
+    def refuses(self) -> bool:
+        """Whether its network tells the operator that nobody listens on the agent's port."""
+        node, now = self.node, self._cluster.kernel.now
+        if self.agent is None or self.agent.alive or not self.node_runs() or node is None or self.ended:
+            return False
+        return max(node.hidden_until, node.mute_until) <= now
 
     def _is_open(self) -> bool:
         return self.agent is not None and self.agent.alive and self.node_runs() and not self.agent.hangs()

@@ -126,7 +126,26 @@ def kill_container(play: Play, event: Event) -> str:
         return ""
     touch(play, pod, event)
     play.watchman.worker_faults += 1
+    _expect_a_retry(play, pod.agent)
     pod.container_exits(137)
+    return pod.name
+
+
+def _expect_a_retry(play: Play, agent: SimAgent) -> None:
+    """Where nothing else happens at all, what ends by itself costs a retry."""
+    if len(play.story.events) == 1 and agent.works(agent.generation):
+        play.watchman.must_count(agent.generation)
+
+
+def end_agent(play: Play, event: Event) -> str:
+    """The agent's process ends, and a shell around it stays: its container runs on and nobody listens in it."""
+    pod = a_pod(play, event, training=True)
+    if pod is None or pod.agent is None:
+        return ""
+    touch(play, pod, event)
+    play.watchman.worker_faults += 1
+    _expect_a_retry(play, pod.agent)
+    pod.agent.die()
     return pod.name
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sim.drawing import Story
+from tests.sim.drawing import Containers, Story
 from tests.sim.events import Event, Make
 
 PATIENT = {
@@ -27,6 +27,7 @@ def _story(
     make: Make = Make.OURS,
     ours: dict[str, Any] | None = None,
     seed: int = 1,
+    containers: Containers = Containers.PLAIN,
     **restarts: int,
 ) -> Story:
     return Story(
@@ -40,6 +41,7 @@ def _story(
         make=make,
         ours=ours or {},
         events=events,
+        containers=containers,
     )
 
 
@@ -166,6 +168,31 @@ STORIES: dict[str, Story] = {
     "workers that could outlive a fault are to be new ones": _story(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}
     ),
+    **{
+        f"the agent's container ends beside a sidecar: {of} replicas": _story(
+            Event(100, "kill_container", 0), low=of, high=of, nodes=of, containers=Containers.SIDECAR
+        )
+        for of in (1, 3)
+    },
+    **{
+        f"an agent ends in a shell that stays: {of} replicas": _story(
+            Event(100, "end_agent", 0), low=of, high=of, nodes=of
+        )
+        for of in (1, 3)
+    },
+    **{
+        f"the agent's container is started again: {of} replicas": _story(
+            Event(100, "kill_container", 0), low=of, high=of, nodes=of, containers=Containers.RESTARTED
+        )
+        for of in (1, 3)
+    },
+    "the agent's container is started again and again": _story(
+        *(Event(100 + 35 * n, "kill_container", n) for n in range(5)), containers=Containers.RESTARTED
+    ),
+    "the agent's container is started again and no watch tells of it": _story(
+        Event(99, "broken_watch", 0, 25), Event(100, "kill_container", 0), low=1, high=1, nodes=1, containers=Containers.RESTARTED
+    ),
+    "containers end beside sidecars after the job completed": _story(containers=Containers.SIDECAR),
     "a worker asks for new pods": _story(Event(100, "crash_worker", 7 * 3), make=Make.IN_PROCESS),
     "the quota refuses pods for a while": _story(Event(0, "creates_refused", 0, 60), Event(150, "delete_pod", 1)),
     **{  # how many pods wait for their turn meanwhile is drawn

@@ -29,6 +29,7 @@ from elastipod_operator.core import (
     plan,
     running,
     scene,
+    silence,
     stopping,
     transit,
 )
@@ -113,7 +114,7 @@ def stop_without_a_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(health, "_evidence", lambda *_, **__: "silent")
+    patch.setattr(health, "find_evidence", lambda *_, **__: ("NodeLost", "silent"))
 
 
 def forget_who_drains(patch: pytest.MonkeyPatch) -> None:
@@ -129,8 +130,8 @@ def charge_the_workers_for_lost_nodes(patch: pytest.MonkeyPatch) -> None:
 
 
 def trust_a_cut_off_operator(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(health, "CUT_OFF_SPREAD", timedelta(0))
-    patch.setattr(health, "_stalled", lambda *_: True)
+    patch.setattr(silence, "CUT_OFF_SPREAD", timedelta(0))
+    patch.setattr(silence, "_stalled", lambda *_: True)
 
 
 def ignore_doomed_pods(patch: pytest.MonkeyPatch) -> None:
@@ -309,6 +310,26 @@ def take_an_ended_container_for_one_that_never_ran(patch: pytest.MonkeyPatch) ->
     patch.setattr(ending, "_has_run", lambda replica: replica.pod.started or replica.pod.ended)
 
 
+def overlook_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
+    real = health.find_evidence
+    patch.setattr(health, "_container_ended", lambda _: False)
+    patch.setattr(
+        health, "find_evidence", lambda pod, agent, *rest, **k: real(pod, replace(agent, refused=False), *rest, **k)
+    )
+
+
+def leave_the_place_to_a_sidecar(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(membership, "holds_its_place", lambda _: False)
+
+
+def charge_nobody_for_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Replica, "ended_itself", property(lambda self: False))
+
+
+def overlook_an_agent_that_began_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(incidents, "_began_anew", lambda *_: False)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     accept_a_stale_generation,
     reuse_the_generation,
@@ -358,6 +379,10 @@ MUTANTS: tuple[Mutant, ...] = (
     grow_with_the_first_that_is_ready,
     ask_again_and_again_for_half_an_increment,
     take_an_ended_container_for_one_that_never_ran,
+    overlook_an_agent_that_ended,
+    leave_the_place_to_a_sidecar,
+    charge_nobody_for_an_agent_that_ended,
+    overlook_an_agent_that_began_anew,
 )
 
 

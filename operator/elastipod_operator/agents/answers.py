@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..core.facts import AgentFact, AgentState, Failure
-from ..core.health import SILENCE_LIMIT
+from ..core.silence import SILENCE_LIMIT
 
 MAX_ANSWER_BYTES = 1 << 20
 # Texts end up in the record, in conditions and in Events. A traceback is cut by who shows it.

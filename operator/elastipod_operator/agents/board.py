@@ -11,6 +11,7 @@ and with short polls from then on.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import time
@@ -25,7 +26,7 @@ import aiohttp
 
 from .. import clock
 from ..core.facts import AgentFact
-from ..core.health import HEARTBEAT, SILENCE_LIMIT
+from ..core.silence import HEARTBEAT, SILENCE_LIMIT
 from .answers import MAX_ANSWER_BYTES, Answer, BadAnswer, read
 from .authentication import NO_CREDENTIALS, Authenticators, Credentials, Denied, Reply
 from .polls import ConnectFailed, Hurried, PollConnection, TooLarge, Unusual
@@ -66,6 +67,8 @@ class Address:
     port: int
     credentials: Credentials = NO_CREDENTIALS
     """What proves the operator and the agent to each other."""
+    restarts: int = 0
+    """How often its container was started again: each time it is another process."""
 
     def url(self, path: str) -> str:
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
@@ -94,6 +97,15 @@ class Watched:
 
     def __post_init__(self) -> None:
         self.place = zlib.crc32(self.address.url("").encode()) / 2**32
+
+    def stop(self) -> None:
+        """Ask it no more."""
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+        if self.line is not None:
+            self.line.close()
+            self.line = None
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -134,10 +146,21 @@ class Board:
         self._jobs.setdefault(address.job, {})[pod_uid] = watched
         watched.task = asyncio.create_task(self._follow(watched), name=f"agent {address.ip}:{address.port}")
 
-    def watches(self, pod_uid: str, ip: str, port: int) -> bool:
+    def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
         """Whether the agent of a pod is asked at this address already; the credentials of a pod never change."""
         watched = self._watched.get(pod_uid)
-        return watched is not None and (watched.address.ip, watched.address.port) == (ip, port)
+        if watched is None:
+            return False
+        known = watched.address
+        return (known.ip, known.port, known.restarts) == (ip, port, restarts)
+
+    def retire(self, pod_uid: str) -> None:
+        """Stop asking an agent that has ended; what it said last stays known until its pod is gone."""
+        watched = self._watched.get(pod_uid)
+        if watched is None or watched.task is None:
+            return
+        watched.stop()
+        watched.fact = replace(watched.fact, refused=False, denied=False)
 
     def forget(self, pod_uid: str) -> None:
         """Stop asking an agent whose pod is gone."""
@@ -151,10 +174,7 @@ class Board:
         if not self._jobs[job]:
             del self._jobs[job]
             self._doubts.pop(job, None)
-        if watched.task is not None:
-            watched.task.cancel()
-        if watched.line is not None:
-            watched.line.close()
+        watched.stop()
 
     def fact(self, pod_uid: str) -> AgentFact:
         """Give what is known of an agent; an empty fact for one that is not watched."""
@@ -286,7 +306,8 @@ class Board:
             self._wake(watched.address.job)
 
     def _no_answer(self, watched: Watched, error: Exception) -> None:
-        refused = isinstance(error, aiohttp.ClientConnectorError | ConnectFailed)
+        # Other failures to connect tell of the way to the agent, not of the agent.
+        refused = isinstance(error, aiohttp.ClientConnectorError | ConnectFailed) and error.errno == errno.ECONNREFUSED
         is_unreachable = isinstance(error, aiohttp.ClientError | TimeoutError | OSError)
         complaint = "" if is_unreachable else f"{type(error).__name__}: {error}"
         if complaint and complaint != watched.complaint:

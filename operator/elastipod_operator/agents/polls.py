@@ -40,7 +40,7 @@ class TooLarge(Exception):
 
 
 class ConnectFailed(OSError):
-    """Nobody listens at the address."""
+    """No connection was made; errno says why."""
 
 
 class Hurried(Exception):
@@ -75,7 +75,7 @@ class PollConnection(asyncio.Protocol):
             except TimeoutError:
                 raise
             except OSError as error:
-                raise ConnectFailed(str(error)) from error
+                raise ConnectFailed(error.errno, str(error)) from error
         assert self._transport is not None
         waiter: asyncio.Future[Reply] = loop.create_future()
         self._waiter = waiter

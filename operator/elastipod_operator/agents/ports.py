@@ -21,8 +21,11 @@ class AgentBoard(Protocol):
     def watch(self, pod_uid: str, address: Address) -> None:
         """Begin to ask an agent, or go on at its new address."""
 
-    def watches(self, pod_uid: str, ip: str, port: int) -> bool:
-        """Whether the agent of a pod is asked at this address already."""
+    def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
+        """Whether the agent of a pod is asked at this address already. restarts: of its container."""
+
+    def retire(self, pod_uid: str) -> None:
+        """Stop asking an agent that has ended; what it said last stays known until its pod is gone."""
 
     def forget(self, pod_uid: str) -> None:
         """Stop asking an agent whose pod is gone."""

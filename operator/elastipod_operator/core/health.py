@@ -8,21 +8,15 @@ from enum import StrEnum
 
 from .facts import AgentFact, AgentState, NodeFact, Observed, PodFact
 from .names import PodId, Slot
+from .silence import AGENT_ENDED, NODE_LOST, Witnesses, does_answer, find_evidence, is_silent
 
-# A little under 5 s, so that three of them and the time of the calls make 15 s at most (decision 5).
-HEARTBEAT = timedelta(seconds=4.5)
-SILENCE_LIMIT = 3 * HEARTBEAT
 TICK = timedelta(milliseconds=1)
-# Agents that all fall silent at one moment gave their last answers within a heartbeat of each other.
-CUT_OFF_SPREAD = 1.5 * HEARTBEAT
-# Workers that make no step for so many times the usual time of one stand still; but
-# steps become known with an agent's next answer, at most a heartbeat later: longer than that without one is a standstill.
-STALL_LIMIT = 1.3 * HEARTBEAT
-STALL_FACTOR = 4
 # An agent answers within a second of its container's start; after this long the container does not run one.
 AGENT_EXPECTED = timedelta(seconds=30)
 # A start every second for thirty years. An agent that lies may make generations jump, but not beyond what numbers can hold.
 MAX_GENERATION = 10**9
+
+POD_FAILED, CONTAINER_RESTARTED = "PodFailed", "ContainerRestarted"
 
 NO_AGENT = AgentFact()
 
@@ -35,7 +29,7 @@ class Health(StrEnum):
     SILENT = "silent"  # its agent does not answer at present; nothing is proven
     DOOMED = "doomed"  # it answers, but it, its node or its quota will go: drain it
     LOST = "lost"  # it will never train again, though the API server may still list it
-    ENDED = "ended"  # its containers have ended
+    ENDED = "ended"  # its agent's container has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +47,7 @@ class Replica:
     unattended: bool = False
     """It has ended, and the kubelet that would take its object away is gone."""
     may_run: bool = False
-    """It is lost, but its kubelet lives, and has not ended it yet."""
+    """It is lost, or its agent has ended, but its kubelet lives, and has not ended all of its containers yet."""
 
     @property
     def id(self) -> PodId:
@@ -63,6 +57,25 @@ class Replica:
     def lives(self) -> bool:
         """Whether it trains, or may yet: it has not ended, is not lost, and need not leave."""
         return self.health not in (Health.ENDED, Health.LOST, Health.DOOMED)
+
+    @property
+    def has_no_workers(self) -> bool:
+        """Whether its workers ended with their container."""
+        return self.health is Health.ENDED or self.why == CONTAINER_RESTARTED
+
+    @property
+    def ended_itself(self) -> bool:
+        """Whether its agent or its container ended, and neither its node nor anybody else brought that about."""
+        is_own = self.why in (POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED)
+        return is_own and self.pod.kill_at is None and not self.pod.disrupted
+
+    def finished(self, generation: int) -> bool:
+        """Whether its workers of a generation completed, and its container, if it has ended, ended well after that."""
+        if self.agent.state is not AgentState.COMPLETED or not self.runs(generation):
+            return False
+        container = self.pod.container
+        ended_well = self.pod.phase == "Succeeded" or (container is not None and container.exit_code == 0)
+        return self.health is not Health.ENDED or ended_well
 
     @property
     def busy(self) -> bool:
@@ -116,29 +129,23 @@ class View:
         return max((number for number in told if number <= MAX_GENERATION), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Witnesses:
-    """What the other agents tell. members: those of the generation's members that answer at present.
-
-    all_silent: every agent that should answer is silent; then the operator suspects itself and waits (decision 5).
-    heard_at: the newest answer of any agent.
-    """
-
-    members: list[AgentFact]
-    all_silent: bool
-    heard_at: datetime | None
-
-
 def judge(seen: Observed) -> View:
     """Judge every pod of the job."""
     record = seen.job.record
     given_up = frozenset(record.lost) if record else frozenset()
     members = frozenset(record.members) if record else frozenset()
-    agents = {pod.name: _known_since(seen.agents.get(pod.name, NO_AGENT), pod.id in members) for pod in seen.pods}
-    ever = [a for a in agents.values() if a.last_answer]
+    is_stopping = record is not None and record.transition is not None
+    agents = {
+        pod.name: _known_since(
+            seen.agents.get(pod.name, NO_AGENT), pod.id in members and not (is_stopping and _was_restarted(pod))
+        )
+        for pod in seen.pods
+    }
+    alive = [(pod, agents[pod.name]) for pod in seen.pods if not (pod.ended or _container_ended(pod))]
+    ever = [a for _, a in alive if a.last_answer]
     witnesses = Witnesses(
-        members=[a for pod in seen.pods if pod.id in members and _answers(a := agents[pod.name], seen.now)],
-        all_silent=bool(ever) and all(_silent(a, seen.now) for a in ever),
+        members=[a for pod, a in alive if pod.id in members and does_answer(a, seen.now)],
+        all_silent=bool(ever) and all(is_silent(a, seen.now) for a in ever),
         heard_at=max((a.last_answer for a in ever if a.last_answer is not None), default=None),
     )
     grace = seen.job.policy.graceful_timeout if seen.job.policy else timedelta(minutes=10)
@@ -153,7 +160,7 @@ def judge(seen: Observed) -> View:
             withdrawn = seen.withdrawn.get(pod.id.slot)
             is_member = pod.id in members
             replica = _judge_pod(pod, agent, node, witnesses, seen.now, grace, is_member=is_member, withdrawn=withdrawn)
-        if replica.health is Health.LOST and not replica.gone:
+        if replica.health in (Health.LOST, Health.ENDED) and not replica.gone:
             replica = replace(replica, may_run=not pod.node or (node is not None and node.ready))
         by_id[pod.id] = replica
         if pod.id.slot not in newest or newest[pod.id.slot].id.incarnation < pod.id.incarnation:
@@ -178,18 +185,23 @@ def _judge_pod(
     withdrawn: tuple[str, str] | None = None,
 ) -> Replica:
     if pod.ended:
-        detail, unattended = pod.trouble or f"pod {pod.name} ended", _unattended(node, now, grace)
-        return Replica(pod, agent, Health.ENDED, "PodFailed", detail, gone=True, unattended=unattended)
+        unattended = _unattended(node, now, grace)
+        return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), gone=True, unattended=unattended)
     if node is not None and node.out_of_service:
         return Replica(pod, agent, Health.LOST, "NodeOutOfService", f"node {node.name} is out of service", gone=True)
     gone = _gone(pod, agent, node, now, grace)
-    if gone and not _answers(agent, now):
+    if gone and not does_answer(agent, now):
         how = "was deleted" if node is None else f"is not ready for more than {grace.total_seconds():g} s"
-        return Replica(pod, agent, Health.LOST, "NodeLost" if node else "NodeDeleted", f"node {pod.node} {how}", gone)
-    if _silent(agent, now):
-        evidence = _evidence(pod, agent, node, witnesses, now, is_member=is_member)
-        if evidence:
-            return Replica(pod, agent, Health.LOST, "NodeLost", evidence, gone)
+        return Replica(pod, agent, Health.LOST, NODE_LOST if node else "NodeDeleted", f"node {pod.node} {how}", gone)
+    if _container_ended(pod):
+        return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), gone)
+    if pod.container is not None and pod.container.is_restarting:
+        detail = pod.trouble or f"the agent's container of pod {pod.name} ended and is started again"
+        return Replica(pod, agent, Health.PENDING, CONTAINER_RESTARTED, detail, gone)
+    if is_silent(agent, now):
+        evidence = find_evidence(pod, agent, node, witnesses, now, is_member=is_member)
+        if evidence is not None:
+            return Replica(pod, agent, Health.LOST, *evidence, gone)
         return Replica(pod, agent, Health.SILENT, "AgentSilent", f"the agent of pod {pod.name} does not answer", gone)
     doomed = withdrawn or _doom(pod, node, agent)
     if doomed:
@@ -199,6 +211,24 @@ def _judge_pod(
     return Replica(pod, agent, Health.GOOD, gone=gone)
 
 
+def _container_ended(pod: PodFact) -> bool:
+    """Whether the agent's container has ended for good; nothing is started again in a pod that is being deleted."""
+    container = pod.container
+    return container is not None and (container.ended or (container.is_restarting and pod.kill_at is not None))
+
+
+def _was_restarted(pod: PodFact) -> bool:
+    return pod.container is not None and pod.container.restart_count > 0
+
+
+def _why_it_ended(pod: PodFact, node: NodeFact | None) -> tuple[str, str]:
+    """Give cause and sentence of a container's end: its node's failure explains it, else it ended by itself."""
+    detail = pod.trouble or f"pod {pod.name} ended"
+    if node is not None and not node.ready:
+        return NODE_LOST, f"{detail}; its node {node.name} is not ready"
+    return POD_FAILED, detail
+
+
 def _known_since(agent: AgentFact, is_member: bool) -> AgentFact:
     """An agent that trained before this operator began must answer too: its silence counts from the first call."""
     if is_member and agent.last_answer is None and agent.trying_since is not None:
@@ -206,16 +236,8 @@ def _known_since(agent: AgentFact, is_member: bool) -> AgentFact:
     return agent
 
 
-def _silent(agent: AgentFact, now: datetime) -> bool:
-    return agent.last_answer is not None and now - agent.last_answer >= SILENCE_LIMIT
-
-
 def _overdue(agent: AgentFact, now: datetime) -> bool:
     return agent.trying_since is not None and now - agent.trying_since >= AGENT_EXPECTED
-
-
-def _answers(agent: AgentFact, now: datetime) -> bool:
-    return agent.state is not None and not _silent(agent, now)
 
 
 def _gone(pod: PodFact, agent: AgentFact, node: NodeFact | None, now: datetime, grace: timedelta) -> bool:
@@ -224,7 +246,7 @@ def _gone(pod: PodFact, agent: AgentFact, node: NodeFact | None, now: datetime, 
         return True
     if not pod.node:
         return False
-    return _silent(agent, now) if node is None else _unattended(node, now, grace)
+    return is_silent(agent, now) if node is None else _unattended(node, now, grace)
 
 
 def _unattended(node: NodeFact | None, now: datetime, grace: timedelta) -> bool:
@@ -249,46 +271,3 @@ def _doom(pod: PodFact, node: NodeFact | None, agent: AgentFact) -> tuple[str, s
     if node is not None and node.cordoned:
         return "NodeDrained", f"pod {pod.name} {what}; its node {node.name} is cordoned"
     return cause, f"pod {pod.name} {what}"
-
-
-def _evidence(
-    pod: PodFact, agent: AgentFact, node: NodeFact | None, witnesses: Witnesses, now: datetime, *, is_member: bool
-) -> str:
-    """Say what besides silence tells that a replica is dead; empty when nothing does (decision 5).
-
-    Its node not being ready; other members whose collective broke, or who stand still: a job whose steps go on has not
-    lost a member, only our sight of it. Who never trained needs no such proof: it is replaced without harm.
-    """
-    assert agent.last_answer is not None
-    assert witnesses.heard_at is not None
-    if witnesses.all_silent or witnesses.heard_at - agent.last_answer < CUT_OFF_SPREAD:
-        return ""  # the agents fell silent together, though not all of them for long enough yet
-    name = pod.name
-    if node is not None and not node.ready:
-        return f"node {node.name} is not ready and the agent of pod {name} is silent"
-    if not is_member:
-        return f"the agent of pod {name} on node {pod.node} is silent and other agents answer"
-    states = {a.state for a in witnesses.members}
-    if AgentState.FAULTED in states:
-        return f"the agent of pod {name} is silent and the workers of others failed"
-    busy = [a for a in witnesses.members if a.state in (AgentState.RUNNING, AgentState.STOPPING)]
-    if busy:
-        # Who saves makes no steps, however long it takes.
-        stalled = not any(a.saving for a in busy) and _stalled(busy, now)
-        return f"the agent of pod {name} on node {pod.node} is silent and the others make no step" if stalled else ""
-    if states & {AgentState.READY, AgentState.INIT}:
-        return f"the agent of pod {name} on node {pod.node} is silent and the workers of others have ended"
-    return ""
-
-
-def _stalled(busy: list[AgentFact], now: datetime) -> bool:
-    """Whether workers that report steps made none for longer than an answer takes, and much longer than they usually need.
-
-    A later answer must show so: of agents that say nothing any more it is not known whether they go on.
-    """
-    newest = max((a.step_at for a in busy if a.step_at is not None), default=None)
-    heard_at = max((a.last_answer for a in busy if a.last_answer is not None), default=None)
-    if newest is None or heard_at is None or heard_at - newest < HEARTBEAT / 2:
-        return False
-    usual = max((a.step_pace for a in busy if a.step_pace is not None), default=timedelta(0))
-    return now - newest >= max(STALL_LIMIT, STALL_FACTOR * usual)

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 
 from .backoff import backoff
 from .facts import AgentState, Policy
-from .health import Health, Replica, View
+from .health import POD_FAILED, Health, Replica, View
 from .names import PodId
 from .record import Culprit, Kind, Reach, Record, Transition, Window
+from .silence import SILENCE_LIMIT
 
 # Workers that do not report steps have made progress when they ran this long.
 PROOF_OF_LIFE = timedelta(seconds=60)
@@ -61,7 +62,7 @@ def find_incident(record: Record, view: View) -> Incident | None:
         return _worker_fault(record, faulted)
     if draining:
         return None
-    return _out_of_step(trained, record) or _start_not_taken(trained, record, view.now)
+    return _out_of_step(trained, record, view) or _start_not_taken(trained, record, view.now)
 
 
 def _drained(replica: Replica, record: Record) -> bool:
@@ -83,17 +84,17 @@ def _failed_draining(replica: Replica) -> bool:
 
 def _missing(record: Record, view: View) -> Incident | None:
     gone = [m for m in record.members if view.get(m) is None]
-    ended = [r for m in record.members if (r := view.get(m)) is not None and r.health is Health.ENDED]
-    lost = [r for m in record.members if (r := view.get(m)) is not None and r.health is Health.LOST]
-    if lost:
+    there = [r for m in record.members if (r := view.get(m)) is not None]
+    lost = [r for r in there if r.health is Health.LOST]
+    ended = [r for r in there if r.has_no_workers and not r.finished(record.generation)]
+    hit = lost or ended
+    if hit:
+        # What a node or somebody else brought about is the root cause, also when others ended by themselves over it.
+        first = next((r for r in hit if not r.ended_itself), hit[0])
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        hit = _culprits(record, *(r.id for r in lost), view=view)
-        return Incident(lost[0].why, lost[0].detail + more, False, tuple(r.id for r in lost), hit)
-    if ended:
-        by_itself = all(_ended_by_itself(r) for r in ended)
-        return Incident(
-            "PodFailed", ended[0].detail, by_itself, (), _culprits(record, *(r.id for r in ended), view=view)
-        )
+        culprits = _culprits(record, *(r.id for r in hit), view=view)
+        counted = all(r.ended_itself for r in hit)
+        return Incident(first.why, first.detail + more, counted, tuple(r.id for r in lost), culprits)
     if gone:
         return Incident("PodLost", _is_gone(gone[0]), False, (), _culprits(record, *gone, view=view))
     return None
@@ -103,10 +104,6 @@ def _culprits(record: Record, *pods: PodId, view: View) -> tuple[Culprit, ...]:
     ranks = {member: rank for rank, member in enumerate(record.members)}
     found = ((pod, view.get(pod)) for pod in pods[:MAX_CULPRITS])
     return tuple(Culprit(pod, ranks.get(pod, -1), r.pod.node if r is not None else "") for pod, r in found)
-
-
-def _ended_by_itself(replica: Replica) -> bool:
-    return replica.pod.kill_at is None and not replica.pod.disrupted
 
 
 def _is_gone(member: PodId) -> str:
@@ -164,7 +161,7 @@ def failure_text(replica: Replica) -> str:
     return f"rank {failure.global_rank} {how}: {lines[-1][:300]}"
 
 
-def _out_of_step(members: list[Replica], record: Record) -> Incident | None:
+def _out_of_step(members: list[Replica], record: Record, view: View) -> Incident | None:
     for replica in members:
         agent = replica.agent
         if agent.generation is None or replica.health not in (Health.GOOD, Health.DOOMED):
@@ -173,10 +170,27 @@ def _out_of_step(members: list[Replica], record: Record) -> Incident | None:
         if agent.generation > record.generation:
             message = f"the agent of pod {name} runs generation {agent.generation}, the record says {record.generation}"
             return Incident("RecordBehind", message, counted=False)
+        if _began_anew(replica, record):
+            message = f"the agent of pod {name} has begun anew and knows nothing of generation {record.generation}: its process ended"
+            return Incident("AgentRestarted", message, True, culprits=_culprits(record, replica.id, view=view))
         stopped = agent.state in (AgentState.READY, AgentState.SHUTDOWN) and not agent.drained
         if agent.generation == record.generation and stopped:
             return Incident("WorkersStopped", f"somebody else stopped the workers of pod {name}", counted=False)
     return None
+
+
+def _began_anew(replica: Replica, record: Record) -> bool:
+    """Whether an agent that ran this generation is a new process; an answer from before it ran is no news."""
+    agent = replica.agent
+    if agent.state not in (AgentState.INIT, AgentState.READY) or agent.generation != 0 or not record.generation:
+        return False
+    return record.settled_at is not None and agent.last_answer is not None and agent.last_answer >= news_from(record)
+
+
+def news_from(record: Record) -> datetime:
+    """Give from when on an agent's answer was surely given after all agents had answered that they run."""
+    assert record.settled_at is not None
+    return record.settled_at + SILENCE_LIMIT
 
 
 def _start_not_taken(members: list[Replica], record: Record, now: datetime | None) -> Incident | None:
@@ -282,10 +296,10 @@ def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Rec
         return record
     if replica is None:
         cause, message = "PodLost", _is_gone(member)
-    elif replica.health is Health.LOST:
+    elif replica.health is Health.LOST and not replica.ended_itself:
         cause, message = replica.why, replica.detail
-    elif replica.health is Health.ENDED and not _ended_by_itself(replica):
-        cause, message = "PodLost", replica.detail
+    elif replica.health is Health.ENDED and not replica.ended_itself:
+        cause, message = replica.why if replica.why != POD_FAILED else "PodLost", replica.detail
     elif _port_is_taken(replica, record):
         cause, message = "MasterPortTaken", replica.agent.message
     else:

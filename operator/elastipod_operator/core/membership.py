@@ -258,6 +258,8 @@ def _removals(wanted: set[Slot], record: Record, view: View) -> list[Action]:
             why = replica.detail
         elif replica.health is Health.LOST:
             why = "lost"
+        elif holds_its_place(replica):
+            why = "its agent's container has ended; the other containers would keep its place"
         else:
             continue
         actions += remove(replica, why)
@@ -267,7 +269,7 @@ def _removals(wanted: set[Slot], record: Record, view: View) -> list[Action]:
 def _held(record: Record, view: View) -> set[PodId]:
     """Give the members that still train or park. Once all are parked, only what the next generation may take is kept."""
     members = [r for m in record.members if (r := view.get(m)) is not None and r.health is not Health.LOST]
-    if record.transition is not None and all(r.parked or r.health is Health.ENDED for r in members):
+    if record.transition is not None and all(r.parked or r.has_no_workers for r in members):
         return set()
     return {r.id for r in members}
 
@@ -277,9 +279,16 @@ def _last_words(view: View) -> set[PodId]:
     kept: dict[Slot, PodId] = {}
     for replica in view.by_id.values():
         slot = replica.id.slot
-        if replica.health is Health.ENDED and view.newest[slot].health is not Health.GOOD:
+        if replica.health is not Health.ENDED or holds_its_place(replica):
+            continue
+        if view.newest[slot].health is not Health.GOOD:
             kept[slot] = max(kept.get(slot, replica.id), replica.id)
     return set(kept.values())
+
+
+def holds_its_place(replica: Replica) -> bool:
+    """Whether an ended agent's pod still holds its devices and its quota, because other containers of it run."""
+    return replica.health is Health.ENDED and not (replica.pod.ended or replica.pod.containers_ended)
 
 
 def remove(replica: Replica, why: str) -> list[Action]:

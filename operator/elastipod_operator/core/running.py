@@ -11,7 +11,7 @@ from .facts import AgentState
 from .gangs import next_look, watch_gang
 from .growth import growth_window
 from .health import Health, Replica
-from .incidents import find_incident
+from .incidents import find_incident, news_from
 from .membership import room_for, soonest
 from .offenders import forget_old, next_pardon
 from .payback import with_pause
@@ -22,6 +22,7 @@ from .transit import in_transition, recover
 
 # A pod that is to be killed needs this long after its workers are gone to end in order.
 KILL_MARGIN = timedelta(seconds=5)
+LOOK_AGAIN = timedelta(seconds=1)
 
 
 def running(record: Record, scene: Scene) -> Step:
@@ -44,9 +45,7 @@ def running(record: Record, scene: Scene) -> Step:
 
 
 def _all_completed(members: list[Replica], record: Record) -> bool:
-    return len(members) == len(record.members) and all(
-        r.agent.state is AgentState.COMPLETED and r.runs(record.generation) for r in members
-    )
+    return len(members) == len(record.members) and all(r.finished(record.generation) for r in members)
 
 
 def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Record | None:
@@ -107,8 +106,12 @@ def _keep_running(record: Record, scene: Scene, members: list[Replica], wake: da
     actions: list[Action] = []
     for rank, member in enumerate(record.members):
         replica = scene.view.get(member)
-        if replica is not None and awaits_start(replica, record):
+        if replica is None or not awaits_start(replica, record):
+            continue
+        if record.settled_at is None or replica.agent.generation is None:
             actions.append(StartWorkers(replica.pod.name, rank))
+        else:  # it has run this generation: if it is a new process, it must never run it a second time
+            wake = soonest(wake, max(news_from(record), scene.now + LOOK_AGAIN))
     ids = frozenset(record.members)
     for replica in scene.view.by_id.values():
         if replica.busy and not takes_part(replica, record, ids):

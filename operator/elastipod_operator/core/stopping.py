@@ -35,7 +35,7 @@ def stop_members(
         record = blame_outside(record, member, view.get(member))
     record = widen(record, view)
     for replica in view.by_id.values():
-        if replica.health is Health.ENDED or replica.parked or not (replica.id in members or replica.busy):
+        if replica.has_no_workers or replica.parked or not (replica.id in members or replica.busy):
             continue
         due = _due(replica, record, policy)
         # Who has no quota any more leaves however silent all are: Kueue waits, and pods are ended without their agents.

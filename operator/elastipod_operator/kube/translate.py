@@ -14,7 +14,7 @@ from ..api import HyperPodPyTorchJob, JobSpec, explain
 from ..api.models import Recovery, Switch
 from ..core.caches import limited_cache
 from ..core.codec import NewerRecordError, RecordError, decode
-from ..core.facts import Condition, JobFact, NodeFact, PodFact, Policy, SpecShape
+from ..core.facts import Condition, ContainerFact, JobFact, NodeFact, PodFact, Policy, SpecShape
 from ..core.history import decode_history
 from ..core.names import (
     ANNOTATION_AVOIDS,
@@ -296,7 +296,8 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         return None
     states = statuses_by_name(status.get("containerStatuses"))
     mine: Mapping[str, Any] = states.get(agent_container_name(spec, container)) or {}
-    reason, trouble = _trouble(meta["name"], status, mine, states)
+    container_now = container_fact(spec, mine)
+    reason, trouble = _trouble(meta["name"], status, mine, states, container_now)
     disruption = next(
         (
             c
@@ -314,7 +315,7 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         ip=status.get("podIP") or "",
         node=spec.get("nodeName") or "",
         started=bool((mine.get("state") or {}).get("running")),
-        container=container_fact(spec, mine),
+        container=container_now,
         containers_ended=all_ended(spec, states),
         kill_at=time_of(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
         disrupted=str(disruption.get("reason") or "Disruption") if disruption else "",
@@ -332,10 +333,18 @@ def _number(text: str | None) -> int:
 
 
 def _trouble(
-    pod: str, status: Mapping[str, Any], mine: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]
+    pod: str,
+    status: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    states: Mapping[str, Mapping[str, Any]],
+    fact: ContainerFact | None,
 ) -> tuple[str, str]:
-    if status.get("phase") in ("Failed", "Succeeded"):
+    if status.get("phase") in ("Failed", "Succeeded") or (fact is not None and fact.ended):
         return "ContainerEnded", _how_it_ended(pod, status, mine)
+    if fact is not None and fact.is_restarting:
+        last = _ended(mine) or _mapping(_mapping(mine.get("lastState")).get("terminated"))
+        how = _one_end(f"container {mine.get('name')} of pod {pod}", last)
+        return "ContainerEnded", f"{how}; its kubelet starts it again"
     first = {c["name"]: c for c in status.get("initContainerStatuses") or ()}
     for name, container in {**first, **states, mine.get("name", ""): mine}.items():
         waiting = (container.get("state") or {}).get("waiting") or {}

@@ -18,7 +18,7 @@ from elastipod_operator.agents.answers import (
     read,
 )
 from elastipod_operator.core.facts import AgentFact, AgentState, Failure
-from elastipod_operator.core.health import SILENCE_LIMIT
+from elastipod_operator.core.silence import SILENCE_LIMIT
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 OURS: dict[str, Any] = {
