@@ -25,11 +25,21 @@ class InFlight(Generic[K]):
     slots: the turns of the calls of all jobs; one job waits for no more than WRITE_PARALLEL of them at a time, so that few
     pods of one job do not wait for the thousands of another. settle: is told what failed once no call is left; what failed
     is known until then, so that nobody begins it anew before there is a time for that.
+
+    stops: whether the failure of one call tells that the others would fail too. Where it is given, the calls start slowly, as
+    those of a ReplicaSet do: one at first, and one more at a time with each that succeeds, so that as many follow each round as
+    have succeeded. A failure that stops them ends the batch: none that waits is made, and all are known until it is settled.
     """
 
-    def __init__(self, slots: asyncio.Semaphore, settle: Settle[K]) -> None:
+    def __init__(
+        self, slots: asyncio.Semaphore, settle: Settle[K], stops: Callable[[Exception], bool] | None = None
+    ) -> None:
         self._slots = slots
         self._settle = settle
+        self._stops = stops
+        self._width = WRITE_PARALLEL if stops is None else 1
+        self._skipped: set[K] = set()
+        self._is_stopped = False
         self._waiting: dict[K, Call] = {}
         self._sent: set[K] = set()
         self._late: set[K] = set()
@@ -42,12 +52,17 @@ class InFlight(Generic[K]):
         self._is_settled = True
 
     def __contains__(self, key: K) -> bool:
-        return key in self._waiting or key in self._sent or key in self._failed
+        return key in self._waiting or key in self._sent or key in self._failed or key in self._skipped
 
     @property
     def is_idle(self) -> bool:
         """Whether there is no call of which it is not settled what came of it."""
         return self._idle.is_set()
+
+    @property
+    def num_skipped(self) -> int:
+        """How many calls were not made since another one failed; until that is settled."""
+        return len(self._skipped)
 
     async def settled(self) -> None:
         """Wait until it is idle."""
@@ -55,15 +70,21 @@ class InFlight(Generic[K]):
 
     def begin(self, calls: Mapping[K, Call]) -> None:
         """Have calls made whose keys are not known, in their order."""
+        if self._is_stopped:
+            self._skipped.update(calls)
+            return
         ordered_at = time.perf_counter()
         self._waiting.update({key: _timed(call, ordered_at) for key, call in calls.items()})
         self._is_settled &= not calls
-        for _ in range(min(WRITE_PARALLEL - self._open_lanes, len(calls))):
-            self._open_lanes += 1
-            self._idle.clear()
-            lane = asyncio.get_running_loop().create_task(self._lane())
-            self._lanes.add(lane)
-            lane.add_done_callback(self._lanes.discard)
+        for _ in range(min(self._width - self._open_lanes, len(calls))):
+            self._open_lane()
+
+    def _open_lane(self) -> None:
+        self._open_lanes += 1
+        self._idle.clear()
+        lane = asyncio.get_running_loop().create_task(self._lane())
+        self._lanes.add(lane)
+        lane.add_done_callback(self._lanes.discard)
 
     def keep_only(self, wanted: Container[K]) -> bool:
         """Withdraw all others; False when some are on their way already, which are to be `answered` then.
@@ -72,6 +93,7 @@ class InFlight(Generic[K]):
         """
         self._waiting = {key: call for key, call in self._waiting.items() if key in wanted}
         self._failed = {key: error for key, error in self._failed.items() if key in wanted}
+        self._skipped = {key for key in self._skipped if key in wanted}
         self._late = {key for key in self._sent if key not in wanted}
         return not self._late
 
@@ -100,6 +122,7 @@ class InFlight(Generic[K]):
         finally:
             self._open_lanes -= 1
             if not self._open_lanes:
+                self._width = WRITE_PARALLEL if self._stops is None else 1
                 self._idle.set()
 
     async def _make_one(self) -> None:
@@ -111,11 +134,27 @@ class InFlight(Generic[K]):
             self._sent.add(key)
             try:
                 await call()
+                self._widen()
             except Exception as error:
                 self._failed[key] = error
+                if self._stops is not None and self._stops(error):
+                    self._stop()
             finally:
                 self._sent.discard(key)
                 self._answered.set()
+
+    def _widen(self) -> None:
+        """One call succeeded: one more may be under way than before."""
+        if self._width < WRITE_PARALLEL:
+            self._width += 1
+            if self._waiting and self._open_lanes < self._width:
+                self._open_lane()
+
+    def _stop(self) -> None:
+        """Make none of the calls that wait: what one of them failed of is in the way of all."""
+        self._is_stopped = True
+        self._skipped.update(self._waiting)
+        self._waiting.clear()
 
     async def _settle_all(self) -> None:
         self._is_settled = True
@@ -127,6 +166,8 @@ class InFlight(Generic[K]):
         finally:
             for key in failed:
                 self._failed.pop(key, None)
+            self._skipped.clear()
+            self._is_stopped = False
 
 
 def _timed(call: Call, ordered_at: float) -> Call:

@@ -29,12 +29,13 @@ class PodCreation:
 
     A decision orders all pods that are missing. Those that are being created already, just so, are let be; what the newest
     decision does not want is withdrawn (`keep_only`), so that no pod appears after its quota was given back, or its job let go.
+    They start slowly: what refuses one pod of a job refuses all, and thousands of refusals would be everybody's burden.
     """
 
     def __init__(self, desk: PodDesk, uid: str) -> None:
         """uid: the job's."""
         self._desk, self._uid = desk, uid
-        self.calls: InFlight[CreatePod] = InFlight(desk.slots, self._settle)
+        self.calls: InFlight[CreatePod] = InFlight(desk.slots, self._settle, stops=lambda error: not is_taken(error))
         self._problem = ""
         self.refusal = Refusal()
 
@@ -108,12 +109,13 @@ class PodCreation:
                 broken.append(error)
         problem, self._problem = self._problem, ""
         if refusals:
-            problem = f"{len(refusals)} pods were refused by the API server: {refusals[0]}"
+            were = "1 pod was" if len(refusals) == 1 else f"{len(refusals)} pods were"
+            skipped = f", and {self.calls.num_skipped} more not tried" if self.calls.num_skipped else ""
+            problem = f"{were} refused by the API server{skipped}: {refusals[0]}"
         mistakes = [error for error in broken if not isinstance(error, CALL_ERRORS)]
         if mistakes and not problem:
-            problem = (
-                f"{len(mistakes)} pods could not be made by a mistake of the operator's own ({place_of(mistakes[0])})"
-            )
+            number = len(mistakes) + self.calls.num_skipped
+            problem = f"{number} pods could not be made by a mistake of the operator's own ({place_of(mistakes[0])})"
         if broken:
             await self._desk.failed(job, broken[0])
         if problem:

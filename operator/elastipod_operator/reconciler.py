@@ -35,6 +35,7 @@ from .pod_creation import PodCreation
 from .pod_deletion import PodDeletion
 from .pod_desk import PodDesk
 from .queueing import Queues
+from .turns import Turns
 from .worker import Decision, Worker, actions_of
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Reconciler:
         self._passes = 0
         self.gap = asyncio.Event()  # set while no decision is being made or carried out
         self.gap.set()
+        self._turns = Turns(self.gap)
         self._closed = False
 
     def wake(self, uid: str) -> None:
@@ -142,6 +144,7 @@ class Reconciler:
         while uid in self._store.jobs:
             await clock.wait(worker.wake, worker.due)
             await worker.rest()
+            await self._turns.take(worker.decision_s)
             worker.wake.clear()
             job = self._store.jobs.get(uid)
             if job is None:

@@ -43,6 +43,8 @@ class Worker:
     """When the job is looked at next if nothing wakes it before."""
     mistake: str = ""
     """Why the last pass failed, where that was a mistake of the operator's own; a sentence."""
+    decision_s: float = 0.0
+    """How long the last decision took."""
     rests_until: float = 0.0
     """While its pods are on their way; by the clock of the event loop."""
 
@@ -57,7 +59,8 @@ class Worker:
     def decided(self, began: float) -> None:
         """Note that a decision was made; began: when it was begun, by the clock of the event loop."""
         now = asyncio.get_running_loop().time()
-        self.rests_until = now + PODS_FIRST * (now - began)
+        self.decision_s = now - began
+        self.rests_until = now + PODS_FIRST * self.decision_s
 
     async def rest(self) -> None:
         """Leave the event loop to the calls for pods for as long as the last decision asks for, or until all are answered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,7 +28,7 @@ class Watched:
     fact: AgentFact
     heard_at: float
     restarts: int = 0
-    worker_data: tuple[Any, ...] = ()
+    worker_data: str = ""
     is_retired: bool = False
     """Its container has ended; what it said last stays known."""
 
@@ -63,7 +64,8 @@ class SimBoard:
         return {}
 
     def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
-        return [entry for uid in pod_uids if uid in self._watched for entry in self._watched[uid].worker_data]
+        told = (self._watched[uid].worker_data for uid in pod_uids if uid in self._watched)
+        return [entry for text in told for entry in json.loads(f"[{text}]")]
 
     def follow(self, job: Job) -> None:
         """Begin to ask those who can be asked, and stop with those that have ended."""

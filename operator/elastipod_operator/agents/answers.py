@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -16,7 +15,10 @@ from ..core.silence import SILENCE_LIMIT
 MAX_ANSWER_BYTES = 1 << 20
 # Texts end up in the record, in conditions and in Events. A traceback is cut by who shows it.
 MAX_REASON, MAX_MESSAGE, MAX_TRACEBACK = 100, 500, 4096
+# As JSON, of one agent. Both go to other agents with the next /start: one of our own takes 8 MiB of it.
 MAX_PROGRESS_BYTES = 16 * 1024
+MAX_WORKER_DATA_BYTES = 64 * 1024
+MAX_EXCESS = 300
 PROTOCOL = 1
 PLAIN_FIELDS = frozenset({"status", "reason", "message", "progress", "restartMode", "worker_data"})
 
@@ -82,12 +84,16 @@ class BadAnswer(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A well-formed answer and what the next call needs of it."""
+    """A well-formed answer and what the next calls need of it.
+
+    progress: a JSON object, empty for none. worker_data: the entries of a JSON list, empty for none. What is too large is left
+    out whole, and `fact.excess` says so.
+    """
 
     fact: AgentFact
     version: int | None
-    progress: Mapping[str, Any] = field(default_factory=dict)
-    worker_data: tuple[Any, ...] = ()
+    progress: str = ""
+    worker_data: str = ""
 
 
 def read(body: Any, before: AgentFact, now: datetime) -> Answer:
@@ -98,6 +104,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "body"
         raise BadAnswer(f"the agent's /status is not understood: {where}: {first['msg']}") from error
+    progress, worker_data, excess = _extras(answer)
     ours = answer.protocol is not None and answer.protocol >= PROTOCOL
     step = answer.worker.step if answer.worker else None
     moved = step is not None and step != before.step
@@ -120,14 +127,26 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         restart_mode=answer.restart_mode or "",
         is_spare=ours and answer.spare == "True",
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
+        excess=excess,
     )
-    data = tuple(answer.worker_data) if isinstance(answer.worker_data, list) else ()
-    return Answer(fact, answer.version if ours else None, _progress(answer.progress), data)
+    return Answer(fact, answer.version if ours else None, progress, worker_data)
 
 
-def _progress(entries: dict[str, Any] | None) -> dict[str, Any]:
-    """Give what is worth handing on: it goes to every agent of the job with the next /start."""
-    return entries if entries and len(json.dumps(entries)) <= MAX_PROGRESS_BYTES else {}
+def _extras(answer: StatusAnswer) -> tuple[str, str, str]:
+    """Give progress and worker data as they are kept, and a sentence about what is too large to be."""
+    excess = ""
+    progress = json.dumps(answer.progress) if answer.progress else ""
+    if len(progress) > MAX_PROGRESS_BYTES:
+        excess = f"it reports {len(progress)} bytes of progress; at most {MAX_PROGRESS_BYTES} are taken, so none is"
+        progress = ""
+    worker_data = json.dumps(answer.worker_data)[1:-1] if isinstance(answer.worker_data, list) else ""
+    if len(worker_data) > MAX_WORKER_DATA_BYTES:
+        excess = (
+            f"its workers leave {len(worker_data)} bytes of worker_data for the others; at most {MAX_WORKER_DATA_BYTES} are handed "
+            "on, so nobody's is"
+        )
+        worker_data = ""
+    return progress, worker_data, excess
 
 
 def _pace(before: AgentFact, step: int | None, now: datetime) -> timedelta | None:

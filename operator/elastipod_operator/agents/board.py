@@ -14,11 +14,13 @@ import asyncio
 import errno
 import json
 import logging
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -27,8 +29,10 @@ import aiohttp
 from .. import clock
 from ..core.facts import AgentFact
 from ..core.silence import HEARTBEAT, SILENCE_LIMIT
-from .answers import MAX_ANSWER_BYTES, Answer, BadAnswer, read
+from .answers import MAX_ANSWER_BYTES, MAX_EXCESS, MAX_REASON, Answer, BadAnswer, read
 from .authentication import NO_CREDENTIALS, Authenticators, Credentials, Denied, Reply
+from .budgets import ByteBudget
+from .fragments import Fragment
 from .polls import ConnectFailed, Hurried, PollConnection, TooLarge, Unusual
 
 log = logging.getLogger(__name__)
@@ -53,6 +57,12 @@ QUICK_S, QUICK_ANSWERS = 0.05, 10
 # Jobs with silent agents are looked at again so often; how many of them there are does not matter.
 NAG_S = 1.0
 MAX_PREFIXES = 64
+# Bytes of progress and worker data that are kept; a /start of our agents takes 8 MiB, with the addresses.
+MAX_JOB_DATA, MAX_DATA, FREE_DATA = 6 << 20, 48 << 20, 256 * 1024
+# Bytes of messages of failures that are kept whole; further ones are cut.
+MAX_JOB_TEXTS, MAX_TEXTS, FREE_TEXTS = 2 << 20, 16 << 20, 128 * 1024
+# Bytes of answers whose end has not come.
+MAX_JOB_PARTS, MAX_PARTS, FREE_PARTS = 4 << 20, 48 << 20, 1 << 20
 # What of an agent changes with nearly every answer; the rest is news.
 _FLEETING = {"message", "step", "step_at", "step_pace", "trying_since", "last_answer", "answering_since"}
 _LASTING = attrgetter(*(field.name for field in fields(AgentFact) if field.name not in _FLEETING))
@@ -82,8 +92,11 @@ class Watched:
     address: Address
     fact: AgentFact = field(default_factory=AgentFact)
     version: int | None = None
-    progress: dict[str, Any] = field(default_factory=dict)
-    worker_data: tuple[Any, ...] = ()
+    progress: str = ""
+    worker_data: str = ""
+    """Both as in Answer."""
+    num_text_bytes: int = 0
+    """Of its failure's message, as far as they are counted."""
     task: asyncio.Task[None] | None = None
     complaint: str = ""
     line: PollConnection | None = None
@@ -134,6 +147,9 @@ class Board:
         self._jobs: dict[str, dict[str, Watched]] = {}
         self._doubts: dict[str, float] = {}
         self._nagged: dict[str, float] = {}
+        self._data = ByteBudget(per_job=MAX_JOB_DATA, in_all=MAX_DATA, free=FREE_DATA)
+        self._texts = ByteBudget(per_job=MAX_JOB_TEXTS, in_all=MAX_TEXTS, free=FREE_TEXTS)
+        self._parts = ByteBudget(per_job=MAX_JOB_PARTS, in_all=MAX_PARTS, free=FREE_PARTS)
 
     def watch(self, pod_uid: str, address: Address) -> None:
         """Begin to ask an agent, or go on at its new address."""
@@ -169,6 +185,8 @@ class Board:
             return
         self._authenticators.forget(watched.address.credentials)
         job = watched.address.job
+        self._data.change(job, -len(watched.progress) - len(watched.worker_data))
+        self._texts.change(job, -watched.num_text_bytes)
         self._nagged.pop(job, None)
         del self._jobs[job][pod_uid]
         if not self._jobs[job]:
@@ -191,15 +209,22 @@ class Board:
         newest: dict[str, Any] = {}
         for uid in pod_uids:
             watched = self._watched.get(uid)
-            for prefix, entry in (watched.progress if watched is not None else {}).items():
+            told = json.loads(watched.progress) if watched is not None and watched.progress else {}
+            for prefix, entry in told.items():
                 is_better = prefix not in newest or _count(entry) > _count(newest[prefix])
                 if is_better and (prefix in newest or len(newest) < MAX_PREFIXES):
                     newest[prefix] = entry
         return newest
 
-    def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
-        """Give what the workers of these pods left for each other, pod by pod (for the next /start)."""
-        return [entry for uid in pod_uids if (w := self._watched.get(uid)) is not None for entry in w.worker_data]
+    def worker_data(self, pod_uids: Iterable[str]) -> Fragment | None:
+        """Give what the workers of these pods left for each other, pod by pod (for the next /start).
+
+        None where somebody left more than is taken: who reads a part of it would take it for the whole.
+        """
+        watched = [w for uid in pod_uids if (w := self._watched.get(uid)) is not None]
+        if any(w.fact.excess for w in watched):
+            return None
+        return Fragment(f"[{', '.join(w.worker_data for w in watched if w.worker_data)}]")
 
     async def close(self) -> None:
         """Stop asking everybody."""
@@ -243,10 +268,11 @@ class Board:
             limit_s += LONG_POLL_S
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
         url = watched.address.url(target)
+        hold = partial(self._parts.change, watched.address.job)
 
         async def send(headers: dict[str, str]) -> Reply:
             async with self._session.get(url, timeout=timeout, allow_redirects=False, headers=headers) as response:
-                return await reply_of(response)
+                return await reply_of(response, hold)
 
         reply = await self._authenticators.of(watched.address.credentials).exchange("GET", target, b"", send)
         _check(reply.status)
@@ -256,7 +282,8 @@ class Board:
         """Ask for what is newer, over a connection that is kept: nearly all that is asked while jobs train."""
         if watched.line is None:
             address = watched.address
-            watched.line = PollConnection(address.ip, address.port, MAX_ANSWER_BYTES)
+            hold = partial(self._parts.change, address.job)
+            watched.line = PollConnection(address.ip, address.port, MAX_ANSWER_BYTES, hold)
         line = watched.line
         wait_s = self._wait_s(watched)
         watched.is_long = wait_s > LONG_POLL_S
@@ -300,10 +327,36 @@ class Board:
 
     def _take(self, watched: Watched, answer: Answer) -> None:
         before, watched.fact = watched.fact, answer.fact
-        watched.version, watched.progress, watched.complaint = answer.version, dict(answer.progress), ""
-        watched.worker_data = answer.worker_data
-        if _matters(before) != _matters(answer.fact) or _was_silent(before, answer.fact):
+        watched.version, watched.complaint = answer.version, ""
+        self._keep_data(watched, answer)
+        self._keep_text(watched)
+        if _matters(before) != _matters(watched.fact) or _was_silent(before, watched.fact):
             self._wake(watched.address.job)
+
+    def _keep_data(self, watched: Watched, answer: Answer) -> None:
+        """Keep progress and worker data while there is room for those of the job."""
+        before, wanted = (
+            len(watched.progress) + len(watched.worker_data),
+            len(answer.progress) + len(answer.worker_data),
+        )
+        if self._data.change(watched.address.job, wanted - before):
+            watched.progress, watched.worker_data = answer.progress, answer.worker_data
+            return
+        self._data.change(watched.address.job, -before)
+        watched.progress = watched.worker_data = ""
+        limits = f"{MAX_JOB_DATA} of one job, or {MAX_DATA} of all"
+        excess = f"its {wanted} bytes of progress and worker_data are not taken, for they would be more than {limits}"
+        watched.fact = replace(watched.fact, excess=excess)
+
+    def _keep_text(self, watched: Watched) -> None:
+        """Keep the message of a failure whole while there is room for those of the job: one of them is told."""
+        job, failure = watched.address.job, watched.fact.failure
+        self._texts.change(job, -watched.num_text_bytes)
+        watched.num_text_bytes = sys.getsizeof(failure.message) if failure is not None else 0
+        if failure is None or self._texts.change(job, watched.num_text_bytes):
+            return
+        watched.num_text_bytes = 0
+        watched.fact = replace(watched.fact, failure=replace(failure, message=failure.message[-MAX_REASON:]))
 
     def _no_answer(self, watched: Watched, error: Exception) -> None:
         # Other failures to connect tell of the way to the agent, not of the agent.
@@ -312,6 +365,9 @@ class Board:
         complaint = "" if is_unreachable else f"{type(error).__name__}: {error}"
         if complaint and complaint != watched.complaint:
             log.warning("agent at %s: %s", watched.address.url(""), complaint)
+        if isinstance(error, BadAnswer) and str(error)[:MAX_EXCESS] != watched.fact.excess:
+            watched.fact = replace(watched.fact, excess=str(error)[:MAX_EXCESS])
+            self._wake(watched.address.job)
         watched.complaint = complaint
         watched.version = None
         self._doubt(watched.address.job)
@@ -355,13 +411,20 @@ def _decoded(raw: bytes) -> Any:
         raise BadAnswer("the agent's /status is not JSON") from error
 
 
-async def reply_of(response: aiohttp.ClientResponse) -> Reply:
-    """Read an answer of at most MAX_ANSWER_BYTES. Raises BadAnswer for a larger one."""
+async def reply_of(response: aiohttp.ClientResponse, hold: Callable[[int], bool] = lambda _: True) -> Reply:
+    """Read an answer of at most MAX_ANSWER_BYTES. Raises BadAnswer for a larger one. hold: as in PollConnection."""
     raw = bytearray()
-    async for chunk in response.content.iter_chunked(65536):
-        raw += chunk
-        if len(raw) > MAX_ANSWER_BYTES:
-            raise BadAnswer(f"the agent's answer is larger than {MAX_ANSWER_BYTES} bytes")
+    num_held = 0
+    try:
+        async for chunk in response.content.iter_chunked(65536):
+            raw += chunk
+            if len(raw) > MAX_ANSWER_BYTES:
+                raise BadAnswer(f"the agent's answer is larger than {MAX_ANSWER_BYTES} bytes")
+            if not hold(len(chunk)):
+                raise BadAnswer("the agents of the job send too many large answers at a time")
+            num_held += len(chunk)
+    finally:
+        hold(-num_held)
     return Reply(response.status, {name.lower(): value for name, value in response.headers.items()}, bytes(raw))
 
 

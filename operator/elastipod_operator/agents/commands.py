@@ -16,6 +16,7 @@ import aiohttp
 from .answers import BadAnswer
 from .authentication import Authenticators, Denied, Reply
 from .board import Address, reply_of
+from .fragments import Fragment
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +93,12 @@ class Commander:
 
 def _serialized(body: Mapping[str, Any], parts: dict[int, str]) -> bytes:
     """Give a body as JSON. Lists and objects in it that many commands share are in `parts`, by id, once they were written."""
-    small = {key: value for key, value in body.items() if not isinstance(value, list | dict)}
+    small = {key: value for key, value in body.items() if not isinstance(value, list | dict | Fragment)}
     text = json.dumps(small)[:-1]
     for key in body.keys() - small.keys():
         part = parts.get(id(body[key]))
         if part is None:
-            part = parts[id(body[key])] = json.dumps(body[key])
+            value = body[key]
+            part = parts[id(value)] = value.text if isinstance(value, Fragment) else json.dumps(value)
         text += f"{', ' if len(text) > 1 else ''}{json.dumps(key)}: {part}"
     return f"{text}}}".encode()

@@ -14,10 +14,12 @@ from ..core.names import master_port
 from ..core.record import Reach, Record
 from .board import Address
 from .commands import Command
+from .fragments import Fragment
 from .ports import AgentBoard
 
-# Above this many pods the list of addresses is not sent (decision 22).
+# Above this many pods the list of addresses is not sent (decision 22), nor with more entries: pods of thousands of workers.
 MAX_RANK_IPS = 512
+MAX_RANK_ENTRIES = 16_384
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Orders:
         return self.board.progress(pod.uid for pod in self.pods.values())
 
     @cached_property
-    def _worker_data(self) -> list[Any]:
+    def _worker_data(self) -> Fragment | list[Any] | None:
         return self.board.worker_data(pod.uid for pod in self._members)
 
     @cached_property
@@ -104,5 +106,7 @@ class Orders:
             return None
         text = str(self.spec.get("nprocPerNode") or "")
         per_pod = int(text) if re.fullmatch(r"[1-9][0-9]{0,3}", text) else 1
+        if len(members) * per_pod > MAX_RANK_ENTRIES:
+            return None
         addresses = [pod.ip for pod in members for _ in range(per_pod)]
         return [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]

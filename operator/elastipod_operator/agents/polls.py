@@ -10,7 +10,7 @@ import asyncio
 import re
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from .authentication import ANSWER_HEADER, Reply
@@ -51,13 +51,16 @@ class PollConnection(asyncio.Protocol):
     """A connection to one agent. One poll at a time; after an exception the connection is gone and the next one is to be made.
 
     host, port: where the agent is. max_bytes: of an answer's body.
+    hold: is told of bytes of an answer that is not whole yet, and of their end; False when no more may be held.
     """
 
-    def __init__(self, host: str, port: int, max_bytes: int) -> None:
+    def __init__(self, host: str, port: int, max_bytes: int, hold: Callable[[int], bool] = lambda _: True) -> None:
         self._host, self._port = host, port
         shown_host = f"[{host}]" if ":" in host else host
         self._headers = _lines({"Host": f"{shown_host}:{port}", "Accept-Encoding": "identity"})
         self._max_bytes = max_bytes
+        self._hold = hold
+        self._num_held = 0
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._waiter: asyncio.Future[Reply] | None = None
@@ -118,7 +121,21 @@ class PollConnection(asyncio.Protocol):
             self._note_heard()
             self._transport.abort()
             self._transport = None
+        self._clear()
+
+    def _clear(self) -> None:
         self._buffer.clear()
+        if self._num_held:
+            self._hold(-self._num_held)
+            self._num_held = 0
+
+    def _hold_buffer(self) -> None:
+        """Count what came of an answer whose end has not come."""
+        more = len(self._buffer) - self._num_held
+        if self._hold(more):
+            self._num_held += more
+        else:
+            self._fail(TooLarge("the agents of the job send too many large answers at a time"))
 
     # -- from the event loop
 
@@ -149,6 +166,8 @@ class PollConnection(asyncio.Protocol):
         if end < 0:
             if len(self._buffer) > MAX_HEAD_BYTES:
                 self._fail(TooLarge(f"the head of the agent's answer is larger than {MAX_HEAD_BYTES} bytes"))
+            else:
+                self._hold_buffer()
             return
         try:
             status, length, is_kept, kept = _read_head(bytes(self._buffer[:end]))
@@ -160,12 +179,13 @@ class PollConnection(asyncio.Protocol):
             return
         have = len(self._buffer) - end - 4
         if have < length:
+            self._hold_buffer()
             return
         if have > length:
             self._fail(Unusual("there is more after the answer"))
             return
         body = bytes(self._buffer[end + 4 :])
-        self._buffer.clear()
+        self._clear()
         if not self._waiter.done():
             self._waiter.set_result(Reply(status, kept, body))
         if not is_kept:

@@ -11,6 +11,7 @@ from ..core.facts import AgentFact
 from .authentication import Authenticators
 from .board import Address, Board
 from .commands import Command, Commander
+from .fragments import Fragment
 
 Wake = Callable[[str], None]
 
@@ -36,8 +37,8 @@ class AgentBoard(Protocol):
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
         """Give the newest complete checkpoint for each prefix (for the next /start)."""
 
-    def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
-        """Give what the workers of these pods left for each other (for the next /start)."""
+    def worker_data(self, pod_uids: Iterable[str]) -> Fragment | list[Any] | None:
+        """Give what the workers of these pods left for each other (for the next /start); None where it is too much."""
 
     async def close(self) -> None:
         """Stop asking everybody."""

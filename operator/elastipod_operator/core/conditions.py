@@ -25,6 +25,8 @@ from .status import size_text, status_fields
 FAULT_SHOWN_AFTER = timedelta(seconds=30)
 # A kubelet tries again 10 to 15 s after what did not work: what outlasts two more tries hardly heals by itself.
 TROUBLE_SHOWN_AFTER = timedelta(seconds=30)
+# Characters of a condition's message; Kubernetes' own conditions stop at 32,768.
+MAX_TEXT = 8192
 MAY_HEAL = ("ImagePullFailed", "ContainerCannotStart")
 
 
@@ -89,6 +91,7 @@ WORTH_AN_EVENT = frozenset(
         "RecordOfNewerOperator",
         "OperatorCutOff",
         "TokenRefused",
+        "AnswerRefused",
         "EvictionOverdue",
         "QuotaNotReturned",
         "QueueMissing",
@@ -106,9 +109,11 @@ PRIORITY_TROUBLES = ("PriorityClassMissing", "PriorityRefused")
 
 
 def _dated(line: Line, old: dict[str, Condition], now: datetime) -> Condition:
+    """Give a condition; a message that repeats something endless of the user's is cut."""
     before = old.get(line.type)
     since = before.since if before is not None and before.status == line.status else now
-    return Condition(line.type, line.status, line.reason, line.message, since)
+    message = line.message if len(line.message) <= MAX_TEXT else f"{line.message[:MAX_TEXT]} ..."
+    return Condition(line.type, line.status, line.reason, message, since)
 
 
 def _late(seen: Observed, view: View, quota: Quota | None) -> tuple[Warnings, datetime | None]:
@@ -132,7 +137,7 @@ def _lines(
         line
         for line in (
             pods_ready,
-            _warning(seen, record, policy, quota, late),
+            _warning(seen, record, view, policy, quota, late),
             _scaling(seen, record, view, policy, quota),
         )
         if line
@@ -313,7 +318,9 @@ def _token_refused(view: View) -> Line | None:
     return Line("PodsReady", False, "TokenRefused", text)
 
 
-def _warning(seen: Observed, record: Record, policy: Policy, quota: Quota | None, late: Warnings) -> Line | None:
+def _warning(
+    seen: Observed, record: Record, view: View, policy: Policy, quota: Quota | None, late: Warnings
+) -> Line | None:
     """Say what deserves attention though nothing stands still; the most pressing gives the reason."""
     found: Warnings = []
     if does_not_progress(record):
@@ -323,11 +330,21 @@ def _warning(seen: Observed, record: Record, policy: Policy, quota: Quota | None
     found += queue_warnings(seen.job, policy, seen.queue_fact, quota)
     if quota is not None:
         found += _priorities(seen, quota)
+    found += _excess(view)
     if seen.job.pending_edits:
         text = f"edits of {', '.join(seen.job.pending_edits)} act when the job is suspended and resumed"
         found.append(("EditsPending", text))
     found += [("SpecWarning", text) for text in (*policy.sizes.warnings, *policy.warnings)]
     return _told_together(found) if found else None
+
+
+def _excess(view: View) -> Warnings:
+    """Say of agents that tell more than is taken."""
+    replicas = sorted((r for r in view.newest.values() if r.agent.excess), key=lambda r: r.id)
+    if not replicas:
+        return []
+    others = f" (and of those of {len(replicas) - 1} more pods)" if len(replicas) > 1 else ""
+    return [("AnswerRefused", f"of the agent of pod {replicas[0].pod.name}{others}: {replicas[0].agent.excess}")]
 
 
 def _told_together(found: Warnings) -> Line:

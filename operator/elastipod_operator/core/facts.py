@@ -268,6 +268,8 @@ class AgentFact:
     """All its workers know that they are to end, and are on their way: they save what the next ones go on from."""
     is_spare: bool = False
     """It was told that it is a spare, and waits for its turn."""
+    excess: str = ""
+    """What of its answers is not taken, and why; a sentence. Empty where all is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

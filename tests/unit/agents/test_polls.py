@@ -180,3 +180,25 @@ async def test_the_board_asks_who_answers_in_an_unusual_way_with_the_general_cli
         await until(lambda: board.fact("pod").generation == 4)
         await board.close()
     assert wakes == [JOB, JOB]
+
+
+async def test_what_came_of_an_answer_is_counted_until_it_is_whole_and_bounded() -> None:
+    held: list[int] = []
+
+    def hold(more: int) -> bool:
+        held.append(more)
+        return sum(held) <= 80
+
+    body = b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n"
+    whole = [body, b"x" * 10, b"x" * 50]
+    broken = [body, b"x" * 45, b"x" * 14, b""]
+    async with asked(whole, broken) as (server, connection):
+        connection._hold = hold
+        assert (await connection.ask("/status", 2, 2, {})).body == b"x" * 60
+        assert sum(held) == 0
+        held.clear()
+        with pytest.raises(TooLarge, match="too many large answers"):
+            await connection.ask("/status", 2, 2, {})
+        held.pop()  # the one that was refused
+        assert sum(h for h in held if h > 0) <= 80
+        assert server.requests

@@ -29,6 +29,7 @@ from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Obse
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.ledger import Phase, booked_since, goodput, keep_ledger, next_change, phase_of, total
 from elastipod_operator.core.names import PodId
+from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Culprit, Gang, Kind, Ledger, Measures, Record, Window
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.status import size_text, status_fields
@@ -588,3 +589,20 @@ def test_what_cannot_be_deleted_comes_first_and_the_state_last(changes: dict[str
     assert found.conditions[-1] == without.conditions[-1]
     again = replace(plain, kept_pods=KEPT.replace("0-0", "1-0"), job=replace(plain.job, conditions=found.conditions))
     assert [note.reason for note in report(again).notes] == [], "another pod is no news"
+
+
+def test_agents_that_tell_more_than_is_taken_are_named() -> None:
+    agents = [(pod(n), running(excess="its workers leave 70000 bytes" if n else "")) for n in range(4)]
+    told = plan(observed(job(trains(4), policy(2, 4)), agents))
+    warning = next(c for c in told.conditions if c.type == "Warning")
+    assert warning.reason == "AnswerRefused"
+    assert (
+        warning.message
+        == f"of the agent of pod {pod(1).name} (and of those of 2 more pods): its workers leave 70000 bytes"
+    )
+    assert [note.reason for note in told.notes if note.warning] == ["AnswerRefused"]
+
+
+def test_a_message_that_repeats_something_endless_is_cut() -> None:
+    told = plan(observed(replace(job(STARTS), policy=None, refusal="x" * 100_000)))
+    assert max(len(c.message) for c in told.conditions) < 10_000

@@ -89,13 +89,13 @@ async def test_a_refusal_is_told_tried_again_later_and_then_told_no_more(later: 
         (pid(0).name("job"), pid(2).name("job")), ApiError(403, "exceeded quota: team")
     )
     await creating.decide(0, 1, 2)
-    assert creating.why == "2 pods were refused by the API server: exceeded quota: team"
-    assert (creating.told.woken, creating.api.tries, creating.told.failures) == (1, 3, [])
-    await creating.decide(0, 2)
-    assert creating.api.tries == 3, "too early to try again"
+    assert creating.why == "1 pod was refused by the API server, and 2 more not tried: exceeded quota: team"
+    assert (creating.told.woken, creating.api.tries, creating.told.failures) == (1, 1, [])
+    await creating.decide(0, 1, 2)
+    assert creating.api.tries == 1, "too early to try again"
     later(7)
     creating.api.answers = {}
-    await creating.decide(0, 2)
+    await creating.decide(0, 1, 2)
     assert (creating.why, creating.told.woken, len(creating.api.made)) == ("", 1, 3)
 
 
@@ -150,7 +150,7 @@ async def test_decisions_rest_for_a_while_when_pods_are_on_their_way_and_no_long
         await worker.rest()  # nothing is on its way
         creating.api.let.clear()
         decision = asyncio.create_task(creating.decide(0, 1))
-        await until(lambda: creating.api.tries == 2)
+        await until(lambda: creating.api.tries == 1)
         worker.rests_until = loop.time() - 1
         await worker.rest()  # it has been long enough
         worker.rests_until = loop.time() + 1000
@@ -163,12 +163,33 @@ async def test_decisions_rest_for_a_while_when_pods_are_on_their_way_and_no_long
         await decision
 
 
+async def test_a_job_that_is_refused_costs_few_calls_however_many_pods_it_wants(later: Later) -> None:
+    creating = Creating()
+    creating.api.answers = {pid(n).name("job"): ApiError(403, "exceeded quota: team") for n in range(5, 1000)}
+    await creating.decide(*range(1000))
+    assert (len(creating.api.made), creating.api.tries <= 5 + WRITE_PARALLEL) == (5, True)
+    assert "more not tried: exceeded quota: team" in creating.why
+    for tries in range(6, 9):
+        before = creating.api.tries
+        later(150)
+        await creating.decide(*range(5, 1000))
+        assert creating.api.tries == before + 1, tries
+
+
+async def test_a_name_that_is_taken_keeps_no_other_pod_from_being_made() -> None:
+    creating = Creating()
+    creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0-0" already exists')}
+    await creating.decide(*range(4))
+    assert len(creating.api.made) == 3
+    assert "pod job-workers-0-0 exists and does not belong to this job" in creating.why
+
+
 async def test_other_decisions_are_made_while_pods_are_created_and_none_is_made_twice(
     shell: Shell, decisions: Decisions
 ) -> None:
     shell.server.hold_pods.clear()
     shell.submit()
-    await until(lambda: shell.server.calls.count(("POST", "pods")) == 4)
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == 1)
     for _ in range(3):
         await decide_again(shell, decisions)
     assert shell.server.pods == {}
@@ -182,7 +203,7 @@ async def test_other_decisions_are_made_while_pods_are_created_and_none_is_made_
 async def test_no_pod_comes_after_its_job_was_let_go(shell: Shell, decisions: Decisions, change: str) -> None:
     shell.server.hold_pods.clear()
     shell.submit()
-    await until(lambda: shell.server.calls.count(("POST", "pods")) == 4)
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == 1)
     body = shell.server.jobs["job"]
     if change == "deleted":
         body["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:01Z"
@@ -200,7 +221,7 @@ async def test_no_pod_comes_after_its_job_was_let_go(shell: Shell, decisions: De
         lambda: shell.server.jobs == {} if change == "deleted" else shell.state()["reason"] == "SuspendedByUser"
     )
     await until(lambda: shell.server.pods == {})
-    assert sum(call[0] == "DELETE" and call[1].startswith("job-workers") for call in shell.server.calls) == 4
+    assert sum(call[0] == "DELETE" and call[1].startswith("job-workers") for call in shell.server.calls) == 1
 
 
 async def test_what_waits_for_its_turn_is_withdrawn_when_another_operator_wrote_the_record(
@@ -212,7 +233,7 @@ async def test_what_waits_for_its_turn_is_withdrawn_when_another_operator_wrote_
     shell.submit(
         {"replicaSpecs": [{**spec, "maxReplicas": pods}], "elasticPolicy": {"minReplicas": 2, "maxReplicas": pods}}
     )
-    await until(lambda: shell.server.calls.count(("POST", "pods")) == WRITE_PARALLEL)
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == 1)
     creation = shell.reconciler._workers[JOB_UID].creation
     last = CreatePod(pid(pods - 1), 2)
     assert creation.missing([last]) == []

@@ -12,16 +12,19 @@ from elastipod_operator.in_flight import WRITE_PARALLEL, InFlight
 
 
 class Calls:
-    """Calls by number that answer when they are let, and how they ended. slots: of all jobs."""
+    """Calls by number that answer when they are let, and how they ended. slots: of all jobs; stops: whose failure ends the rest."""
 
-    def __init__(self, slots: asyncio.Semaphore | None = None, log: list[int] | None = None) -> None:
+    def __init__(
+        self, slots: asyncio.Semaphore | None = None, log: list[int] | None = None, stops: set[int] | None = None
+    ) -> None:
         self.made: list[int] = [] if log is None else log
         self.let = asyncio.Event()
         self.broken: set[int] = set()
         self.held: dict[int, asyncio.Event] = {}
         self.settled: list[dict[int, str]] = []
         self.while_settling: Callable[[], None] = lambda: None
-        self.flight: InFlight[int] = InFlight(slots or asyncio.Semaphore(WRITE_PARALLEL), self._settle)
+        ends = None if stops is None else (lambda error: int(str(error).split()[-1]) in stops)
+        self.flight: InFlight[int] = InFlight(slots or asyncio.Semaphore(WRITE_PARALLEL), self._settle, ends)
 
     async def _call(self, number: int) -> None:
         self.made.append(number)
@@ -161,3 +164,58 @@ async def test_closed_nothing_goes_on() -> None:
     await turn()
     assert len(calls.made) == WRITE_PARALLEL
     assert calls.flight.is_idle
+
+
+async def test_a_slow_start_doubles_with_each_round_that_succeeds() -> None:
+    calls = Calls(stops=set())
+    calls.held = {number: asyncio.Event() for number in range(200)}
+    calls.begin(*range(200))
+    rounds: list[int] = []
+    answered = 0
+    for _ in range(7):
+        await turn()
+        rounds.append(len(calls.made) - answered)
+        for number in calls.made[answered:]:
+            calls.held[number].set()
+        answered = answered + rounds[-1]
+    assert rounds == [1, 2, 4, 8, 16, 16, 16]
+    for event in calls.held.values():
+        event.set()
+    await calls.end()
+    assert sorted(calls.made) == list(range(200))
+
+
+async def test_a_failure_that_stops_the_others_ends_the_batch_and_the_next_one_starts_slowly_again() -> None:
+    calls = Calls(stops={3})
+    calls.broken = {1, 3}
+    known: list[tuple[bool, int]] = []
+
+    def order_another() -> None:
+        calls.begin(100)
+        known.append((all(number in calls.flight for number in (3, 50, 99, 100)), calls.flight.num_skipped))
+
+    calls.while_settling = order_another
+    calls.begin(*range(100))
+    await calls.end()
+    calls.while_settling = lambda: None
+    assert calls.settled == [{1: "call 1", 3: "call 3"}]
+    assert len(calls.made) < 4 + WRITE_PARALLEL
+    assert known == [(True, 101 - len(calls.made))], "what is not made is known until that is settled"
+    assert not any(number in calls.flight for number in range(101))
+    calls.let.clear()
+    before = len(calls.made)
+    calls.begin(*range(200, 220))
+    await turn()
+    assert len(calls.made) == before + 1
+    await calls.end()
+    assert calls.flight.num_skipped == 0
+
+
+async def test_what_was_skipped_is_withdrawn_with_the_rest() -> None:
+    calls = Calls(stops={0})
+    calls.broken = {0}
+    calls.while_settling = lambda: kept.append((calls.flight.keep_only(range(10)), calls.flight.num_skipped))
+    kept: list[tuple[bool, int]] = []
+    calls.begin(*range(40))
+    await calls.end()
+    assert (calls.made, kept) == ([0], [(True, 9)])
