@@ -25,6 +25,7 @@ import torch
 
 from elastipod.checkpoint_directory import CheckpointDirectory
 from elastipod.checkpoint_store import CheckpointId, CheckpointStore
+from elastipod.checkpoints import leaving
 from elastipod.checkpoints.exchange import Exchange
 from elastipod.checkpoints.image import job_directory, memory_root
 from elastipod.checkpoints.resuming import Live, Resumer
@@ -119,11 +120,21 @@ class CheckpointManager:
         Collective. Raises FencedError when a newer generation has taken over (nothing was committed, nothing deleted) and
         CheckpointError, on all ranks, when any rank fails; earlier checkpoints are as they were. Nothing needs to be
         removed by hand.
+
+        In a drain whose time does not allow that, it returns when the step is in memory, which the next generation goes on
+        from and writes to durable storage, and gives the folder there. Where memory does not hold it, durable storage is
+        waited for as long as the agent lets the process live.
         """
-        if not self._has_saved(step):
-            norm = optimizer_norm(optimizer) if sample_log is not None else None
-            self._start(step, model, optimizer, scheduler, extra, sample_log, norm, is_durable=True)
-        path = self.wait()
+        with leaving.in_checkpoint():
+            if self._is_of(step) and self._leaves_with_memory():
+                return self._memory_path()
+            if not self._has_saved(step):
+                self._hasten_last()
+                norm = optimizer_norm(optimizer) if sample_log is not None else None
+                self._start(step, model, optimizer, scheduler, extra, sample_log, norm, is_durable=True)
+                if self._leaves_with_memory():
+                    return self._memory_path()
+            path = self.wait()
         assert path is not None
         return path
 
@@ -151,7 +162,8 @@ class CheckpointManager:
         if not durable and not self._has_memory():
             log.warning("step %d is not saved: durable=False, and there is no memory for checkpoints", step)
             return
-        self._start(step, model, optimizer, scheduler, extra, sample_log, None, is_durable=durable)
+        with leaving.in_checkpoint():
+            self._start(step, model, optimizer, scheduler, extra, sample_log, None, is_durable=durable)
 
     def wait(self) -> Path | str | None:
         """Wait for the checkpoint that is being written and give the last one's path, None where it was kept in memory only.
@@ -160,15 +172,22 @@ class CheckpointManager:
         """
         if self._save is None:
             return None
-        self._save.thread.join()
+        with leaving.in_checkpoint():
+            self._save.thread.join()
         if self._save.error is not None:
             raise self._save.error
         return self._save.path
 
     def close(self) -> None:
-        """Wait for what is being written, whatever comes of it, and let the memory go. What was kept in memory stays there."""
+        """Wait for what is being written, whatever comes of it, and let the memory go. What was kept in memory stays there.
+
+        After a `save` that did not wait for durable storage there is nothing to wait for, and the memory goes with the process.
+        """
         if self._save is not None:
-            self._save.thread.join()
+            if self._save.is_given_up and self._save.thread.is_alive():
+                return
+            with leaving.in_checkpoint():
+                self._save.thread.join()
         while self._ending:
             self._ending.pop().join()
         if self._running is not None:
@@ -181,7 +200,11 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        """Close; but a failure does not wait for what is being written: whoever learns of it late restarts the job late."""
+        if value is not None and self._save is not None and self._save.thread.is_alive():
+            self._give_up(self._save, f"{type(value).__name__}: {value}")
+        else:
+            self.close()
 
     # -- load ----------------------------------------------------------------------------------------------------
 
@@ -201,16 +224,21 @@ class CheckpointManager:
         be used (starting over silently would throw the work away), when storage does not give the freshest at the moment or
         another version wrote it, and when it does not fit the model and optimizer: then nothing was changed.
         """
-        run = self._run()  # claim first: from here on no former generation can commit
-        self._has_looked = True
-        if self._save is not None:
-            self._save.thread.join()  # it speaks over the same connections
-        resumer = Resumer(self._directory, run.staging, run.exchange, run.generation, Live(model, optimizer, scheduler))
-        try:
-            return resumer.resume()
-        finally:
-            run.saver.damaged = resumer.damaged
-            self._ending += resumer.unmapping
+        with leaving.in_checkpoint():
+            run = self._run()  # claim first: from here on no former generation can commit
+            self._has_looked = True
+            if self._save is not None:
+                self._save.thread.join()  # it speaks over the same connections
+            live = Live(model, optimizer, scheduler)
+            resumer = Resumer(self._directory, run.staging, run.exchange, run.generation, live)
+            try:
+                resume = resumer.resume()
+            finally:
+                run.saver.damaged = resumer.damaged
+                self._ending += resumer.unmapping
+            if resume is not None and resumer.is_unwritten:
+                self._write_resumed(resume, live)
+            return resume
 
     # -- parts of it ---------------------------------------------------------------------------------------------
 
@@ -221,10 +249,69 @@ class CheckpointManager:
     def _has_saved(self, step: int) -> bool:
         """Tell whether the last save is a durable one of this step, still under way or well ended; the same on every rank."""
         last = self._save
-        if last is None or last.staged.id.step != step or not last.is_durable:
+        if last is None or not self._is_of(step):
             return False
         last.thread.join()
         return all(self._run().exchange.meet(lambda: last.error is None))  # they may have lost touch at its very end
+
+    def _is_of(self, step: int) -> bool:
+        """Tell whether the last save is a durable one of this step, whatever comes of it; the same on every rank."""
+        return self._save is not None and self._save.staged.id.step == step and self._save.is_durable
+
+    def _notices(self) -> list[leaving.Notice | None]:
+        """Give the drain as each rank knows it."""
+        told = self._run().exchange.meet(lambda: (found := leaving.notice()) and found.as_json())
+        return [leaving.Notice(*each) if each else None for each in told]
+
+    def _hasten_last(self) -> None:
+        """In a drain with little time, have the last save end without being durable, where memory can hold the next one."""
+        if self._save is None or not self._has_memory():
+            return
+        if any(each.left_s < leaving.SHORT_S for each in self._notices() if each):
+            self._save.is_given_up = True
+
+    def _leaves_with_memory(self) -> bool:
+        """In a drain, tell whether to leave without waiting for durable storage any longer; the same on every rank."""
+        run, save = self._run(), self._save
+        assert save is not None
+        notices = self._notices()
+        if not any(notices):
+            return False
+        save.has_settled.wait()
+        leaves = [each.leaves if each else None for each in notices]
+        outlives = save.is_kept_in_memory and run.staging.outlives(save.staged.plan, leaves)
+        save.thread.join(leaving.patience_s([each.left_s for each in notices if each], outlives=outlives))
+        answers = run.exchange.meet(lambda: [save.thread.is_alive(), save.is_kept_in_memory])
+        if not any(is_alive for is_alive, _ in answers) or not all(is_kept for _, is_kept in answers):
+            return False
+        if rank_and_world()[0] == 0:
+            log.info(
+                "leaving with step %d in memory, for there is no time to wait for durable storage; who goes on from there writes it",
+                save.staged.id.step,
+            )
+        self._give_up(save, "the job leaves")
+        return True
+
+    def _give_up(self, save: Save, why: str) -> None:
+        """Wait no more for a save, here and where others wait for this rank."""
+        save.is_given_up = True
+        self._run().exchange.leave(why)
+
+    def _write_resumed(self, resume: Resume, live: Live) -> None:
+        """Begin to write to durable storage what a drain had no time for. Training goes on meanwhile."""
+        try:
+            self._start(
+                resume.step, live.model, live.optimizer, live.scheduler, resume.extra, None, None, is_durable=True
+            )
+        except FencedError:
+            raise
+        except CheckpointError as error:
+            log.warning("step %d stays in memory alone: %s", resume.step, error)
+
+    def _memory_path(self) -> Path:
+        directory = self._run().staging.directory
+        assert directory is not None
+        return directory.path
 
     def _has_memory(self) -> bool:
         return self._run().staging.directory is not None

@@ -4,9 +4,9 @@ The agent makes one file per generation and names it to its workers in ``ELASTIP
 event (its level is the truth, SIGUSR1 only wakes a sleeper); every worker writes one slot of its own, so nobody ever
 writes where another one does. Layout, all little-endian (docs/design/contracts.md, 5)::
 
-    header, 64 bytes    magic "ELPW" | u32 layout | u32 local ranks | u32 event level | f64 event deadline
+    header, 64 bytes    magic "ELPW" | u32 layout | u32 local ranks | u32 event level | f64 event deadline | u32 leaves
     slot, 64 bytes each u32 acknowledged | u32 sequence | u64 step | u64 samples | f64 loss | f64 samples/s
-                        | u32 world size | u32 signal for stacks | f64 time
+                        | u32 world size | u32 signal for stacks | f64 time | u32 in a checkpoint call
 
 A slot's numbers are guarded by its sequence: odd while they are being written, and changed by every write, so a reader
 never mixes two reports. Words are stored through views of their own width, which makes each store a single one.
@@ -34,11 +34,14 @@ _RECORD: Final = 64  # bytes of the header and of each slot
 # Indices into the file seen as 32-bit words (header, then within a slot) and as 64-bit words.
 _WORD_LAYOUT, _WORD_RANKS, _WORD_LEVEL = 1, 2, 3
 _DOUBLE_DEADLINE: Final = 2
+_WORD_LEAVES: Final = 6
 _SLOT_ACKNOWLEDGED, _SLOT_SEQUENCE = 0, 1
 _SLOT_STEP, _SLOT_SAMPLES, _SLOT_LOSS, _SLOT_RATE = 1, 2, 3, 4
 _SLOT_WORLD_SIZE: Final = 10
 _SLOT_STACKS: Final = 11
 _SLOT_TIME: Final = 6
+_SLOT_CHECKPOINT: Final = 14
+_LEAVES: Final = {0: None, 1: False, 2: True}  # by the word's value; 0 also where an older agent wrote the file
 _READ_ATTEMPTS: Final = 64
 
 
@@ -136,9 +139,13 @@ class WorkerFile:
             raise
         return cls(os.fspath(path), memory)
 
-    def set_event(self, level: EventLevel | int, deadline: float = 0.0) -> None:
-        """Raise (or take back) the event. The deadline is stored first, so whoever sees the level sees its deadline."""
+    def set_event(self, level: EventLevel | int, deadline: float = 0.0, *, leaves: bool | None = None) -> None:
+        """Raise (or take back) the event. The level is stored last, so whoever sees it sees the rest.
+
+        leaves: whether this pod goes after the drain (True) or stays (False); None when that is not known.
+        """
         self._doubles[_DOUBLE_DEADLINE] = deadline
+        self._words[_WORD_LEAVES] = next(word for word, value in _LEAVES.items() if value is leaves)
         self._words[_WORD_LEVEL] = int(level)
 
     def event(self) -> Event:
@@ -147,11 +154,24 @@ class WorkerFile:
         deadline: float = self._doubles[_DOUBLE_DEADLINE]
         return Event(level, deadline)
 
+    def leaves(self) -> bool | None:
+        """Tell whether this pod goes after the drain that the event asks for; None when that is not known."""
+        return _LEAVES.get(self._words[_WORD_LEAVES])
+
+    def note_checkpoint(self, local_rank: int, is_in: bool) -> None:
+        """Say that this worker is, or is no longer, inside a call that saves or loads a checkpoint. One writer per local rank."""
+        self._words[self._slot(local_rank) // 4 + _SLOT_CHECKPOINT] = int(is_in)
+
+    def is_in_checkpoint(self, local_rank: int) -> bool:
+        """Tell whether the worker is inside a call that saves or loads a checkpoint."""
+        return bool(self._words[self._slot(local_rank) // 4 + _SLOT_CHECKPOINT])
+
     def begin_run(self) -> None:
         """Take back the event and what workers said about it, for processes that live over several runs."""
         self.set_event(EventLevel.NONE)
         for local_rank in range(self.local_ranks):
             self._words[self._slot(local_rank) // 4 + _SLOT_ACKNOWLEDGED] = 0
+            self.note_checkpoint(local_rank, False)
 
     def acknowledge(self, local_rank: int) -> None:
         """Say that this worker has seen the event and will stop: an exit 0 from now on is a drain, not a completion."""

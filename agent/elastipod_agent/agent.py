@@ -130,7 +130,8 @@ class Agent:
             mode = spoken_mode(request.restart_mode) if self._keeper is not None else self._usual_mode
             self.board.enter(S.STOPPING, restart_mode=mode.value, reason=None, message=None)
         if self._generation is not None and self._task is not None and not self._task.done():
-            self._generation.stop(Stop.GRACEFUL if is_graceful else Stop.HARD, timeout_s, request.restart_mode)
+            how = Stop.GRACEFUL if is_graceful else Stop.HARD
+            self._generation.stop(how, timeout_s, request.restart_mode, leaves=request.leaves)
         else:
             if self._keeper is not None:
                 self._keeper.call_back(frozenset(), is_faulty=False)

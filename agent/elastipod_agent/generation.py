@@ -103,16 +103,16 @@ class Generation:
         self._last_progress: Progress | None = None
         self._reports_before: Mapping[int, int] = {}  # by local rank, of processes that are older than the generation
 
-    def stop(self, mode: Stop, timeout_s: float, restart_mode: str = "") -> None:
+    def stop(self, mode: Stop, timeout_s: float, restart_mode: str = "", *, leaves: bool | None = None) -> None:
         """Ask for the end: graceful gives the workers this long to drain, hard ends them now. Hard beats graceful.
 
-        restart_mode: as in /stop; these workers end in any case.
+        restart_mode and leaves: as in /stop; these workers end in any case.
         """
         if mode is Stop.GRACEFUL and self._stop is Stop.NONE:
             self._deadline = time.monotonic() + timeout_s
             self._stop = mode
             if self._group is not None:
-                self._group.raise_event(time.time() + timeout_s, signal.SIGUSR1)
+                self._group.raise_event(time.time() + timeout_s, signal.SIGUSR1, leaves=leaves)
         elif mode is Stop.HARD:
             self._stop = mode
         self._wake.set()

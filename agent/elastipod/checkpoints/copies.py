@@ -21,6 +21,9 @@ class Copies:
         self._directory = directory
         self._kept: dict[str, MappedImage] = {}
         self._headers: dict[str, Header] = {}  # of those that are whole
+        self.kept_by: dict[
+            int, int
+        ] = {}  # on every rank: by the rank whose image it is, who keeps a copy of the newest
 
     def keepers(self, plan: Plan, domains: Sequence[str]) -> dict[int, int]:
         """Give, for each rank whose image a lost node would take along, the rank that keeps a copy."""
@@ -39,6 +42,7 @@ class Copies:
         sources = {source: Header.from_json(headers[source]) for source, keeper in keepers.items() if keeper == rank}
         rooms = exchange.every_rank(lambda: self._make_room(plan, sources))
         refused = {source for room in rooms for source in room}
+        self.kept_by = {}
         out = {keepers[rank]: [image.bytes[: image.size]]} if rank in keepers and rank not in refused else {}
         into = {
             source: [(kept.bytes[: kept.size], None)]
@@ -46,6 +50,7 @@ class Copies:
             if source not in refused and (kept := self._kept[header.name])
         }
         exchange.transfer(out, into)
+        self.kept_by = {source: keeper for source, keeper in keepers.items() if source not in refused}
         for source in into:
             self._publish(plan, source, sources[source])
 

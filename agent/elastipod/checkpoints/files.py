@@ -10,7 +10,7 @@ import errno
 import io
 import pickle
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import IO, Any, BinaryIO, cast
@@ -44,10 +44,11 @@ class MeasuredFile:
     The sum is there to find what was torn or has rotted; it is made in a thread beside the writing. It guards against nobody.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, check: Callable[[], None] = lambda: None) -> None:
+        """check: is called before each part is written, and may raise CheckpointError to end the writing."""
+        self._file, self._check = file, check
         self.size = self._crc32 = 0
-        self._failure: OSError | None = None
+        self._failure: OSError | CheckpointError | None = None
         self._summing = ThreadPoolExecutor(1, "elastipod-sum")
 
     def write(self, data: Any) -> int:
@@ -55,13 +56,14 @@ class MeasuredFile:
         try:
             for start in range(0, len(view), _PART):
                 part = view[start : start + _PART]
+                self._check()
                 summed = self._begin_sum(part)
                 try:
                     self._file.write(part)
                 finally:
                     if summed is not None:
                         summed.result()  # before the memory is used for something else
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             self._failure = error
             raise
         self.size += len(view)
@@ -107,13 +109,16 @@ def file_name(rank: int) -> str:
 
 
 def write_part(
-    file: BinaryIO, tensors: Iterable[tuple[int, torch.Tensor]], values: Mapping[str, str]
+    file: BinaryIO,
+    tensors: Iterable[tuple[int, torch.Tensor]],
+    values: Mapping[str, str],
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[FileRecord, dict[str, list[int]], dict[str, list[int]]]:
-    """Write a rank's part: chunks by number and packed values by key.
+    """Write a rank's part: chunks by number and packed values by key. check: as `MeasuredFile` takes it.
 
     Gives the file's record and, for chunks (by number as text) and values (by key), [first byte, bytes].
     """
-    with MeasuredFile(file) as out:
+    with MeasuredFile(file, check) as out:
         chunks = {str(number): out.save(_alone(tensor)) for number, tensor in tensors}
         entries = {key: out.save(unpacked(text)) for key, text in values.items()}
     return out.record(), chunks, entries

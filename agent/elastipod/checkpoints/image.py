@@ -49,7 +49,8 @@ class Header:
     """What an image is. plan: digest of the plan that says where in it which chunk lies; size: bytes; values: packed, by key.
 
     sums: `sum_of` each stretch of each chunk, 16 hex digits, in the plan's order. durable: the newest durable checkpoint that the run knew
-    to be there, this one itself once it is durable too; who deletes that one has rolled back by hand.
+    to be there, this one itself once it is durable too; who deletes that one has rolled back by hand. wants_durable: it was to be
+    written to durable storage too.
     """
 
     id: CheckpointId
@@ -62,6 +63,7 @@ class Header:
     durable: CheckpointId | None
     values: Mapping[str, str]
     extra: Mapping[str, Any]
+    wants_durable: bool = False
 
     @property
     def name(self) -> str:
@@ -82,6 +84,7 @@ class Header:
                 "durable": self.durable and [self.durable.step, self.durable.generation],
                 "values": dict(self.values),
                 "extra": dict(self.extra),
+                "wants_durable": self.wants_durable,
             }
         )
 
@@ -104,6 +107,7 @@ class Header:
             None if data["durable"] is None else CheckpointId(*map(int, data["durable"])),
             dict(data["values"]),
             dict(data["extra"]),
+            bool(data.get("wants_durable", False)),
         )
 
 

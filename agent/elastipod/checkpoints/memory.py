@@ -125,7 +125,8 @@ def open_images(
         good = [each for each in images if each not in missing]
         plan = next((Plan.from_json(answer["plan"]) for answer in answers if answer["plan"]), None)
         if plan is not None and plan.is_covered_by(each.saved_rank for each in good):
-            return Images(plan, good, view, own.opened(plan), *_values(answers))
+            wants_durable = any(answer["wants_durable"] for answer in answers)
+            return Images(plan, good, view, own.opened(plan), *_values(answers), wants_durable)
         own.close()
         if plan is not None:
             break
@@ -151,7 +152,7 @@ class _Own:
         One rank of a node tells the values: everybody's random state, and the other values of the lowest rank.
         """
         if self._directory is None or not self._wanted:
-            return {"missing": [], "values": [], "plan": None}
+            return {"missing": [], "values": [], "plan": None, "wants_durable": False}
         headers = self._directory.headers()
         missing: list[Found] = []
         for wanted in self._wanted:
@@ -168,6 +169,7 @@ class _Own:
             "missing": [each.as_json() for each in missing],
             "values": self._values() if self._is_first else [],
             "plan": plan and plan.to_json(),
+            "wants_durable": any(header.wants_durable for header, _ in self._open),
         }
 
     def opened(self, plan: Plan) -> dict[int, Opened]:

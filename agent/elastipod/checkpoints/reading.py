@@ -78,8 +78,9 @@ class Images:
         opened: Mapping[int, Opened],
         values: Mapping[str, str],
         extra: Mapping[str, Any],
+        wants_durable: bool = False,
     ) -> None:
-        """opened: those of this node, by the rank that saved them; they are closed by `close`."""
+        """opened: those of this node, by the rank that saved them; they are closed by `close`. wants_durable: as in `Header`."""
         self._plan, self._view, self._opened, self._values = plan, view, opened, values
         self._rank, _ = rank_and_world()
         self._node = view.nodes[self._rank]
@@ -88,6 +89,7 @@ class Images:
         self.world_size = plan.world_size
         self.metadata = metadata_of(plan)
         self.extra = extra
+        self.wants_durable = wants_durable
 
     def names(self) -> list[str]:
         """Name the images, as files of any node."""

@@ -65,6 +65,7 @@ class Resumer:
         self._generation, self._live = generation, live
         self._is_half_filled = False
         self._passed_over = ""  # why the freshest one in memory was not used, on every rank
+        self.is_unwritten = False  # what was resumed is in memory alone, though it was to be durable
         self.damaged: set[CheckpointId] = set()
         self.unmapping: list[threading.Thread] = []  # of images that were read; it may go on when training does
 
@@ -127,6 +128,7 @@ class Resumer:
             finally:
                 self.unmapping.append(images.close())
             if not found:
+                self.is_unwritten = images.wants_durable and view.durable_at(chosen) != chosen
                 self._staging.durable = view.durable_at(chosen)
                 self._staging.forget_others(images.names(), self._generation)
                 path = self._staging.directory.path if self._staging.directory else Path()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from elastipod.checkpoint_store import CheckpointId, CheckpointStore, FileRecord, Manifest
 from elastipod.checkpoints.exchange import Exchange, RanksLost
 from elastipod.checkpoints.files import METADATA, file_name, write_metadata, write_part
+from elastipod.checkpoints.leaving import watch
 from elastipod.checkpoints.progress import tell_agent
 from elastipod.checkpoints.staging import Staged, Staging
 from elastipod.errors import CheckpointError, FencedError
@@ -25,7 +26,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Save:
-    """One save under way. ``path`` and ``error`` are its thread's until that has ended."""
+    """One save under way. ``path`` and ``error`` are its thread's until that has ended.
+
+    is_kept_in_memory: on all ranks; known once ``has_settled``. is_given_up: the process is to end and waits no more for it.
+    """
 
     def __init__(self, staged: Staged, *, is_durable: bool, sample_log: SampleLog | None, norm: float | None) -> None:
         self.staged = staged
@@ -35,6 +39,14 @@ class Save:
         self.thread = threading.Thread()
         self.path: Path | str | None = None
         self.error: CheckpointError | None = None
+        self.is_kept_in_memory = False
+        self.has_settled = threading.Event()
+        self.is_given_up = False
+
+    def check_given_up(self) -> None:
+        """Raise CheckpointError when the process waits no more for this save."""
+        if self.is_given_up:
+            raise CheckpointError("the process ends and does not wait for it")
 
 
 class Saver:
@@ -56,7 +68,9 @@ class Saver:
     def start(self, save: Save) -> None:
         """Begin; `Save.thread` ends when the save has."""
         name = f"elastipod-save-{save.staged.id.step}"
-        save.thread = threading.Thread(target=self._run, args=(save,), name=name)
+        # Daemon: a process that failed ends at once, and one that leaves in order waits for what `watch` has noted.
+        save.thread = threading.Thread(target=self._run, args=(save,), name=name, daemon=True)
+        watch(save)
         save.thread.start()
 
     def _run(self, save: Save) -> None:
@@ -68,6 +82,8 @@ class Saver:
         except Exception as error:  # the others must not wait for what does not come
             save.error = CheckpointError(f"the checkpoint of step {step} could not be finished: {error}")
             self._exchange.leave(str(error))
+        finally:
+            save.has_settled.set()
         if save.error is not None and (rank == 0 or isinstance(save.error, RanksLost)):  # rank 0 may be the lost one
             log.warning("step %d is not saved: %s", step, save.error)
 
@@ -76,10 +92,11 @@ class Saver:
         if save.sample_log is not None:
             self._exchange.every_rank(save.sample_log.sync)
         self._keep_in_memory(save)
+        save.has_settled.set()
         if save.is_durable:
             begun = self._exchange.rank_zero(lambda: self._begin(target))
             if begun is not None:
-                self._write(save.staged, begun)
+                self._write(save, begun)
             self._staging.note_durable(target)
             save.path = self._directory.location(target)
             tell_agent(target.step, str(save.path))
@@ -93,8 +110,9 @@ class Saver:
         def check_fence() -> None:
             self._exchange.rank_zero(lambda: self._directory.check_fence(target.generation))
 
-        problem = self._staging.keep_in_memory(save.staged, check_fence)
+        problem = self._staging.keep_in_memory(save.staged, check_fence, wants_durable=save.is_durable)
         if problem is None:
+            save.is_kept_in_memory = self._staging.directory is not None
             return
         if not save.is_durable:
             raise CheckpointError(f"it cannot be kept in memory: {problem}")
@@ -107,9 +125,10 @@ class Saver:
         except OSError as error:
             raise self._failed(target, error) from error
 
-    def _write(self, staged: Staged, begun: str) -> None:
+    def _write(self, save: Save, begun: str) -> None:
+        staged = save.staged
         try:
-            parts = self._exchange.every_rank(lambda: self._write_part(staged, begun))
+            parts = self._exchange.every_rank(lambda: self._write_part(save, begun))
             self._exchange.rank_zero(lambda: self._commit(staged, begun, parts))
         except (FencedError, RanksLost):  # what has begun stays: rank 0 may be committing it at this moment
             raise
@@ -117,11 +136,13 @@ class Saver:
             self._exchange.rank_zero(lambda: self._give_up(staged.id, begun))
             raise
 
-    def _write_part(self, staged: Staged, begun: str) -> dict[str, Any]:
-        rank, _ = rank_and_world()
+    def _write_part(self, save: Save, begun: str) -> dict[str, Any]:
+        staged, (rank, _) = save.staged, rank_and_world()
         try:
             with self._directory.create_file(begun, file_name(rank)) as file:
-                record, chunks, values = write_part(file, staged.tensors_to_write(), staged.values_to_write())
+                record, chunks, values = write_part(
+                    file, staged.tensors_to_write(), staged.values_to_write(), save.check_given_up
+                )
         except OSError as error:
             raise self._failed(staged.id, error) from error
         return {"record": [record.size, record.crc32], "chunks": chunks, "values": values}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -103,19 +103,21 @@ class Staging:
         self._exchange.meet(fill)
         return Staged(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
 
-    def keep_in_memory(self, staged: Staged, check_fence: Callable[[], None]) -> str | None:
+    def keep_in_memory(
+        self, staged: Staged, check_fence: Callable[[], None], *, wants_durable: bool = False
+    ) -> str | None:
         """Let the copy stand as an image for those who come after this process, here and where its partner is. Collective.
 
         check_fence: collective; raises FencedError on all ranks when a newer generation has taken over. That one may have
         looked for images before ours were there, so it is asked again when they are, and they are withdrawn. Gives the reason
-        where a rank could not keep its image: then there is none of this copy on any rank.
+        where a rank could not keep its image: then there is none of this copy on any rank. wants_durable: as in `Header`.
         """
         if self.directory is None:
             return None
         check_fence()
         is_last = False
         try:
-            problem = self._publish(staged, self.directory)
+            problem = self._publish(staged, self.directory, wants_durable)
             is_last = True
             if problem is None:
                 check_fence()
@@ -130,7 +132,7 @@ class Staging:
         self.forget_others((), staged.id.generation)  # for all ranks have their images now
         return None
 
-    def _publish(self, staged: Staged, directory: MemoryDirectory) -> str | None:
+    def _publish(self, staged: Staged, directory: MemoryDirectory, wants_durable: bool) -> str | None:
         rank, world_size = rank_and_world()
         positions, _ = staged.plan.layout(rank)
 
@@ -146,6 +148,7 @@ class Staging:
                 self.durable,
                 staged.values,
                 staged.extra,
+                wants_durable,
             )
             try:
                 directory.keep_plan(staged.plan)
@@ -156,6 +159,7 @@ class Staging:
             return {"header": header.to_json() if rank in sent else ""}
 
         self._copies = self._copies or Copies(directory)
+        self._copies.kept_by = {}
         sent = self._copies.keepers(staged.plan, self._domains)
         answers = self._exchange.every_rank(publish)
         if problem := next((answer["problem"] for answer in answers if "problem" in answer), None):
@@ -176,6 +180,13 @@ class Staging:
                 if header.id == staged.id and header.slot == staged.slot:
                     self._headers.pop(header.name, None)
                     self.directory.withdraw(header.name)
+
+    def outlives(self, plan: Plan, leaving: Sequence[bool | None]) -> bool:
+        """Tell whether the memory of the nodes that stay for sure holds all of the newest copy. leaving: by rank, as told."""
+        staying = {plan.nodes[rank] for rank, leaves in enumerate(leaving) if leaves is False}
+        kept = self._copies.kept_by if self._copies is not None else {}
+        ranks = {rank for rank, node in enumerate(plan.nodes) if node in staying}
+        return plan.is_covered_by(ranks | {source for source, keeper in kept.items() if plan.nodes[keeper] in staying})
 
     def note_durable(self, of: CheckpointId) -> None:
         """Note, here and in the images that this rank has made or keeps, that a checkpoint is durable now."""

@@ -13,6 +13,7 @@ from statistics import median
 
 FLOOR_S = 600.0
 FACTOR = 10.0
+CHECKPOINT_S = 9000.0  # of silence in one checkpoint call; the library itself gives up after two hours (7200 s)
 _SHARE = 0.5  # of the limit: who has been silent that long is named too
 _MIN_REPORTS = 5  # first steps compile, load and warm up; they say nothing about the usual time
 _WINDOW = 64
@@ -23,12 +24,16 @@ _LOOKS_PER_LIMIT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one living worker had reported at a look. num_reports: so far in this generation; time: Unix, its own clock."""
+    """What one living worker had reported at a look. num_reports: so far in this generation; time: Unix, its own clock.
+
+    is_in_checkpoint: it is inside a call that saves or loads a checkpoint.
+    """
 
     local_rank: int
     num_reports: int
     step: int
     time: float
+    is_in_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class _Pace:
 
     last: Sample
     silent_s: float = 0.0
+    in_checkpoint_s: float = 0.0  # of the present checkpoint call
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
@@ -97,6 +103,7 @@ class HangDetector:
             return None
         limits = {rank: limit_s for rank, pace in self._paces.items() if (limit_s := self._limit_s(pace)) is not None}
         passed = [limit_s for rank, limit_s in limits.items() if self._paces[rank].silent_s >= limit_s]
+        passed += [CHECKPOINT_S for rank in limits if self._paces[rank].in_checkpoint_s >= CHECKPOINT_S]
         return self._verdict(limits, min(passed)) if passed else None
 
     def _note(self, sample: Sample, passed_s: float) -> None:
@@ -105,8 +112,9 @@ class HangDetector:
             self._paces[sample.local_rank] = _Pace(sample)
             return
         before, pace.last = pace.last, sample
+        pace.in_checkpoint_s = pace.in_checkpoint_s + passed_s if sample.is_in_checkpoint else 0.0
         if sample.num_reports == before.num_reports:
-            pace.silent_s += passed_s
+            pace.silent_s += 0.0 if sample.is_in_checkpoint else passed_s
             return
         pace.silent_s = 0.0
         steps, gap_s = sample.step - before.step, sample.time - before.time
@@ -127,9 +135,10 @@ class HangDetector:
         steps_s = [step_s for pace in self._paces.values() for step_s in pace.steps_s]
         return Hang(
             silent=tuple(
-                Silent(pace.last.local_rank, pace.last.step, pace.last.time, pace.silent_s)
+                Silent(pace.last.local_rank, pace.last.step, pace.last.time, pace.silent_s + pace.in_checkpoint_s)
                 for pace in paces
                 if pace.silent_s >= _SHARE * limits[pace.last.local_rank]
+                or pace.in_checkpoint_s >= _SHARE * CHECKPOINT_S
             ),
             limit_s=limit_s,
             step_s=median(steps_s) if steps_s else None,

@@ -55,12 +55,16 @@ class Start(Update):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """An order to end the workers; ``timeout_s`` is what a graceful stop grants them, None = the agent's own."""
+    """An order to end the workers; ``timeout_s`` is what a graceful stop grants them, None = the agent's own.
+
+    leaves: whether this pod goes afterwards (True) or stays (False); None when the operator does not know, or does not say.
+    """
 
     is_graceful: bool = False
     timeout_s: float | None = None
     restart_mode: str = "ipr"
     generation: int | None = None
+    leaves: bool | None = None
 
 
 def parse_start(body: object) -> Start:
@@ -90,6 +94,7 @@ def parse_stop(body: object) -> StopRequest:
         timeout_s=None if timeout is None else _seconds("timeout", timeout),
         restart_mode=_text(fields, "restart_mode") or "ipr",
         generation=_generation(fields),
+        leaves=None if fields.get("leaves") is None else _boolean(fields, "leaves"),
     )
 
 

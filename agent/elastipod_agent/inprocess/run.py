@@ -49,10 +49,10 @@ class InProcessRun(Generation):
         self._come_by = 0.0  # monotonic
         self._has_left = False
 
-    def stop(self, mode: Stop, timeout_s: float, restart_mode: str = "") -> None:
+    def stop(self, mode: Stop, timeout_s: float, restart_mode: str = "", *, leaves: bool | None = None) -> None:
         """Ask for the end; restart_mode says, as in /stop, which workers may come back and which are started anew."""
         self._restart_mode = restart_mode
-        super().stop(mode, timeout_s)
+        super().stop(mode, timeout_s, leaves=leaves)
 
     async def run(self) -> End:
         """Run to the end, up to where all ranks wait for the next start. Raises for mistakes of ours only."""

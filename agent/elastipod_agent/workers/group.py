@@ -106,9 +106,9 @@ class WorkerGroup:
         failed = {one.local_rank for one in self.exits() if one.is_failure}
         return next((worker for worker in self.workers if worker.local_rank in failed), None)
 
-    def raise_event(self, deadline: float, wake_signal: int) -> None:
+    def raise_event(self, deadline: float, wake_signal: int, *, leaves: bool | None) -> None:
         """Ask for a drain: the level is stored first, then each worker's own process is woken, also those still to come."""
-        self._file.set_event(EventLevel.DRAIN, deadline)
+        self._file.set_event(EventLevel.DRAIN, deadline, leaves=leaves)
         self._wake_signal = wake_signal
         for worker in self.living:
             worker.child.send(wake_signal)

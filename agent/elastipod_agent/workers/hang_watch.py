@@ -62,7 +62,8 @@ class HangWatch:
             progress = self._group.file.progress(rank) or self._last.get(rank)  # none while one is half-written
             if num_reports > 0 and progress is not None:
                 self._last[rank] = progress
-                samples.append(Sample(rank, num_reports, progress.step, progress.time))
+                is_in_checkpoint = self._group.file.is_in_checkpoint(rank)
+                samples.append(Sample(rank, num_reports, progress.step, progress.time, is_in_checkpoint))
         return samples
 
     async def _dump(self, hang: Hang) -> str:

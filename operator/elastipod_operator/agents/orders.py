@@ -54,7 +54,8 @@ class Orders:
         else:
             return Command(pod.uid, self.address(pod), "/shutdown", None, ("shutdown",))
         if fact.generation is None:  # of another make
-            body.pop("generation", None)
+            for ours in ("generation", "leaves"):
+                body.pop(ours, None)
         return Command(pod.uid, self.address(pod), path, body, key)
 
     def _start(self, group_rank: int, fact: AgentFact) -> dict[str, Any]:
@@ -79,6 +80,8 @@ class Orders:
         body: dict[str, Any] = {"is_graceful": action.graceful, "generation": action.generation}
         if action.graceful:
             body["timeout"] = action.timeout_s
+            if action.leaves is not None:
+                body["leaves"] = action.leaves
         elif action.reach is not Reach.IN_PROCESS:
             body["restart_mode"] = (
                 action.reach.value

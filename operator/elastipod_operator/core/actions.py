@@ -52,13 +52,17 @@ class HoldSpare:
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """graceful: ask for a checkpoint and give the workers timeout_s seconds; otherwise end them at once, as far as `reach`."""
+    """graceful: ask for a checkpoint and give the workers timeout_s seconds; otherwise end them at once, as far as `reach`.
+
+    leaves: whether the pod goes afterwards (True) or stays (False), None when that is not decided yet.
+    """
 
     pod: str
     generation: int
     graceful: bool
     timeout_s: int
     reach: Reach = Reach.IN_PROCESS
+    leaves: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from .health import MAX_GENERATION, Health, Replica, View
 from .incidents import blame_outside, widen
 from .membership import remove, soonest
 from .names import PodId
-from .record import Reach, Record
+from .record import Kind, Reach, Record
 
 # Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
 HARD_STOP_AFTER = timedelta(seconds=15)
@@ -34,6 +34,7 @@ def stop_members(
     for member in record.members:
         record = blame_outside(record, member, view.get(member))
     record = widen(record, view)
+    num_staying = sum(_may_stay(view.get(member)) for member in record.members)
     for replica in view.by_id.values():
         if replica.has_no_workers or replica.parked or not (replica.id in members or replica.busy):
             continue
@@ -48,8 +49,20 @@ def stop_members(
             continue
         next_step = soonest(*(at for at in (due + HARD_STOP_AFTER, due + GIVE_UP_AFTER) if at > now))
         wakes.append(max(next_step or now, now + LOOK_AGAIN))
-        actions += _stops(replica, record, members, due, now)
+        leaves = True if must_go or replica.health is Health.DOOMED else _stays(record, num_staying)
+        actions += _stops(replica, record, members, due, now, leaves)
     return record, actions, soonest(*wakes)
+
+
+def _may_stay(replica: Replica | None) -> bool:
+    return replica is not None and replica.health is not Health.DOOMED and not replica.gone
+
+
+def _stays(record: Record, num_staying: int) -> bool | None:
+    """Give False where the pods that may stay all do, None where some of them may be too many for the next size."""
+    transition = record.transition
+    assert transition is not None
+    return False if transition.kind is Kind.RESIZE and transition.goal >= num_staying else None
 
 
 def is_forced(record: Record, now: datetime) -> bool:
@@ -89,7 +102,9 @@ def _due(replica: Replica, record: Record, policy: Policy) -> datetime:
     return max(transition.deadline, since + grace)
 
 
-def _stops(replica: Replica, record: Record, members: frozenset[PodId], due: datetime, now: datetime) -> list[Action]:
+def _stops(
+    replica: Replica, record: Record, members: frozenset[PodId], due: datetime, now: datetime, leaves: bool | None
+) -> list[Action]:
     transition = record.transition
     assert transition is not None
     if replica.health is Health.SILENT or not (replica.busy or replica.agent.state is AgentState.STOPPING):
@@ -100,4 +115,4 @@ def _stops(replica: Replica, record: Record, members: frozenset[PodId], due: dat
     if replica.agent.state is AgentState.STOPPING:
         return []
     left = max(1, int((due - now).total_seconds()))
-    return [StopWorkers(replica.pod.name, record.generation, graceful=True, timeout_s=left)]
+    return [StopWorkers(replica.pod.name, record.generation, graceful=True, timeout_s=left, leaves=leaves)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.core.hang import FLOOR_S, Hang, HangDetector, Sample
+from elastipod_agent.core.hang import CHECKPOINT_S, FLOOR_S, Hang, HangDetector, Sample
 
 EPOCH = 1_700_000_000.0
 
@@ -23,8 +23,16 @@ class Run:
         self.reports = dict.fromkeys(range(ranks), 0)
         self.stands_at: dict[int, float] = {}
 
-    def go(self, seconds: float, *, stuck: tuple[int, ...] = (), looks: bool = True, **options: bool) -> Hang | None:
-        """Let time pass; gives the first hang that is found."""
+    def go(
+        self,
+        seconds: float,
+        *,
+        stuck: tuple[int, ...] = (),
+        saving: tuple[int, ...] = (),
+        looks: bool = True,
+        **options: bool,
+    ) -> Hang | None:
+        """Let time pass; gives the first hang that is found. saving: who is inside a checkpoint call."""
         end = self.now + seconds
         while self.now < end:
             passed_s = self.detector.look_s if looks else end - self.now
@@ -37,7 +45,9 @@ class Run:
                     self.reports[rank] += num
                     self.stands_at[rank] = self.clock
             samples = [
-                Sample(r, self.reports[r], s, self.stands_at[r]) for r, s in self.steps.items() if self.reports[r]
+                Sample(r, self.reports[r], s, self.stands_at[r], r in saving)
+                for r, s in self.steps.items()
+                if self.reports[r]
             ]
             found = self.detector.look(self.now, samples, **options)
             if found is not None:
@@ -54,6 +64,27 @@ def test_a_rank_that_stops_among_others_is_found_after_the_floor() -> None:
     assert FLOOR_S <= found.silent[0].silent_s < FLOOR_S + 10
     assert found.limit_s == FLOOR_S
     assert found.step_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_a_save_that_takes_longer_than_the_limit_is_no_hang(timeout_s: float | None) -> None:
+    run = Run(timeout_s)
+    assert run.go(100) is None
+    for _ in range(3):
+        assert run.go(CHECKPOINT_S - 60, stuck=(0, 1), saving=(0, 1)) is None
+        assert run.go(3) is None, "it makes steps again"
+    assert run.go(60, stuck=(0, 1), saving=(0, 1)) is None
+    found = run.go(FLOOR_S + 20, stuck=(0, 1))
+    assert found is not None, "the save has ended, and nothing goes on"
+    assert found.limit_s == (timeout_s or FLOOR_S)
+
+
+def test_a_save_that_never_ends_is_a_hang() -> None:
+    run = Run()
+    assert run.go(100) is None
+    found = run.go(2 * CHECKPOINT_S, stuck=(1,), saving=(1,))
+    assert found is not None
+    assert (found.limit_s, [one.local_rank for one in found.silent]) == (CHECKPOINT_S, [1])
 
 
 def test_all_ranks_of_a_hang_are_named() -> None:

@@ -82,6 +82,12 @@ def test_a_spare_may_have_a_rank_beyond_the_job() -> None:
 
 def test_stop() -> None:
     assert parse_stop(None) == parse_stop({})
+    assert [parse_stop(body).leaves for body in ({}, {"leaves": None}, {"leaves": False}, {"leaves": True})] == [
+        None,
+        None,
+        False,
+        True,
+    ]
     stop = parse_stop({"restart_mode": "ipr", "is_graceful": True, "timeout": 600, "generation": 3})
     assert (stop.is_graceful, stop.timeout_s, stop.generation) == (True, 600.0, 3)
     for body, field in (

@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 
 from elastipod.worker_file import EventLevel, Progress, WorkerFile, WorkerFileError
 
-HEADER = struct.Struct("<4sIIId")
-SLOT = struct.Struct("<IIQQddIId")
+HEADER = struct.Struct("<4sIIIdI")
+SLOT = struct.Struct("<IIQQddIIdI")
 
 
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     path = tmp_path / "page"
     with WorkerFile.create(path, 2) as page:
-        page.set_event(EventLevel.DRAIN, 123.5)
+        page.set_event(EventLevel.DRAIN, 123.5, leaves=True)
         page.acknowledge(1)
+        page.note_checkpoint(1, True)
         page.report(1, step=3, samples=96, loss=0.25, samples_per_s=8.0, world_size=4, time=1000.0)
     data = path.read_bytes()
     assert len(data) == 64 * 3
-    assert HEADER.unpack_from(data) == (b"ELPW", 1, 2, 1, 123.5)
-    assert SLOT.unpack_from(data, 64) == (0,) * 9
-    assert SLOT.unpack_from(data, 128) == (1, 2, 3, 96, 0.25, 8.0, 4, 0, 1000.0)
+    assert HEADER.unpack_from(data) == (b"ELPW", 1, 2, 1, 123.5, 2)
+    assert SLOT.unpack_from(data, 64) == (0,) * 10
+    assert SLOT.unpack_from(data, 128) == (1, 2, 3, 96, 0.25, 8.0, 4, 0, 1000.0, 1)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -36,7 +37,13 @@ def test_what_one_side_writes_the_other_reads(tmp_path: Path) -> None:
         assert worker.local_ranks == 2
         assert worker.event() == (EventLevel.NONE, 0.0)
         assert agent.progress(0) is None
-        agent.set_event(EventLevel.DRAIN, 5.0)
+        assert worker.leaves() is None
+        agent.set_event(EventLevel.DRAIN, 5.0, leaves=False)
+        assert worker.leaves() is False
+        worker.note_checkpoint(1, True)
+        assert (agent.is_in_checkpoint(0), agent.is_in_checkpoint(1)) == (False, True)
+        worker.note_checkpoint(1, False)
+        assert not agent.is_in_checkpoint(1)
         assert worker.event() == (EventLevel.DRAIN, 5.0)
         worker.acknowledge(0)
         assert (agent.acknowledged(0), agent.acknowledged(1)) == (True, False)
@@ -119,8 +126,8 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     for content, words in (
         (b"x", "is no worker file: 1 bytes"),
         (bytes(128), "does not begin with ELPW"),
-        (HEADER.pack(b"ELPW", 2, 1, 0, 0.0).ljust(128, b"\0"), "has layout 2, this library reads layout 1"),
-        (HEADER.pack(b"ELPW", 1, 5, 0, 0.0).ljust(128, b"\0"), "says 5 local ranks but holds 128 bytes"),
+        (HEADER.pack(b"ELPW", 2, 1, 0, 0.0, 0).ljust(128, b"\0"), "has layout 2, this library reads layout 1"),
+        (HEADER.pack(b"ELPW", 1, 5, 0, 0.0, 0).ljust(128, b"\0"), "says 5 local ranks but holds 128 bytes"),
     ):
         bad.write_bytes(content)
         with pytest.raises(WorkerFileError, match=words):

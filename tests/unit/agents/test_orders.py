@@ -90,6 +90,12 @@ def test_a_graceful_stop_names_its_time() -> None:
     assert body_of(stop, running(3)) == {"is_graceful": True, "timeout": 60, "generation": 3}
 
 
+def test_a_drain_says_whether_the_pod_goes_where_that_is_known_to_agents_that_know_the_field() -> None:
+    stop = StopWorkers(pod(0).name, 3, graceful=True, timeout_s=60, leaves=False)
+    assert body_of(stop, running(3)) == {"is_graceful": True, "timeout": 60, "generation": 3, "leaves": False}
+    assert body_of(stop, agent(generation=None)) == {"is_graceful": True, "timeout": 60}
+
+
 @pytest.mark.parametrize("reach", Reach)
 def test_a_hard_stop_says_how_far_the_restart_reaches_unless_processes_are_kept(reach: Reach) -> None:
     expected: dict[str, Any] = {"is_graceful": False, "generation": 3}

@@ -70,6 +70,19 @@ def test_a_doomed_member_drains_all_within_its_time() -> None:
     assert pid(0, 1) in [a.pod for a in acts(todo, CreatePod)], "its replacement warms up meanwhile"
 
 
+@pytest.mark.parametrize(
+    ("goal", "leaves"),
+    [
+        pytest.param(2, [True, False, False], id="the others stay"),
+        pytest.param(1, [True, None, None], id="of the others not all may stay"),
+    ],
+)
+def test_agents_are_told_whose_memory_outlives_a_drain(goal: int, leaves: list[bool | None]) -> None:
+    record = trains(3, transition=transition(cause="PodDisrupted", goal=goal))
+    members = [(pod(0, disrupted="Spot"), running()), *ALL_RUN[1:]]
+    assert [a.leaves for a in acts(plan(observed(job(record), members)), StopWorkers)] == leaves
+
+
 def test_a_second_notice_in_a_drain_is_merged() -> None:
     record = trains(3, transition=transition(cause="PodDisrupted"))
     members = [(pod(0, disrupted="x"), running()), (pod(1, disrupted="y"), running()), ALL_RUN[2]]
@@ -116,7 +129,9 @@ def test_who_was_out_of_reach_all_the_time_is_asked_for_a_checkpoint_yet() -> No
     record = trains(transition=transition(began_s=650, deadline=NOW - seconds(50)))
     back = running(answering_since=NOW - seconds(1))
     todo = plan(observed(job(record), [(pod(0), back), (pod(1), back)]))
-    assert acts(todo, StopWorkers) == [StopWorkers(pod(n).name, 1, graceful=True, timeout_s=599) for n in range(2)]
+    assert acts(todo, StopWorkers) == [
+        StopWorkers(pod(n).name, 1, graceful=True, timeout_s=599, leaves=False) for n in range(2)
+    ]
 
 
 def test_when_all_are_silent_nobody_is_given_up_and_the_pods_are_looked_up() -> None:

@@ -130,7 +130,9 @@ def test_growth(changes: dict[str, object], wishes: dict[str, object], grows: bo
     if grows:
         assert began is not None
         assert (began.kind, began.goal, began.graceful) == (Kind.RESIZE, 3, True)
-        assert acts(todo, StopWorkers) == [StopWorkers(pod(n).name, 1, graceful=True, timeout_s=600) for n in range(2)]
+        assert acts(todo, StopWorkers) == [
+            StopWorkers(pod(n).name, 1, graceful=True, timeout_s=600, leaves=False) for n in range(2)
+        ]
         assert all(a.generation == 1 for a in acts(todo, StopWorkers))
 
 
