@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,15 +65,10 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
 
     loss = resume.extra["loss"] if resume else math.nan
 
-    def save() -> None:
-        checkpoints.save(
-            step,
-            model=model,
-            optimizer=optimizer,
-            scheduler=schedule,
-            extra={"corpus": corpus.digest, "data": plan.state_dict(step), "loss": loss},
-            sample_log=log,
-        )
+    def state() -> dict[str, Any]:
+        """Give what a checkpoint of this step holds."""
+        extra = {"corpus": corpus.digest, "data": plan.state_dict(step), "loss": loss}
+        return {"model": model, "optimizer": optimizer, "scheduler": schedule, "extra": extra, "sample_log": log}
 
     for batch in plan.iterate(rank, world_size):
         started = time.monotonic()
@@ -90,15 +86,17 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
             )
 
         if elastic_event_detected():  # the same answer after the same step on every rank
-            save()
+            checkpoints.save(step, **state())
             log.end(step, "drained")
             if rank == 0:
                 print(f"step {step} is saved; leaving, to go on at another size", flush=True)
             return
         if step % options.checkpoint_every == 0:
-            save()
+            checkpoints.save(step, **state())
+        elif options.memory_every and step % options.memory_every == 0:
+            checkpoints.save_async(step, **state(), durable=False)  # a crash goes back to here
 
-    save()
+    checkpoints.save(step, **state())
     log.end(step, "completed")
     if rank == 0:
         print(f"done: {step} steps, {plan.samples_after(step)} samples, final loss {loss:.4f}", flush=True)
@@ -180,6 +178,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corpus-kib", type=int, default=4096, help="how much of the standard library to read")
     parser.add_argument("--checkpoint-every", type=int, default=25, help="steps")
+    parser.add_argument(
+        "--memory-every",
+        type=int,
+        default=0,
+        help="steps between copies in memory, which a crash goes back to; 0: none",
+    )
     parser.add_argument("--print-every", type=int, default=1, help="steps")
     parser.add_argument("--min-step-time", type=float, default=0.0, help="seconds; a quicker step waits, to be watched")
     return parser.parse_args()

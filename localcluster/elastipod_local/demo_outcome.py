@@ -19,6 +19,11 @@ from elastipod_local.errors import LocalClusterError
 from elastipod_local.timeline import draw, of_run
 
 AUDIT_DEADLINE_S = 60
+MODEL_PARAMETERS = 2_700_000  # of examples/lm with its defaults
+SCALE_NOTE = (
+    f"These are CPU workers on one machine that train a model of {MODEL_PARAMETERS / 1e6:.1f} million parameters: the gaps "
+    "are those of stopping, agreeing and starting again; large models add the time to save and load their state."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ def conclude(run: Run, audited: Audit, state: str, visit: Visit, seconds: Mappin
         *queue_lines(report["queue"]),
         samples_line("the elastic job", report),
         samples_line(guest["job"], guest),
+        SCALE_NOTE,
     ]
     if report["phases"]:
         picture = folder / "timeline.svg"

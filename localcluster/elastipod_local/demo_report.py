@@ -276,6 +276,7 @@ def _size_history(phases: Sequence[Span]) -> list[Json]:
 
 
 EXPECTED_SIZES = [2, 4, 2, 4, 2, 4]
+REPEATED_MAX = 2  # steps after a crash: one that memory does not hold yet, and one that was under way
 
 
 def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> list[str]:
@@ -292,6 +293,11 @@ def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> l
         f"the resize {resize['from']} -> {resize['to']} repeated {resize['steps_repeated']} steps, not 0"
         for resize in report["resizes"]
         if resize["steps_repeated"] != 0
+    ]
+    said += [
+        f"the recovery repeated {recovery['steps_repeated']} steps, although memory holds every step"
+        for recovery in report["recoveries"]
+        if recovery["steps_repeated"] > REPEATED_MAX
     ]
     if not report["recoveries"]:
         said.append("no recovery was seen, although a worker was killed")

@@ -37,7 +37,7 @@ URGENT_JOB = "examples/lm/job-urgent.yaml"
 NODES = NodeOptions(cpus=1)  # room for one of the examples' replicas each, whatever the machine has
 STEPS = 13
 TRAIN_S = 8.0  # how long each size is left to train, so that it can be seen
-UNSAVED_STEPS = 5  # steps since the last checkpoint when the worker is killed
+UNSAVED_STEPS = 5  # steps since the last durable checkpoint when the worker is killed
 INSTALL_DEADLINE_S = 120
 START_DEADLINE_S = 120
 RESIZE_DEADLINE_S = 120
@@ -116,7 +116,9 @@ class Demo:
         with self._step("shrink", "drain these 2 nodes; the job saves and goes on with 2"):
             self._drain()
             self._await_size(watcher, 2, RESIZE_DEADLINE_S)
-        with self._step("crash", "kill one worker with SIGKILL; the job goes back to its last checkpoint"):
+        with self._step(
+            "crash", "kill one worker with SIGKILL; the job goes on from the last step, which memory holds"
+        ):
             self._crash(watcher)
 
     def _act_two(self, watcher: Watcher) -> Seen:
@@ -174,10 +176,10 @@ class Demo:
         )
 
     def _crash(self, watcher: Watcher) -> None:
-        """Kill a worker some steps after a checkpoint, so that the report shows what a crash costs."""
+        """Kill a worker some steps after a durable checkpoint, so that the report shows what memory saves."""
         watcher.wait_for(
             lambda seen: seen.progress is not None and seen.progress.unsaved_steps >= UNSAVED_STEPS,
-            f"{UNSAVED_STEPS} steps after a checkpoint",
+            f"{UNSAVED_STEPS} steps after a durable checkpoint",
             deadline_s=RECOVERY_DEADLINE_S,
         )
         before = watcher.seen.generation

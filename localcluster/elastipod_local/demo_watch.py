@@ -26,7 +26,7 @@ ENDED = frozenset({"Completed", "Failed"})
 class Progress:
     """How far the training is, from the newest lines of a rank's sample log; rates are over the last seconds.
 
-    unsaved_steps: those since the newest complete checkpoint, which a crash would lose.
+    unsaved_steps: those since the newest durable checkpoint, which only memory holds.
     """
 
     generation: int

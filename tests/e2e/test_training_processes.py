@@ -91,6 +91,22 @@ def test_resizes_and_a_crash_leave_no_trace_in_the_training(
         assert math.isclose(float(str(line["optimizer_norm"])), norms_by_step[line["step"]], rel_tol=1e-12)
 
 
+def test_a_crash_costs_one_step_where_memory_holds_every_step(make_run: MakeRun, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    run = make_run("examples/lm/train.py", *LM, "--memory-every=1", ELASTIPOD_MEMORY_DIR=str(memory))
+    run.start(2)
+    run.reach(17)  # the last durable checkpoint is of step 10
+    run.kill(rank=1)
+    made = run.step()
+    run.start(2)
+    run.finish()
+    report = audit(read_logs(run.logs))
+    assert report.exact, report.sentence
+    assert report.lineage[1][1] >= made - 1, "it goes on from memory, not from step 10"
+    assert report.steps_repeated[2] <= 2, "one step was not copied yet, another was under way"
+
+
 @pytest.mark.parametrize("signalled", [[3], [1, 0, 2]], ids=["one rank", "three ranks, one after another"])
 def test_signals_on_different_ranks_stop_all_at_the_same_step(make_run: MakeRun, signalled: list[int]) -> None:
     run = make_run("tests/e2e/event_worker.py", ELASTIPOD_WORKER_FILE="")  # outside a pod: SIGUSR1 is the event

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from tests.unit.demo.stories import (
     BOTH_ACTS_LOGS,
     CREATED_AT,
@@ -16,12 +19,13 @@ from tests.unit.demo.stories import (
     urgent_visit,
 )
 
-from elastipod_local.demo_outcome import Audit, collect, conclude, queue_lines, samples_line, table
+from elastipod_local.demo_outcome import MODEL_PARAMETERS, Audit, collect, conclude, queue_lines, samples_line, table
 from elastipod_local.demo_queue import queue_report
 from elastipod_local.demo_report import Run, build, parse_history
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.run_log import generations
 
+ROOT = Path(__file__).resolve().parents[3]
 AUDIT = {"samples_total": 96, "samples_unique": 64, "samples_expected": 64}
 STORY = Run(CREATED_AT, parse_history(GROW_SHRINK_CRASH), generations(GROW_SHRINK_CRASH_LOGS), ())
 
@@ -73,6 +77,24 @@ def test_the_summary_tells_the_second_act_and_quotes_kueue() -> None:
 
 def test_the_summary_is_silent_about_a_second_act_that_was_not() -> None:
     assert queue_lines(queue_report(elastic_run(), urgent_visit([], []))) == []
+
+
+def test_the_summary_says_what_its_figures_are_taken_from(tmp_path: Path) -> None:
+    ending = conclude(elastic_run(), Audit(0, AUDIT), "Completed", urgent_visit(), {}, tmp_path)
+    assert "CPU workers on one machine that train a model of 2.7 million parameters" in ending.summary
+
+
+def test_the_models_size_is_the_examples() -> None:
+    script = (
+        "import sys; sys.path.insert(0, 'examples/lm'); sys.argv = ['train.py', '--checkpoint-dir=x', '--sample-log-dir=x'];"
+        "import torch, train; options = train.parse_options();"
+        "model = train.build_model(options, torch.device('cpu'), 1);"
+        "print(sum(parameter.numel() for parameter in model.parameters()))"
+    )
+    counted = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert int(counted) == pytest.approx(MODEL_PARAMETERS, rel=0.02)
 
 
 def test_a_cluster_that_cannot_be_asked_still_gives_its_answer(tmp_path: Path) -> None:

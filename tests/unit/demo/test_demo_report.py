@@ -128,6 +128,10 @@ def test_a_run_that_showed_everything_has_no_shortcomings() -> None:
             {"resizes": [{"from": 2, "to": 4, "steps_repeated": 3}]}, "Completed", 0, "repeated 3 steps",
             id="a resize that repeats steps",
         ),
+        pytest.param(
+            {"recoveries": [{"steps_repeated": 20}]}, "Completed", 0, "the recovery repeated 20 steps",
+            id="a crash that goes back to a durable checkpoint",
+        ),
     ],
 )  # fmt: skip
 def test_shortcomings_are_named(change: dict[str, Any], state: str, audit_exit: int, said: str) -> None:
