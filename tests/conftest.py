@@ -80,6 +80,14 @@ def _select_long(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if is_selected(item)]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch and build what the selected tests need, minutes the first time."""
+    if any(tier_of(item) in ROOT_TIERS for item in session.items):
+        from tests.preparation import prepare_session  # needs more Python than the library's own tests
+
+        prepare_session(session)
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of this session (--seed); every random choice of a test starts from it."""

@@ -48,9 +48,38 @@ def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
     folder = TESTS / tier
     if not any(folder.rglob("test_*.py")):
         return Outcome(tier, True, f"skipped: there is no test in {folder.relative_to(TESTS.parent)}")
+    if not arguments and (failed := _prepare(tier)):
+        return Outcome(tier, False, failed)
     parts = [arguments] if arguments else PARTS.get(tier, ((),))
     ends = [_run_pytest([str(folder), *part]) for part in parts]
     return Outcome(tier, all(ok for ok, _ in ends), "\n".join(line for _, line in ends))
+
+
+def _prepare(tier: str) -> str:
+    """Fetch and build what the tier needs, shown here; its own processes would do it in silence. Give what failed."""
+    from tests.conftest import why_no_cluster
+    from tests.preparation import prepare_tier
+
+    from elastipod_local.errors import LocalClusterError
+
+    try:
+        if why_no_cluster() is None:
+            prepare_tier(tier, progress=_say)
+    except LocalClusterError as failed:
+        return str(failed)
+    return ""
+
+
+def _announce(tiers: Sequence[str]) -> None:
+    from tests.conftest import why_no_cluster
+    from tests.preparation import announce_tiers
+
+    if why_no_cluster() is None:
+        announce_tiers(tiers, _say)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _run_pytest(arguments: Sequence[str]) -> tuple[bool, str]:
@@ -87,7 +116,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     arguments = [*rest] if options.long is None else [f"--long={options.long}", *rest]
     outcomes: list[Outcome] = []
+    sys.path.insert(0, str(TESTS.parent))
     try:
+        if not arguments:
+            _announce(options.tiers)
         for tier in options.tiers:
             print(f"\n--- {tier} ---", flush=True)
             outcomes.append(run_tier(tier, arguments))

@@ -87,6 +87,11 @@ def ensure(names: Iterable[str], progress: Progress = quiet) -> dict[str, Path]:
     return {name: paths[name] for name in wanted}
 
 
+def missing(names: Iterable[str]) -> list[str]:
+    """Give the programs that `ensure` would have to fetch or build."""
+    return [name for name in dict.fromkeys(names) if _present(name) is None]
+
+
 def kueue_chart(progress: Progress = quiet) -> Path:
     """Give the folder of Kueue's chart, which lies beside the program wherever that came from."""
     return ensure(["kueue"], progress)["kueue"].parent / KUEUE_CHART

@@ -21,6 +21,7 @@ from elastipod_local.node import Disk
 from elastipod_local.nodes import Nodes
 from elastipod_local.packages import ensure_packages
 from elastipod_local.paths import DEFAULT_NAME, cache_dir, cluster_dir, require_visible_to_nodes
+from elastipod_local.prepare import prepare
 from elastipod_local.roles import Roles
 from elastipod_local.state import ClusterState, NodeOptions, Phase, StateFile, exclusive
 from elastipod_local.storage import shared_storage
@@ -127,8 +128,8 @@ class Cluster:
                 )
             tear_down(cluster._files, lambda _: progress("removed what an earlier run had left"))
             delete_tree(cluster.folder / "logs")
-            cluster._programs(nodes, kueue)  # the long part comes first: nothing of the cluster exists while it builds
-            images = cluster._images() if nodes else None
+            # The long part comes first: nothing of the cluster exists while it builds.
+            images = prepare(_program_names(nodes, kueue), with_images=bool(nodes), progress=progress)
             try:
                 cluster._bring_up(nodes, images, options, kueue)
             except BaseException:
@@ -293,8 +294,7 @@ class Cluster:
     # --- how ---
 
     def _programs(self, nodes: int, kueue: KueueOptions | None = None) -> dict[str, Path]:
-        wanted = [*binaries.CONTROL_PLANE, *(binaries.NODE if nodes else ()), *(binaries.KUEUE if kueue else ())]
-        return binaries.ensure(wanted, self._progress)
+        return binaries.ensure(_program_names(nodes, kueue), self._progress)
 
     def _images(self) -> ImageSet:
         ensure_packages(self._progress)
@@ -352,3 +352,7 @@ class Cluster:
             network.create_bridge(free[0], self.folder)
             NodeGroup(machine_layout(), free[0].kernel_name).create()
         return free[0]
+
+
+def _program_names(nodes: int, kueue: KueueOptions | None) -> list[str]:
+    return [*binaries.CONTROL_PLANE, *(binaries.NODE if nodes else ()), *(binaries.KUEUE if kueue else ())]

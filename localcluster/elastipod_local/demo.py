@@ -5,7 +5,7 @@ when an urgent job arrives; it gives up 2 replicas after a checkpoint, trains on
 
 Everything is done the way a user does it: helm, kubectl, queues of Kueue, nodes that come and go. What happened is shown as
 it happens, then judged and written to .run/demo/ (report.json, timeline.svg). Whatever was made is taken down again, also on
-Ctrl-C. It takes about three minutes; the first time builds Kubernetes and Kueue from source, which takes many more.
+Ctrl-C. It takes about three minutes; the first time gets Kubernetes, Kueue and the nodes' images before, and says how long that takes.
 """
 
 from __future__ import annotations

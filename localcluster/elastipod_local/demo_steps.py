@@ -21,10 +21,9 @@ from elastipod_local.demo_view import View
 from elastipod_local.demo_watch import ENDED, Seen, Told, Watcher
 from elastipod_local.demo_worker import kill_worker
 from elastipod_local.errors import LocalClusterError, UnsupportedError
-from elastipod_local.images import ensure_images
 from elastipod_local.kueue_config import KueueOptions
-from elastipod_local.packages import ensure_packages
 from elastipod_local.paths import cluster_dir
+from elastipod_local.prepare import prepare
 from elastipod_local.run_log import find_logs, read_run
 from elastipod_local.state import NodeOptions
 
@@ -89,7 +88,7 @@ class Demo:
 
     def run(self) -> Ending:
         """Do all steps; give how the run ended. Raises LocalClusterError where one does not get there."""
-        with self._step("build", "build what is missing (the first time takes several minutes)"):
+        with self._step("build", "get what is missing: programs and images"):
             self._build()
         with self._step("cluster", "start a Kubernetes cluster: 2 nodes, and Kueue, which shares out quota"):
             self._start_cluster()
@@ -141,9 +140,7 @@ class Demo:
 
     def _build(self) -> None:
         names = [*binaries.CONTROL_PLANE, *binaries.NODE, *binaries.KUEUE]
-        binaries.ensure(names, self._view.detail)
-        ensure_packages(self._view.detail)
-        ensure_images(self._view.detail)
+        prepare(names, with_images=True, progress=self._view.detail)
 
     def _start_cluster(self) -> None:
         if self._cluster.down():

@@ -20,7 +20,7 @@ from elastipod_local.state import BUILD_WAIT_S, exclusive
 
 BUILD_DEADLINE_S = 3600
 LIST_DEADLINE_S = 900  # fetches the source of all modules as well
-REPORT_EVERY_S = 5.0
+REPORT_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

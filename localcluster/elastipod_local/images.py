@@ -62,6 +62,11 @@ def seeds_dir() -> Path:
     return cache_dir() / "images" / "seeds"
 
 
+def has_built_images() -> bool:
+    """Tell whether images of any state of the checkout were built here: most of their layers stay the same."""
+    return bool(_by_age(seeds_dir()))
+
+
 def stored_seed(key: str) -> tuple[Path, Path] | None:
     """Give seed and site-packages of an earlier image set, None when they were deleted as too old."""
     seed = seeds_dir() / key

@@ -9,30 +9,11 @@ from pathlib import Path
 import pytest
 from tests.api.kueue_objects import FAIR_KUEUE
 
-from elastipod_local import binaries
 from elastipod_local.cluster import Cluster
-from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import wait_until
 from elastipod_local.kueue_config import KueueOptions
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what the clusters need, minutes the first time: before the first test, whose time limit it would break."""
-    ready = [item for item in session.items if not item.get_closest_marker("skip")]
-    used = {name for item in ready for name in getattr(item, "fixturenames", ())}
-    has_kueue = bool(used & {"kueue_server", "fair_kueue_server"})
-    wanted = [
-        *(binaries.CONTROL_PLANE if has_kueue or "bare_api_server" in used else ()),
-        *(binaries.KUEUE if has_kueue else ()),
-    ]
-    if session.config.option.collectonly:
-        return
-    try:
-        binaries.ensure(wanted, session.config.pluginmanager.get_plugin("terminalreporter").write_line)
-    except LocalClusterError as failed:
-        raise pytest.UsageError(str(failed)) from failed
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,9 @@ class ReleaseHosts:
     files: dict[str, bytes] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
     hanging: set[str] = field(default_factory=set)
+    meeting: threading.Barrier | None = None  # of the first request to each host; they are answered together
     asked: list[str] = field(default_factory=list)
+    met: set[str] = field(default_factory=set)
     url: str = ""
     closing: threading.Event = field(default_factory=threading.Event)
 
@@ -67,6 +69,10 @@ def release_hosts() -> Iterator[ReleaseHosts]:
         def do_GET(self) -> None:
             hosts.asked.append(self.path)
             path = self.path.removeprefix(hosts.url)
+            host = path.split("/")[1]
+            if hosts.meeting and host not in hosts.met:
+                hosts.met.add(host)
+                hosts.meeting.wait(30)
             if path in hosts.hanging:
                 hosts.closing.wait(30)
             elif path in hosts.moved:

@@ -1,0 +1,115 @@
+"""What is said before the machine is prepared, and that programs and images come side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tests.preparation import PROGRAMS, needs_images, programs_for
+
+from elastipod_local import binaries, prepare
+from elastipod_local.errors import LocalClusterError
+from elastipod_local.host import Progress
+from elastipod_local.images import ImageSet
+
+IMAGES = ImageSet("key", (), Path("/seed"), Path("/site-packages"))
+CACHE = Path("/root/.cache/elastipod")
+
+
+def test_nothing_is_said_where_all_is_there() -> None:
+    assert prepare.announcement(programs=[], packages=[], images=False, cache=CACHE) == ""
+
+
+def test_one_line_names_time_disk_and_packages() -> None:
+    line = prepare.announcement(programs=["etcd", "kubelet"], packages=["containerd", "runc"], images=True, cache=CACHE)
+    assert line == (
+        "first run: gets 2 programs and the nodes' images: about 8 min on two cores (3 where official releases can be "
+        "downloaded), 15 GB of disk in /root/.cache/elastipod and the caches of Go and uv; installs on this machine the Debian "
+        "packages containerd, runc"
+    )
+
+
+@pytest.mark.parametrize(
+    ("programs", "images", "packages", "said"),
+    [
+        (["etcd"], False, [], "gets 1 program: about 8 min on two cores (1 where"),
+        ([], True, [], "gets the nodes' images: about 3 min on two cores, 8 GB"),
+        ([], False, ["runc"], "first run: installs on this machine the Debian packages runc"),
+    ],
+)
+def test_only_what_is_missing_is_named(programs: list[str], images: bool, packages: list[str], said: str) -> None:
+    assert said in prepare.announcement(programs=programs, packages=packages, images=images, cache=CACHE)
+
+
+class Machine:
+    """A machine in which the images wait until the programs are under way, and the other way round."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.programs_began, self.images_began = threading.Event(), threading.Event()
+        self.programs_error: LocalClusterError | None = None
+        self.images_error: LocalClusterError | None = None
+        monkeypatch.setattr(prepare, "announce", lambda names, **_: None)
+        monkeypatch.setattr(prepare, "ensure_packages", lambda progress: None)
+        monkeypatch.setattr(prepare, "ensure_images", self.images)
+        monkeypatch.setattr(binaries, "ensure", self.programs)
+
+    def programs(self, names: Iterable[str], progress: Progress) -> dict[str, Path]:
+        self.programs_began.set()
+        assert self.images_began.wait(5)
+        if self.programs_error:
+            raise self.programs_error
+        progress("  45 % compiled")
+        progress("fetching helm")
+        return {}
+
+    def images(self, progress: Progress) -> ImageSet:
+        assert self.programs_began.wait(5)
+        progress("  bootstrapping Debian bookworm (once; log: /a/log)")
+        self.images_began.set()
+        if self.images_error:
+            raise self.images_error
+        return IMAGES
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_programs_and_images_come_side_by_side_and_both_are_told_of(machine: Machine) -> None:
+    said: list[str] = []
+    assert prepare.prepare(["etcd"], with_images=True, progress=said.append) == IMAGES
+    assert said[0] == "  bootstrapping Debian bookworm (once; log: /a/log)"
+    assert said[1] in ("  45 % compiled; beside it: bootstrapping Debian bookworm", "  45 % compiled")
+    assert said[2] == "fetching helm"
+
+
+def test_images_that_cannot_be_made_are_told_after_the_programs(machine: Machine) -> None:
+    machine.images_error = LocalClusterError("debootstrap failed")
+    said: list[str] = []
+    with pytest.raises(LocalClusterError, match="debootstrap failed"):
+        prepare.prepare(["etcd"], with_images=True, progress=said.append)
+    assert "fetching helm" in said
+
+
+def test_programs_that_cannot_be_had_are_told_at_once(machine: Machine) -> None:
+    machine.programs_error = LocalClusterError("the build failed")
+    with pytest.raises(LocalClusterError, match="the build failed"):
+        prepare.prepare(["etcd"], with_images=True)
+
+
+def test_without_nodes_no_image_is_made(machine: Machine) -> None:
+    machine.images_began.set()
+    assert prepare.prepare(["etcd"], with_images=False) is None
+
+
+def test_what_the_tiers_need_is_known() -> None:
+    for tier, fixtures in PROGRAMS.items():
+        names = programs_for(tier, fixtures)
+        assert set(names) <= set(binaries.MODULES), tier
+        assert needs_images(names) == (tier == "e2e")
+    assert programs_for("e2e", ["server"]) == ["versitygw"]
+    assert programs_for("chart", []) == ["helm"]
+    assert programs_for("unit", ["cluster"]) == []
