@@ -30,7 +30,7 @@ import os, sys
 from elastipod_agent import agent
 from elastipod_agent.core.fences import ACT
 from elastipod_agent.main import main
-if os.environ["ELASTIPOD_POD"].endswith("-1-0"):
+if os.environ["ELASTIPOD_POD"].endswith("-worker-1"):
     agent.Agent.stop = lambda self, request: ACT
 sys.exit(main(["--no-python", "sleep", "1000"]))
 """
@@ -225,7 +225,7 @@ def test_a_deaf_agent_loses_its_pod(deaf: JobRun) -> None:
     job = deaf
     job.until("the other replica to go on alone", lambda: job.size() == 1, 90)
     assert [e["to"] for e in job.history()] == [2, 1]
-    assert all(pod["metadata"]["name"].endswith("-0-0") for pod in job.running_pods())
+    assert all(pod["metadata"]["name"].endswith("-worker-0") for pod in job.running_pods())
     assert job.body()["status"]["restartCount"] == 0, "nobody was at fault"
     job.be_quick()
     job.scale(2)

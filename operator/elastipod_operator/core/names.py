@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ LABEL_SHARE = "elastipod.io/share"
 
 DEFAULT_AGENT_PORT = 8080
 
+ENDS_IN_NUMBER = re.compile(r"(^|-)[0-9]+$")
+
 # More often no pod is replaced in the life of a cluster.
 MAX_INCARNATION = 10**9
 
@@ -54,8 +57,14 @@ class PodId(NamedTuple):
         return Slot(self.spec, self.ordinal)
 
     def name(self, job: str) -> str:
-        """Give the pod's name, `<job>-<spec>-<ordinal>-<incarnation>`; the same every time, so creating it again is harmless."""
-        return f"{job}-{self.spec}-{self.ordinal}-{self.incarnation}"
+        """Give the pod's name; the same every time, so creating it again is harmless.
+
+        The first pod of a place is `<job>-<spec>-<ordinal>`, its replacements bear their incarnation after that. A spec whose own
+        name ends in a number always has both numbers: otherwise pod 2 of spec `a-1` could be the second replacement of pod 1 of
+        spec `a`. Nothing reads names: labels tell, also of pods of earlier versions, whose first ones ended in `-0`.
+        """
+        first = f"{job}-{self.spec}-{self.ordinal}"
+        return f"{first}-{self.incarnation}" if self.incarnation or ENDS_IN_NUMBER.search(self.spec) else first
 
 
 class Slot(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from .facts import Observed, Policy
 from .growth import possible_size
 from .health import View
-from .names import master_port
+from .names import PodId, master_port
 from .record import Record
 
 
@@ -44,7 +44,7 @@ def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
         status["latestFaultyPodInstanceList"] = {
             "restartType": "JLR" if record.is_full_restart else "PLR",
             "faultyInstanceIdList": sorted({c.node for c in record.culprits if c.node}),
-            "faultyPodList": [c.pod.name(seen.job.name) for c in record.culprits],
+            "faultyPodList": [_name_of(c.pod, seen.job.name, view) for c in record.culprits],
             "faultyRankList": [str(c.rank) for c in record.culprits if c.rank >= 0],
         }
     policy = seen.job.policy
@@ -52,6 +52,12 @@ def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
         scaling = _scaling(record, view, policy)
         status["elasticScalingStatus"] = {**scaling, "lastUpdated": _last_updated(scaling, seen)}
     return status
+
+
+def _name_of(pod: PodId, job: str, view: View) -> str:
+    """Give the name that a pod has, or had."""
+    replica = view.get(pod)
+    return replica.pod.name if replica is not None else pod.name(job)
 
 
 def _start_time(seen: Observed, record: Record) -> datetime | None:

@@ -37,7 +37,7 @@ HELD_BACK = ContainerFact(ContainerState.WAITING, 1, "CrashLoopBackOff", 3, is_r
 RESTARTED = ContainerFact(ContainerState.RUNNING, 1, "", 1)
 NOT_READY = NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(5))
 COMPLETED = agent(AgentState.COMPLETED)
-TROUBLE = "container train of pod job-workers-0-0 ended with exit code 1"
+TROUBLE = "container train of pod job-workers-0 ended with exit code 1"
 Pairs = list[tuple[PodFact, AgentFact | None]]
 
 
@@ -84,7 +84,7 @@ def test_it_costs_no_retry_when_somebody_else_ended_it(mine: PodFact, nodes: lis
 def test_its_place_is_freed_though_a_sidecar_runs_on() -> None:
     stopped = trains(2, transition=transition(Kind.RECOVERY, counted=True))
     todo = decided([(with_sidecar(), None), (pod(1), ready(1))], stopped)
-    assert [(a.name, a.force) for a in acts(todo, DeletePod)] == [("job-workers-0-0", False)]
+    assert [(a.name, a.force) for a in acts(todo, DeletePod)] == [("job-workers-0", False)]
     assert pid(0, 1) in [a.pod for a in acts(todo, CreatePod)]
 
 

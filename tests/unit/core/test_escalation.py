@@ -312,7 +312,7 @@ def test_the_status_tells_of_window_and_culprits() -> None:
     assert booked.status["latestFaultyPodInstanceList"] == {
         "restartType": "PLR",
         "faultyInstanceIdList": ["node-0"],
-        "faultyPodList": ["job-workers-0-0"],
+        "faultyPodList": ["job-workers-0"],
         "faultyRankList": ["0"],
     }
     assert full_restart()[0].status["latestFaultyPodInstanceList"]["restartType"] == "JLR"

@@ -175,15 +175,15 @@ def test_the_last_ended_pod_is_kept_for_its_log_until_its_replacement_works() ->
     ended = [(pod(pid(0, n), phase="Failed", created_at=LONG_AGO), None) for n in range(3)]
     starting = (pod(pid(0, 3), started=False), None)
     gone = [a.name for a in supplied(Record(), *ended, starting, (pod(1), ready())) if isinstance(a, DeletePod)]
-    assert gone == ["job-workers-0-0", "job-workers-0-1"]
+    assert gone == ["job-workers-0", "job-workers-0-1"]
     works = (pod(pid(0, 3)), ready())
     gone = [a.name for a in supplied(Record(), *ended, works, (pod(1), ready())) if isinstance(a, DeletePod)]
-    assert gone == ["job-workers-0-0", "job-workers-0-1", "job-workers-0-2"]
+    assert gone == ["job-workers-0", "job-workers-0-1", "job-workers-0-2"]
 
 
 def test_pods_beyond_the_largest_size_are_removed() -> None:
     removed = supplied(trains(), (pod(0), running()), (pod(1), running()), (pod(2), ready()))
     assert removed == [
-        ShutDownAgent("job-workers-2-0"),
-        DeletePod("job-workers-2-0", pod(2).uid, "no longer wanted at this size"),
+        ShutDownAgent("job-workers-2"),
+        DeletePod("job-workers-2", pod(2).uid, "no longer wanted at this size"),
     ]

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.core.builders import (
     NOW,
     acts,
+    faulted,
     job,
     observed,
     pid,
@@ -20,7 +21,7 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import CreatePod, DeletePod
+from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers
 from elastipod_operator.core.codec import decode, encode
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
@@ -77,3 +78,16 @@ def test_names_outlive_a_suspension() -> None:
     made = [c.pod for todo in (back, again) for c in acts(todo, CreatePod)]
     assert set(made) == {pid(0, 1), pid(1, 1)}
     assert isinstance(back.record, Record)
+
+
+def test_pods_that_an_earlier_version_named_stay_and_are_called_by_their_names() -> None:
+    """Until this version the first pod of a place bore its incarnation, too."""
+    old = [(replace(pod(n), name=f"job-workers-{n}-0", uid=f"uid-{n}"), running()) for n in range(3)]
+    upgraded = plan(observed(job(trains(3), policy(2, 3)), old))
+    assert not [a for a in upgraded.actions if not isinstance(a, StartWorkers)]
+    shrinks = plan(observed(job(trains(2), policy(2, 2)), old))
+    assert [d.name for d in acts(shrinks, DeletePod)] == ["job-workers-2-0"]
+    crashed = plan(observed(job(trains(3), policy(2, 3)), [(old[0][0], faulted()), *old[1:]]))
+    assert crashed.status["latestFaultyPodInstanceList"]["faultyPodList"] == ["job-workers-0-0"]
+    lost = plan(observed(job(trains(2), policy(2, 2)), [old[0]]))
+    assert [c.pod.name("job") for c in acts(lost, CreatePod)] == ["job-workers-1-1"], "its name cannot be an old pod's"

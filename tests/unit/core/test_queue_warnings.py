@@ -262,7 +262,7 @@ def test_quota_that_is_not_given_back_in_time_is_an_alarm() -> None:
     text = f"Kueue waits for the quota of Workload {name} since 11:49:01 UTC (Preempted)"
     assert warning(late) == (
         "EvictionOverdue",
-        f"{text}; it is held up by pod job-workers-3-0 on node node-3 (still at work)",
+        f"{text}; it is held up by pod job-workers-3 on node node-3 (still at work)",
     )
     assert events(late) == ["EvictionOverdue"]
 
@@ -279,7 +279,7 @@ def test_quota_that_is_not_given_back_in_time_is_an_alarm() -> None:
             "(which is not ready)",
             id="its node",
         ),
-        pytest.param({"node": ""}, None, None, "job-workers-3-0 (without a node)", id="never placed"),
+        pytest.param({"node": ""}, None, None, "job-workers-3 (without a node)", id="never placed"),
     ],
 )
 def test_who_holds_it_up(changes: dict[str, Any], agent: Any, node: NodeFact | None, how: str) -> None:

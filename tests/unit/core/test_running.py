@@ -203,9 +203,9 @@ def test_spares_are_told_spec_by_spec_in_the_order_of_their_ordinals() -> None:
     pods = [*((pod(p), running()) for p in members), *((pod(p), ready()) for p in idle)]
     told = step_of(observed(job(trains(members=members), SPARED), pods)).actions
     assert [a for a in told if isinstance(a, HoldSpare)] == [
-        HoldSpare("job-base-2-0", 4),
-        HoldSpare("job-base-3-0", 5),
-        HoldSpare("job-extra-2-0", 4),
+        HoldSpare("job-base-2", 4),
+        HoldSpare("job-base-3", 5),
+        HoldSpare("job-extra-2", 4),
     ]
 
 

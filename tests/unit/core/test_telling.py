@@ -383,7 +383,7 @@ def test_the_whole_status() -> None:
         "restartStatus": {"currentEvalPeriod": 1, "fullJobRestartCount": 3, "restartCount": 2},
         "latestFaultyPodInstanceList": {
             "restartType": "JLR", "faultyInstanceIdList": ["node-a", "node-b"],
-            "faultyPodList": ["job-workers-1-0", "job-workers-0-0", "job-workers-7-0", "job-workers-2-0"],
+            "faultyPodList": ["job-workers-1", "job-workers-0", "job-workers-7", "job-workers-2"],
             "faultyRankList": ["1", "0", "2"],
         },
         "elasticScalingStatus": {
@@ -564,7 +564,7 @@ def test_the_first_of_several_troubles_that_will_have_lasted_is_waited_for() -> 
     assert found.wake_at == NOW + seconds(10)
 
 
-KEPT = "the API server refuses to delete pod job-workers-0-0, which is tried again: forbidden"
+KEPT = "the API server refuses to delete pod job-workers-0, which is tried again: forbidden"
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Calla
         pytest.param("Workload", "lm-base-13de4", True, id="its base"),
         pytest.param("Workload", "lm-more-1-13de4", True, id="an increment of it"),
         pytest.param("Workload", "lm-2-base-13de4", False, id="the base of another job"),
-        pytest.param("Pod", "lm-worker-0-0", False, id="a pod"),
+        pytest.param("Pod", "lm-worker-0", False, id="a pod"),
     ],
 )
 def test_events_of_a_job_are_its_own_and_those_of_its_workloads(kind: str, name: str, is_ours: bool) -> None:

@@ -32,7 +32,7 @@ def pod_body(
     ordinal: int = 0, *, version: int = 20, node: str = "node-1", status: Body | None = None, **meta: Any
 ) -> Body:
     """Give a pod of that job."""
-    name = f"job-workers-{ordinal}-0"
+    name = f"job-workers-{ordinal}"
     labels = {
         "HPJob": "job",
         "elastipod.io/job-uid": JOB_UID,

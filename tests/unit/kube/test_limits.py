@@ -102,7 +102,7 @@ def test_an_odd_object_is_made_slim_too(spec: object) -> None:
 
 
 def test_templates_that_were_read_are_kept_up_to_a_size() -> None:
-    texts = [encode_applied(with_script(noise(100_000, n))["spec"]) for n in range(60)]
+    texts = [encode_applied(with_script(f"echo {n}\n" * 12_000)["spec"]) for n in range(100, 160)]
 
     def read() -> None:
         for text in texts:

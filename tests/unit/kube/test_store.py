@@ -35,7 +35,7 @@ def test_a_newer_job_replaces_an_older_one_and_never_the_other_way(store: Store)
 def test_a_new_version_of_a_job_keeps_its_pods(store: Store) -> None:
     store.put_pod(pod_body())
     store.put_job(job_body(version=12))
-    assert pods(store) == {"job-workers-0-0": "Running"}
+    assert pods(store) == {"job-workers-0": "Running"}
 
 
 def test_a_pod_that_comes_before_its_job_is_left_to_the_first_list() -> None:
@@ -44,7 +44,7 @@ def test_a_pod_that_comes_before_its_job_is_left_to_the_first_list() -> None:
     store.put_job(job_body())
     assert pods(store) == {}
     store.replace_pods(JOB_UID, [pod_body(version=20)], version=30)
-    assert pods(store) == {"job-workers-0-0": "Running"}
+    assert pods(store) == {"job-workers-0": "Running"}
 
 
 def test_no_pod_was_made_later_than_it_was_first_seen() -> None:
@@ -117,7 +117,7 @@ def test_only_changes_that_matter_wake_the_job(store: Store) -> None:
 def test_an_old_event_does_not_undo_what_a_write_has_shown(store: Store) -> None:
     store.put_pod(pod_body(version=25, status={"phase": "Failed"}))
     assert store.put_pod(pod_body(version=24)) is None
-    assert pods(store) == {"job-workers-0-0": "Failed"}
+    assert pods(store) == {"job-workers-0": "Failed"}
 
 
 def test_pods_of_others_are_not_kept(store: Store) -> None:
@@ -141,7 +141,7 @@ def test_a_full_list_drops_what_is_gone_but_not_what_is_newer(store: Store) -> N
     store.put_pod(pod_body(1, version=21))
     store.put_pod(pod_body(2, version=40))
     store.replace_pods(JOB_UID, [pod_body(1, version=21)], version=30)
-    assert sorted(pods(store)) == ["job-workers-1-0", "job-workers-2-0"]
+    assert sorted(pods(store)) == ["job-workers-1", "job-workers-2"]
     assert store.jobs[JOB_UID].listed
     assert store.jobs[JOB_UID].listed_at is not None
 
@@ -214,7 +214,7 @@ def test_of_pods_that_are_long_gone_nothing_is_remembered(store: Store) -> None:
         store.drop_pod(body)
     store.replace_pods(JOB_UID, [pod_body(version=100)], version=110)
     late = pod_body(version=105, name="late", uid="uid-late")
-    assert set(store.jobs[JOB_UID].pod_versions) == {"uid-job-workers-0-0"}
+    assert set(store.jobs[JOB_UID].pod_versions) == {"uid-job-workers-0"}
     assert store.put_pod(late) is None, "the list keeps out what is older"
     newer = pod_body(version=120, name="newer", uid="uid-newer")
     store.put_pod(newer)

@@ -128,9 +128,9 @@ async def test_what_cannot_be_placed_is_told_and_told_no_more_once_nothing_is_wa
 
 async def test_a_name_that_somebody_else_bears_is_told() -> None:
     creating = Creating()
-    creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0-0" already exists')}
+    creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0" already exists')}
     await creating.decide(0, 1)
-    assert "pod job-workers-0-0 exists and does not belong to this job" in creating.why
+    assert "pod job-workers-0 exists and does not belong to this job" in creating.why
 
 
 async def test_nothing_is_told_of_a_job_that_is_gone() -> None:
@@ -178,10 +178,10 @@ async def test_a_job_that_is_refused_costs_few_calls_however_many_pods_it_wants(
 
 async def test_a_name_that_is_taken_keeps_no_other_pod_from_being_made() -> None:
     creating = Creating()
-    creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0-0" already exists')}
+    creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0" already exists')}
     await creating.decide(*range(4))
     assert len(creating.api.made) == 3
-    assert "pod job-workers-0-0 exists and does not belong to this job" in creating.why
+    assert "pod job-workers-0 exists and does not belong to this job" in creating.why
 
 
 async def test_other_decisions_are_made_while_pods_are_created_and_none_is_made_twice(

@@ -31,7 +31,7 @@ async def test_an_edit_that_comes_with_the_answer_to_the_last_write_is_acted_on(
     await settled(shell)
     await decide_again(shell, decisions)
     shell.server.before_status = edit
-    waits = shell.server.pods["job-workers-0-0"]
+    waits = shell.server.pods["job-workers-0"]
     said = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     waits["status"] = {"phase": "Pending", "conditions": [said]}
     shell.store.put_pod(copy.deepcopy(shell.server.put(shell.server.pods, waits)))

@@ -162,11 +162,11 @@ async def test_an_edit_that_comes_with_the_answer_to_a_write_is_not_missed(shell
 
 
 async def test_a_name_that_is_taken_by_a_foreign_pod_is_told(shell: Shell) -> None:
-    foreign = {"metadata": {"name": "job-workers-0-0", "namespace": "team", "uid": "foreign"}}
+    foreign = {"metadata": {"name": "job-workers-0", "namespace": "team", "uid": "foreign"}}
     shell.server.put(shell.server.pods, foreign)
     shell.submit()
     await until(lambda: shell.condition("PodsReady").get("reason") == "PodsRefused")
-    assert "pod job-workers-0-0 exists and does not belong to this job" in shell.condition("PodsReady")["message"]
+    assert "pod job-workers-0 exists and does not belong to this job" in shell.condition("PodsReady")["message"]
     assert len(shell.server.pods) == 4
 
 

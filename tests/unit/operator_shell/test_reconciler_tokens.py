@@ -55,7 +55,7 @@ async def test_a_secret_that_is_there_already_is_left_as_it_is(shell: Shell) -> 
     await settled(shell)
     (secret,) = shell.server.secrets.values()
     made = secret["metadata"]["resourceVersion"]
-    gone = shell.server.pods.pop("job-workers-3-0")
+    gone = shell.server.pods.pop("job-workers-3")
     job = shell.store.drop_pod(gone)
     assert job is not None
     shell.reconciler.wake(job)
@@ -91,7 +91,7 @@ async def ask_agent_at(shell: Shell, port: int) -> dict[str, str]:
     shell.submit({"elastipod": {"agentPort": port}})
     await settled(shell)
     (secret,) = shell.server.secrets.values()
-    pod = shell.server.pods["job-workers-0-0"]
+    pod = shell.server.pods["job-workers-0"]
     pod["status"] = {
         "phase": "Running",
         "podIP": "127.0.0.1",
@@ -110,7 +110,7 @@ async def test_agents_of_pods_with_a_key_are_asked_with_it(shell: Shell) -> None
         data = await ask_agent_at(shell, agent.port)
         await until(lambda: shell.condition("PodsReady").get("reason") == "TokenRefused")
         await agent.stop()
-        agent.held = Credentials(data["key"], data["token"], "job-workers-0-0")
+        agent.held = Credentials(data["key"], data["token"], "job-workers-0")
         await agent.start()
         await until(lambda: shell.condition("PodsReady").get("reason") == "AgentsAnswer")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.unit.agents.stand_in import until
-from tests.unit.core.builders import job, pod
+from tests.unit.core.builders import job, pid, pod
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 from tests.unit.operator_shell.api_server import ApiServer
 from tests.unit.operator_shell.desks import Told, desk_for
@@ -144,14 +144,14 @@ async def test_the_user_sees_on_the_job_what_cannot_be_deleted(shell: Shell) -> 
     shell.server.refuse_deletions = BY_RIGHTS
     for incarnation in (0, 1, 2):  # two of them are to go
         labels = {**pod_body()["metadata"]["labels"], "elastipod.io/incarnation": str(incarnation)}
-        name = f"job-workers-0-{incarnation}"
+        name = pid(0, incarnation).name("job")
         shell.server.put(shell.server.pods, pod_body(name=name, uid=f"uid-{name}", labels=labels))
     shell.submit()
     await until(lambda: len(shell.server.pods) == 6)  # those that are wanted are made all the same
     await until(lambda: shell.condition("Warning").get("reason") == "PodsNotDeleted")
     assert shell.state()["type"] == "Created"
     told = shell.condition("Warning")["message"]
-    assert "pod job-workers-0-0 (and 1 more)" in told
+    assert "pod job-workers-0 (and 1 more)" in told
     assert BY_RIGHTS[1] in told
     tries = len(shell.server.calls)
     await until(lambda: len(shell.server.calls) >= tries + 8)  # refused again and again
