@@ -69,9 +69,18 @@ class PodDeletion:
 
     async def _delete(self, job: Job, action: DeletePod, then: Then) -> None:
         log.info(
-            "pod deleted", extra={**about(job.fact), "pod": action.name, "reason": action.why, "force": action.force}
+            "pod deleted",
+            extra={
+                **about(job.fact),
+                "pod": action.name,
+                "reason": action.why,
+                "force": action.force,
+                "grace_s": action.grace_s,
+            },
         )
-        call = self._desk.api.delete_pod(job.fact.namespace, action.name, action.uid, force=action.force)
+        call = self._desk.api.delete_pod(
+            job.fact.namespace, action.name, action.uid, force=action.force, grace_s=action.grace_s
+        )
         try:
             body = await written("pod", call)
         except ApiError as error:

@@ -79,6 +79,11 @@ class ApiServer(ABC):
         self.labels: Mapping[str, str] = {}
         """Of the job."""
         self.clock_offset_s = 0.0
+        """Of the operator's machine."""
+        self.api_clock_s = 0.0
+        """How far the clock of the API server is ahead."""
+        self.is_seen = True
+        """Whether the operator hears in time how nodes are."""
         self.is_fenced = True
         """Whether no operator acts on what it saw before others went on."""
         self.writes = 0
@@ -90,7 +95,7 @@ class ApiServer(ABC):
         self._watches: list[Watch] = []
 
     @abstractmethod
-    def delete(self, pod: SimPod, *, force: bool = False, disrupted: str = "") -> None:
+    def delete(self, pod: SimPod, *, force: bool = False, disrupted: str = "", grace_s: float | None = None) -> None:
         """Delete a pod as kubectl, the eviction API or a controller does."""
 
     @abstractmethod
@@ -110,7 +115,8 @@ class ApiServer(ABC):
         return self.kernel.now < self.spells.get(trouble, 0.0)
 
     def utc(self, at: float) -> datetime:
-        return EPOCH + timedelta(seconds=at)
+        """Give a time as the API server writes it."""
+        return EPOCH + timedelta(seconds=at + self.api_clock_s)
 
     # -- watches
 
@@ -269,14 +275,21 @@ class ApiServer(ABC):
     def list_pods(self) -> tuple[list[Body], int]:
         return [pod.body() for pod in self.pods.values() if pod.labels[LABEL_UID] == JOB_UID], self._versions
 
-    def delete_pod(self, name: str, uid: str, *, force: bool) -> Body:
+    @abstractmethod
+    def is_gone(self, pod: SimPod) -> bool:
+        """Whether nothing of a pod can run any more, or nobody can know, as decision 6 has it."""
+
+    def delete_pod(self, name: str, uid: str, *, force: bool, grace_s: int | None = None) -> Body:
         pod = self.pods.get(uid)
         if pod is None or pod.name != name:
             raise ApiFailure(404, f"pods {name} not found")
         pod.is_unwanted = True
         if self.goes_on("deletes_refused"):
             raise self._failed("API: 403 of a deletion", 403, "pods is forbidden")
-        self.delete(pod, force=force)
+        if force and self.is_seen and not self.is_gone(pod):
+            raise Violation(f"pod {name} is removed by force though its kubelet would end it")
+        self.met["a kubelet is hurried"] += grace_s is not None
+        self.delete(pod, force=force, grace_s=grace_s)
         return pod.body() if uid in self.pods else {"kind": "Status"}
 
     def delete_job(self) -> None:

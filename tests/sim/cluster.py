@@ -16,8 +16,13 @@ from tests.sim.objects import Body, SimNode, SimPod
 from tests.sim.training import Training
 from tests.sim.victims import AFTERMATH_S
 
+from elastipod_operator.api import JobSpec
+from elastipod_operator.kube.translate import policy_of
+
 NOT_READY_AFTER_S = 45.0
 EVICTION_AFTER_S = 300.0
+# From a change of a node to a call for its pods that rests on it.
+RETURN_SEEN_S = 3.0
 
 
 class Cluster(ApiServer):
@@ -39,17 +44,36 @@ class Cluster(ApiServer):
 
     # -- pods
 
-    def delete(self, pod: SimPod, *, force: bool = False, disrupted: str = "") -> None:
-        """Delete a pod as kubectl, the eviction API or a controller does."""
+    def delete(self, pod: SimPod, *, force: bool = False, disrupted: str = "", grace_s: float | None = None) -> None:
+        """Delete a pod as kubectl, the eviction API or a controller does. A second time may shorten its grace."""
         if disrupted:
             pod.disrupted = disrupted
         if force or (pod.deleted_at is None and (pod.node is None or pod.ended)):
             self.drop(pod)
             return
-        if pod.deleted_at is None:  # a deletion that is under way is its kubelet's, also when its containers have ended
-            pod.deleted_at = self.kernel.now
+        now = self.kernel.now
+        if grace_s is not None and pod.deleted_at is not None and now + grace_s < pod.deleted_at + pod.grace_s:
+            pod.deleted_at, pod.grace_s = now, grace_s
+            self.pod_changed(pod)
+        elif (
+            pod.deleted_at is None
+        ):  # a deletion that is under way is its kubelet's, also when its containers have ended
+            pod.deleted_at, pod.grace_s = now, pod.grace_s if grace_s is None else grace_s
             self.pod_changed(pod)
             self.kernel.spawn(self._terminate(pod))
+
+    def is_gone(self, pod: SimPod) -> bool:
+        """As the base says."""
+        node = pod.node
+        if pod.ended or node is None or node.name not in self.nodes or node.out_of_service:
+            return True
+        if self.job is None:
+            return True
+        for_s = self.kernel.now - node.changed_at
+        if node.ready:
+            return for_s < RETURN_SEEN_S
+        grace = policy_of(JobSpec.model_validate(self.job.spec)).graceful_timeout.total_seconds()
+        return for_s > grace - RETURN_SEEN_S
 
     def drop(self, pod: SimPod) -> None:
         """The object is gone; its kubelet, if it lives, ends the container."""
@@ -69,10 +93,9 @@ class Cluster(ApiServer):
     def _terminate(self, pod: SimPod) -> Script:
         yield self.rng.uniform(0.05, 0.8)
         yield from self._until_kubelet_acts(pod)
-        deadline = (pod.deleted_at or 0.0) + pod.grace_s
         if pod.agent is not None and pod.agent.alive:
             pod.agent.sigterm()
-        while pod.agent is not None and pod.agent.alive and self.kernel.now < deadline:
+        while pod.agent is not None and pod.agent.alive and self.kernel.now < (pod.deleted_at or 0.0) + pod.grace_s:
             yield 0.5
             yield from self._until_kubelet_acts(pod)
         if self.may_be_late and not pod.is_unwanted:
@@ -247,13 +270,13 @@ class Cluster(ApiServer):
         if self._responsive(node):
             node.silent_since = None
             if not node.ready:
-                node.ready = True
+                node.ready, node.changed_at = True, self.kernel.now
                 self.node_changed(node)
             return
         node.silent_since = self.kernel.now if node.silent_since is None else node.silent_since
         silent_s = self.kernel.now - node.silent_since
         if node.ready and silent_s >= NOT_READY_AFTER_S:
-            node.ready = False
+            node.ready, node.changed_at = False, self.kernel.now
             self.node_changed(node)
         if silent_s >= EVICTION_AFTER_S:
             for pod in self.on_node(node):

@@ -17,6 +17,9 @@ CHAOS_S = 420.0
 # So many stories have queues.
 QUEUED_SHARE = 0.12
 CONTAINER_WEIGHTS = (6, 1, 1)
+# So many stories have an API server whose clock differs from the operator's by one of these.
+SKEWED_SHARE = 0.3
+CLOCKS_S = (-3600.0, -240.0, -20.0, 20.0, 240.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class Story:
     events: tuple[Event, ...] = ()
     queue: InQueue | None = None
     containers: Containers = Containers.PLAIN
+    api_clock_s: float = 0.0
+    """So many seconds the API server's clock is ahead of the true time."""
 
     def spec(self) -> dict[str, Any]:
         """Give the job's spec."""
@@ -78,6 +83,7 @@ class Story:
 
     def __str__(self) -> str:
         make = "" if self.make is Make.OURS else f", agents {self.make.value}"
+        make += f", the API server's clock {self.api_clock_s:+g} s" if self.api_clock_s else ""
         lines = [
             f"seed {self.seed}: {self.nodes} nodes, policy {self.policy}, specs {self.specs}, run {self.run_policy}, "
             f"heeds events: {self.heeds_events}, collective time-out {self.collective_timeout_s:g} s, {self.ours}{make}"
@@ -94,10 +100,15 @@ class Story:
 def draw(seed: int, *, queued: bool | None = None) -> Story:
     """Draw a story from a seed. queued: whether it is one with queues; None for now and then."""
     containers = Random(f"containers of {seed}").choices(list(Containers), CONTAINER_WEIGHTS)[0]
-    story = replace(_draw_plain(seed), containers=containers)
+    clock_s = _draw_clock(Random(f"clocks of {seed}"))
+    story = replace(_draw_plain(seed), containers=containers, api_clock_s=clock_s)
     rng = Random(f"queues of {seed}")
     is_queued = rng.random() < QUEUED_SHARE
     return _draw_queued(rng, story) if (is_queued if queued is None else queued) else story
+
+
+def _draw_clock(rng: Random) -> float:
+    return rng.choice(CLOCKS_S) if rng.random() < SKEWED_SHARE else 0.0
 
 
 def _draw_queued(rng: Random, story: Story) -> Story:

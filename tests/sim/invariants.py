@@ -445,7 +445,8 @@ def lineage(training: Training, total: int) -> None:
 def _balanced(record: Record, now: datetime) -> None:
     """The phases sum to the life of the job."""
     spent = sum(total(record.ledger, now).values(), timedelta(0))
-    alive = (record.ended_at or now) - EPOCH
+    assert record.accepted_at is not None
+    alive = (record.ended_at or now) - record.accepted_at
     if abs(spent - alive) > timedelta(milliseconds=5):
         raise Violation(f"the ledger sums to {spent} in a life of {alive}: {record.ledger}")
 

@@ -27,6 +27,11 @@ API_SERVER = (
     "watch: lost job MODIFIED",
     "watch: lost node MODIFIED",
 )
+CLOCKS = (
+    "the API server's clock is ahead",
+    "the API server's clock is behind",
+    "a kubelet is hurried",
+)
 AGENTS = (
     "agent: answers late",
     "agent: lies nonsense",
@@ -114,4 +119,4 @@ QUEUES = (
     "told: Suspended KueueUnavailable",
     "told: Scaling Queued",
 )
-MUST_MEET = (*API_SERVER, *AGENTS, *FIELDS.values(), *QUEUES)
+MUST_MEET = (*API_SERVER, *CLOCKS, *AGENTS, *FIELDS.values(), *QUEUES)

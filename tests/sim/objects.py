@@ -28,6 +28,8 @@ class SimNode:
     name: str
     powered: bool = True
     ready: bool = True
+    changed_at: float = 0.0
+    """When it became ready, or ceased to be."""
     cordoned: bool = False
     tainted: bool = False
     out_of_service: bool = False
@@ -107,6 +109,7 @@ class SimPod:
         }  # fmt: skip
         if self.deleted_at is not None:
             meta["deletionTimestamp"] = stamp(self._cluster.utc(self.deleted_at + self.grace_s))
+            meta["deletionGracePeriodSeconds"] = int(self.grace_s)
         status: Body = {"phase": self.phase, "podIP": self.ip, "conditions": []}
         if self.disrupted:
             status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": self.disrupted}]

@@ -28,6 +28,8 @@ def _story(
     ours: dict[str, Any] | None = None,
     seed: int = 1,
     containers: Containers = Containers.PLAIN,
+    api_clock_s: float = 0.0,
+    deadlines: dict[str, int] | None = None,
     **restarts: int,
 ) -> Story:
     return Story(
@@ -35,13 +37,19 @@ def _story(
         nodes=nodes,
         policy={"minReplicas": low, "maxReplicas": high, "replicaIncrementStep": step, **PATIENT},
         specs=specs or [{"name": "workers", "replicas": low, "maxReplicas": high}],
-        run_policy={"cleanPodPolicy": "All", "jobMaxRetryCount": retries, "restartPolicy": restarts},
+        run_policy={
+            "cleanPodPolicy": "All",
+            "jobMaxRetryCount": retries,
+            "restartPolicy": restarts,
+            **(deadlines or {}),
+        },
         heeds_events=True,
         collective_timeout_s=timeout_s,
         make=make,
         ours=ours or {},
         events=events,
         containers=containers,
+        api_clock_s=api_clock_s,
     )
 
 
@@ -206,6 +214,24 @@ STORIES: dict[str, Story] = {
     ),
     "answers get lost from the beginning": _story(Event(0, "api_loses_answers", 0, 60), Event(20, "delete_pod", 1)),
     "pods may not be deleted for a while": _story(Event(99, "deletes_refused", 0, 60), Event(100, "drain_node", 0)),
+    **{
+        f"an agent stands still while its job is deleted, the API server's clock {clock_s:+g} s": _story(
+            Event(100, "agent_hangs", 0, 100), Event(101, wish), api_clock_s=clock_s
+        )
+        for wish, clock_s in (("delete_job", 0.0), ("drain_and_delete_job", -3600.0), ("drain_and_delete_job", 3600.0))
+    },
+    **{
+        f"a node is drained, the API server's clock {clock_s:+g} s": _story(
+            Event(100, "drain_node", 0), Event(200, "drain_node", 1), api_clock_s=clock_s
+        )
+        for clock_s in (-3600.0, -240.0, 240.0)
+    },
+    **{
+        f"a deadline of a job, the API server's clock {clock_s:+g} s": _story(
+            Event(100, "crash_worker", 0), api_clock_s=clock_s, deadlines={"activeDeadlineSeconds": 900, "startupDeadlineSeconds": 60},
+        )
+        for clock_s in (-3600.0, 3600.0)
+    },
     "nor those of a deleted job": _story(Event(99, "deletes_refused", 0, 60), Event(100, "delete_job")),
 }  # fmt: skip
 

@@ -73,9 +73,9 @@ class _PodCalls:
         await Wait(self._cluster.admission())
         return await Wait(self._call(lambda: self._cluster.create_pod(manifest)))
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> Any:
+    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool, grace_s: int | None = None) -> Any:
         self._sent_away(name, uid)
-        return await Wait(self._call(lambda: self._cluster.delete_pod(name, uid, force=force)))
+        return await Wait(self._call(lambda: self._cluster.delete_pod(name, uid, force=force, grace_s=grace_s)))
 
 
 class Shell:

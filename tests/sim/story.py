@@ -17,7 +17,7 @@ from tests.sim.kueue_workload import Workload
 from tests.sim.quota_watch import is_base
 from tests.sim.shell import Shell
 from tests.sim.training import Phase, Training
-from tests.sim.victims import HINDRANCES
+from tests.sim.victims import BLINDNESS, HINDRANCES
 from tests.sim.wishes import sizes
 
 from elastipod_operator.api import JobSpec
@@ -59,9 +59,13 @@ class Play:
         )  # fmt: skip
         self.cluster = Cluster(self.kernel, self.rng, self.watchman, self.training, self.story.spec())
         self.cluster.make = self.story.make
+        self.cluster.api_clock_s = self.story.api_clock_s
+        self.cluster.is_seen = not any(event.what in BLINDNESS for event in self.story.events)
         for _ in range(self.story.nodes):
             self.cluster.add_node()
         self.met = self.watchman.met
+        if self.story.api_clock_s:
+            self.met[f"the API server's clock is {'ahead' if self.story.api_clock_s > 0 else 'behind'}"] += 1
         self.shell: Shell | None = None
         self.server: KueueServer | None = self.host.server if self.host is not None else None
         self.rivals: list[Play] = []

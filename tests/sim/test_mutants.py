@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -33,9 +33,11 @@ from elastipod_operator.core import (
     stopping,
     transit,
 )
+from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.core.facts import AgentState
 from elastipod_operator.core.health import Replica
 from elastipod_operator.core.record import Reach, Record
+from elastipod_operator.kube import store
 
 TRIES = 150
 
@@ -330,6 +332,22 @@ def overlook_an_agent_that_began_anew(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(incidents, "_began_anew", lambda *_: False)
 
 
+def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:
+    def end(replica: Replica, now: datetime) -> list[DeletePod]:
+        return [DeletePod(replica.pod.name, replica.pod.uid, "the job is deleted", force=True)]
+
+    patch.setattr(ending, "_end_at_once", end)
+
+
+def date_jobs_by_the_clock_of_the_api_server(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store, "job_as_seen", lambda fact, *_: fact)
+
+
+def date_pods_by_the_clock_of_the_api_server(patch: pytest.MonkeyPatch) -> None:
+    real = store.pod_as_seen
+    patch.setattr(store, "pod_as_seen", lambda fact, *rest: replace(real(fact, *rest), created_at=fact.created_at))
+
+
 MUTANTS: tuple[Mutant, ...] = (
     accept_a_stale_generation,
     reuse_the_generation,
@@ -383,6 +401,9 @@ MUTANTS: tuple[Mutant, ...] = (
     leave_the_place_to_a_sidecar,
     charge_nobody_for_an_agent_that_ended,
     overlook_an_agent_that_began_anew,
+    remove_what_is_alive_by_force,
+    date_jobs_by_the_clock_of_the_api_server,
+    date_pods_by_the_clock_of_the_api_server,
 )
 
 

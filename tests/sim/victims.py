@@ -25,6 +25,10 @@ HINDRANCES = {
     ),
     *("hide_node", "hide_all", "deafen_node", "mute_node", "agent_hangs", "agent_lags", "agent_lies"),
 }
+# What keeps the operator from seeing in time how nodes are.
+BLINDNESS = {
+    *("slow_watch", "broken_watch", "repeated_watch", "operator_stands_still", "second_operator", "clock_jumps")
+}
 # What may keep a pod from being drained before it is killed.
 DELAYS = HINDRANCES | {"freeze_node", "cut_node", "kill_node", "delete_node"}
 # What ends an agent.

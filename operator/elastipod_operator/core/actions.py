@@ -28,12 +28,16 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete by name and UID. force removes the object at once, for pods whose kubelet will never answer (decision 6)."""
+    """Delete by name and UID. force removes the object at once, for pods whose kubelet will never answer (decision 6).
+
+    grace_s: seconds that the kubelet leaves the containers, at least 1; None: as the pod says.
+    """
 
     name: str
     uid: str
     why: str
     force: bool = False
+    grace_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from .actions import (
     SetFinalizer,
 )
 from .backoff import backoff
-from .ending import force_from
+from .ending import patience_until
 from .facts import Observed, Policy, WorkloadFact
 from .health import Health, Replica, View
 from .membership import remove, soonest, soonest_allowed
@@ -106,7 +106,7 @@ def with_returns(step: Step, seen: Observed, view: View) -> Step:
 
 def returns_until(seen: Observed) -> datetime:
     """Give until when a job that is being deleted stays for quota that cannot be given back."""
-    return force_from(seen) + RETURN_PATIENCE
+    return patience_until(seen) + RETURN_PATIENCE
 
 
 def rest_until(record: Record, now: datetime) -> datetime | None:

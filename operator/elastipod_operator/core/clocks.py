@@ -28,7 +28,7 @@ def not_later(record: Record, now: datetime, longest: timedelta | None = None) -
         window_since=_at(record.window_since, now), begun_at=_at(record.begun_at, now), pods_at=_at(record.pods_at, now),
         settled_at=_at(record.settled_at, now),
         resized_at=_at(record.resized_at, now), recovered_at=_at(record.recovered_at, now),
-        incident_at=_at(record.incident_at, now), started_at=_at(record.started_at, now),
+        incident_at=_at(record.incident_at, now), accepted_at=_at(record.accepted_at, now), started_at=_at(record.started_at, now),
         resize_failed_at=_at(record.resize_failed_at, now), paused_at=_at(record.paused_at, now),
         ended_at=_at(record.ended_at, now),
         window=replace(window, since=_at(window.since, now)), ledger=replace(ledger, since=_at(ledger.since, now)),
@@ -41,7 +41,7 @@ def _times(record: Record) -> list[datetime | None]:
     begun = [record.transition.began_at, record.transition.detected_at] if record.transition is not None else []
     return [
         *begun, record.window_since, record.begun_at, record.pods_at, record.settled_at, record.resized_at, record.recovered_at,
-        record.incident_at,
+        record.incident_at, record.accepted_at,
         record.started_at, record.resize_failed_at, record.paused_at, record.ended_at, record.window.since,
         record.ledger.since, *(o.at for o in record.offences), record.gang.since if record.gang is not None else None,
     ]  # fmt: skip

@@ -99,6 +99,8 @@ def _optional_parts(record: Record) -> dict[str, Any]:
         parts["idle"] = _ms(record.idle)
     if record.begun_at:
         parts["begun"] = stamp(record.begun_at)
+    if record.accepted_at:
+        parts["accepted"] = stamp(record.accepted_at)
     if record.pods_at:
         parts["pods"] = stamp(record.pods_at)
     if record.is_faulty_shrink:
@@ -157,7 +159,7 @@ def _record(body: dict[str, Any]) -> Record:
         incarnations={slot: number for slot, number in {**said, **unsaid}.items() if number != NONE},
         window_since=window, settled_at=settled, resized_at=resized, recovered_at=recovered, incident_at=incident,
         begun_at=read_time(body.get("begun")), pods_at=read_time(body.get("pods")),
-        started_at=started, ended_at=ended,
+        accepted_at=read_time(body.get("accepted")), started_at=started, ended_at=ended,
         restarts=int(restarts), retries=int(retries), failures_in_row=int(failures), best_step=int(best),
         stalled=int(stalled[0]) if stalled else 0,
         window=_window(body["window"]) if "window" in body else Window(),

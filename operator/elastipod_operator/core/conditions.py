@@ -9,6 +9,7 @@ from typing import Any
 from .actions import Note
 from .asking import increments_from, returns_until
 from .base_first import base_minimum
+from .ending import not_ended
 from .escalation import NO_PROGRESS_LIMIT, does_not_progress
 from .facts import AgentState, Condition, Observed, PodFact, Policy
 from .growth import growth_due
@@ -57,7 +58,7 @@ def describe(seen: Observed, record: Record, view: View, quota: Quota | None = N
     """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
     late, late_at = _late(seen, view, quota)
     lines, wake = _lines(seen, record, view, quota, late)
-    lines = _with_stuck(lines, seen)
+    lines = _with_stuck(lines, seen, view)
     old = {condition.type: condition for condition in seen.job.conditions}
     conditions = tuple(_dated(line, old, seen.now) for line in lines)
     notes = tuple(
@@ -151,11 +152,11 @@ def _lines(
     return [*before, *auxiliary, state], soonest(wake, trouble_at)
 
 
-def _with_stuck(lines: list[Line], seen: Observed) -> list[Line]:
+def _with_stuck(lines: list[Line], seen: Observed, view: View) -> list[Line]:
     """Say first of all, also at the end of a job, what the operator failed at, and what is to go and cannot: pods, and quota."""
     found: Warnings = [(OPERATOR_ERROR, seen.mistake)] if seen.mistake else []
-    if seen.kept_pods:
-        found.append(("PodsNotDeleted", seen.kept_pods))
+    if stuck := seen.kept_pods or not_ended(seen, view):
+        found.append(("PodsNotDeleted", stuck))
     if seen.return_trouble:
         found.append(("QuotaNotReturned", _not_returned(seen)))
     if not found:

@@ -18,6 +18,11 @@ class Deadline:
     message: str
 
 
+def accepted(seen: Observed, record: Record) -> datetime:
+    """Give when an operator accepted the job, by its own clock."""
+    return record.accepted_at or seen.job.created_at
+
+
 def deadlines(seen: Observed, record: Record) -> list[Deadline]:
     """Give the deadlines that run at present."""
     policy = seen.job.policy
@@ -26,7 +31,7 @@ def deadlines(seen: Observed, record: Record) -> list[Deadline]:
     if policy is None or policy.suspend or is_suspended:
         return []
     found: list[Deadline] = []
-    accepted_at = seen.job.created_at + record.idle
+    accepted_at = accepted(seen, record) + record.idle
     if policy.active_deadline is not None:
         text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_s(policy.active_deadline.total_seconds())})"
         found.append(Deadline(accepted_at + policy.active_deadline, "DeadlineExceeded", text))

@@ -7,12 +7,16 @@ from datetime import datetime, timedelta
 from ..api.models import CleanPodPolicy
 from .actions import Action, DeleteJob, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
 from .facts import AgentState, Observed
-from .health import Health, Replica, View
+from .health import Health, Replica, View, drain_grace
 from .membership import remove, soonest
 from .record import Record
 
 SIDECAR_GRACE = timedelta(seconds=60)
 DELETION_LIMIT = timedelta(seconds=30)
+# What a kubelet leaves the containers of a pod after that; 0 would be removal by force.
+SHORT_GRACE = timedelta(seconds=1)
+# A kubelet needs some seconds to end a pod at once; what takes longer is told.
+STUCK_AFTER = timedelta(seconds=30)
 
 Parts = tuple[Record, tuple[Action, ...], datetime | None]
 
@@ -78,7 +82,7 @@ def plan_deletion(seen: Observed, record: Record, view: View) -> Parts:
     """Delete quickly: workers are ended at once, pods deleted, the finalizer taken off when they are gone.
 
     With annotation elastipod.io/drain-on-delete the workers get the graceful time-out for a last checkpoint. After 30 s
-    pods whose kubelet does not answer are removed by force.
+    kubelets have to end at once what is left; what is gone (decision 6) is removed by force.
     """
     since = seen.job.deleting_since or seen.now
     grace = _drain_time(seen)
@@ -92,19 +96,47 @@ def plan_deletion(seen: Observed, record: Record, view: View) -> Parts:
     if not view.by_id:
         return record, (SetFinalizer(False),), None
     actions: list[Action] = []
-    limit = force_from(seen)
-    force = seen.now >= limit
+    limit = patience_until(seen)
+    is_over = seen.now >= limit
     for replica in view.by_id.values():
-        if force:
-            actions.append(DeletePod(replica.pod.name, replica.pod.uid, "the job is deleted", force=True))
-        else:
-            actions += remove(replica, "the job is deleted")
-    return record, tuple(actions), limit if not force else seen.now + timedelta(seconds=5)
+        actions += _end_at_once(replica, seen.now) if is_over else remove(replica, "the job is deleted")
+    return record, tuple(actions), limit if not is_over else seen.now + timedelta(seconds=5)
 
 
-def force_from(seen: Observed) -> datetime:
-    """Give from when on the pods of a job that is being deleted are removed by force."""
+def _end_at_once(replica: Replica, now: datetime) -> list[Action]:
+    """Have a pod ended without further delay.
+
+    Its object goes by force only where that leaves nothing running: its containers have ended, or its node is gone. Elsewhere
+    the kubelet is told to kill what still runs, and confirms that by taking the object away.
+    """
+    pod = replica.pod
+    if replica.gone:
+        return [DeletePod(pod.name, pod.uid, "the job is deleted", force=True)]
+    if pod.kill_at is not None and pod.kill_at <= now + SHORT_GRACE:
+        return []
+    grace_s = int(SHORT_GRACE.total_seconds())
+    return [DeletePod(pod.name, pod.uid, "the job is deleted, and its containers did not end in time", grace_s=grace_s)]
+
+
+def patience_until(seen: Observed) -> datetime:
+    """Give until when the pods of a job that is being deleted may take to end."""
     return (seen.job.deleting_since or seen.now) + _drain_time(seen) + DELETION_LIMIT
+
+
+def not_ended(seen: Observed, view: View) -> str:
+    """Say what holds the deletion of a job up when its pods should be gone for a while; empty when nothing does."""
+    if seen.job.deleting_since is None or seen.now < patience_until(seen) + STUCK_AFTER:
+        return ""
+    left = sorted((r for r in view.by_id.values() if not r.gone), key=lambda r: r.id)
+    if not left:
+        return ""
+    pod, more = left[0].pod, f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+    node = seen.nodes.get(pod.node)
+    why = "its kubelet has not ended it" if node is not None and node.ready else "its node is not ready"
+    return (
+        f"pod {pod.name}{more} on node {pod.node or '(none)'} is to go, but {why}; the job goes when the pod has ended, or when "
+        f"its node is deleted, tainted as out of service, or not ready for {drain_grace(seen).total_seconds():g} s"
+    )
 
 
 def _drain_time(seen: Observed) -> timedelta:

@@ -113,6 +113,7 @@ class JobFact:
     name: str
     uid: str
     created_at: datetime
+    """When this operator first saw it, or what an operator before wrote as its start: never the API server's own clock."""
     policy: Policy | None
     """None when the spec cannot be used; `refusal` then says why in one sentence."""
     refusal: str = ""
@@ -128,6 +129,7 @@ class JobFact:
     """status.elasticScalingStatus as it was last written."""
     has_finalizer: bool = False
     deleting_since: datetime | None = None
+    """When this operator first saw that it is being deleted."""
     drain_on_delete: bool = False
     queue: str = ""
     """The queue that the job's label names (docs/design/queues.md)."""
@@ -179,6 +181,7 @@ class PodFact:
     name: str
     uid: str
     created_at: datetime
+    """When this operator first saw it, as far as the store knows."""
     phase: str = "Pending"
     ip: str = ""
     node: str = ""
@@ -188,8 +191,10 @@ class PodFact:
     """The agent's container; None while its kubelet has not reported it."""
     containers_ended: bool = False
     """All its containers have ended for good. The phase says so too, but a little later."""
+    deletion_grace: timedelta | None = None
+    """What its deletion gives its containers; None while it is not being deleted."""
     kill_at: datetime | None = None
-    """metadata.deletionTimestamp: when the kubelet will kill what is left (API server's clock)."""
+    """When the kubelet will kill what is left: the grace, from when this operator first saw the deletion."""
     disrupted: str = ""
     """Reason of a true DisruptionTarget condition, empty when there is none."""
     trouble: str = ""

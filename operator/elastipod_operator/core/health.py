@@ -129,6 +129,11 @@ class View:
         return max((number for number in told if number <= MAX_GENERATION), default=0)
 
 
+def drain_grace(seen: Observed) -> timedelta:
+    """Give the time of a drain. A node that is not ready for longer does not count as coming back (decision 6)."""
+    return seen.job.policy.graceful_timeout if seen.job.policy is not None else timedelta(minutes=10)
+
+
 def judge(seen: Observed) -> View:
     """Judge every pod of the job."""
     record = seen.job.record
@@ -148,7 +153,7 @@ def judge(seen: Observed) -> View:
         all_silent=bool(ever) and all(is_silent(a, seen.now) for a in ever),
         heard_at=max((a.last_answer for a in ever if a.last_answer is not None), default=None),
     )
-    grace = seen.job.policy.graceful_timeout if seen.job.policy else timedelta(minutes=10)
+    grace = drain_grace(seen)
     by_id: dict[PodId, Replica] = {}
     newest: dict[Slot, Replica] = {}
     for pod in seen.pods:

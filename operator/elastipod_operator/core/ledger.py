@@ -46,7 +46,7 @@ def keep_ledger(record: Record, seen: Observed, view: View) -> Record:
     if ledger.since is None:
         if ledger.phase or ledger.booked:
             return record  # it has stopped
-        ledger = Ledger(Phase.SCHEDULING, _cut(seen.job.created_at))
+        ledger = Ledger(Phase.SCHEDULING, _cut(record.accepted_at or seen.job.created_at))
     phase = "" if record.outcome else phase_of(record, view)
     if phase == ledger.phase:
         return replace(record, ledger=ledger)

@@ -16,7 +16,7 @@ from .backoff import longest_wait
 from .base_first import base_first
 from .clocks import not_later
 from .conditions import describe
-from .deadlines import next_deadline, overdue
+from .deadlines import accepted, next_deadline, overdue
 from .ending import plan_deletion, plan_end
 from .facts import Observed
 from .gangs import restrict
@@ -62,6 +62,7 @@ def plan(seen: Observed) -> Plan:
 def _decided(record: Record, scene: Scene, is_new: bool) -> Step:
     """Decide for a job that has not ended and whose spec can be used."""
     seen, view = scene.seen, scene.view
+    record = replace(record, accepted_at=accepted(seen, record))
     record = _with_pods(_forget_the_gone(remember(record, view.by_id), view), scene)
     if seen.job.pending_edits and not record.generation and not scene.policy.suspend:
         return _take_edits(record, scene)
@@ -103,6 +104,7 @@ def _first_record(seen: Observed, view: View) -> Record:
             outcome_reason=end.reason,
             outcome_message=end.message,
             ended_at=end.since,
+            accepted_at=seen.job.created_at,
         )
     kind, cause, message = Kind.START, "JobCreated", "the job was accepted"
     if known or view.by_id:  # no pod is made before there is a record
@@ -114,7 +116,10 @@ def _first_record(seen: Observed, view: View) -> Record:
     )  # fmt: skip
     members = tuple(sorted(pod for pod, r in view.by_id.items() if (r.agent.generation or 0) > 0))
     # Workers ran: that training did not begin in time is nothing that a lost record can bring about.
-    return Record(generation=known, members=members, transition=begun, started_at=seen.now if members else None)
+    return Record(
+        generation=known, members=members, transition=begun, started_at=seen.now if members else None,
+        accepted_at=seen.job.created_at,
+    )  # fmt: skip
 
 
 def _with_pods(record: Record, scene: Scene) -> Record:
@@ -184,9 +189,8 @@ def _with_list(step: Step, seen: Observed, view: View) -> Step:
     """Have the pods listed from time to time: an end that the watch missed must not hold a deletion up."""
     if not view.by_id or seen.listed_at is None:
         return step
-    since = seen.job.deleting_since
-    # Before that the watch had no end to tell; the time is another clock's, which may be ahead.
-    due = (max(seen.listed_at, since) if since is not None and since <= seen.now else seen.listed_at) + LIST_SILENT
+    # Before the deletion the watch had no end to tell.
+    due = max(seen.listed_at, seen.job.deleting_since or seen.listed_at) + LIST_SILENT
     if seen.now < due:
         return replace(step, wake_at=soonest(step.wake_at, due))
     return replace(step, actions=(*step.actions, VerifyPods()), wake_at=soonest(step.wake_at, seen.now + LOOK_AGAIN))

@@ -148,7 +148,8 @@ class Record:
     those of them that worker faults caused. grew_from: the size before the growth that has not reached RUNNING yet, 0 when
     there is none. paused_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
     suspended. pods_at: until the first training, when the job came to have pods. is_faulty_shrink: the last change of size was
-    a shrink after a fault. queue: the one on whose quota the pods run; empty for none.
+    a shrink after a fault. accepted_at: when an operator first saw the job. queue: the one on whose quota the pods run; empty
+    for none.
     """
 
     generation: int = 0
@@ -164,6 +165,7 @@ class Record:
     recovered_at: datetime | None = None
     incident_at: datetime | None = None
     started_at: datetime | None = None
+    accepted_at: datetime | None = None
     restarts: int = 0
     retries: int = 0
     failures_in_row: int = 0

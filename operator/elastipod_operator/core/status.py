@@ -63,7 +63,7 @@ def _name_of(pod: PodId, job: str, view: View) -> str:
 def _start_time(seen: Observed, record: Record) -> datetime | None:
     """Give when the job was accepted, in a queue when it was admitted for the first time; what was told once stays."""
     if seen.job.start_time is not None or not record.queue:
-        return seen.job.start_time or seen.job.created_at
+        return seen.job.start_time or record.accepted_at or seen.job.created_at
     return next((w.admitted_at for w in seen.workloads if w.number == 0 and w.is_granted), None)
 
 

@@ -107,11 +107,16 @@ class Api:
         namespace = manifest["metadata"]["namespace"]
         await self.call("POST", f"/api/v1/namespaces/{namespace}/secrets", dict(manifest))
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
-        """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once."""
+    async def delete_pod(
+        self, namespace: str, name: str, uid: str, *, force: bool, grace_s: int | None = None
+    ) -> dict[str, Any]:
+        """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once.
+
+        force: its kubelet is not waited for. grace_s: how long the kubelet leaves its containers; None: as the pod says.
+        """
         body: dict[str, Any] = {"preconditions": {"uid": uid}}
-        if force:
-            body["gracePeriodSeconds"] = 0
+        if force or grace_s is not None:
+            body["gracePeriodSeconds"] = 0 if force else grace_s
         return await self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
 
     async def emit(self, job: JobFact, note: Note, at: datetime) -> None:

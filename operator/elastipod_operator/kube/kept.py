@@ -22,6 +22,10 @@ class Kept(Generic[T]):
     def items(self) -> tuple[T, ...]:
         return tuple(self._items.values())
 
+    def get(self, uid: str) -> T | None:
+        """Give an object by its UID; None when it is not known."""
+        return self._items.get(uid)
+
     def put(self, uid: str, version: int, item: T) -> bool:
         """Take an object; False when nothing is new about it."""
         if version <= self._versions.get(uid, self._list_version):

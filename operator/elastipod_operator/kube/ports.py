@@ -38,7 +38,7 @@ class PodCalls(Protocol):
     async def create_secret(self, manifest: Mapping[str, Any]) -> None:
         """Create a Secret; 409 means that it is there already."""
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> Body:
+    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool, grace_s: int | None = None) -> Body:
         """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from .. import clock
 from ..core.facts import JobFact, NodeFact, PodFact, WorkloadFact
 from ..core.names import LABEL_UID
+from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
 from .kept import Kept
 from .limits import slim
 from .translate import Doom, doom_of, job_fact, node_fact, pod_fact, tolerations_of
@@ -63,12 +64,13 @@ class Store:
         uid, version = body["metadata"]["uid"], version_of(body)
         known = self.jobs.get(uid)
         if known is None:
-            self.jobs[uid] = Job(slim(body), job_fact(body), version)
+            self.jobs[uid] = Job(slim(body), job_as_seen(job_fact(body), None, self._now()), version)
             return True
         if version <= known.version:
             return False
         had_ended = _has_ended(known.fact)
-        known.body, known.fact, known.version = slim(body), job_fact(body), version
+        fact = job_as_seen(job_fact(body), known.fact, self._now())
+        known.body, known.fact, known.version = slim(body), fact, version
         if _has_ended(known.fact) and not had_ended:
             self.room_at = self._now()
         return True
@@ -97,12 +99,7 @@ class Store:
             return None
         job.pod_versions[uid] = version
         before = job.pods.get(uid)
-        seen_at = self._now() if before is None else before.created_at
-        if fact.created_at > seen_at:  # our clock is behind that of the API server; waits are measured with ours
-            fact = replace(fact, created_at=seen_at)
-        if fact.trouble_reason:
-            is_known = before is not None and before.trouble_reason == fact.trouble_reason
-            fact = replace(fact, trouble_since=before.trouble_since if before and is_known else self._now())
+        fact = pod_as_seen(fact, before, self._now())
         job.pods[uid] = fact
         return str(job_uid) if fact != before else None
 
@@ -149,7 +146,7 @@ class Store:
     def put_workload(self, body: Mapping[str, Any]) -> str | None:
         """Take a Workload; gives the UID of its job when something changed. Only one that the job owns is its own."""
         job = self._owner_of_workload(body)
-        fact = workload_fact(body) if job is not None else None
+        fact = self._workload_of(job, body) if job is not None else None
         if job is None or fact is None:
             return None
         changed = job.workloads.put(fact.uid, version_of(body), Asked(fact, digest_of(body)))
@@ -167,7 +164,7 @@ class Store:
         job = self.jobs.get(job_uid)
         if job is None:
             return False
-        own = [(body, workload_fact(body)) for body in bodies if _is_owned(body, job.fact)]
+        own = [(body, self._workload_of(job, body)) for body in bodies if _is_owned(body, job.fact)]
         found = {fact.uid: (version_of(body), Asked(fact, digest_of(body))) for body, fact in own if fact is not None}
         return job.workloads.replace(found, version)
 
@@ -186,6 +183,13 @@ class Store:
         return [
             uid for uid, job in self.jobs.items() if namespace in ("", job.fact.namespace) and job.workloads.clear()
         ]
+
+    def _workload_of(self, job: Job, body: Mapping[str, Any]) -> WorkloadFact | None:
+        fact = workload_fact(body)
+        if fact is None:
+            return None
+        known = job.workloads.get(fact.uid)
+        return workload_as_seen(fact, known.fact if known is not None else None, self._now())
 
     def _owner_of_workload(self, body: Mapping[str, Any]) -> Job | None:
         job = self.jobs.get(_job_of_workload(body))

@@ -62,6 +62,8 @@ DISRUPTION_TAINTS = frozenset(
 PULL_TROUBLES = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
+# What a pod has that says nothing of it.
+KUBELET_GRACE_S = 30
 START_TROUBLES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
@@ -317,7 +319,7 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         started=bool((mine.get("state") or {}).get("running")),
         container=container_now,
         containers_ended=all_ended(spec, states),
-        kill_at=time_of(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        deletion_grace=_deletion_grace(meta, spec) if meta.get("deletionTimestamp") else None,
         disrupted=str(disruption.get("reason") or "Disruption") if disruption else "",
         trouble=trouble,
         trouble_reason=reason,
@@ -326,6 +328,12 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         avoids=tuple(filter(None, (meta.get("annotations") or {}).get(ANNOTATION_AVOIDS, "").split(","))),
         workload=(meta.get("annotations") or {}).get(ANNOTATION_WORKLOAD, ""),
     )
+
+
+def _deletion_grace(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> timedelta:
+    """How long the deletion of a pod leaves its containers: as the deletion says, else as the pod does."""
+    told = meta.get("deletionGracePeriodSeconds"), spec.get("terminationGracePeriodSeconds"), KUBELET_GRACE_S
+    return timedelta(seconds=next(one for one in told if isinstance(one, int)))
 
 
 def _number(text: str | None) -> int:

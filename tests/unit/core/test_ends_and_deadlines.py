@@ -195,11 +195,11 @@ def test_a_deletion_takes_all_pods_then_the_finalizer(record: Record | None) -> 
     assert last.actions == (SetFinalizer(False),)
 
 
-def test_a_deletion_forces_what_is_left_after_half_a_minute() -> None:
+def test_a_deletion_ends_what_is_left_after_half_a_minute() -> None:
+    """Kubelets that answer do that; nothing on a healthy node is removed by force."""
     late = job(trains(), deleting_since=NOW - seconds(31))
-    todo = plan(observed(late, [(pod(0, kill_at=NOW), silent(99)), (pod(1), running())]))
-    assert all(a.force for a in acts(todo, DeletePod))
-    assert len(acts(todo, DeletePod)) == 2
+    todo = plan(observed(late, [(pod(0, kill_at=NOW + seconds(600)), silent(99)), (pod(1), running())]))
+    assert [(a.force, a.grace_s) for a in acts(todo, DeletePod)] == [(False, 1), (False, 1)]
 
 
 def test_a_deletion_of_a_job_whose_spec_cannot_be_used() -> None:

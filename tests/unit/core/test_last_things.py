@@ -26,7 +26,7 @@ from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers, VerifyPods
 from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
 from elastipod_operator.core.ending import plan_deletion, plan_end
-from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact, Policy
+from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Record
@@ -183,6 +183,16 @@ def test_clean_pod_policy_running_takes_the_unfinished(mine: Seen, goes: bool) -
     assert any(isinstance(a, DeletePod) for a in actions) is goes
 
 
+def test_a_deadline_counts_from_when_an_operator_accepted_the_job() -> None:
+    """That is on record: another operator saw the job later, and the API server's clock is nobody's."""
+    wishes = policy(active_deadline=seconds(100))
+    first = plan(observed(job(None, wishes, created_at=NOW - seconds(30)))).record
+    assert first.accepted_at == NOW - seconds(30)
+    look = observed(job(first, wishes, created_at=NOW + seconds(60)))
+    assert next_deadline(look, first) == NOW + seconds(70)
+    assert plan(look).record.accepted_at == first.accepted_at
+
+
 # ---- the deletion
 
 
@@ -208,7 +218,7 @@ def test_a_deletion_asks_nobody_for_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ago_s", "drain", "force", "wait_s"),
+    ("ago_s", "drain", "is_over", "wait_s"),
     [
         pytest.param(29.9, False, False, 0.1, id="kubelets have half a minute"),
         pytest.param(30, False, True, 5, id="and no more"),
@@ -216,12 +226,69 @@ def test_a_deletion_asks_nobody_for_a_checkpoint() -> None:
         pytest.param(630, True, True, 5, id="then too"),
     ],
 )
-def test_what_is_left_of_a_deleted_job_goes_by_force(ago_s: float, drain: bool, force: bool, wait_s: float) -> None:
+def test_what_is_left_of_a_deleted_job_is_ended_at_once(
+    ago_s: float, drain: bool, is_over: bool, wait_s: float
+) -> None:
+    """By its kubelet, which answers; by force only what has ended."""
     actions, wake = delete(ago_s, (pod(0), silent(99)), (pod(1, phase="Failed"), None), drain=drain)
-    assert [(a.name, a.why, a.force) for a in actions if isinstance(a, DeletePod)] == [
-        (pod(n).name, "the job is deleted", force) for n in range(2)
-    ]
+    assert [(a.name, a.force, a.grace_s) for a in actions if isinstance(a, DeletePod)] == [
+        (pod(0).name, False, 1 if is_over else None), (pod(1).name, is_over, None),
+    ]  # fmt: skip
     assert wake == NOW + seconds(wait_s)
+
+
+@pytest.mark.parametrize(
+    ("node", "force"),
+    [
+        pytest.param({}, False, id="a kubelet that answers"),
+        pytest.param({"cordoned": True}, False, id="a cordoned node"),
+        pytest.param({"doomed": "taint spot:NoSchedule"}, False, id="a node that is to go"),
+        pytest.param({"ready": False, "not_ready_since": NOW - seconds(600)}, False, id="a node that may come back"),
+        pytest.param({"ready": False, "not_ready_since": NOW - seconds(601)}, True, id="not ready for longer than a drain"),
+        pytest.param({"ready": False, "out_of_service": True}, True, id="out of service"),
+        pytest.param(None, True, id="a node that was deleted"),
+    ],
+)  # fmt: skip
+def test_only_what_is_gone_goes_by_force(node: dict[str, Any] | None, force: bool) -> None:
+    """Decision 6, however long the deletion takes."""
+    look = seen(trains(), policy(), (pod(0), silent(99)), deleting_since=NOW - seconds(3000))
+    nodes = {} if node is None else {"node-0": NodeFact(name="node-0", **node)}
+    look = replace(look, nodes=nodes)
+    _, actions, _ = plan_deletion(look, trains(), judge(look))
+    assert [(a.force, a.grace_s) for a in actions if isinstance(a, DeletePod)] == [(force, None if force else 1)]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "asked"),
+    [
+        pytest.param(600, True, id="its deletion gives it minutes"),
+        pytest.param(1.5, True, id="a little longer than the least"),
+        pytest.param(1, False, id="it is killed right now"),
+        pytest.param(-60, False, id="it should be dead; asking again does not help"),
+    ],
+)
+def test_a_kubelet_is_hurried_once(left_s: float, asked: bool) -> None:
+    actions, wake = delete(40, (pod(0, kill_at=NOW + seconds(left_s)), silent(99)))
+    assert bool(actions) is asked
+    assert wake == NOW + seconds(5)
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "mine", "node", "words"),
+    [
+        pytest.param(59.9, (pod(0), silent(99)), {}, "", id="not yet"),
+        pytest.param(60, (pod(0), silent(99)), {}, "pod job-workers-0-0 on node node-0 is to go, but its kubelet has not ended it",
+                     id="a kubelet that does not"),
+        pytest.param(60, (pod(0), silent(99)), {"ready": False, "not_ready_since": NOW}, "its node is not ready", id="a node that is away"),
+        pytest.param(60, (pod(0, phase="Failed"), None), {}, "", id="what has ended holds nothing up"),
+    ],
+)  # fmt: skip
+def test_what_holds_a_deletion_up_is_told(ago_s: float, mine: Seen, node: dict[str, Any], words: str) -> None:
+    look = seen(trains(), policy(), mine, deleting_since=NOW - seconds(ago_s))
+    todo = plan(replace(look, nodes={"node-0": NodeFact(name="node-0", **node)}))
+    told = [c.message for c in todo.conditions if c.reason == "PodsNotDeleted"]
+    assert bool(told) is bool(words)
+    assert all(words in text for text in told)
 
 
 @pytest.mark.parametrize(("ago_s", "calls"), [(29, []), (30, [True])])
@@ -271,8 +338,7 @@ def test_a_job_that_cannot_be_read_has_no_time_for_checkpoints() -> None:
 def test_an_end_that_the_watch_missed_holds_no_deletion_up(
     listed_ago_s: float, pods: list[Seen], is_listed: bool
 ) -> None:
-    """Also where the deletion lies in the future, for the API server has another clock."""
-    fact = job(trains(), policy(), created_at=ACCEPTED, deleting_since=NOW + seconds(240))
+    fact = job(trains(), policy(), created_at=ACCEPTED, deleting_since=NOW - seconds(40))
     todo = plan(observed(fact, pods, listed_at=NOW - seconds(listed_ago_s)))
     assert (VerifyPods() in todo.actions) is is_listed
     if pods:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from elastipod_operator.kube.api import as_yaml
+from elastipod_operator.kube.api import Api, as_yaml
 
 BEACH = "GLHF! \U0001f3d6\ufe0f"
 
@@ -24,6 +25,33 @@ BEACH = "GLHF! \U0001f3d6\ufe0f"
 def test_what_yaml_cannot_hold_is_written_otherwise(text: str, written: str) -> None:
     assert as_yaml({"message": text}) == f'{{"message": {written}}}'
     assert json.loads(as_yaml({"message": text})) == {"message": text}
+
+
+class Calls(Api):
+    """Keeps the bodies of calls instead of making them."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+
+    async def call(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
+        self.bodies.append(body)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("force", "grace_s", "seconds"),
+    [
+        pytest.param(False, None, None, id="as the pod says"),
+        pytest.param(False, 1, 1, id="shortened: its kubelet still confirms"),
+        pytest.param(True, None, 0, id="by force"),
+    ],
+)
+async def test_the_grace_of_a_deletion(force: bool, grace_s: int | None, seconds: int | None) -> None:
+    calls = Calls()
+    await calls.delete_pod("team", "pod", "uid", force=force, grace_s=grace_s)
+    (body,) = calls.bodies
+    assert body["preconditions"] == {"uid": "uid"}
+    assert body.get("gracePeriodSeconds") == seconds
 
 
 def test_half_a_character_is_replaced() -> None:

@@ -47,24 +47,6 @@ def test_a_pod_that_comes_before_its_job_is_left_to_the_first_list() -> None:
     assert pods(store) == {"job-workers-0": "Running"}
 
 
-def test_no_pod_was_made_later_than_it_was_first_seen() -> None:
-    """The API server's clock may be ahead of ours by any time; a replacement must not wait for ours to get there."""
-    made = datetime.fromisoformat(pod_body()["metadata"]["creationTimestamp"])
-    now = made - timedelta(hours=1)
-    store = Store(lambda: now)
-    store.put_job(job_body(version=10))
-    store.put_pod(pod_body(version=20))
-    now += timedelta(minutes=1)
-    store.put_pod(pod_body(version=21))
-    (pod,) = store.jobs[JOB_UID].pods.values()
-    assert pod.created_at == made - timedelta(hours=1)
-    ahead = Store(lambda: made + timedelta(hours=1))
-    ahead.put_job(job_body(version=10))
-    ahead.put_pod(pod_body(version=20))
-    (pod,) = ahead.jobs[JOB_UID].pods.values()
-    assert pod.created_at == made
-
-
 def test_trouble_is_known_since_it_was_first_seen_and_anew_when_it_is_another() -> None:
     began = now = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
     store = Store(lambda: now)

@@ -147,7 +147,7 @@ def test_a_pod_is_read() -> None:
         True,
         False,
     )
-    assert (fact.trouble, fact.disrupted, fact.kill_at) == ("", "", None)
+    assert (fact.trouble, fact.disrupted, fact.deletion_grace) == ("", "", None)
 
 
 def test_a_pod_starts_with_the_container_of_its_agent() -> None:
@@ -167,9 +167,10 @@ def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
 def test_a_pod_that_is_about_to_go_says_so() -> None:
     status = {"phase": "Running", "conditions": [
         {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}  # fmt: skip
-    fact = pod_fact(pod_body(status=status, deletionTimestamp="2026-03-01T12:40:00Z"), "train")
+    deletion = {"deletionTimestamp": "2026-03-01T12:40:00Z", "deletionGracePeriodSeconds": 90}
+    fact = pod_fact(pod_body(status=status, **deletion), "train")
     assert fact is not None
-    assert (fact.disrupted, fact.kill_at) == ("EvictionByEvictionAPI", datetime(2026, 3, 1, 12, 40, tzinfo=UTC))
+    assert (fact.disrupted, fact.deletion_grace) == ("EvictionByEvictionAPI", timedelta(seconds=90))
 
 
 @pytest.mark.parametrize(

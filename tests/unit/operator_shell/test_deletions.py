@@ -31,7 +31,7 @@ class SlowApi:
         self.let = asyncio.Event()
         self.let.set()
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
+    async def delete_pod(self, namespace: str, name: str, uid: str, **how: Any) -> dict[str, Any]:
         self.tries += 1
         self.waiting += 1
         self.most = max(self.most, self.waiting)

@@ -67,10 +67,10 @@ async def test_a_record_is_written_over_the_version_that_its_decision_saw_and_no
 @pytest.mark.parametrize(("status", "words"), [(404, "not found"), (409, "Precondition failed: UID in precondition")])
 async def test_a_pod_that_is_gone_or_another_one_by_now_keeps_nothing_from_its_way(status: int, words: str) -> None:
     class Gone(Notes):
-        async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
+        async def delete_pod(self, namespace: str, name: str, uid: str, **how: Any) -> dict[str, Any]:
             if name == pod(0).name:
                 raise ApiError(status, f"pods {name}: {words}")
-            return await super().delete_pod(namespace, name, uid, force=force)
+            return await super().delete_pod(namespace, name, uid, **how)
 
     go = [action for p in (pod(0), pod(1)) for action in (ShutDownAgent(p.name), DeletePod(p.name, p.uid, "a test"))]
     assert sorted(await carried_out(Gone(), decided(*go))) == ["/shutdown", "/shutdown", "delete"]

@@ -48,7 +48,7 @@ class Notes:
             raise ApiError(409, "the object has been modified")
         return job_body()
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
+    async def delete_pod(self, namespace: str, name: str, uid: str, **how: Any) -> dict[str, Any]:
         self.done.append("delete")
         return {"kind": "Status"}
 
@@ -127,10 +127,10 @@ async def test_an_agent_is_told_to_leave_after_its_pod_was_deleted() -> None:
 
 async def test_an_agent_whose_pod_may_not_be_deleted_is_left_at_its_work_and_the_others_leave() -> None:
     class Guarded(Notes):
-        async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool) -> dict[str, Any]:
+        async def delete_pod(self, namespace: str, name: str, uid: str, **how: Any) -> dict[str, Any]:
             if name == pod(0).name:
                 raise ApiError(403, "admission webhook denied the request: not while it trains")
-            return await super().delete_pod(namespace, name, uid, force=force)
+            return await super().delete_pod(namespace, name, uid, **how)
 
     go = [action for p in (pod(0), pod(1)) for action in (ShutDownAgent(p.name), DeletePod(p.name, p.uid, "a test"))]
     assert await carried_out(Guarded(), decided(*go)) == ["delete", "/shutdown"]

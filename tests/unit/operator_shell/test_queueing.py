@@ -14,6 +14,7 @@ from tests.unit.kube.queue_bodies import flavor_body
 from tests.unit.operator_shell.api_server import serving
 from tests.unit.operator_shell.queue_server import AWAY, CANNOT_CONVERT, QueueServer
 
+from elastipod_operator import clock
 from elastipod_operator.core.actions import (
     Action,
     AskWorkload,
@@ -48,7 +49,7 @@ class Shell:
     """The calls around quota of one job, with what they rest on. woken: how often the job was."""
 
     def __init__(self, api: Api, server: QueueServer) -> None:
-        self.server, self.store, self.woken = server, Store(), 0
+        self.server, self.store, self.woken = server, Store(lambda: clock.now()), 0
         self._api = api
         self.queues = Queues(QueueApi(api), self.store, self._wake, self._list_pods)
 
