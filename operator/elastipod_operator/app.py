@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,10 +31,13 @@ from .kube.store import Store
 from .kube.tokens import KeyProblem, Tokens, read_install_keys
 from .kube.workload_watch import WorkloadWatch
 from .logs import set_up_logging
+from .own_mistakes import note_mistake
 from .reconciler import Reconciler
 from .watch_events import WatchEvents
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[..., Awaitable[None]]
 
 LEASE_NAME = "elastipod-operator"
 LABEL_LIMIT_S = 2.0
@@ -116,18 +120,34 @@ def handlers(events: WatchEvents) -> kopf.OperatorRegistry:
         return _service_account() or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    @_surviving
     async def job_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         events.job(dict(body), is_gone=type == "DELETED")
 
     @kopf.on.event("", "v1", "pods", labels={LABEL_JOB: kopf.PRESENT}, registry=registry)
+    @_surviving
     async def pod_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         events.pod(dict(body), is_gone=type == "DELETED")
 
     @kopf.on.event("", "v1", "nodes", registry=registry)
+    @_surviving
     async def node_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         events.node(dict(body), is_gone=type == "DELETED")
 
     return registry
+
+
+def _surviving(handler: Handler) -> Handler:
+    """Have a handler outlive an object that it fails at: others come after it."""
+
+    @functools.wraps(handler)
+    async def surviving(**event: Any) -> None:
+        try:
+            await handler(**event)
+        except Exception as error:
+            note_mistake("object", error)
+
+    return surviving
 
 
 def _service_account() -> kopf.ConnectionInfo | None:

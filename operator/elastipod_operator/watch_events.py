@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .kube.reading import name_of, uid_of
 from .kube.store import Store
 from .reconciler import Reconciler
 
@@ -20,7 +21,7 @@ class WatchEvents:
 
     def job(self, body: Body, *, is_gone: bool) -> None:
         """Take an event of a job."""
-        uid = body["metadata"]["uid"]
+        uid = uid_of(body)
         if is_gone:
             self._reconciler.forget(uid)
         elif self._store.put_job(body):
@@ -29,7 +30,7 @@ class WatchEvents:
     def pod(self, body: Body, *, is_gone: bool) -> None:
         """Take an event of a pod."""
         if is_gone:
-            self._reconciler.forget_pod(body["metadata"]["uid"])
+            self._reconciler.forget_pod(uid_of(body))
             job = self._store.drop_pod(body)
         else:
             job = self._store.put_pod(body)
@@ -38,6 +39,6 @@ class WatchEvents:
 
     def node(self, body: Body, *, is_gone: bool) -> None:
         """Take an event of a node."""
-        jobs = self._store.drop_node(body["metadata"]["name"]) if is_gone else self._store.put_node(body)
+        jobs = self._store.drop_node(name_of(body)) if is_gone else self._store.put_node(body)
         for job in jobs:
             self._reconciler.wake(job)

@@ -100,11 +100,13 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
     """Turn a decoded /status body into facts. Raises BadAnswer with one sentence."""
     try:
         answer = StatusAnswer.model_validate(body)
+        progress, worker_data, excess = _extras(answer)
+    except RecursionError as error:
+        raise BadAnswer("the agent's /status is not understood: too deep") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "body"
         raise BadAnswer(f"the agent's /status is not understood: {where}: {first['msg']}") from error
-    progress, worker_data, excess = _extras(answer)
     ours = answer.protocol is not None and answer.protocol >= PROTOCOL
     step = answer.worker.step if answer.worker else None
     moved = step is not None and step != before.step

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..core.caches import limited_cache
 from ..core.names import ANNOTATION_APPLIED
+from .reading import annotations_of, mapping, mappings
 
 Spec = dict[str, Any]
 # Whoever may edit the job may write anything there; nothing of ours unpacks to more (`limits.MAX_TEMPLATE_BYTES`).
@@ -41,15 +42,16 @@ def _decoded(text: str) -> Spec | None:
     try:
         unpacker = zlib.decompressobj()
         kept = json.loads(unpacker.decompress(base64.b85decode(text), MAX_UNPACKED))
-        return kept if unpacker.eof and isinstance(kept["templates"], dict) and "nprocPerNode" in kept else None
-    except (zlib.error, binascii.Error, ValueError, KeyError, TypeError, RecursionError):
+        are_templates = all(isinstance(one, dict) for one in kept["templates"].values())
+        return kept if unpacker.eof and are_templates and "nprocPerNode" in kept else None
+    except (zlib.error, binascii.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def applied_of(body: Mapping[str, Any]) -> Spec | None:
     """Read the annotation of a job; None when there is none that can be read."""
-    text = (body["metadata"].get("annotations") or {}).get(ANNOTATION_APPLIED)
-    return _decoded(text) if text else None
+    packed = annotations_of(body).get(ANNOTATION_APPLIED)
+    return _decoded(packed) if packed else None
 
 
 def effective_spec(body: Mapping[str, Any]) -> Spec:
@@ -70,9 +72,9 @@ def pending_edits(body: Mapping[str, Any]) -> tuple[str, ...]:
     kept = applied_of(body)
     if kept is None:
         return ()
-    spec = body.get("spec") or {}
+    spec = mapping(body.get("spec"))
     found = [] if spec.get("nprocPerNode") == kept["nprocPerNode"] else ["spec.nprocPerNode"]
-    for s in spec.get("replicaSpecs") or ():
+    for s in mappings(spec.get("replicaSpecs")):
         if s.get("name") in kept["templates"] and s.get("template") != kept["templates"][s["name"]]:
             found.append(f"spec.replicaSpecs[{s['name']}].template")
     return tuple(found)
@@ -81,7 +83,7 @@ def pending_edits(body: Mapping[str, Any]) -> tuple[str, ...]:
 def changed_specs(body: Mapping[str, Any]) -> str:
     """Say that the replicaSpecs are others than those that the job began with; empty when they are the same."""
     kept = applied_of(body)
-    names = [s.get("name") for s in (body.get("spec") or {}).get("replicaSpecs") or ()]
+    names = [s.get("name") for s in mappings(mapping(body.get("spec")).get("replicaSpecs"))]
     if kept is None or sorted(map(str, names)) == sorted(kept["templates"]):
         return ""
     before = ", ".join(sorted(kept["templates"]))

@@ -20,13 +20,13 @@ from ..core.names import (
     LABEL_QUEUE,
 )
 from .applied import applied_of, encode_applied
-from .reading import mapping
+from .reading import annotations_of, finalizers_of, mapping
 from .store import Job
 
 
 def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
     """Give the part of a merge patch for metadata: the record and what goes with it, finalizers, the queue; empty for none."""
-    present: Mapping[str, str] = job.body["metadata"].get("annotations") or {}
+    present = annotations_of(job.body)
     if todo.is_record_kept:
         wanted: dict[str, str] = {}
     else:
@@ -56,7 +56,7 @@ def status_change(job: Job, todo: Plan) -> dict[str, Any] | None:
     """Give the whole status that is to be written; None when it stands there, or nothing can be written any more."""
     if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
         return None  # the object is gone, or goes with its last finalizer
-    present = job.body.get("status") or {}
+    present = mapping(job.body.get("status"))
     kept = present if todo.is_record_kept else todo.status
     status = {**kept, "conditions": [_condition_body(c) for c in todo.conditions]}
     return None if _same(present, status) else status
@@ -69,12 +69,11 @@ def status_with_conditions(job: Job, conditions: Sequence[Condition]) -> dict[st
 
 def is_released(job: Job) -> bool:
     """Whether the API server removed the job with its last finalizer."""
-    meta = job.body["metadata"]
-    return bool(meta.get("deletionTimestamp")) and not meta.get("finalizers")
+    return job.fact.deleting_since is not None and not finalizers_of(job.body)
 
 
 def _finalizers(job: Job, todo: Plan) -> list[str] | None:
-    present = list(job.body["metadata"].get("finalizers") or ())
+    present = finalizers_of(job.body)
     for action in todo.actions:
         if isinstance(action, SetFinalizer):
             if action.present and FINALIZER not in present:
@@ -95,4 +94,7 @@ def _condition_body(condition: Condition) -> dict[str, str]:
 
 
 def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return json.dumps(dict(present), sort_keys=True) == json.dumps(dict(wanted), sort_keys=True)
+    try:
+        return json.dumps(dict(present), sort_keys=True) == json.dumps(dict(wanted), sort_keys=True)
+    except RecursionError:
+        return False  # none of what is wanted is so deep

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.queue_facts import ClusterQueueFact, FlavorRoom, QueueFact
 from .needs import thousandths
+from .reading import mapping, mappings, name_of, text, texts
 
 Body = Mapping[str, Any]
 FlavorResource = tuple[str, str]
@@ -38,10 +39,12 @@ class QueueTable:
     def __init__(
         self, local_queues: Iterable[Body], cluster_queues: Iterable[Body] | None, cohorts: Iterable[Body] | None
     ) -> None:
-        self._local = {(b["metadata"]["namespace"], b["metadata"]["name"]): b for b in local_queues}
-        self._cluster = {b["metadata"]["name"]: b for b in cluster_queues} if cluster_queues is not None else None
+        self._local = {
+            (text(mapping(b.get("metadata")).get("namespace")), name_of(b)): b for b in mappings(local_queues)
+        }
+        self._cluster = {name_of(b): b for b in mappings(cluster_queues)} if cluster_queues is not None else None
         self._holders = {name: _holder(b, "cohortName") for name, b in (self._cluster or {}).items()}
-        self._cohorts = {b["metadata"]["name"]: _holder(b, "parentName") for b in cohorts or ()}
+        self._cohorts = {name_of(b): _holder(b, "parentName") for b in mappings(cohorts)}
         self._knows_cohorts = cohorts is not None
         for one in (*self._holders.values(), *list(self._cohorts.values())):
             if one.parent:  # a cohort need not have an object of its own
@@ -50,7 +53,7 @@ class QueueTable:
     def flavors_of(self, namespace: str, name: str) -> list[str]:
         """Give the names of the flavors behind a LocalQueue."""
         body = (self._cluster or {}).get(_leads_to(self._local.get((namespace, name), {})), {})
-        return list(dict.fromkeys(str(f.get("name")) for g in _groups(body) for f in g.get("flavors") or ()))
+        return list(dict.fromkeys(text(f.get("name")) for g in _groups(body) for f in mappings(g.get("flavors"))))
 
     def fact(self, namespace: str, name: str, flavors: Mapping[str, Body]) -> QueueFact:
         """Give a LocalQueue with what it leads to. flavors: those behind it, by name."""
@@ -68,8 +71,8 @@ class QueueTable:
         body = (self._cluster or {}).get(name)
         if body is None:
             return ClusterQueueFact(name=name, is_there=False)
-        spec, holder = body.get("spec") or {}, self._holders[name]
-        within = (spec.get("preemption") or {}).get("withinClusterQueue") or "Never"
+        spec, holder = mapping(body.get("spec")), self._holders[name]
+        within = mapping(spec.get("preemption")).get("withinClusterQueue") or "Never"
         return ClusterQueueFact(
             name=name,
             stop=_stop(body),
@@ -84,10 +87,10 @@ class QueueTable:
         found: list[tuple[FlavorRoom, ...]] = []
         for group in _groups(body):
             rooms: list[FlavorRoom] = []
-            for flavor in group.get("flavors") or ():
-                name = str(flavor.get("name"))
-                labels = (flavors.get(name, {}).get("spec") or {}).get("nodeLabels") or {}
-                resources = [str(r.get("name")) for r in flavor.get("resources") or ()]
+            for flavor in mappings(group.get("flavors")):
+                name = text(flavor.get("name"))
+                labels = texts(mapping(mapping(flavors.get(name)).get("spec")).get("nodeLabels"))
+                resources = [text(r.get("name")) for r in mappings(flavor.get("resources"))]
                 most = tuple((r, self._most(holder, (name, r))) for r in resources)
                 rooms.append(FlavorRoom(name, most, tuple(sorted(labels.items()))))
             found.append(tuple(rooms))
@@ -129,34 +132,33 @@ def _lent(holder: Holder, what: FlavorResource) -> int:
 
 def _holder(body: Body, parent: str) -> Holder:
     quotas = {
-        (str(flavor.get("name")), str(resource.get("name"))): Limits(
+        (text(flavor.get("name")), text(resource.get("name"))): Limits(
             thousandths(resource.get("nominalQuota")) or 0,
             thousandths(resource.get("borrowingLimit")),
             thousandths(resource.get("lendingLimit")),
         )
         for group in _groups(body)
-        for flavor in group.get("flavors") or ()
-        for resource in flavor.get("resources") or ()
+        for flavor in mappings(group.get("flavors"))
+        for resource in mappings(flavor.get("resources"))
     }
-    return Holder(str((body.get("spec") or {}).get(parent) or ""), quotas)
+    return Holder(text(mapping(body.get("spec")).get(parent)), quotas)
 
 
-def _groups(body: Body) -> Iterable[Body]:
-    found: Iterable[Body] = (body.get("spec") or {}).get("resourceGroups") or ()
-    return found
+def _groups(body: Body) -> list[Body]:
+    return mappings(mapping(body.get("spec")).get("resourceGroups"))
 
 
 def _leads_to(body: Body) -> str:
-    return str((body.get("spec") or {}).get("clusterQueue") or "")
+    return text(mapping(body.get("spec")).get("clusterQueue"))
 
 
 def _stop(body: Body) -> str:
-    policy = str((body.get("spec") or {}).get("stopPolicy") or "None")
+    policy = text(mapping(body.get("spec")).get("stopPolicy")) or "None"
     return "" if policy == "None" else policy
 
 
 def _inactive(body: Body) -> str:
     """Give Kueue's own words; empty while the queue is active, or was not looked at yet."""
-    conditions = (body.get("status") or {}).get("conditions") or ()
+    conditions = mappings(mapping(body.get("status")).get("conditions"))
     active: Body = next((c for c in conditions if c.get("type") == "Active"), {})
-    return f"{active.get('reason')}: {active.get('message')}" if active.get("status") == "False" else ""
+    return f"{text(active.get('reason'))}: {text(active.get('message'))}" if active.get("status") == "False" else ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from ..core.facts import ContainerFact, ContainerState
+from .reading import mapping, mappings, text
 
 # Thousands of pods are in one of a few states.
 _shared = lru_cache(maxsize=1024)(ContainerFact)
@@ -17,32 +18,32 @@ def agent_container_name(spec: Mapping[str, Any], wanted: str) -> str:
 
     The statuses cannot tell which is the first: a kubelet sorts them by name.
     """
-    names = [str(one.get("name")) for one in _mappings(spec.get("containers"))]
+    names = [text(one.get("name")) for one in mappings(spec.get("containers"))]
     return wanted if wanted in names or not names else names[0]
 
 
 def statuses_by_name(listed: Any) -> dict[str, Mapping[str, Any]]:
     """Give container statuses by the name of their container."""
-    return {str(one["name"]): one for one in _mappings(listed) if "name" in one}
+    return {text(one["name"]): one for one in mappings(listed) if "name" in one}
 
 
 def container_fact(spec: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerFact | None:
     """Read one container status; None when it has no state. spec: the pod's."""
-    found = _mapping(status.get("state"))
+    found = mapping(status.get("state"))
     state = next((one for one in ContainerState if one.value in found), None)
     if state is None:
         return None
-    now, last = _mapping(found[state.value]), _mapping(_mapping(status.get("lastState")).get("terminated"))
+    now, last = mapping(found[state.value]), mapping(mapping(status.get("lastState")).get("terminated"))
     exit_code = _number((now if state is ContainerState.TERMINATED else last).get("exitCode"))
     restart_count = _number(status.get("restartCount")) or 0
     has_ended = state is ContainerState.TERMINATED or (state is ContainerState.WAITING and restart_count > 0)
-    restarts = has_ended and _restarts(spec, str(status.get("name")), exit_code)
-    return _shared(state, exit_code, str(now.get("reason") or ""), restart_count, restarts)
+    restarts = has_ended and _restarts(spec, text(status.get("name")), exit_code)
+    return _shared(state, exit_code, text(now.get("reason")), restart_count, restarts)
 
 
 def all_ended(spec: Mapping[str, Any], statuses: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether every container has ended for good; the pod's phase says so only a little later."""
-    names = {str(one.get("name")) for one in _mappings(spec.get("containers"))} or set(statuses)
+    names = {text(one.get("name")) for one in mappings(spec.get("containers"))} or set(statuses)
     facts = [container_fact(spec, statuses[name]) for name in names if name in statuses]
     return len(facts) == len(names) > 0 and all(
         fact is not None and fact.state is ContainerState.TERMINATED and not fact.is_restarting for fact in facts
@@ -51,18 +52,9 @@ def all_ended(spec: Mapping[str, Any], statuses: Mapping[str, Mapping[str, Any]]
 
 def _restarts(spec: Mapping[str, Any], name: str, exit_code: int | None) -> bool:
     """Whether the kubelet starts a container again that ended; its own policy stands before that of its pod."""
-    own = next((one.get("restartPolicy") for one in _mappings(spec.get("containers")) if one.get("name") == name), None)
+    own = next((one.get("restartPolicy") for one in mappings(spec.get("containers")) if one.get("name") == name), None)
     policy = own or spec.get("restartPolicy") or "Never"  # the operator's pods have Never
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
-
-
-def _mappings(listed: Any) -> list[Mapping[str, Any]]:
-    items = listed if isinstance(listed, Sequence) else ()
-    return [one for one in items if isinstance(one, Mapping)]
-
-
-def _mapping(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
 
 
 def _number(found: Any) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE
 from .applied import encode_applied
+from .reading import annotations_of, mapping
 
 # Of all templates of a job together, as JSON. Scripts belong into images and ConfigMaps.
 MAX_TEMPLATE_BYTES = 128 * 1024
@@ -42,10 +43,10 @@ def excess(body: Body) -> str:
 
 def _excess_of_annotations(body: Body, templates: int) -> str:
     """What does not fit makes the API server refuse every record. A job that has one keeps it."""
-    annotations = body["metadata"].get("annotations") or {}
+    annotations = annotations_of(body)
     if ANNOTATION_STATE in annotations:
         return ""
-    others = sum(len(name.encode()) + len(str(text).encode()) for name, text in annotations.items() if name not in OWN)
+    others = sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items() if name not in OWN)
     if others + templates * 5 // 4 + OWN_ANNOTATION_BYTES <= MAX_ANNOTATION_BYTES:
         return ""  # however badly they pack
     kept = len(encode_applied(body["spec"]))
@@ -59,7 +60,7 @@ def _excess_of_annotations(body: Body, templates: int) -> str:
 
 def slim(body: Body) -> Body:
     """Give a job without what nobody needs to keep of it: who wrote which field, and templates that are too large to be used."""
-    meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    meta = {name: value for name, value in mapping(body.get("metadata")).items() if name != "managedFields"}
     spec = body.get("spec")
     specs = spec.get("replicaSpecs") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(specs, list):
@@ -71,4 +72,7 @@ def slim(body: Body) -> Body:
 
 
 def _size(part: Any) -> int:
-    return len(json.dumps(part)) if part else 0
+    try:
+        return len(json.dumps(part)) if part else 0
+    except RecursionError:
+        return 2 * MAX_TEMPLATE_BYTES  # of no use, however small it is

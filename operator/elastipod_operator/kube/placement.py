@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.names import ANNOTATION_WORKLOAD
+from .reading import is_within_depth, mapping, mappings, name_of, text, texts
 from .workloads import GROUP, TOPOLOGY_ANNOTATIONS, UNCONSTRAINED
 
 LABEL_POD_SET = f"{GROUP}/podset"
@@ -32,85 +33,93 @@ class Placement:
 
 def assignment_of(workload: Body, spec: str) -> Body:
     """Give what Kueue assigned to the pods of a spec; empty where it did not."""
-    admission = (workload.get("status") or {}).get("admission") or {}
-    return next((a for a in admission.get("podSetAssignments") or () if a.get("name") == spec), {})
+    return next((a for a in _assignments(workload) if a.get("name") == spec), {})
 
 
 def flavors_of(workload: Body) -> list[str]:
     """Give the names of all flavors on which a Workload is admitted."""
-    admission = (workload.get("status") or {}).get("admission") or {}
-    assigned = (a.get("flavors") or {} for a in admission.get("podSetAssignments") or ())
-    return list(dict.fromkeys(str(name) for flavors in assigned for name in flavors.values()))
+    return list(dict.fromkeys(name for assigned in _assignments(workload) for name in _flavors(assigned)))
+
+
+def _assignments(workload: Body) -> list[Body]:
+    return mappings(mapping(mapping(workload.get("status")).get("admission")).get("podSetAssignments"))
+
+
+def _flavors(assigned: Body) -> list[str]:
+    """Give the names of the flavors of an assignment, each once."""
+    return list(dict.fromkeys(texts(assigned.get("flavors")).values()))
 
 
 def first_domain(workload: Body, spec: str) -> dict[str, str]:
     """Give the values, by level of the topology, of a place where Kueue put a pod of a spec; empty where it did not."""
-    assigned = assignment_of(workload, spec).get("topologyAssignment") or {}
-    slices = assigned.get("slices") or [{}]
-    values = slices[0].get("valuesPerLevel") or ()
+    assigned = mapping(assignment_of(workload, spec).get("topologyAssignment"))
+    slices = mappings(assigned.get("slices")) or [{}]
+    values = mappings(slices[0].get("valuesPerLevel"))
     return {
-        level: found for level, one in zip(assigned.get("levels") or (), values, strict=False) if (found := _first(one))
+        level: found
+        for level, one in zip(_list(assigned.get("levels")), values, strict=False)
+        if (found := _first(one))
     }
 
 
 def _first(values: Body) -> str:
-    if values.get("universal"):
-        return str(values["universal"])
-    several = values.get("individual") or {}
-    roots = several.get("roots") or [""]
-    return f"{several.get('prefix') or ''}{roots[0]}{several.get('suffix') or ''}"
+    if text(values.get("universal")):
+        return text(values["universal"])
+    several = mapping(values.get("individual"))
+    roots = _list(several.get("roots")) or [""]
+    return f"{text(several.get('prefix'))}{roots[0]}{text(several.get('suffix'))}"
+
+
+def _list(found: Any) -> list[str]:
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list | tuple) else []
 
 
 def node_labels(workload: Body, spec: str, flavors: Mapping[str, Body]) -> dict[str, str]:
     """Give the node labels of the flavors that the pods of a spec run on. Raises PlacementError."""
     merged: dict[str, str] = {}
-    for name in dict.fromkeys((assignment_of(workload, spec).get("flavors") or {}).values()):
+    for name in _flavors(assignment_of(workload, spec)):
         if name not in flavors:
             raise PlacementError(
-                f"ResourceFlavor {name}, on which Workload {workload['metadata']['name']} is admitted, does not exist"
+                f"ResourceFlavor {name}, on which Workload {name_of(workload)} is admitted, does not exist"
             )
-        labels = (flavors[name].get("spec") or {}).get("nodeLabels") or {}
+        labels = texts(mapping(flavors[name].get("spec")).get("nodeLabels"))
         _merge(merged, labels, "node label", f"ResourceFlavor {name}", "another flavor")
     return merged
 
 
 def placement(workload: Body, spec: str, template: Body, flavors: Mapping[str, Body]) -> Placement:
     """Work out what pods of a spec get. template: theirs. Raises PlacementError where wishes contradict each other."""
-    meta, pod = template.get("metadata") or {}, template.get("spec") or {}
-    own = pod.get("nodeSelector") or {}
+    meta, pod = mapping(template.get("metadata")), mapping(template.get("spec"))
+    own_labels, own_notes = texts(meta.get("labels")), texts(meta.get("annotations"))
+    own = texts(pod.get("nodeSelector"))
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     selector: dict[str, str] = {}
     _merge(selector, node_labels(workload, spec, flavors), "nodeSelector", "the flavor", "the template", own)
     assigned = assignment_of(workload, spec)
     tolerations = [
-        t
-        for name in dict.fromkeys((assigned.get("flavors") or {}).values())
-        for t in (flavors[name].get("spec") or {}).get("tolerations") or ()
+        t for name in _flavors(assigned) for t in mappings(mapping(flavors[name].get("spec")).get("tolerations"))
     ]
     gates: tuple[str, ...] = ()
     if assigned.get("topologyAssignment") or assigned.get("delayedTopologyRequest"):
         gates = (TOPOLOGY_GATE,)
-        annotations |= _topology(meta.get("annotations") or {})
+        annotations |= _topology(own_notes)
     for check, update in _updates(workload, spec):
         who = f"admission check {check}"
-        _merge(labels, update.get("labels") or {}, "label", who, "the template", meta.get("labels") or {})
-        _merge(
-            annotations,
-            update.get("annotations") or {},
-            "annotation",
-            who,
-            "the template",
-            meta.get("annotations") or {},
+        _merge(labels, texts(update.get("labels")), "label", who, "the template", own_labels)
+        _merge(annotations, texts(update.get("annotations")), "annotation", who, "the template", own_notes)
+        _merge(selector, texts(update.get("nodeSelector")), "nodeSelector", who, "the template or a flavor", own)
+        tolerations += mappings(update.get("tolerations"))
+    if not is_within_depth(tolerations, 5):
+        raise PlacementError(
+            f"the tolerations that Kueue has for pods of {spec} are none; look at the flavors of the queue"
         )
-        _merge(selector, update.get("nodeSelector") or {}, "nodeSelector", who, "the template or a flavor", own)
-        tolerations += update.get("tolerations") or ()
-    present = pod.get("tolerations") or []
+    present = mappings(pod.get("tolerations"))
     return Placement(
         node_selector=selector,
         tolerations=tuple(t for at, t in enumerate(tolerations) if t not in present and t not in tolerations[:at]),
         labels={**labels, LABEL_POD_SET: spec},
-        annotations={**annotations, ANNOTATION_WORKLOAD: workload["metadata"]["name"]},
+        annotations={**annotations, ANNOTATION_WORKLOAD: name_of(workload)},
         gates=gates,
     )
 
@@ -134,15 +143,15 @@ def place(manifest: dict[str, Any], placed: Placement | None) -> None:
 
 def _topology(annotations: Body) -> dict[str, str]:
     """Give the annotations by which Kueue knows the pods that it is to place: without one it would leave them gated."""
-    kept = {name: str(annotations[name]) for name in TOPOLOGY_ANNOTATIONS if annotations.get(name)}
+    kept = {name: text(annotations[name]) for name in TOPOLOGY_ANNOTATIONS if annotations.get(name)}
     return kept or {UNCONSTRAINED: "true"}
 
 
 def _updates(workload: Body, spec: str) -> Iterable[tuple[str, Body]]:
-    for check in (workload.get("status") or {}).get("admissionChecks") or ():
-        for update in check.get("podSetUpdates") or ():
+    for check in mappings(mapping(workload.get("status")).get("admissionChecks")):
+        for update in mappings(check.get("podSetUpdates")):
             if update.get("name") == spec:
-                yield str(check.get("name")), update
+                yield text(check.get("name")), update
 
 
 def _merge(

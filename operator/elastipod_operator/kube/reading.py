@@ -30,11 +30,38 @@ def texts(found: Any) -> dict[str, str]:
     return {key: value for key, value in mapping(found).items() if isinstance(value, str)}
 
 
-def labels_of(body: Body) -> dict[str, str]:
+def labels_of(body: Any) -> dict[str, str]:
     """Give the labels of an object."""
-    return texts(mapping(body.get("metadata")).get("labels"))
+    return texts(mapping(mapping(body).get("metadata")).get("labels"))
 
 
-def annotations_of(body: Body) -> dict[str, str]:
+def annotations_of(body: Any) -> dict[str, str]:
     """Give the annotations of an object."""
-    return texts(mapping(body.get("metadata")).get("annotations"))
+    return texts(mapping(mapping(body).get("metadata")).get("annotations"))
+
+
+def uid_of(body: Any) -> str:
+    """Give the UID of an object; empty for what is none."""
+    return text(mapping(mapping(body).get("metadata")).get("uid"))
+
+
+def name_of(body: Any) -> str:
+    """Give the name of an object; empty for what is none."""
+    return text(mapping(mapping(body).get("metadata")).get("name"))
+
+
+def finalizers_of(body: Body) -> list[str]:
+    """Give the finalizers of an object."""
+    found = mapping(body.get("metadata")).get("finalizers")
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list | tuple) else []
+
+
+def is_within_depth(value: Any, levels: int) -> bool:
+    """Whether a value is nested no deeper than so many levels."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [inner for one in layer for inner in (one.values() if isinstance(one, Mapping) else one)]
+        layer = [one for one in layer if isinstance(one, Mapping | list | tuple)]
+        if not layer:
+            return True
+    return False

@@ -16,8 +16,12 @@ from ..core.names import LABEL_UID
 from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
 from .kept import Kept
 from .limits import slim
+from .reading import labels_of, mapping, mappings, name_of, text, uid_of
 from .translate import Doom, doom_of, job_fact, node_fact, pod_fact, tolerations_of
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
+
+# etcd counts in 64 bits.
+MAX_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,10 @@ class Store:
         """When there last came to be more room, as far as can be seen: a node is fit for pods, or a job ended."""
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
-        """Take a job from a watch or from the answer to a write; False when a newer one is known already."""
-        uid, version = body["metadata"]["uid"], version_of(body)
+        """Take a job from a watch or from the answer to a write; False when a newer one is known already, and for what is none."""
+        uid, version = uid_of(body), version_of(body)
+        if not uid:
+            return False
         known = self.jobs.get(uid)
         if known is None:
             self.jobs[uid] = Job(slim(body), job_as_seen(job_fact(body), None, self._now()), version)
@@ -86,11 +92,10 @@ class Store:
         Labels can be written by anybody, in any namespace: only a pod that the job owns is one of its pods. One that comes
         before its job is not kept, for the first look at a job lists its pods.
         """
-        job_uid = (body["metadata"].get("labels") or {}).get(LABEL_UID, "")
-        job = self.jobs.get(job_uid)
-        if job is None or not _is_owned(body, job.fact):
+        job = self.jobs.get(labels_of(body).get(LABEL_UID, ""))
+        uid, version = uid_of(body), version_of(body)
+        if job is None or not uid or not _is_owned(body, job.fact):
             return None
-        uid, version = body["metadata"]["uid"], version_of(body)
         if version <= job.pod_versions.get(uid, job.list_version):
             return None
         container = job.fact.policy.container if job.fact.policy else ""
@@ -101,17 +106,16 @@ class Store:
         before = job.pods.get(uid)
         fact = pod_as_seen(fact, before, self._now())
         job.pods[uid] = fact
-        return str(job_uid) if fact != before else None
+        return job.fact.uid if fact != before else None
 
     def drop_pod(self, body: Mapping[str, Any]) -> str | None:
         """Forget a pod that is gone; gives the UID of its job."""
-        job_uid = (body["metadata"].get("labels") or {}).get(LABEL_UID, "")
-        job, uid = self.jobs.get(job_uid), body["metadata"]["uid"]
+        job, uid = self.jobs.get(labels_of(body).get(LABEL_UID, "")), uid_of(body)
         if job is None or (uid not in job.pods and not _is_owned(body, job.fact)):
             return None
         job.pod_versions[uid] = max(version_of(body), job.pod_versions.get(uid, -1))
         job.pods.pop(uid, None)
-        return str(job_uid)
+        return job.fact.uid
 
     def drop_pod_uid(self, job_uid: str, uid: str) -> None:
         """Forget a pod by UIDs."""
@@ -124,7 +128,7 @@ class Store:
         job = self.jobs.get(job_uid)
         if job is None:
             return
-        present = {body["metadata"]["uid"] for body in bodies}
+        present = {uid_of(body) for body in bodies}
         for uid in list(job.pods):
             if uid not in present and job.pod_versions[uid] <= version:
                 job.pods.pop(uid)
@@ -155,7 +159,7 @@ class Store:
     def drop_workload(self, body: Mapping[str, Any]) -> str | None:
         """Forget a Workload that is gone; gives the UID of its job when it was known."""
         job = self._owner_of_workload(body)
-        if job is None or not job.workloads.drop(body["metadata"]["uid"], version_of(body)):
+        if job is None or not job.workloads.drop(uid_of(body), version_of(body)):
             return None
         return job.fact.uid
 
@@ -197,7 +201,9 @@ class Store:
 
     def put_node(self, body: Mapping[str, Any]) -> list[str]:
         """Take a node; gives the UIDs of the jobs that have pods there, or wait for room, when something changed."""
-        name = body["metadata"]["name"]
+        name = name_of(body)
+        if not name:
+            return []
         before, now = self.nodes.get(name), self._now()
         fact = node_fact(body, before, now)
         self.nodes[name] = fact
@@ -246,18 +252,18 @@ def _rests(job: JobFact) -> bool:
 
 
 def _is_owned(body: Mapping[str, Any], job: JobFact) -> bool:
-    meta = body["metadata"]
-    owners = meta.get("ownerReferences") or ()
+    meta = mapping(mapping(body).get("metadata"))
+    owners = mappings(meta.get("ownerReferences"))
     return meta.get("namespace") == job.namespace and any(
         o.get("uid") == job.uid and o.get("controller") for o in owners
     )
 
 
 def _job_of_workload(body: Mapping[str, Any]) -> str:
-    return str((body["metadata"].get("labels") or {}).get(LABEL_OF_JOB) or "")
+    return labels_of(body).get(LABEL_OF_JOB, "")
 
 
-def version_of(body: Mapping[str, Any]) -> int:
+def version_of(body: Any) -> int:
     """Give an object's version. Those of one kind are comparable as numbers on every API server with etcd behind it."""
-    text = str(body["metadata"].get("resourceVersion") or "0")
-    return int(text) if text.isdigit() else 0
+    version = text(mapping(mapping(body).get("metadata")).get("resourceVersion"))
+    return int(version) if version.isdecimal() and len(version) < MAX_DIGITS else 0

@@ -5,18 +5,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from ..core.codec import YEARS
+
 
 def time_of(text: Any) -> datetime:
     """Read a time. Raises ValueError."""
     if isinstance(text, datetime):
         return text.astimezone(UTC)
-    return datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+    if not isinstance(text, str):
+        raise ValueError("a time is a text")
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def time_or(text: Any, otherwise: datetime) -> datetime:
-    """Read a time that somebody else may have written as he liked."""
+    """Read a time that somebody else may have written as he liked; one with which nobody could reckon is none."""
     try:
         at = time_of(text) if text else otherwise
-    except ValueError:
+    except (ValueError, OverflowError):
+        at = otherwise
+    if at is not otherwise and at.year not in YEARS:
         at = otherwise
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

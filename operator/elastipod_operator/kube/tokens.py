@@ -21,6 +21,7 @@ from typing import Any
 from ..agents.authentication import NO_CREDENTIALS, Credentials
 from ..core.facts import JobFact, PodFact
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_UID
+from .reading import mapping, mappings, text
 
 # Variables of the agent's container, and the entries of the Secret that they come from.
 KEY_ENV, KEY_ENTRY = "ELASTIPOD_KEY", "key"
@@ -112,11 +113,11 @@ def key_entries(secret: str) -> list[dict[str, Any]]:
 
 def secret_of(body: Mapping[str, Any], container: str) -> str:
     """Give the Secret from which a pod's agent has its key, or only a token; "" for none."""
-    containers = (body.get("spec") or {}).get("containers") or ()
-    agent = next((one for one in containers if one.get("name") == container), None)
-    for entry in (agent or {}).get("env") or ():
+    containers = mappings(mapping(body.get("spec")).get("containers"))
+    agent = next((one for one in containers if one.get("name") == container), {})
+    for entry in mappings(agent.get("env")):
         if entry.get("name") in (KEY_ENV, TOKEN_ENV):
-            return str(((entry.get("valueFrom") or {}).get("secretKeyRef") or {}).get("name") or "")
+            return text(mapping(mapping(entry.get("valueFrom")).get("secretKeyRef")).get("name"))
     return ""
 
 

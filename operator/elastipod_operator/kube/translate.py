@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -36,9 +37,11 @@ from .applied import changed_specs, effective_spec, pending_edits
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .limits import excess
 from .needs import pod_needs
+from .placement import Placement
 from .pods import pod_manifest
+from .reading import annotations_of, finalizers_of, is_within_depth, labels_of, mapping, mappings, name_of, text
 from .templates import check_worker_counts, template_warnings
-from .times import time_of, time_or
+from .times import time_or
 from .tokens import secret_of
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
@@ -70,24 +73,24 @@ START_TROUBLES = frozenset({"CreateContainerConfigError", "CreateContainerError"
 # Pods in records that are kept as they were read, of all jobs together: some 100 bytes each.
 RECORDED_PODS_KEPT = 200_000
 
-# What comes of reading something as what it is not. The CRD lets little of that through; objects that an older or another
-# one let through may hold anything.
-UNREADABLE = (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError)
+# When it cannot be told when a job or a pod was made: the store takes a pod's time as no later than when it was first seen.
+LONG_AGO, NOT_YET = datetime(1970, 1, 1, tzinfo=UTC), datetime(2900, 1, 1, tzinfo=UTC)
+# No pod is nested half as deep; what is deeper than Python's own limit can be neither copied nor sent.
+MAX_DEPTH = 100
+# All that quota can add to a pod.
+SOME_PLACE = Placement({"label": "value"}, ({"key": "taint"},), {"label": "value"}, {"note": "value"}, ("gate",))
 
 
 def job_fact(body: Mapping[str, Any]) -> JobFact:
     """Read a job. One that cannot be used has no policy and a refusal in one sentence; it never raises."""
-    meta = body["metadata"]
-    annotations = meta.get("annotations") or {}
+    meta, annotations, status = mapping(body.get("metadata")), annotations_of(body), mapping(body.get("status"))
     policy, refusal = _policy_of(body)
     record, hands_off = _record_of(annotations)
-    status = body.get("status")
-    status = status if isinstance(status, Mapping) else {}
-    accepted = time_of(meta["creationTimestamp"])
+    accepted = time_or(meta.get("creationTimestamp"), LONG_AGO)
     fact = JobFact(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
+        namespace=text(meta.get("namespace")),
+        name=text(meta.get("name")),
+        uid=text(meta.get("uid")),
         created_at=accepted,
         policy=policy,
         refusal=refusal,
@@ -96,11 +99,11 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
         pending_edits=pending_edits(body) if policy is not None else (),
         history_generation=_newest_generation(annotations.get(ANNOTATION_HISTORY, "")),
         conditions=_conditions_of(status.get("conditions"), accepted),
-        scaling=_mapping(status.get("elasticScalingStatus")),
-        has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
-        deleting_since=time_of(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        scaling=mapping(status.get("elasticScalingStatus")),
+        has_finalizer=FINALIZER in finalizers_of(body),
+        deleting_since=time_or(meta["deletionTimestamp"], accepted) if meta.get("deletionTimestamp") else None,
         drain_on_delete=annotations.get(ANNOTATION_DRAIN_ON_DELETE) == "true",
-        queue=str(_mapping(meta.get("labels")).get(LABEL_QUEUE) or ""),
+        queue=labels_of(body).get(LABEL_QUEUE, ""),
         queue_in_template=_queue_in_template(body.get("spec")),
         start_time=time_or(started, accepted) if (started := status.get("startTime")) else None,
     )
@@ -113,21 +116,30 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
 def _needs(body: Mapping[str, Any]) -> tuple[PodNeeds, ...]:
     try:
         return pod_needs(effective_spec(body))
-    except UNREADABLE:  # an odd template may still make pods; only how much they need is not known
+    except Exception:  # an odd template may still make pods; only how much they need is not known
         return ()
 
 
 def _queue_in_template(spec: Any) -> str:
-    specs = _mapping(spec).get("replicaSpecs")
-    for one in specs if isinstance(specs, Sequence) else ():
-        meta = _mapping(_mapping(_mapping(one).get("template")).get("metadata"))
-        queue = _mapping(meta.get("labels")).get(LABEL_QUEUE)
-        if queue:
-            return str(queue)
-    return ""
+    found = (
+        labels_of(mapping(one.get("template"))).get(LABEL_QUEUE) for one in mappings(mapping(spec).get("replicaSpecs"))
+    )
+    return next(filter(None, found), "")
 
 
 def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
+    # The CRD lets little through that is not what it should be. An object that another version of it let through may hold
+    # anything, and whatever comes of reading that must not end the care for the job.
+    try:
+        return _checked_policy(body)
+    except Exception as error:
+        return (
+            None,
+            f"the spec cannot be read ({_shown(error)}); compare it with kubectl explain hpjob.spec",
+        )
+
+
+def _checked_policy(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
     try:
         # What acts only at the next start is read as it was taken up then (decision 31).
         spec = effective_spec(body) if isinstance(body.get("spec"), Mapping) else body.get("spec")
@@ -139,11 +151,10 @@ def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
         return None, explain(error)
     except SizeError as error:
         return None, str(error)
-    except UNREADABLE as error:
-        return (
-            None,
-            f"the spec cannot be read ({type(error).__name__}: {error}); compare it with kubectl explain hpjob.spec",
-        )
+
+
+def _shown(error: Exception) -> str:
+    return _short(f"{type(error).__name__}: {error}", 200)
 
 
 def _template_problem(fact: JobFact, policy: Policy, body: Mapping[str, Any]) -> str:
@@ -151,11 +162,15 @@ def _template_problem(fact: JobFact, policy: Policy, body: Mapping[str, Any]) ->
     spec = effective_spec(body)
     for one in spec["replicaSpecs"]:
         try:
-            pod_manifest(fact, spec, policy, PodId(one["name"], 0, 0), 1)
-        except UNREADABLE as error:
-            what = (
-                f"spec.replicaSpecs[{one['name']}].template is no template of a pod ({type(error).__name__}: {error})"
+            # With all that a pod may get beyond its template, so that what passes here can be made later, too.
+            manifest = pod_manifest(
+                fact, spec, policy, PodId(one["name"], 0, 0), 1, "secret", avoids=("node",), placed=SOME_PLACE
             )
+            if not is_within_depth(manifest, MAX_DEPTH):
+                return f"spec.replicaSpecs[{one['name']}].template is nested more than {MAX_DEPTH} levels deep"
+            json.dumps(manifest)
+        except Exception as error:
+            what = f"spec.replicaSpecs[{one['name']}].template is no template of a pod ({_shown(error)})"
             return f"{what}; compare it with kubectl explain pod"
     return ""
 
@@ -237,8 +252,9 @@ def agent_port(spec: JobSpec) -> int:
     """Give the agent's port: the container port named agent, else spec.elastipod.agentPort, else 8080 (decision 21)."""
     for container in (spec.replica_specs[0].template.get("spec") or {}).get("containers") or ():
         for port in container.get("ports") or ():
-            if port.get("name") == "agent" and isinstance(port.get("containerPort"), int):
-                return int(port["containerPort"])
+            number = port.get("containerPort")
+            if port.get("name") == "agent" and isinstance(number, int) and 0 < number < 65536:
+                return number
     return spec.elastipod.agent_port or DEFAULT_AGENT_PORT
 
 
@@ -276,68 +292,61 @@ def _newest_generation(history: str) -> int:
 
 def _conditions_of(listed: Any, created_at: datetime) -> tuple[Condition, ...]:
     """Read the conditions as they were last written; what is none is left out."""
-    found = (c for c in listed if isinstance(c, Mapping)) if isinstance(listed, Sequence) else ()
     return tuple(
         Condition(
-            str(c.get("type")), c.get("status") == "True", str(c.get("reason", "")), str(c.get("message", "")),
+            text(c.get("type")), c.get("status") == "True", text(c.get("reason")), text(c.get("message")),
             time_or(c.get("lastTransitionTime"), created_at),
         )
-        for c in found
+        for c in mappings(listed)
     )  # fmt: skip
-
-
-def _mapping(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
 
 
 def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
     """Read a pod of a job; None when its labels are not ours. `container` is the one that runs the agent."""
-    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-    identity = pod_id_of(meta.get("labels") or {})
+    meta, spec, status = (mapping(body.get(part)) for part in ("metadata", "spec", "status"))
+    labels, annotations = labels_of(body), annotations_of(body)
+    identity = pod_id_of(labels)
     if identity is None:
         return None
+    name, created_at = text(meta.get("name")), time_or(meta.get("creationTimestamp"), NOT_YET)
     states = statuses_by_name(status.get("containerStatuses"))
     mine: Mapping[str, Any] = states.get(agent_container_name(spec, container)) or {}
     container_now = container_fact(spec, mine)
-    reason, trouble = _trouble(meta["name"], status, mine, states, container_now)
+    reason, trouble = _trouble(name, status, mine, states, container_now)
+    conditions = mappings(status.get("conditions"))
     disruption = next(
-        (
-            c
-            for c in status.get("conditions") or ()
-            if c.get("type") == "DisruptionTarget" and c.get("status") == "True"
-        ),
-        None,
+        (c for c in conditions if c.get("type") == "DisruptionTarget" and c.get("status") == "True"), None
     )
     return PodFact(
         id=identity,
-        name=meta["name"],
-        uid=meta["uid"],
-        created_at=time_of(meta["creationTimestamp"]),
-        phase=status.get("phase") or "Pending",
-        ip=status.get("podIP") or "",
-        node=spec.get("nodeName") or "",
-        started=bool((mine.get("state") or {}).get("running")),
+        name=name,
+        uid=text(meta.get("uid")),
+        created_at=created_at,
+        phase=text(status.get("phase")) or "Pending",
+        ip=text(status.get("podIP")),
+        node=text(spec.get("nodeName")),
+        started=bool(mapping(mine.get("state")).get("running")),
         container=container_now,
         containers_ended=all_ended(spec, states),
         deletion_grace=_deletion_grace(meta, spec) if meta.get("deletionTimestamp") else None,
-        disrupted=str(disruption.get("reason") or "Disruption") if disruption else "",
+        disrupted=_short(disruption.get("reason") or "Disruption") if disruption else "",
         trouble=trouble,
         trouble_reason=reason,
         token_secret=secret_of(body, container),
-        generation=_number((meta.get("labels") or {}).get(LABEL_GENERATION)),
-        avoids=tuple(filter(None, (meta.get("annotations") or {}).get(ANNOTATION_AVOIDS, "").split(","))),
-        workload=(meta.get("annotations") or {}).get(ANNOTATION_WORKLOAD, ""),
+        generation=_number(labels.get(LABEL_GENERATION)),
+        avoids=tuple(filter(None, annotations.get(ANNOTATION_AVOIDS, "").split(","))),
+        workload=annotations.get(ANNOTATION_WORKLOAD, ""),
     )
 
 
 def _deletion_grace(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> timedelta:
     """How long the deletion of a pod leaves its containers: as the deletion says, else as the pod does."""
     told = meta.get("deletionGracePeriodSeconds"), spec.get("terminationGracePeriodSeconds"), KUBELET_GRACE_S
-    return timedelta(seconds=next(one for one in told if isinstance(one, int)))
+    return timedelta(seconds=next(one for one in told if isinstance(one, int) and 0 <= one < 2**31))
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() and len(text) < 16 else 0
+def _number(label: str | None) -> int:
+    return int(label) if label and label.isdecimal() and len(label) < 16 else 0
 
 
 def _trouble(
@@ -350,15 +359,15 @@ def _trouble(
     if status.get("phase") in ("Failed", "Succeeded") or (fact is not None and fact.ended):
         return "ContainerEnded", _how_it_ended(pod, status, mine)
     if fact is not None and fact.is_restarting:
-        last = _ended(mine) or _mapping(_mapping(mine.get("lastState")).get("terminated"))
+        last = _ended(mine) or mapping(mapping(mine.get("lastState")).get("terminated"))
         how = _one_end(f"container {mine.get('name')} of pod {pod}", last)
         return "ContainerEnded", f"{how}; its kubelet starts it again"
-    first = {c["name"]: c for c in status.get("initContainerStatuses") or ()}
-    for name, container in {**first, **states, mine.get("name", ""): mine}.items():
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    first = statuses_by_name(status.get("initContainerStatuses"))
+    for name, container in {**first, **states, text(mine.get("name")): mine}.items():
+        waiting = mapping(mapping(container.get("state")).get("waiting"))
+        reason, message = text(waiting.get("reason")), text(waiting.get("message"))
         if reason in PULL_TROUBLES:
-            image = container.get("image")
+            image = _short(container.get("image"))
             what = f"image {image} of pod {pod} cannot be pulled ({reason}: {_short(message)})"
             return "ImagePullFailed", f"{what}; check its name, its tag and the pull secret"
         if reason in START_TROUBLES:
@@ -366,7 +375,7 @@ def _trouble(
                 "ContainerCannotStart",
                 f"container {name} of pod {pod} cannot be started ({reason}): {_short(message)}",
             )
-    for condition in status.get("conditions") or ():
+    for condition in mappings(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return "Unschedulable", _short(condition.get("message") or "not scheduled yet")
     return "", ""
@@ -374,9 +383,9 @@ def _trouble(
 
 def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
     if status.get("reason"):  # its node ended it: whatever its containers say of their ends follows from that
-        told = [str(status[part]) for part in ("reason", "message") if status.get(part)]
+        told = [text(status[part]) for part in ("reason", "message") if status.get(part)]
         return f"pod {pod} ended: {_short(': '.join(told))}"
-    for first in status.get("initContainerStatuses") or ():
+    for first in mappings(status.get("initContainerStatuses")):
         if _ended(first).get("exitCode"):
             return _one_end(f"init container {first.get('name')} of pod {pod}", _ended(first))
     if not _ended(mine):
@@ -388,33 +397,33 @@ def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) 
 
 
 def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
-    return (container.get("state") or {}).get("terminated") or {}
+    return mapping(mapping(container.get("state")).get("terminated"))
 
 
 def _one_end(what: str, ended: Mapping[str, Any]) -> str:
     if ended.get("reason") == "OOMKilled":
         return f"{what} was killed for using more memory than its limit; raise resources.limits.memory"
     said = f": {_short(ended['message'])}" if ended.get("message") else ""
-    return f"{what} ended with exit code {ended.get('exitCode')}{said}"
+    return _short(f"{what} ended with exit code {_short(ended.get('exitCode'), 20)}{said}", 500)
 
 
-def _short(text: str, limit: int = 300) -> str:
-    line = " ".join(text.split())
+def _short(found: Any, limit: int = 300) -> str:
+    line = " ".join(str(found if isinstance(found, str | int | float) else "?")[: 10 * limit].split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def node_fact(body: Mapping[str, Any], before: NodeFact | None, now: datetime) -> NodeFact:
     """Read a node. `not_ready_since` is when this operator first saw it not ready, for other clocks are not trusted."""
-    spec, status = body.get("spec") or {}, body.get("status") or {}
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    spec, status = mapping(body.get("spec")), mapping(body.get("status"))
+    conditions = mappings(status.get("conditions"))
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
     since = None if ready else (before.not_ready_since if before and before.not_ready_since else now)
-    taints = spec.get("taints") or ()
     return NodeFact(
-        name=body["metadata"]["name"],
+        name=name_of(body),
         ready=ready,
         not_ready_since=since,
         cordoned=bool(spec.get("unschedulable")),
-        out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in taints),
+        out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in mappings(spec.get("taints"))),
         doomed=doom_of(body).why(()),
     )
 
@@ -435,11 +444,10 @@ class Doom:
 
 def doom_of(body: Mapping[str, Any]) -> Doom:
     """Read what drives pods off a node."""
-    taints = [
-        t for t in (body.get("spec") or {}).get("taints") or () if t.get("key") not in {*FAILURE_TAINTS, OUT_OF_SERVICE}
-    ]
-    announced = next((_taint_text(t) for t in taints if t.get("key") in DISRUPTION_TAINTS), "")
-    health = (body["metadata"].get("labels") or {}).get(HEALTH_LABEL, "Schedulable")
+    listed = mappings(mapping(body.get("spec")).get("taints"))
+    taints = [t for t in listed if text(t.get("key")) not in {*FAILURE_TAINTS, OUT_OF_SERVICE}]
+    announced = next((_taint_text(t) for t in taints if text(t.get("key")) in DISRUPTION_TAINTS), "")
+    health = labels_of(body).get(HEALTH_LABEL, "Schedulable")
     if not announced and health != "Schedulable":
         announced = f"label {HEALTH_LABEL}={health}"
     return Doom(announced, tuple(t for t in taints if t.get("effect") == "NoExecute"))
@@ -447,9 +455,9 @@ def doom_of(body: Mapping[str, Any]) -> Doom:
 
 def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Give the tolerations that every template of a job has, as its pods are made from them. Its spec must be one that can be used."""
-    templates = [s.get("template") or {} for s in effective_spec(job).get("replicaSpecs") or ()]
-    first, *others = [list((t.get("spec") or {}).get("tolerations") or ()) for t in templates] or [[]]
-    return [one for one in first if isinstance(one, Mapping) and all(one in other for other in others)]
+    templates = [mapping(s.get("template")) for s in mappings(effective_spec(job).get("replicaSpecs"))]
+    first, *others = [mappings(mapping(t.get("spec")).get("tolerations")) for t in templates] or [[]]
+    return [one for one in first if all(one in other for other in others)]
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
@@ -465,7 +473,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def _taint_text(taint: Mapping[str, Any]) -> str:
-    return f"taint {taint.get('key', '')}:{taint.get('effect', '')}"
+    return f"taint {_short(taint.get('key', ''))}:{_short(taint.get('effect', ''))}"
 
 
 def _seconds(value: int | None) -> timedelta | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
 from ..core.actions import AskWorkload
 from ..core.facts import JobFact, WorkloadFact
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_QUEUE_PRIORITY, LABEL_SHARE, workload_name
+from .reading import mapping, mappings, name_of, text, uid_of
 from .times import time_or
 
 GROUP = "kueue.x-k8s.io"
@@ -41,6 +42,7 @@ SLICE_SIZE = f"{GROUP}/podset-slice-size"
 TOPOLOGY_ANNOTATIONS = (REQUIRED, PREFERRED, UNCONSTRAINED, SLICE_REQUIRED, SLICE_SIZE)
 
 Body = Mapping[str, Any]
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 # -- what is asked for
@@ -65,12 +67,12 @@ class Priority:
 
 def base_wish(job: Body, spec: Body) -> PriorityWish:
     """Say where the priority of a job's base comes from: labels of the job, then of its templates, then the pods' class."""
-    templates = [_mapping(s.get("template")) for s in spec["replicaSpecs"]]
-    owners = [_mapping(job["metadata"]), *(_mapping(t.get("metadata")) for t in templates)]
+    templates = [mapping(s.get("template")) for s in spec["replicaSpecs"]]
+    owners = [mapping(job.get("metadata")), *(mapping(t.get("metadata")) for t in templates)]
     for meta in owners:
-        name = _mapping(meta.get("labels")).get(LABEL_QUEUE_PRIORITY)
+        name = mapping(meta.get("labels")).get(LABEL_QUEUE_PRIORITY)
         if name:
-            return PriorityWish(CLASS_OF_QUEUES, str(name))
+            return PriorityWish(CLASS_OF_QUEUES, text(name))
     return PriorityWish(name=_class_of(templates[0]))
 
 
@@ -81,8 +83,8 @@ def own_wish(spec: Body, order: AskWorkload) -> PriorityWish | None:
     if not order.number or len(names) != 1:
         return None
     elastic = next((s for s in others if s["name"] == names[0]), None)
-    name = _class_of(_mapping(elastic.get("template"))) if elastic is not None else ""
-    return PriorityWish(name=name) if name and name != _class_of(_mapping(base.get("template"))) else None
+    name = _class_of(mapping(elastic.get("template"))) if elastic is not None else ""
+    return PriorityWish(name=name) if name and name != _class_of(mapping(base.get("template"))) else None
 
 
 def extras_priority(base: int) -> Priority:
@@ -128,7 +130,7 @@ def class_ref(priority: Priority) -> dict[str, str] | None:
 def templates_digest(spec: Body, names: Sequence[str]) -> str:
     """Give a short text that differs where the stripped templates of these specs differ."""
     parts = {
-        s["name"]: (stripped(_mapping(s.get("template"))), _topology_of(_mapping(s.get("template"))))
+        s["name"]: (stripped(mapping(s.get("template"))), _topology_of(mapping(s.get("template"))))
         for s in spec["replicaSpecs"]
         if s["name"] in names
     }
@@ -137,25 +139,25 @@ def templates_digest(spec: Body, names: Sequence[str]) -> str:
 
 def stripped(template: Body) -> dict[str, Any]:
     """Give the part of a template's spec that decides about quota and placement."""
-    pod = _mapping(template.get("spec"))
+    pod = mapping(template.get("spec"))
     kept = {name: pod[name] for name in POD_FIELDS if pod.get(name) is not None}
-    kept["containers"] = [_container(c, at) for at, c in enumerate(pod.get("containers") or [{}])]
+    kept["containers"] = [_container(c, at) for at, c in enumerate(mappings(pod.get("containers")) or [{}])]
     starters = [
-        _container(c, at, ("restartPolicy", "resources")) for at, c in enumerate(pod.get("initContainers") or ())
+        _container(c, at, ("restartPolicy", "resources")) for at, c in enumerate(mappings(pod.get("initContainers")))
     ]
     return {**kept, "initContainers": starters} if starters else kept
 
 
 def is_placed_alike(one: Body, other: Body) -> bool:
     """Whether two replicaSpecs ask for the same nodes."""
-    specs = [_mapping(_mapping(s.get("template")).get("spec")) for s in (one, other)]
+    specs = [mapping(mapping(s.get("template")).get("spec")) for s in (one, other)]
     return all((specs[0].get(name) or None) == (specs[1].get(name) or None) for name in PLACE_FIELDS)
 
 
 def required_level(spec: Body, name: str) -> str:
     """Give the level of the topology within which all pods of a spec must be; empty when any will do."""
     found = next(s for s in spec["replicaSpecs"] if s["name"] == name)
-    return str(_annotations(_mapping(found.get("template"))).get(REQUIRED) or "")
+    return text(_annotations(mapping(found.get("template"))).get(REQUIRED))
 
 
 def _asked(spec: Body, counts: tuple[tuple[str, int], ...]) -> list[tuple[Body, int]]:
@@ -164,7 +166,7 @@ def _asked(spec: Body, counts: tuple[tuple[str, int], ...]) -> list[tuple[Body, 
 
 
 def _pod_set(spec: Body, count: int, pins: Mapping[str, str]) -> dict[str, Any]:
-    template = _mapping(spec.get("template"))
+    template = mapping(spec.get("template"))
     pod = stripped(template)
     if pins:
         pod["nodeSelector"] = {**pins, **(pod.get("nodeSelector") or {})}
@@ -184,9 +186,9 @@ def _topology_of(template: Body) -> dict[str, Any]:
         wish["required"] = found[REQUIRED]
     elif found.get(PREFERRED):
         wish["preferred"] = found[PREFERRED]
-    elif str(found.get(UNCONSTRAINED)).lower() == "true":
+    elif text(found.get(UNCONSTRAINED)).lower() == "true":
         wish["unconstrained"] = True
-    size = str(found.get(SLICE_SIZE) or "")
+    size = text(found.get(SLICE_SIZE))
     if found.get(SLICE_REQUIRED) and size.isdecimal() and int(size) > 0:
         wish |= {"podSetSliceRequiredTopology": found[SLICE_REQUIRED], "podSetSliceSize": int(size)}
     return wish
@@ -198,11 +200,11 @@ def _container(container: Body, at: int, names: tuple[str, ...] = ("resources",)
 
 
 def _class_of(template: Body) -> str:
-    return str(_mapping(template.get("spec")).get("priorityClassName") or "")
+    return text(mapping(template.get("spec")).get("priorityClassName"))
 
 
 def _annotations(template: Body) -> Body:
-    return _mapping(_mapping(template.get("metadata")).get("annotations"))
+    return mapping(mapping(template.get("metadata")).get("annotations"))
 
 
 # -- what the answer says
@@ -210,28 +212,28 @@ def _annotations(template: Body) -> Body:
 
 def workload_fact(body: Body) -> WorkloadFact | None:
     """Read a Workload; None when its label does not say which share it is. What Kueue left out counts as not there."""
-    meta, spec, status = _mapping(body["metadata"]), _mapping(body.get("spec")), _mapping(body.get("status"))
-    share = str(_mapping(meta.get("labels")).get(LABEL_SHARE) or "")
+    meta, spec, status = mapping(body.get("metadata")), mapping(body.get("spec")), mapping(body.get("status"))
+    share = text(mapping(meta.get("labels")).get(LABEL_SHARE))
     if not share.isdecimal() or len(share) > 6:
         return None
-    created = time_or(meta.get("creationTimestamp"), datetime.min)
+    created = time_or(meta.get("creationTimestamp"), LONG_AGO)
     conditions = conditions_of(body)
     reserved = is_true(conditions, "QuotaReserved")
     admitted = reserved and is_true(conditions, "Admitted")
     evicted = conditions.get("Evicted", {}) if reserved and is_true(conditions, "Evicted") else {}
-    named = _mapping(spec.get("priorityClassRef"))
+    named = mapping(spec.get("priorityClassRef"))
     return WorkloadFact(
-        name=str(meta["name"]),
-        uid=str(meta["uid"]),
+        name=name_of(body),
+        uid=uid_of(body),
         number=int(share),
-        counts=tuple((str(s.get("name")), _number(s.get("count"), 1)) for s in _mappings(spec.get("podSets"))),
+        counts=tuple((text(s.get("name")), _number(s.get("count"), 1)) for s in mappings(spec.get("podSets"))),
         created_at=created,
-        queue=str(spec.get("queueName") or ""),
+        queue=text(spec.get("queueName")),
         reserved=reserved,
         admitted=admitted,
         admitted_at=time_or(conditions["Admitted"].get("lastTransitionTime"), created) if admitted else None,
-        evicted=str(evicted.get("reason") or "Evicted") if evicted else "",
-        what_evicted=str(evicted.get("message") or ""),
+        evicted=text(evicted.get("reason")) or "Evicted" if evicted else "",
+        what_evicted=text(evicted.get("message")),
         evicted_at=time_or(evicted.get("lastTransitionTime"), created) if evicted else None,
         waits=_waits(conditions, status),
         pods_ready=is_true(conditions, "PodsReady") if "PodsReady" in conditions else None,
@@ -239,8 +241,8 @@ def workload_fact(body: Body) -> WorkloadFact | None:
         is_active=spec.get("active") is not False,
         is_deleting=bool(meta.get("deletionTimestamp")),
         priority=_number(spec.get("priority")),
-        class_kind=str(named.get("kind") or ""),
-        class_name=str(named.get("name") or ""),
+        class_kind=text(named.get("kind")),
+        class_name=text(named.get("name")),
     )
 
 
@@ -268,12 +270,12 @@ def ranked(fact: WorkloadFact, job: Body, spec: Body, base: WorkloadFact | None)
 
 def digest_of(body: Body) -> str:
     """Give the digest of the templates for which a Workload was made; empty where that is not told."""
-    return str(_mapping(_mapping(body["metadata"]).get("annotations")).get(ANNOTATION_TEMPLATES) or "")
+    return str(mapping(mapping(body.get("metadata")).get("annotations")).get(ANNOTATION_TEMPLATES) or "")
 
 
 def conditions_of(body: Body) -> dict[str, Body]:
     """Give the conditions by type."""
-    return {str(c.get("type")): c for c in _mappings(_mapping(body.get("status")).get("conditions"))}
+    return {text(c.get("type")): c for c in mappings(mapping(body.get("status")).get("conditions"))}
 
 
 def is_true(conditions: Mapping[str, Body], kind: str) -> bool:
@@ -286,29 +288,18 @@ def _waits(conditions: Mapping[str, Body], status: Body) -> str:
     if is_true(conditions, "QuotaReserved"):
         if is_true(conditions, "Admitted"):
             return ""
-        return "; ".join(filter(None, (str(conditions.get("Admitted", {}).get("message") or ""), *_checks(status))))
-    return str(conditions.get("QuotaReserved", {}).get("message") or "")
+        return "; ".join(filter(None, (text(conditions.get("Admitted", {}).get("message")), *_checks(status))))
+    return text(conditions.get("QuotaReserved", {}).get("message"))
 
 
 def _checks(status: Body) -> list[str]:
-    open_ones = [c for c in _mappings(status.get("admissionChecks")) if c.get("state") != "Ready"]
+    open_ones = [c for c in mappings(status.get("admissionChecks")) if c.get("state") != "Ready"]
     return [
-        f"admission check {c.get('name')} is {c.get('state')}" + (f": {c['message']}" if c.get("message") else "")
+        f"admission check {text(c.get('name'))} is {text(c.get('state'))}"
+        + (f": {text(c['message'])}" if c.get("message") else "")
         for c in open_ones
     ]
 
 
 def _number(found: Any, otherwise: int = 0) -> int:
     return found if isinstance(found, int) and not isinstance(found, bool) else otherwise
-
-
-def _mapping(found: Any) -> Body:
-    return found if isinstance(found, Mapping) else {}
-
-
-def _mappings(found: Any) -> list[Body]:
-    return (
-        [one for one in found if isinstance(one, Mapping)]
-        if isinstance(found, Sequence) and not isinstance(found, str)
-        else []
-    )

@@ -51,7 +51,7 @@ async def look(desk: Desk, job: Job) -> None:
 
 def seen(desk: Desk, job: Job) -> Seen:
     """Give what is known now."""
-    memory, workloads = desk.known(job), _workloads(job)
+    memory, workloads = desk.known(job), workloads_of(job)
     if memory is None and not workloads:
         return Seen()
     memory = desk.memory(job)
@@ -62,7 +62,7 @@ def seen(desk: Desk, job: Job) -> Seen:
     return Seen(workloads, memory.default_queue, trouble, queue, kept)
 
 
-def _workloads(job: Job) -> tuple[WorkloadFact, ...]:
+def workloads_of(job: Job) -> tuple[WorkloadFact, ...]:
     """Give the Workloads of a job, compared with the templates from which its pods are made now, and with its priorities."""
     asked = job.workloads.items
     if not asked or job.fact.policy is None:

@@ -203,3 +203,24 @@ def test_of_pods_that_are_long_gone_nothing_is_remembered(store: Store) -> None:
     store.drop_pod(newer)
     store.replace_pods(JOB_UID, [pod_body(version=100)], version=115)
     assert store.put_pod(newer) is None, "a list from before does not bring it back"
+
+
+@pytest.mark.parametrize("nonsense", ["x", {}, {"metadata": None}, {"metadata": {"uid": 7, "name": [], "labels": "x"}}])
+def test_an_object_without_an_identity_is_left_out(nonsense: Any) -> None:
+    store = Store()
+    store.put_job(job_body())
+    assert store.put_job(nonsense) is False
+    assert store.put_pod(nonsense) is None
+    assert store.drop_pod(nonsense) is None
+    assert store.put_node(nonsense) == []
+    assert store.put_workload(nonsense) is None
+    store.replace_pods(JOB_UID, [nonsense, pod_body()], 30)
+    assert len(store.jobs[JOB_UID].pods) == 1
+
+
+def test_a_pod_whose_creation_time_cannot_be_read_was_made_when_it_was_first_seen() -> None:
+    now = datetime(2026, 3, 1, 12, 5, tzinfo=UTC)
+    store = Store(lambda: now)
+    store.put_job(job_body())
+    store.put_pod(pod_body(creationTimestamp="yesterday"))
+    assert [pod.created_at for pod in store.jobs[JOB_UID].pods.values()] == [now]

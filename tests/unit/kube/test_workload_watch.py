@@ -135,10 +135,22 @@ async def test_kueue_may_be_away_and_nothing_is_forgotten(caplog: pytest.LogCapt
 
 
 async def test_what_cannot_be_read_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    followed = Followed(Script(([], [{"type": "ADDED", "object": "nonsense"}]), ([workload_body(0, version=45)], [])))
+    followed = Followed(Script(([], [cast(Body, "no event")]), ([workload_body(0, version=45)], [])))
     await followed.run()
     assert followed.numbers() == [0]
     assert "the watch of Workloads failed" in caplog.text
+
+
+@pytest.mark.parametrize("nonsense", ["nonsense", None, {}, {"metadata": 7}, {"metadata": {"labels": [1]}}])
+async def test_an_object_that_cannot_be_read_does_not_keep_the_others_away(nonsense: Any) -> None:
+    listed = Followed(Script(([nonsense, workload_body(0)], []), ([nonsense, workload_body(0)], [])))
+    await listed.run()
+    assert listed.numbers() == [0]
+    events = [{"type": "ADDED", "object": nonsense}, {"type": "ADDED", "object": workload_body(1, version=45)}]
+    watched = Followed(Script(([], events)))
+    await watched.run()
+    assert watched.numbers() == [1]
+    assert len(watched.script.versions) == 1, "the watch went on"
 
 
 async def test_namespaces_are_watched_one_by_one() -> None:

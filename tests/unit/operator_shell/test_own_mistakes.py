@@ -13,13 +13,14 @@ from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.api_server import ApiServer
 from tests.unit.operator_shell.shells import Shell, open_shell
 
-from elastipod_operator import pod_creation
+from elastipod_operator import app, pod_creation
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.plan import plan
 from elastipod_operator.kube import api as api_module
 from elastipod_operator.kube.api import Api
+from elastipod_operator.watch_events import WatchEvents
 
 
 @pytest.fixture
@@ -171,3 +172,26 @@ async def test_a_pattern_that_no_regular_expression_library_takes_is_refused_and
     job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:01Z"
     shell.watch_shows(shell.server.put(shell.server.jobs, job))
     await until(lambda: shell.store.jobs == {} and shell.server.jobs == {})
+
+
+async def test_a_watch_outlives_whatever_it_shows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that are none are left out; where taking one in fails all the same, that is counted and the next one comes."""
+    handlers = [
+        handler.fn for handler in app.handlers(WatchEvents(shell.store, shell.reconciler))._watching.get_all_handlers()
+    ]
+    assert len(handlers) == 3
+    for body in ({}, {"metadata": None}, {"metadata": {"uid": 7, "labels": 1}}, {"metadata": {"uid": "a", "name": []}}):
+        for handler in handlers:
+            for kind in (None, "ADDED", "DELETED"):
+                await handler(type=kind, body=body)
+
+    def failing(*_: object) -> None:
+        raise ZeroDivisionError
+
+    name, labels = "elastipod_operator_errors_total", {"what": "object"}
+    before = REGISTRY.get_sample_value(name, labels) or 0.0
+    for method in ("put_job", "put_pod", "put_node"):
+        monkeypatch.setattr(shell.store, method, failing)
+    for handler in handlers:
+        await handler(type="ADDED", body=job_body())
+    assert (REGISTRY.get_sample_value(name, labels) or 0.0) == before + 3
