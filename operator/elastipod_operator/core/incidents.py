@@ -10,6 +10,7 @@ from .backoff import backoff
 from .facts import AgentState, Policy
 from .health import POD_FAILED, Health, Replica, View
 from .names import PodId
+from .quotes import quoted
 from .record import Culprit, Kind, Reach, Record, Transition, Window
 from .silence import SILENCE_LIMIT
 
@@ -113,13 +114,13 @@ def _is_gone(member: PodId) -> str:
 def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Incident:
     taken = next((r for _, r in faulted if _port_is_taken(r, record)), None)
     if taken is not None:
-        return Incident("MasterPortTaken", taken.agent.message, counted=False)
+        return Incident("MasterPortTaken", _first_line(taken.agent.message), counted=False)
     group_rank, replica = next(
         ((rank, r) for rank, r in faulted if r.agent.failure is not None and r.agent.failure.signal != "SIGTERM"),
         faulted[0],
     )
     agent = replica.agent
-    text = failure_text(replica) or agent.message
+    text = failure_text(replica) or quoted(agent.message)
     rule = _log_rule(agent.reason)
     if rule and rule not in text:
         text = f"log rule {rule}: {text}" if text else f"log rule {rule} found it"
@@ -132,6 +133,11 @@ def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Inciden
 def _port_is_taken(replica: Replica, record: Record) -> bool:
     """Whether somebody else held the port that global rank 0 was to open: the next generation has another one (decision 20)."""
     return replica.agent.message.startswith("EADDRINUSE") and replica.runs(record.generation)
+
+
+def _first_line(message: str) -> str:
+    """Give the agent's own sentence; what its workers printed follows in further lines."""
+    return message.partition("\n")[0]
 
 
 def _log_rule(reason: str) -> str:
@@ -151,14 +157,16 @@ def failure_text(replica: Replica) -> str:
     if failure is None:
         return ""
     if failure.global_rank < 0:
-        return failure.message.strip()[:300]
+        return quoted(failure.message.strip()[:300])
     how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exitcode}"
     lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
     if not lines:
         return f"rank {failure.global_rank} {how}"
     if lines[-1].startswith(f"rank {failure.global_rank} "):
-        return lines[-1][:300]  # the agent's own sentence: the worker printed nothing about its end
-    return f"rank {failure.global_rank} {how}: {lines[-1][:300]}"
+        # The agent's own sentence: the worker printed nothing about its end but perhaps the error that follows the colon.
+        sentence, _, words = lines[-1][:300].partition(": ")
+        return f"{sentence}: {quoted(words)}" if words else sentence
+    return f"rank {failure.global_rank} {how}: {quoted(lines[-1][:300])}"
 
 
 def _out_of_step(members: list[Replica], record: Record, view: View) -> Incident | None:
@@ -301,7 +309,7 @@ def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Rec
     elif replica.health is Health.ENDED and not replica.ended_itself:
         cause, message = replica.why if replica.why != POD_FAILED else "PodLost", replica.detail
     elif _port_is_taken(replica, record):
-        cause, message = "MasterPortTaken", replica.agent.message
+        cause, message = "MasterPortTaken", _first_line(replica.agent.message)
     else:
         return record
     blamed = replace(transition, cause=cause, message=message, counted=False)

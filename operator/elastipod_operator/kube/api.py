@@ -15,6 +15,7 @@ from kubernetes.aio import client, config
 from ..core.actions import Note
 from ..core.facts import JobFact
 from ..core.names import API_VERSION, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
+from ..core.quotes import without_quotations
 
 MERGE_PATCH = "application/merge-patch+json"
 # With its charset: without one the client would write the body itself, as JSON that is no YAML.
@@ -120,7 +121,7 @@ class Api:
         return await self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
 
     async def emit(self, job: JobFact, note: Note, at: datetime) -> None:
-        """Write a Kubernetes Event about the job. at: when it happened."""
+        """Write a Kubernetes Event about the job, without the words of its scripts. at: when it happened."""
         stamp = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         body = {
             "apiVersion": "v1",
@@ -135,7 +136,7 @@ class Api:
             },
             "type": "Warning" if note.warning else "Normal",
             "reason": note.reason,
-            "message": note.message[:EVENT_MESSAGE_LIMIT],
+            "message": without_quotations(note.message)[:EVENT_MESSAGE_LIMIT],
             "source": {"component": FIELD_MANAGER},
             "reportingComponent": FIELD_MANAGER,
             "firstTimestamp": stamp,

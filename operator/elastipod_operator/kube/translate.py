@@ -31,6 +31,7 @@ from ..core.names import (
     pod_id_of,
 )
 from ..core.queue_facts import PodNeeds
+from ..core.quotes import quoted
 from ..core.record import Record
 from ..core.sizes import SizeError, SizeRequest, resolve
 from .applied import changed_specs, effective_spec, pending_edits
@@ -403,8 +404,8 @@ def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
 def _one_end(what: str, ended: Mapping[str, Any]) -> str:
     if ended.get("reason") == "OOMKilled":
         return f"{what} was killed for using more memory than its limit; raise resources.limits.memory"
-    said = f": {_short(ended['message'])}" if ended.get("message") else ""
-    return _short(f"{what} ended with exit code {_short(ended.get('exitCode'), 20)}{said}", 500)
+    said = f": {quoted(_short(ended['message']))}" if ended.get("message") else ""
+    return f"{what} ended with exit code {_short(ended.get('exitCode'), 20)}{said}"
 
 
 def _short(found: Any, limit: int = 300) -> str:

@@ -379,7 +379,7 @@ def test_lost_nodes_are_no_lack_of_progress() -> None:
             "LogSlow_TFLOPs per GPU",
             "3 in a row",
             "LogSlow_TFLOPs_per_GPU",
-            "log rule TFLOPs per GPU: 3 in a row",
+            "log rule TFLOPs per GPU: “3 in a row”",
             id="a name of several words",
         ),
         pytest.param("LogFault_xid", "", "LogFault_xid", "log rule xid found it", id="an agent that says no more"),

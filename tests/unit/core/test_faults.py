@@ -89,7 +89,7 @@ def test_the_message_is_that_of_the_first_who_failed_by_itself() -> None:
     todo = plan(observed(job(trains()), [(pod(0), killed), (pod(1), faulted(message="ValueError: boom"))]))
     assert todo.record.transition is not None
     assert "group rank 1" in todo.record.transition.message
-    assert todo.record.transition.message.endswith("exited with code 1: ValueError: boom")
+    assert todo.record.transition.message.endswith("exited with code 1: “ValueError: boom”")
 
 
 def test_the_agents_own_sentence_is_not_said_twice() -> None:

@@ -99,7 +99,7 @@ def test_the_rank_of_a_fault_is_that_of_the_record() -> None:
     record = trains(members=(pid(1), pid(0)))
     found = find(record, (pod(0), faulted()), (pod(1), running()))
     assert found == Incident(
-        "WorkerCrash", f"group rank 1 (pod {pod(0).name}): rank 0 exited with code 1: ValueError: boom", True, (),
+        "WorkerCrash", f"group rank 1 (pod {pod(0).name}): rank 0 exited with code 1: “ValueError: boom”", True, (),
         (Culprit(pid(0), 1, "node-0"),),
     )  # fmt: skip
 
@@ -107,14 +107,14 @@ def test_the_rank_of_a_fault_is_that_of_the_record() -> None:
 @pytest.mark.parametrize(
     ("mine", "cause", "text"),
     [
-        pytest.param(agent(AgentState.FAULTED, reason="Hang", message="no step"), "Hang", "no step", id="the agent's message"),
+        pytest.param(agent(AgentState.FAULTED, reason="Hang", message="no step"), "Hang", "“no step”", id="the agent's message"),
         pytest.param(agent(AgentState.FAULTED, reason="Hang"), "Hang", "Hang", id="else its reason"),
         pytest.param(agent(AgentState.FAULTED), "WorkerFault", "", id="else nothing"),
-        pytest.param(agent(AgentState.FAULTED, reason="_x y_", message="m"), "x_y", "m", id="reasons are made fit for conditions"),
-        pytest.param(agent(AgentState.FAULTED, reason="LogFault_ecc", message="ecc: 3"), "LogFault_ecc", "ecc: 3", id="a rule once"),
-        pytest.param(agent(AgentState.FAULTED, reason="LogHang_x", message="3"), "LogHang_x", "log rule x: 3", id="of a hang"),
-        pytest.param(agent(AgentState.FAULTED, reason="LogSlow_x", message="3"), "LogSlow_x", "log rule x: 3", id="of slowness"),
-        pytest.param(agent(AgentState.FAULTED, reason="Other_ecc", message="3"), "Other_ecc", "3", id="other reasons name no rule"),
+        pytest.param(agent(AgentState.FAULTED, reason="_x y_", message="m"), "x_y", "“m”", id="reasons are made fit for conditions"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogFault_ecc", message="ecc: 3"), "LogFault_ecc", "“ecc: 3”", id="a rule once"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogHang_x", message="3"), "LogHang_x", "log rule x: “3”", id="of a hang"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogSlow_x", message="3"), "LogSlow_x", "log rule x: “3”", id="of slowness"),
+        pytest.param(agent(AgentState.FAULTED, reason="Other_ecc", message="3"), "Other_ecc", "“3”", id="other reasons name no rule"),
     ],
 )  # fmt: skip
 def test_what_is_told_of_a_fault(mine: AgentFact, cause: str, text: str) -> None:
@@ -128,16 +128,23 @@ def test_what_is_told_of_a_fault(mine: AgentFact, cause: str, text: str) -> None
     [
         pytest.param(None, "", id="nothing"),
         pytest.param(
-            Failure(3, 7, "", "a\n  b  \n\n"), "rank 3 exited with code 7: b", id="the last line that says anything"
+            Failure(3, 7, "", "a\n  b  \n\n"), "rank 3 exited with code 7: “b”", id="the last line that says anything"
         ),
-        pytest.param(Failure(3, None, "SIGKILL", "boom"), "rank 3 was killed by SIGKILL: boom", id="a signal"),
+        pytest.param(Failure(3, None, "SIGKILL", "boom"), "rank 3 was killed by SIGKILL: “boom”", id="a signal"),
         pytest.param(Failure(3, 7, "", " \n "), "rank 3 exited with code 7", id="no line at all"),
-        pytest.param(Failure(0, 7, "", "x" * 301), "rank 0 exited with code 7: " + "x" * 300, id="long lines are cut"),
-        pytest.param(Failure(-1, 1, "", "  no port  "), "no port", id="the start itself"),
-        pytest.param(Failure(-1, 1, "", "y" * 301), "y" * 300, id="cut too"),
+        pytest.param(
+            Failure(0, 7, "", "x" * 301), "rank 0 exited with code 7: “" + "x" * 300 + "”", id="long lines are cut"
+        ),
+        pytest.param(Failure(-1, 1, "", "  no port  "), "“no port”", id="the start itself"),
+        pytest.param(Failure(-1, 1, "", "y" * 301), "“" + "y" * 300 + "”", id="cut too"),
+        pytest.param(
+            Failure(3, 7, "", "rank 3 (local rank 1) ended with exit code 7: KeyError: 'x'"),
+            "rank 3 (local rank 1) ended with exit code 7: “KeyError: 'x'”",
+            id="the agent's own sentence quotes the error",
+        ),
         pytest.param(Failure(3, 7, "", "rank 3 " + "z" * 300), "rank 3 " + "z" * 293, id="the agent's own sentence"),
         pytest.param(
-            Failure(3, 7, "", "rank 33 x"), "rank 3 exited with code 7: rank 33 x", id="not that of another rank"
+            Failure(3, 7, "", "rank 33 x"), "rank 3 exited with code 7: “rank 33 x”", id="not that of another rank"
         ),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_container_that_ended_beside_a_sidecar_is_told_of() -> None:
     ended = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no such file: train.py"}}
     fact = read(container(**ended), container("sidecar", **RUNNING))
     assert fact.trouble_reason == "ContainerEnded"
-    assert "container train of pod job-workers-0 ended with exit code 3: no such file: train.py" in fact.trouble
+    assert "container train of pod job-workers-0 ended with exit code 3: “no such file: train.py”" in fact.trouble
 
 
 def test_a_container_that_is_started_again_is_told_of() -> None:

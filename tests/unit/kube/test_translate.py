@@ -202,7 +202,7 @@ def test_a_pod_that_is_about_to_go_says_so() -> None:
                           container("first", terminated={"exitCode": 0}),
                           container("fetch", terminated={"exitCode": 7, "message": "no data"})],
                       "containerStatuses": [container(waiting={"reason": "PodInitializing"})]},
-                     "ContainerEnded", ("init container fetch of pod job-workers-0 ended with exit code 7: no data",),
+                     "ContainerEnded", ("init container fetch of pod job-workers-0 ended with exit code 7: “no data”",),
                      id="an init container that failed"),
         pytest.param({"containerStatuses": [container(waiting={"reason": "ContainerCreating"})]}, "", (), id="nothing is wrong"),
     ],
