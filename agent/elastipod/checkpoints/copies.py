@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,7 @@ from elastipod.checkpoint_store import CheckpointId
 from elastipod.checkpoints.exchange import Exchange
 from elastipod.checkpoints.image import Header, MappedImage, MemoryDirectory
 from elastipod.checkpoints.plan import Plan, partners
+from elastipod.checkpoints.room import Demand, rooms_for, shortage
 from elastipod.ranks import rank_and_world
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,10 @@ class Copies:
         for source in into:
             self._publish(plan, source, sources[source])
 
+    def names(self) -> list[str]:
+        """Name the images for which there is room here."""
+        return list(self._kept)
+
     def note_durable(self, of: CheckpointId) -> None:
         """Write into the copies that there is a newer durable checkpoint now."""
         self._directory.note_durable(self._headers, of)
@@ -87,6 +93,9 @@ class Copies:
                 self._directory.withdraw(header.name)
                 if kept is not None and kept.size == size:
                     continue
+                rooms = rooms_for(self._directory.path, self._directory.node())
+                if short := shortage([Demand(rooms, size, self._directory.size_of([header.name]))]):
+                    raise OSError(errno.ENOSPC, short)
                 self._kept[header.name] = MappedImage.create(self._directory.path / f"{header.name}.bin", size)
             except OSError as error:
                 log.warning("there is no room here for a copy of rank %d's memory: %s", source, error)

@@ -200,6 +200,21 @@ class MemoryDirectory:
                 with suppress(OSError):
                     (self.path / name).unlink()
 
+    def size_of(self, names: Iterable[str]) -> int:
+        """Give the bytes of memory that images hold, whole or not; what is not there holds none."""
+        size = 0
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(self.path / f"{name}.bin").st_blocks * 512
+        return size
+
+    def remove_unfinished(self, names: Iterable[str]) -> None:
+        """Give back the memory of images that have no header."""
+        for name in names:
+            if not (self.path / f"{name}.json").exists():
+                with suppress(OSError):
+                    (self.path / f"{name}.bin").unlink()
+
     def open(self, header: Header) -> MappedImage:
         """Open an image to read it. Raises ValueError, in a sentence, when it is not there or too short."""
         path = self.path / f"{header.name}.bin"

@@ -16,6 +16,7 @@ from elastipod.checkpoints.copies import Copies
 from elastipod.checkpoints.exchange import Exchange, RanksLost
 from elastipod.checkpoints.image import SLOTS, Header, MappedImage, MemoryDirectory, image_name
 from elastipod.checkpoints.plan import Chunk, Held, Plan, make_plan
+from elastipod.checkpoints.room import Demand, Room, rooms_for, shortage
 from elastipod.checkpoints.state import State
 from elastipod.errors import CheckpointError
 from elastipod.ranks import rank_and_world
@@ -234,21 +235,49 @@ class Staging:
             )
         except ValueError as error:
             raise CheckpointError(f"this state cannot be saved: {error}") from error
-        refusals = self._exchange.meet(lambda: self._make_images(generation, directory))
-        refused = next((text for text in refusals if text), None)
+        refused = self._shortage(generation, directory) if directory is not None else None
+        if refused is None:
+            refusals = self._exchange.meet(lambda: self._make_images(generation, directory))
+            refused = next((text for text in refusals if text), None)
         if refused is None:
             return True
         self.close()
+        if directory is not None:
+            directory.remove_unfinished(self._names(generation))
         if directory is None:
             raise CheckpointError(f"there is not memory enough on the host for a copy of the state: {refused}")
         if rank == 0:
             log.warning(
                 "no checkpoints are kept in memory, because there is no room for %d of them: %s; make it larger (in a pod, an emptyDir "
-                "of medium Memory at /dev/shm), or pass memory=False",
+                "of medium Memory at /dev/shm, and the container's memory limit), or pass memory=False",
                 SLOTS,
                 refused,
             )
         return False
+
+    def _shortage(self, generation: int, directory: MemoryDirectory) -> str | None:
+        """Say which limit the images and copies would pass, asked before they are made: past some limits the kernel kills."""
+        plan = self._plan
+        assert plan is not None
+        self._copies = self._copies or Copies(directory)
+        names = [*self._names(generation), *self._copies.names()]
+
+        def asked() -> list[Any]:
+            rooms = rooms_for(directory.path, directory.node())
+            return [[each.as_json() for each in rooms], directory.size_of(names)]
+
+        keepers = self._copies.keepers(plan, self._domains)
+        sizes = [plan.layout(rank)[1] for rank in range(plan.world_size)]
+        needed = list(sizes)
+        for source, keeper in keepers.items():
+            needed[keeper] += sizes[source]
+        return shortage(
+            Demand([Room(*each) for each in rooms], SLOTS * size, replaced)
+            for size, (rooms, replaced) in zip(needed, self._exchange.meet(asked), strict=True)
+        )
+
+    def _names(self, generation: int) -> list[str]:
+        return [image_name(generation, rank_and_world()[0], slot) for slot in range(SLOTS)]
 
     def _make_images(self, generation: int, directory: MemoryDirectory | None) -> str | None:
         """Make the slots; gives the reason where there is no room."""

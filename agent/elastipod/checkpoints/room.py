@@ -1,0 +1,148 @@
+"""How much memory there is for images: what the container's control groups and the memory file system still allow. No torch.
+
+Pages of a memory file system count as memory of the container that wrote them first, and nothing warns of the limit: the
+kernel kills. A job whose images do not fit would be killed again after every restart, so the limit is asked before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_MARGIN = (
+    20  # the part of a limit that is left free: training needs more memory now and then than it has at this moment
+)
+_NO_LIMIT = 1 << 60  # version 1 says "no limit" by a number near 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one limit leaves. where: its identity, alike for all that share it; name: for a message; limit, free: bytes."""
+
+    where: str
+    name: str
+    limit: int
+    free: int
+
+    def as_json(self) -> list[Any]:
+        return [self.where, self.name, self.limit, self.free]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one rank needs. rooms: the limits that it counts against; size: bytes; replaced: bytes that it gives back for them."""
+
+    rooms: Sequence[Room]
+    size: int
+    replaced: int = 0
+
+
+def shortage(demands: Iterable[Demand]) -> str | None:
+    """Say in a sentence which limit the demands of all ranks would pass, None where there is room."""
+    rooms: dict[str, Room] = {}
+    sizes: dict[str, int] = {}
+    replaced: dict[str, int] = {}
+    for demand in demands:
+        for room in demand.rooms:
+            known = rooms.setdefault(room.where, room)
+            if room.free < known.free:
+                rooms[room.where] = room
+            sizes[room.where] = sizes.get(room.where, 0) + demand.size
+            replaced[room.where] = replaced.get(room.where, 0) + demand.replaced
+    for where, room in rooms.items():
+        free = room.free + replaced[where]
+        if sizes[where] > free:
+            return (
+                f"{room.name} allows {_mib(room.limit)}, of which {_mib(max(0, free))} are free (a part is kept for training), and "
+                f"they need {_mib(sizes[where])}"
+            )
+    return None
+
+
+def rooms_for(folder: Path, node: str) -> list[Room]:
+    """Give the limits on what this process writes to a folder of a memory file system. node: identity of that folder."""
+    found = os.statvfs(folder)
+    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    file_system = [Room(f"folder {node}", f"the memory file system of {folder}", size, free)] if size else []
+    return [*file_system, *cgroup_rooms()]
+
+
+def cgroup_rooms(root: Path = Path("/")) -> list[Room]:
+    """Give the memory limits of this process's control group and of the groups above it, as far as they can be seen from here.
+
+    root: of the file system, for tests. What cannot be read limits nothing.
+    """
+    found: list[Room] = []
+    for folder, version in _groups(root):
+        try:
+            limit, used = _limit_and_use(folder, version)
+        except (OSError, ValueError, KeyError):
+            continue
+        if limit is not None:
+            identity = os.stat(folder)
+            name = f"the memory limit of {'the container' if not found else 'the group above the container'}"
+            where = f"cgroup {identity.st_dev} {identity.st_ino}"
+            found.append(Room(where, name, limit, limit - used - limit // _MARGIN))
+    return found
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, int]]:
+    """Give the folders of this process's memory groups, innermost first, and the version of their hierarchy."""
+    try:
+        own = (root / "proc/self/cgroup").read_text()
+        mounts = (root / "proc/self/mountinfo").read_text()
+    except OSError:
+        return
+    paths: dict[int, str] = {}
+    for line in own.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            paths[2] = path
+        elif "memory" in controllers.split(","):
+            paths[1] = path
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, _, options) = before.split(), after.split(" ", 2)
+        version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "memory" in options.split(",") else 0
+        if version in paths:
+            yield from ((folder, version) for folder in _upwards(root, fields[3], fields[4], paths[version]))
+
+
+def _upwards(root: Path, mounted: str, mount_point: str, path: str) -> Iterator[Path]:
+    """Give a group's folder and those above it. mounted: the group that the mount point shows."""
+    top = root / mount_point.lstrip("/")
+    inside = os.path.relpath(path, mounted)
+    if inside.startswith(".."):  # the mount shows other groups than the process names: take what it shows
+        inside = "."
+    folder = top / inside
+    while True:
+        yield folder
+        if folder == top or inside == ".":
+            return
+        folder = folder.parent
+
+
+def _limit_and_use(folder: Path, version: int) -> tuple[int | None, int]:
+    """Give the limit, None for none, and what of it is in use and could not be taken back: the cache of files can."""
+    if version == 2:
+        text = (folder / "memory.max").read_text().strip()
+        limit = None if text == "max" else int(text)
+        names = ("memory.current", "inactive_file", "active_file")
+    else:
+        limit = int((folder / "memory.limit_in_bytes").read_text())
+        names = ("memory.usage_in_bytes", "total_inactive_file", "total_active_file")
+    if limit is None or limit >= _NO_LIMIT:
+        return None, 0
+    stat = _stat((folder / "memory.stat").read_text())
+    return limit, int((folder / names[0]).read_text()) - sum(stat.get(name, 0) for name in names[1:])
+
+
+def _stat(text: str) -> Mapping[str, int]:
+    return {name: int(number) for name, number in (line.split() for line in text.splitlines())}
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"
