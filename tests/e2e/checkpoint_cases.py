@@ -409,6 +409,7 @@ CASES = {
     "failing rank": failing_rank,
     "small memory": small_memory,
     "partial state": partial_state_cases.partial,
+    "stages": partial_state_cases.stages,
     "lost ranks": lost_rank_cases.lose_ranks,
     "bucket worlds": bucket_cases.worlds,
     "bucket fences": bucket_cases.fences,

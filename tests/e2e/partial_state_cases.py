@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod.checkpoint import CheckpointManager
+from elastipod.errors import CheckpointError
 from elastipod.torch_names import DTensor
 
 try:
@@ -114,3 +115,34 @@ def partial(folder: Path, path: list[list[Any]], in_memory: bool) -> list[Any]:
         told.append(run_world(size, body(kind, 2 * number)))
         shutil.rmtree(folder / "node-1", ignore_errors=True)
     return told
+
+
+def stages(folder: Path) -> list[Any]:
+    """Save a model of which each of two ranks has a stage of its own, and then one of which only one rank has moments."""
+
+    def body(rank: int) -> list[str]:
+        said: list[str] = []
+
+        def save(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            with CheckpointManager(folder / "checkpoints", memory=folder / "memory") as checkpoints:
+                try:
+                    checkpoints.save(1, model=model, optimizer=optimizer)
+                    said.append("saved")
+                except CheckpointError as error:
+                    said.append(str(error))
+
+        stage = torch.nn.ModuleDict({f"stage{rank}": torch.nn.Linear(2, 2)})
+        save(stage, torch.optim.SGD(stage.parameters(), lr=0.1))
+        model = torch.nn.Linear(2, 2, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if rank == 1:
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+        save(model, optimizer)
+        if rank == 0:
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+        save(model, optimizer)
+        return said
+
+    return run_world(2, body)

@@ -62,6 +62,15 @@ def test_what_has_no_optimizer_state_yet_has_none_in_any_world(cases: Cases, tmp
                 assert saved == further, "training went on to the last bit"
 
 
+def test_ranks_that_hold_different_things_are_refused_when_they_save(cases: Cases, tmp_path: Path) -> None:
+    first, second = cases.run("stages", tmp_path)
+    assert first == second
+    stages, moments, saved = first
+    assert "rank 1 lacks model.stage0.bias, model.stage0.weight, which rank 0 has; stages of a pipeline" in stages
+    assert "rank 0 lacks optimizer.state.weight.momentum_buffer, which rank 1 has; " in moments
+    assert saved == "saved"
+
+
 def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path: Path) -> None:
     told = cases.run("memory", tmp_path)
     fresh = ["memory", 4, told["saved"]]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from elastipod.checkpoint_store import CheckpointId
+from elastipod.checkpoints.alike import refuse_differing
 from elastipod.checkpoints.copies import Copies
 from elastipod.checkpoints.exchange import Exchange, RanksLost
 from elastipod.checkpoints.image import SLOTS, Header, MappedImage, MemoryDirectory, image_name
@@ -214,6 +215,7 @@ class Staging:
             self._copies.close()
 
     def _make_plan(self, state: State, generation: int) -> None:
+        refuse_differing(state, self._exchange)
         if self.directory is not None and not self._plan_with(state, generation, self.directory):
             self.directory = None  # on all ranks
         if self.directory is None:
