@@ -94,6 +94,7 @@ def _build_into(draft: Path, module: GoModule, packages: Mapping[str, str], prog
     log.write_text("")
     progress(f"building {', '.join(packages)} from source (once; log: {log})")
     go = go_program(progress)
+    progress("  fetching what sources are missing")
     total = _packages_to_compile(go, module, packages.values(), log)
     _go_build(go, module, draft, packages, BuildWatch(log, total, progress), log)
     for name, package in packages.items():
