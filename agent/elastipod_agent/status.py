@@ -16,6 +16,8 @@ from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import Failure
 
 PROTOCOL = 1
+# Optional additions to the protocol that callers may use (docs/design/contracts.md, 3).
+FEATURES = ("reach",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class Board:
             **{name: value for name, value in optional.items() if value is not None},
             "agent_version": __version__,
             "protocol": PROTOCOL,
+            "features": list(FEATURES),
             "version": seen.version,
             "generation": seen.generation,
             "drained": seen.drained,

@@ -59,6 +59,8 @@ class SimAgent:
         self._training = training
         self.pod = pod
         self.make = make
+        self.tells_of_others = True
+        """Whether it can be asked if it reaches another agent."""
         self.lie: Lie | None = None
         self.lies_until = self.hangs_until = self.lags_until = self.lag_s = 0.0
         self.processes_since = 0
@@ -141,7 +143,8 @@ class SimAgent:
         failure = self.failure
         told = {
             "status": self.state.value, "reason": self.reason, "message": failure.message if failure else None,
-            "protocol": 1, "version": self.version, "generation": self.generation, "drained": self.drained,
+            "protocol": 1, "features": ["reach"] if self.tells_of_others else [],
+            "version": self.version, "generation": self.generation, "drained": self.drained,
             "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
             "saving": self._stop is Stop.GRACEFUL and run is not None and run.is_saving,
             "failure": {"global_rank": self.rank, "exitcode": failure.exitcode, "signal": failure.signal,

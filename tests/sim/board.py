@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -14,8 +14,9 @@ from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import Body, SimPod
 
 from elastipod_operator.agents.answers import BadAnswer, read
+from elastipod_operator.agents.peers import ASK_AFTER, PEERS_ASKED
 from elastipod_operator.core.facts import AgentFact
-from elastipod_operator.core.silence import SILENCE_LIMIT
+from elastipod_operator.core.silence import SILENCE_LIMIT, does_answer
 from elastipod_operator.kube.store import Job
 
 HEARTBEAT_S = 4.0
@@ -28,6 +29,8 @@ class Watched:
     fact: AgentFact
     heard_at: float
     restarts: int = 0
+    asked_at: float = 0.0
+    """When other agents were asked about it."""
     worker_data: str = ""
     is_retired: bool = False
     """Its container has ended; what it said last stays known."""
@@ -104,8 +107,29 @@ class SimBoard:
                 if pod is not None and pod.answers() and self._kernel.now - watched.heard_at >= HEARTBEAT_S:
                     self._refresh(pod)
                 since = watched.fact.last_answer or watched.fact.trying_since
-                if since is not None and self._now() - since >= SILENCE_LIMIT:
+                silence = self._now() - since if since is not None else timedelta(0)
+                if pod is not None and silence >= ASK_AFTER and self._kernel.now - watched.asked_at >= HEARTBEAT_S:
+                    self._ask_peers(pod, watched)
+                if silence >= SILENCE_LIMIT:
                     self._wake()
+
+    def _ask_peers(self, silent: SimPod, watched: Watched) -> None:
+        """Ask other agents whether they reach one that does not answer."""
+        asked_at = self._now()
+        others = (self._cluster.pods.get(uid) for uid, one in self._watched.items() if _can_tell(one, asked_at))
+        able = [pod for pod in others if pod is not None and pod is not silent and pod.answers() and pod.hears()]
+        if not able:
+            return
+        watched.asked_at = self._kernel.now
+        words = [pod.reaches(silent) for pod in self._rng.sample(able, min(len(able), PEERS_ASKED))]
+
+        def heard() -> None:
+            if self.is_open and self._watched.get(silent.uid) is watched:
+                watched.fact = replace(watched.fact, is_reached=any(words), peers_asked_at=asked_at)
+                self._cluster.met[f"peers: {'it is reached' if any(words) else 'it is missed'}"] += 1
+                self._wake()
+
+        self._kernel.after(self._rng.uniform(0.01, 2.2), heard)
 
     def agent_changed(self, pod: SimPod) -> None:
         """An agent answers a long poll."""
@@ -136,6 +160,10 @@ class SimBoard:
         back = before.last_answer is None or now - before.last_answer >= SILENCE_LIMIT
         if back or _matters(before) != _matters(watched.fact):
             self._wake()
+
+
+def _can_tell(one: Watched, now: datetime) -> bool:
+    return one.fact.can_reach and not one.is_retired and does_answer(one.fact, now)
 
 
 def _matters(fact: AgentFact) -> tuple[object, ...]:

@@ -31,6 +31,7 @@ class Cluster(ApiServer):
     def __init__(self, kernel: Kernel, rng: Random, watchman: Watchman, training: Training, spec: Body) -> None:
         super().__init__(kernel, rng, watchman, training, spec)
         self.make = Make.OURS
+        self.agents_tell_of_others = True
         self.may_be_late = not training.heeds_events
         """Whether a pod may be killed at the end of its grace: scripts that ignore events, an operator that is away."""
         self.followers: list[Callable[[SimPod], None]] = []
@@ -190,6 +191,7 @@ class Cluster(ApiServer):
         """A container with an agent begins."""
         assert pod.node is not None
         pod.agent = SimAgent(self.kernel, self.rng, self.training, pod, self.make)
+        pod.agent.tells_of_others = self.agents_tell_of_others
         self._agents.append(pod.agent)
         self.pod_changed(pod)
         yield self.rng.uniform(0.05, 0.5)

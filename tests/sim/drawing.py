@@ -60,6 +60,8 @@ class Story:
     containers: Containers = Containers.PLAIN
     api_clock_s: float = 0.0
     """So many seconds the API server's clock is ahead of the true time."""
+    agents_tell_of_others: bool = True
+    """Whether agents can be asked if they reach another one; those of the version before cannot."""
 
     def spec(self) -> dict[str, Any]:
         """Give the job's spec."""
@@ -90,6 +92,8 @@ class Story:
         ]
         if self.containers is not Containers.PLAIN:
             lines.append(f"  pods: {self.containers.value}")
+        if not self.agents_tell_of_others:
+            lines.append("  agents do not tell of others")
         if self.queue is not None:
             lines += [f"  {self.queue.settings}, priority {self.queue.priority}, queue {self.queue.at}"]
             lines += [f"  {gang}" for gang in self.queue.gangs]
@@ -101,7 +105,8 @@ def draw(seed: int, *, queued: bool | None = None) -> Story:
     """Draw a story from a seed. queued: whether it is one with queues; None for now and then."""
     containers = Random(f"containers of {seed}").choices(list(Containers), CONTAINER_WEIGHTS)[0]
     clock_s = _draw_clock(Random(f"clocks of {seed}"))
-    story = replace(_draw_plain(seed), containers=containers, api_clock_s=clock_s)
+    tells = Random(f"agents of {seed}").random() < 0.8
+    story = replace(_draw_plain(seed), containers=containers, api_clock_s=clock_s, agents_tell_of_others=tells)
     rng = Random(f"queues of {seed}")
     is_queued = rng.random() < QUEUED_SHARE
     return _draw_queued(rng, story) if (is_queued if queued is None else queued) else story

@@ -48,6 +48,7 @@ def heal(play: Play) -> None:
         if node.tainted or node.cordoned:
             node.tainted = node.cordoned = False
             cluster.node_changed(node)
+        node.apart_until.clear()
     for agent in cluster.agents():
         agent.hangs_until = agent.lags_until = agent.lies_until = 0.0
     if play.shell is not None:
@@ -72,11 +73,14 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "delete_pod": (5, pod_faults.delete_pod),
     "force_delete_pod": (3, pod_faults.force_delete_pod),
     "stop_from_outside": (2, pod_faults.stop_from_outside),
+    "evaluate": (3, pod_faults.evaluate),
     "agent_hangs": (3, pod_faults.agent_hangs),
     "agent_lags": (3, pod_faults.agent_lags),
     "agent_lies": (6, pod_faults.agent_lies),
     "add_node": (6, node_faults.add_node),
     "kill_node": (4, node_faults.kill_node),
+    "lose_rack": (2, node_faults.lose_rack),
+    "part_nodes": (2, node_faults.part_nodes),
     "return_node": (4, node_faults.return_node),
     "delete_node": (2, node_faults.delete_node),
     "mark_out_of_service": (2, node_faults.mark_out_of_service),

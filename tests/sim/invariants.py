@@ -304,6 +304,12 @@ class Watchman:
                 return
             raise Violation(f"generation {old.generation} is recovered ({cause}) though no fault was inflicted on it")
 
+    def must_notice(self, generation: int) -> None:
+        """What ended a generation must be known by now."""
+        record = self.record
+        if record.generation == generation and record.transition is None and not record.outcome:
+            raise Violation(f"generation {generation} has ended and nobody has noticed")
+
     def must_count(self, generation: int) -> None:
         """A fault of its own, and nothing else, ends a generation: that costs a retry."""
         self._must_count[generation] = self.record.retries

@@ -46,6 +46,8 @@ AGENTS = (
     "call: answer lost",
     "a sidecar outlives the agent's container",
     "a container is started again",
+    "peers: it is reached",
+    "peers: it is missed",
     "cause: AgentEnded",
     "cause: ContainerRestarted",
     "cause: AgentRestarted",

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.sim.events import Event
-from tests.sim.victims import Fault, a_node, hide, touch_node
+from tests.sim.victims import Fault, a_node, expect_notice, hide, touch_node
 
 if TYPE_CHECKING:
     from tests.sim.story import Play
+
+
+# A node that lost its power is marked 45 to 50 s later, and silence has lasted for long enough by then.
+KNOWN_AFTER_S = 60.0
 
 
 def add_node(play: Play, event: Event) -> str:
@@ -19,9 +23,38 @@ def kill_node(play: Play, event: Event) -> str:
     node = a_node(play, event)
     if node is None:
         return ""
+    agent = next((p.agent for p in play.cluster.on_node(node) if p.agent is not None), None)
+    if agent is not None:
+        expect_notice(play, agent, KNOWN_AFTER_S)
     touch_node(play, node, event)
     play.cluster.kill_node(node)
     return node.name
+
+
+def lose_rack(play: Play, event: Event) -> str:
+    """All nodes that pods of the job are on lose power in one moment."""
+    nodes = [n for n in play.cluster.nodes.values() if n.powered and any(not p.ended for p in play.cluster.on_node(n))]
+    at_work = [a for a in play.cluster.agents() if a.works(a.generation)]
+    if at_work:
+        expect_notice(play, at_work[0], KNOWN_AFTER_S)
+    for node in nodes:
+        touch_node(play, node, event)
+        play.cluster.kill_node(node)
+    return ", ".join(n.name for n in nodes)
+
+
+def part_nodes(play: Play, event: Event) -> str:
+    """Two nodes cannot reach each other; everybody else reaches both."""
+    nodes = [n for n in play.cluster.nodes.values() if n.powered and any(not p.ended for p in play.cluster.on_node(n))]
+    if len(nodes) < 2:
+        return ""
+    one, other = nodes[event.number % len(nodes)], nodes[(event.number + 1) % len(nodes)]
+    for node in (one, other):
+        touch_node(play, node, event)
+    # What they wait for in vain is a failure of their workers, again and again.
+    play.watchman.worker_faults += 1 + int(event.seconds / play.story.collective_timeout_s)
+    one.apart_until[other.name] = other.apart_until[one.name] = play.kernel.now + event.seconds
+    return f"{one.name} and {other.name} for {event.seconds:g} s"
 
 
 def return_node(play: Play, event: Event) -> str:

@@ -39,6 +39,8 @@ class SimNode:
     deaf_until: float = 0.0
     mute_until: float = 0.0
     sick_until: float = 0.0
+    apart_until: dict[str, float] = field(default_factory=dict)
+    """Until when it and other nodes cannot reach each other, by their names."""
     silent_since: float | None = None
     version: int = 0
 
@@ -149,6 +151,16 @@ class SimPod:
         """Whether answers of its agent arrive at the operator."""
         node, now = self.node, self._cluster.kernel.now
         return self._is_open() and node is not None and max(node.hidden_until, node.mute_until) <= now
+
+    def reaches(self, other: SimPod) -> bool:
+        """Whether its agent gets an answer from the agent of another pod."""
+        return self._is_open() and other._is_open() and not self.is_apart_from(other)
+
+    def is_apart_from(self, other: SimPod) -> bool:
+        """Whether their nodes cannot reach each other though both run."""
+        if self.node is None or other.node is None:
+            return False
+        return self.node.apart_until.get(other.node.name, 0.0) > self._cluster.kernel.now
 
     def refuses(self) -> bool:
         """Whether its network tells the operator that nobody listens on the agent's port."""

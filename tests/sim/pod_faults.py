@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from tests.sim.agents import Crash, Lie, SimAgent
 from tests.sim.events import Event, Make
 from tests.sim.objects import SimNode, SimPod
-from tests.sim.victims import AFTERMATH_S, DELAYS, HINDRANCES, a_node, a_pod, touch
+from tests.sim.training import Phase
+from tests.sim.victims import AFTERMATH_S, DELAYS, HINDRANCES, a_node, a_pod, expect_notice, touch
 
 from elastipod_agent.core.states import AgentState
 
@@ -73,6 +74,8 @@ def agent_hangs(play: Play, event: Event) -> str:
     if pod is None or pod.agent is None:
         return ""
     pod.agent.hangs_until = play.kernel.now + event.seconds
+    if any(other.what == "evaluate" for other in play.story.events):
+        touch(play, pod, event)  # neither others nor steps tell that it is alive
     play.watchman.hidden(pod.name, pod.agent.hangs_until + AFTERMATH_S)
     return f"{pod.name} for {event.seconds:g} s"
 
@@ -132,9 +135,19 @@ def kill_container(play: Play, event: Event) -> str:
 
 
 def _expect_a_retry(play: Play, agent: SimAgent) -> None:
-    """Where nothing else happens at all, what ends by itself costs a retry."""
+    """Where nothing else happens at all, what ends by itself costs a retry, and is soon known."""
     if len(play.story.events) == 1 and agent.works(agent.generation):
         play.watchman.must_count(agent.generation)
+        expect_notice(play, agent, 20.0)
+
+
+def evaluate(play: Play, event: Event) -> str:
+    """The workers make no steps for a while, and nothing is wrong."""
+    run = max(play.training.runs.values(), key=lambda r: r.generation, default=None)
+    if run is None or run.phase is not Phase.STEPPING:
+        return ""
+    run.paused_until = play.kernel.now + event.seconds
+    return f"generation {run.generation} for {event.seconds:g} s"
 
 
 def end_agent(play: Play, event: Event) -> str:

@@ -30,6 +30,7 @@ def _story(
     containers: Containers = Containers.PLAIN,
     api_clock_s: float = 0.0,
     deadlines: dict[str, int] | None = None,
+    tells: bool = True,
     **restarts: int,
 ) -> Story:
     return Story(
@@ -50,6 +51,7 @@ def _story(
         events=events,
         containers=containers,
         api_clock_s=api_clock_s,
+        agents_tell_of_others=tells,
     )
 
 
@@ -175,6 +177,22 @@ STORIES: dict[str, Story] = {
     "a worker asks for new processes of all": _story(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": _story(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}
+    ),
+    "all members are lost with their rack": _story(
+        Event(100, "lose_rack"), Event(101, "add_node"), Event(101, "add_node"), Event(101, "add_node"), low=2, high=3, nodes=3
+    ),
+    "the node of the only replica loses power": _story(
+        Event(100, "kill_node", 0), Event(101, "add_node"), low=1, high=1, nodes=1
+    ),
+    **{
+        f"an evaluation while one agent cannot be reached: {whether}": _story(
+            Event(100, "evaluate", 0, 60), Event(100.5, "hide_node", 1, 70), tells=tells
+        )
+        for whether, tells in (("the others reach it", True), ("nobody tells", False))
+    },
+    "two members cannot reach each other": _story(Event(100, "part_nodes", 0, 60), timeout_s=20.0),
+    "two members cannot reach each other, and the operator one of them": _story(
+        Event(100, "part_nodes", 0, 60), Event(100, "hide_node", 0, 60), timeout_s=20.0
     ),
     **{
         f"the agent's container ends beside a sidecar: {of} replicas": _story(

@@ -61,6 +61,7 @@ class Play:
         self.cluster.make = self.story.make
         self.cluster.api_clock_s = self.story.api_clock_s
         self.cluster.is_seen = not any(event.what in BLINDNESS for event in self.story.events)
+        self.cluster.agents_tell_of_others = self.story.agents_tell_of_others
         for _ in range(self.story.nodes):
             self.cluster.add_node()
         self.met = self.watchman.met

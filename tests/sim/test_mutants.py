@@ -116,7 +116,7 @@ def stop_without_a_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(health, "find_evidence", lambda *_, **__: ("NodeLost", "silent"))
+    patch.setattr(health, "examine", lambda *_, **__: silence.Finding("NodeLost", "silent"))
 
 
 def forget_who_drains(patch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,8 @@ def charge_the_workers_for_lost_nodes(patch: pytest.MonkeyPatch) -> None:
 
 def trust_a_cut_off_operator(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(silence, "CUT_OFF_SPREAD", timedelta(0))
-    patch.setattr(silence, "_stalled", lambda *_: True)
+    patch.setattr(silence, "_steps_go_on", lambda *_: False)
+    patch.setattr(silence, "_word_of_peers", lambda *_: False)
 
 
 def ignore_doomed_pods(patch: pytest.MonkeyPatch) -> None:
@@ -313,11 +314,25 @@ def take_an_ended_container_for_one_that_never_ran(patch: pytest.MonkeyPatch) ->
 
 
 def overlook_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
-    real = health.find_evidence
+    real = health.examine
     patch.setattr(health, "_container_ended", lambda _: False)
     patch.setattr(
-        health, "find_evidence", lambda pod, agent, *rest, **k: real(pod, replace(agent, refused=False), *rest, **k)
+        health, "examine", lambda pod, agent, *rest, **k: real(pod, replace(agent, refused=False), *rest, **k)
     )
+
+
+def doubt_itself_over_a_lost_rack(patch: pytest.MonkeyPatch) -> None:
+    real = health.examine
+
+    def examine(pod: Any, agent: Any, node: Any, witnesses: Any, *rest: Any, **is_member: bool) -> silence.Finding:
+        is_alone = witnesses.heard_at is None or witnesses.heard_at == agent.last_answer
+        return real(pod, agent, None if is_alone else node, witnesses, *rest, **is_member)
+
+    patch.setattr(health, "examine", examine)
+
+
+def take_a_pause_for_a_loss(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(silence, "_word_of_peers", lambda *_: False)
 
 
 def leave_the_place_to_a_sidecar(patch: pytest.MonkeyPatch) -> None:
@@ -398,6 +413,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ask_again_and_again_for_half_an_increment,
     take_an_ended_container_for_one_that_never_ran,
     overlook_an_agent_that_ended,
+    doubt_itself_over_a_lost_rack,
+    take_a_pause_for_a_loss,
     leave_the_place_to_a_sidecar,
     charge_nobody_for_an_agent_that_ended,
     overlook_an_agent_that_began_anew,

@@ -48,6 +48,8 @@ class Run:
     spoiled: set[str] = field(default_factory=set)
     """Faults that were inflicted on it."""
     event_pending: bool = False
+    paused_until: float = 0.0
+    """Its workers make no steps until then, though nothing is wrong: they evaluate."""
 
     @property
     def is_saving(self) -> bool:
@@ -127,6 +129,8 @@ class Training:
             yield STEP_S
             if run.phase is not Phase.STEPPING:
                 return
+            if self._kernel.now < run.paused_until and self._all_there(run) and not run.event_pending:
+                continue
             if not self._all_there(run):
                 if (yield from self._stalled(run)):
                     return
@@ -172,7 +176,10 @@ class Training:
         return True
 
     def _all_there(self, run: Run) -> bool:
-        return all(member.works(run.generation) for member in run.members.values())
+        members = list(run.members.values())
+        return all(member.works(run.generation) for member in members) and not any(
+            one.pod.is_apart_from(other.pod) for one in members for other in members
+        )
 
     def _commit(self, run: Run) -> None:
         if run.generation >= self.newest_claim:

@@ -9,6 +9,7 @@ from tests.sim.events import Event
 from tests.sim.objects import SimNode, SimPod
 
 if TYPE_CHECKING:
+    from tests.sim.agents import SimAgent
     from tests.sim.story import Play
 
 # What keeps the operator from seeing or acting in time.
@@ -30,7 +31,7 @@ BLINDNESS = {
     *("slow_watch", "broken_watch", "repeated_watch", "operator_stands_still", "second_operator", "clock_jumps")
 }
 # What may keep a pod from being drained before it is killed.
-DELAYS = HINDRANCES | {"freeze_node", "cut_node", "kill_node", "delete_node"}
+DELAYS = HINDRANCES | {"freeze_node", "cut_node", "part_nodes", "kill_node", "lose_rack", "delete_node"}
 # What ends an agent.
 ENDS_OF_PODS = {"delete_pod", "force_delete_pod", "kill_container", "end_agent", "drain_node", "return_node"}
 # Calls without a generation are not fenced: what comes late or from somebody else does harm there.
@@ -58,6 +59,13 @@ def touch(play: Play, pod: SimPod, event: Event) -> None:
     play.watchman.touched(pod.name, play.kernel.now + event.seconds + AFTERMATH_S)
     if pod.agent is not None:
         play.training.touched(pod.agent, event.what)
+
+
+def expect_notice(play: Play, agent: SimAgent, within_s: float) -> None:
+    """What happens to a generation that runs, and to nothing else, must be known so soon."""
+    generation = agent.generation
+    if agent.works(generation) and all(e.what == "add_node" for e in play.story.events[1:]):
+        play.kernel.after(within_s, lambda: play.watchman.must_notice(generation))
 
 
 def a_node(play: Play, event: Event) -> SimNode | None:

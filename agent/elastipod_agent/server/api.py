@@ -11,6 +11,7 @@ from elastipod_agent.agent import Agent
 from elastipod_agent.core.fences import Answer, Verdict
 from elastipod_agent.core.requests import BadBody, parse_start, parse_stop, parse_update
 from elastipod_agent.server.http import Request, Response
+from elastipod_agent.server.reach import Prober, parse_target
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_START_BYTES = 8 * 1024 * 1024  # carries the addresses of all pods
@@ -38,6 +39,7 @@ class ControlApi:
         self._details = details
         self._nnodes: int | None = None
         self._waiting = 0
+        self._prober = Prober()
         self._routes: dict[str, dict[str, Callable[[Request], Awaitable[Response]]]] = {
             "/start": {"POST": self._start},
             "/stop": {"POST": self._stop},
@@ -98,6 +100,8 @@ class ControlApi:
             finally:
                 self._waiting -= 1
         status = self._agent.status_json()
+        if (text := request.query.get("reach")) is not None:
+            status["reach"] = {"address": text, "is_reached": await self._prober.reaches(parse_target(text))}
         if request.query.get("details"):
             status["details"] = self._details() | {"nnodes": self._nnodes}
         return Response(HTTPStatus.OK, status)

@@ -43,6 +43,14 @@ class WorkerAnswer(BaseModel):
     step: Number | None = None
 
 
+class ReachAnswer(BaseModel):
+    """What an agent says of another one; is_reached None: it cannot tell."""
+
+    model_config = ConfigDict(extra="ignore")
+    address: str | None = None
+    is_reached: bool | None = None
+
+
 class StatusAnswer(BaseModel):
     """The answer to GET /status; fields beyond the plain protocol are absent in agents of another make."""
 
@@ -61,6 +69,8 @@ class StatusAnswer(BaseModel):
     worker: WorkerAnswer | None = None
     progress: dict[str, Any] | None = None
     spare: str | None = None
+    features: list[Any] | None = None
+    reach: ReachAnswer | None = None
     restart_mode: str | None = Field(None, alias="restartMode")
     worker_data: Any = None
 
@@ -128,10 +138,20 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         last_answer=now,
         restart_mode=answer.restart_mode or "",
         is_spare=ours and answer.spare == "True",
+        can_reach=ours and "reach" in (answer.features or ()),
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
         excess=excess,
     )
     return Answer(fact, answer.version if ours else None, progress, worker_data)
+
+
+def read_reach(body: Any, address: str) -> bool | None:
+    """Give what an agent says of whether it reaches another one; None where it does not tell. Raises BadAnswer."""
+    try:
+        told = StatusAnswer.model_validate(body).reach
+    except ValidationError as error:
+        raise BadAnswer("the agent's /status is not understood") from error
+    return told.is_reached if told is not None and told.address == address else None
 
 
 def _extras(answer: StatusAnswer) -> tuple[str, str, str]:

@@ -33,7 +33,9 @@ from .answers import MAX_ANSWER_BYTES, MAX_EXCESS, MAX_REASON, Answer, BadAnswer
 from .authentication import NO_CREDENTIALS, Authenticators, Credentials, Denied, Reply
 from .budgets import ByteBudget
 from .fragments import Fragment
+from .peers import Peers
 from .polls import ConnectFailed, Hurried, PollConnection, TooLarge, Unusual
+from .replies import decoded, reply_of
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,16 @@ MAX_JOB_TEXTS, MAX_TEXTS, FREE_TEXTS = 2 << 20, 16 << 20, 128 * 1024
 # Bytes of answers whose end has not come.
 MAX_JOB_PARTS, MAX_PARTS, FREE_PARTS = 4 << 20, 48 << 20, 1 << 20
 # What of an agent changes with nearly every answer; the rest is news.
-_FLEETING = {"message", "step", "step_at", "step_pace", "trying_since", "last_answer", "answering_since"}
+_FLEETING = {
+    "message",
+    "step",
+    "step_at",
+    "step_pace",
+    "trying_since",
+    "last_answer",
+    "answering_since",
+    "peers_asked_at",
+}
 _LASTING = attrgetter(*(field.name for field in fields(AgentFact) if field.name not in _FLEETING))
 
 
@@ -81,8 +92,13 @@ class Address:
     """How often its container was started again: each time it is another process."""
 
     def url(self, path: str) -> str:
+        return f"http://{self.place}{path}"
+
+    @property
+    def place(self) -> str:
+        """Host and port."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.port}{path}"
+        return f"{host}:{self.port}"
 
 
 @dataclass(slots=True)
@@ -150,6 +166,7 @@ class Board:
         self._data = ByteBudget(per_job=MAX_JOB_DATA, in_all=MAX_DATA, free=FREE_DATA)
         self._texts = ByteBudget(per_job=MAX_JOB_TEXTS, in_all=MAX_TEXTS, free=FREE_TEXTS)
         self._parts = ByteBudget(per_job=MAX_JOB_PARTS, in_all=MAX_PARTS, free=FREE_PARTS)
+        self._peers = Peers(session, self._authenticators, wake, self._parts)
 
     def watch(self, pod_uid: str, address: Address) -> None:
         """Begin to ask an agent, or go on at its new address."""
@@ -232,6 +249,7 @@ class Board:
         for uid in list(self._watched):
             self.forget(uid)
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._peers.close()
 
     async def _follow(self, watched: Watched) -> None:
         retry_s = FIRST_RETRY_S
@@ -276,7 +294,7 @@ class Board:
 
         reply = await self._authenticators.of(watched.address.credentials).exchange("GET", target, b"", send)
         _check(reply.status)
-        return read(_decoded(reply.body), watched.fact, clock.now())
+        return read(decoded(reply.body), watched.fact, clock.now())
 
     async def _poll(self, watched: Watched, version: int) -> Answer:
         """Ask for what is newer, over a connection that is kept: nearly all that is asked while jobs train."""
@@ -304,7 +322,7 @@ class Board:
             is_long, watched.is_long = watched.is_long, False
         _check(reply.status)
         now = clock.now()
-        answer = _decoded(reply.body)
+        answer = decoded(reply.body)
         if is_long:  # who answers it was there all the time
             watched.fact = replace(watched.fact, last_answer=now)
         return read(answer, watched.fact, now)
@@ -380,6 +398,7 @@ class Board:
         since = watched.fact.last_answer or watched.fact.trying_since
         if since is None:
             return
+        self._peers.consider(watched, self._jobs.get(watched.address.job, {}).values())
         left_s = (since + SILENCE_LIMIT - clock.now()).total_seconds()
         if left_s <= 0:
             self._nag(watched.address.job)
@@ -402,30 +421,6 @@ def to_tick(now: float, wait_s: float) -> float:
 def _check(status: int) -> None:
     if status != 200:
         raise BadAnswer(f"the agent answers /status with HTTP {status}")
-
-
-def _decoded(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise BadAnswer("the agent's /status is not JSON") from error
-
-
-async def reply_of(response: aiohttp.ClientResponse, hold: Callable[[int], bool] = lambda _: True) -> Reply:
-    """Read an answer of at most MAX_ANSWER_BYTES. Raises BadAnswer for a larger one. hold: as in PollConnection."""
-    raw = bytearray()
-    num_held = 0
-    try:
-        async for chunk in response.content.iter_chunked(65536):
-            raw += chunk
-            if len(raw) > MAX_ANSWER_BYTES:
-                raise BadAnswer(f"the agent's answer is larger than {MAX_ANSWER_BYTES} bytes")
-            if not hold(len(chunk)):
-                raise BadAnswer("the agents of the job send too many large answers at a time")
-            num_held += len(chunk)
-    finally:
-        hold(-num_held)
-    return Reply(response.status, {name.lower(): value for name, value in response.headers.items()}, bytes(raw))
 
 
 def _matters(fact: AgentFact) -> tuple[object, ...]:

@@ -15,8 +15,9 @@ import aiohttp
 
 from .answers import BadAnswer
 from .authentication import Authenticators, Denied, Reply
-from .board import Address, reply_of
+from .board import Address
 from .fragments import Fragment
+from .replies import reply_of
 
 log = logging.getLogger(__name__)
 

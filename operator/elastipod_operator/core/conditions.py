@@ -80,6 +80,7 @@ def _is_told(before: Condition | None, reason: str, message: str) -> bool:
 WORTH_AN_EVENT = frozenset(
     {
         "AgentNotAnswering",
+        "AgentSilent",
         "PodsRefused",
         "PodsNotDeleted",
         "ImagePullFailed",
@@ -268,7 +269,7 @@ def _pods_ready(seen: Observed, view: View, policy: Policy) -> tuple[Line | None
         return denied, None
     if view.all_silent:
         text = "no agent answers the operator; training goes on by itself, nothing is changed until one answers"
-        return Line("PodsReady", False, "OperatorCutOff", text), None
+        return Line("PodsReady", False, "OperatorCutOff", text + _decided_at(view)), None
     if seen.refusal:
         return Line("PodsReady", False, "PodsRefused", seen.refusal), None
     told = next((c.reason for c in seen.job.conditions if c.type == "PodsReady"), "")
@@ -283,6 +284,9 @@ def _pods_ready(seen: Observed, view: View, policy: Policy) -> tuple[Line | None
                 "start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
             )
             return Line("PodsReady", False, "AgentNotAnswering", text), soonest(*wakes)
+        if replica.health is Health.SILENT and replica.until is not None:
+            text = f"{replica.detail}; unless it answers, it is replaced at {_clock(replica.until)}"
+            return Line("PodsReady", False, "AgentSilent", text), soonest(*wakes)
         if not pod.trouble or pod.trouble_reason == "Unschedulable":
             continue
         if replica.health in (Health.PENDING, Health.ENDED):
@@ -293,6 +297,12 @@ def _pods_ready(seen: Observed, view: View, policy: Policy) -> tuple[Line | None
     good = len([r for r in view.newest.values() if r.health is Health.GOOD])
     line = Line("PodsReady", False, "AgentsAnswer", f"{good} agents answer") if good else None
     return line, soonest(*wakes)
+
+
+def _decided_at(view: View) -> str:
+    """Say until when agents that are all silent are waited for."""
+    until = max((r.until for r in view.by_id.values() if r.until is not None), default=None)
+    return f"; if none does until {_clock(until)}, the replicas are replaced" if until is not None else ""
 
 
 def _lasts_from(pod: PodFact) -> datetime | None:

@@ -275,6 +275,11 @@ class AgentFact:
     """It was told that it is a spare, and waits for its turn."""
     excess: str = ""
     """What of its answers is not taken, and why; a sentence. Empty where all is."""
+    can_reach: bool = False
+    """It can be asked whether it reaches another agent."""
+    is_reached: bool | None = None
+    """Whether other agents of the job reach it, as they said at `peers_asked_at`; None where none could tell."""
+    peers_asked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from .facts import AgentFact, AgentState, NodeFact, Observed, PodFact
 from .names import PodId, Slot
-from .silence import AGENT_ENDED, NODE_LOST, Witnesses, does_answer, find_evidence, is_silent
+from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, Witnesses, does_answer, examine, is_silent
 
 TICK = timedelta(milliseconds=1)
 # An agent answers within a second of its container's start; after this long the container does not run one.
@@ -48,6 +48,8 @@ class Replica:
     """It has ended, and the kubelet that would take its object away is gone."""
     may_run: bool = False
     """It is lost, or its agent has ended, but its kubelet lives, and has not ended all of its containers yet."""
+    until: datetime | None = None
+    """Of a silent one: when silence itself decides that it is lost, because nothing else can."""
 
     @property
     def id(self) -> PodId:
@@ -106,9 +108,9 @@ class View:
     by_id: dict[PodId, Replica]
     newest: dict[Slot, Replica]
     all_silent: bool
-    """Every agent that ever answered is silent: the operator suspects itself and waits (decision 5)."""
+    """Every agent whose node does not explain it is silent: the operator suspects itself and waits (decision 5)."""
     next_gone_at: datetime | None = None
-    """When the next pod counts as gone unless its node comes back; nothing else would tell."""
+    """When the next pod counts as gone unless its node comes back, or as lost unless its agent answers; nothing else would tell."""
     now: datetime | None = None
     """When it was judged."""
     room_at: datetime | None = None
@@ -148,9 +150,10 @@ def judge(seen: Observed) -> View:
     }
     alive = [(pod, agents[pod.name]) for pod in seen.pods if not (pod.ended or _container_ended(pod))]
     ever = [a for _, a in alive if a.last_answer]
+    unexplained = [a for pod, a in alive if a.last_answer and not _is_explained(seen.nodes.get(pod.node), a, seen.now)]
     witnesses = Witnesses(
         members=[a for pod, a in alive if pod.id in members and does_answer(a, seen.now)],
-        all_silent=bool(ever) and all(is_silent(a, seen.now) for a in ever),
+        all_silent=bool(unexplained) and all(is_silent(a, seen.now) for a in unexplained),
         heard_at=max((a.last_answer for a in ever if a.last_answer is not None), default=None),
     )
     grace = drain_grace(seen)
@@ -174,7 +177,8 @@ def judge(seen: Observed) -> View:
         node.not_ready_since for pod in seen.pods if (node := seen.nodes.get(pod.node)) is not None and not node.ready
     )
     ends = (since + grace + TICK for since in not_ready_since if since is not None)
-    next_gone_at = min((at for at in ends if at > seen.now), default=None)
+    decisions = (r.until + TICK for r in by_id.values() if r.until is not None)
+    next_gone_at = min((at for at in (*ends, *decisions) if at > seen.now), default=None)
     return View(by_id, newest, witnesses.all_silent, next_gone_at, seen.now, seen.room_at, frozenset(seen.withdrawn))
 
 
@@ -204,16 +208,21 @@ def _judge_pod(
         detail = pod.trouble or f"the agent's container of pod {pod.name} ended and is started again"
         return Replica(pod, agent, Health.PENDING, CONTAINER_RESTARTED, detail, gone)
     if is_silent(agent, now):
-        evidence = find_evidence(pod, agent, node, witnesses, now, is_member=is_member)
-        if evidence is not None:
-            return Replica(pod, agent, Health.LOST, *evidence, gone)
-        return Replica(pod, agent, Health.SILENT, "AgentSilent", f"the agent of pod {pod.name} does not answer", gone)
+        found = examine(pod, agent, node, witnesses, now, is_member=is_member)
+        if found.cause:
+            return Replica(pod, agent, Health.LOST, found.cause, found.detail, gone)
+        return Replica(pod, agent, Health.SILENT, AGENT_SILENT, found.detail, gone, until=found.until)
     doomed = withdrawn or _doom(pod, node, agent)
     if doomed:
         return Replica(pod, agent, Health.DOOMED, *doomed, gone=gone)
     if agent.state is None:
         return Replica(pod, agent, Health.PENDING, "AgentNotAnswering" if _overdue(agent, now) else "", gone=gone)
     return Replica(pod, agent, Health.GOOD, gone=gone)
+
+
+def _is_explained(node: NodeFact | None, agent: AgentFact, now: datetime) -> bool:
+    """Whether an agent is silent and its node is known to be the reason."""
+    return node is not None and not node.ready and is_silent(agent, now)
 
 
 def _container_ended(pod: PodFact) -> bool:

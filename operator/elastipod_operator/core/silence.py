@@ -12,26 +12,43 @@ HEARTBEAT = timedelta(seconds=4.5)
 SILENCE_LIMIT = 3 * HEARTBEAT
 # Agents that all fall silent at one moment gave their last answers within a heartbeat of each other.
 CUT_OFF_SPREAD = 1.5 * HEARTBEAT
-# Workers that make no step for so many times the usual time of one stand still; but
+# Workers that make no step for so many times the usual time of one may stand still; but
 # steps become known with an agent's next answer, at most a heartbeat later: longer than that without one is a standstill.
 STALL_LIMIT = 1.3 * HEARTBEAT
 STALL_FACTOR = 4
+# What other agents said of a silent one counts so long; while it is silent they are asked again and again.
+WORD_LASTS = SILENCE_LIMIT
+# What nothing can decide is decided by these: where the others have ended, and where the job may well be at work.
+ENDED_LIMIT = timedelta(minutes=5)
+UNDECIDED_LIMIT = timedelta(minutes=30)
 
 # Causes of a loss.
-NODE_LOST, AGENT_ENDED = "NodeLost", "AgentEnded"
+NODE_LOST, AGENT_ENDED, AGENT_SILENT = "NodeLost", "AgentEnded", "AgentSilent"
 
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
     """What the other agents tell. members: those of the generation's members that answer at present.
 
-    all_silent: every agent that should answer is silent; then the operator suspects itself and waits (decision 5).
-    heard_at: the newest answer of any agent.
+    all_silent: every agent that should answer is silent, but for those whose nodes explain it; then the operator suspects
+    itself and waits (decision 5). heard_at: the newest answer of any agent.
     """
 
     members: list[AgentFact]
     all_silent: bool
     heard_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the silence of an agent means. cause: of its loss; empty while nothing proves one.
+
+    until: when silence itself decides, because nothing else can; None where the job goes on without the agent's answers.
+    """
+
+    cause: str
+    detail: str
+    until: datetime | None = None
 
 
 def is_silent(agent: AgentFact, now: datetime) -> bool:
@@ -44,56 +61,85 @@ def does_answer(agent: AgentFact, now: datetime) -> bool:
     return agent.state is not None and not is_silent(agent, now)
 
 
-def find_evidence(
+def examine(
     pod: PodFact, agent: AgentFact, node: NodeFact | None, witnesses: Witnesses, now: datetime, *, is_member: bool
-) -> tuple[str, str] | None:
-    """Give cause and sentence of what besides silence tells that a replica is dead; None when nothing does (decision 5).
+) -> Finding:
+    """Say what the silence of a replica's agent means (decision 5).
 
-    Its node not being ready; a connection that is refused; other members whose collective broke, or who stand still: a job
-    whose steps go on has not lost a member, only our sight of it. Who never trained needs no such proof: it is replaced
-    without harm.
+    Its node decides first: one that is not ready explains silence, also of all. Then its port: a connection that is refused
+    tells that nobody listens. Then the other agents: a broken collective, or that they cannot reach it either. A job whose
+    steps go on has not lost a member, only our sight of it. Who never trained needs no proof: it is replaced without harm.
     """
     assert agent.last_answer is not None
-    assert witnesses.heard_at is not None
-    name = pod.name
-    is_cut_off = witnesses.all_silent or witnesses.heard_at - agent.last_answer < CUT_OFF_SPREAD
-    if node is not None and not node.ready and not is_cut_off:
-        return NODE_LOST, f"node {node.name} is not ready and the agent of pod {name} is silent"
-    # The pod's own network refuses it; but a firewall that refuses may stand between a new operator and everybody.
-    if agent.refused and (node is None or node.ready) and (agent.state is not None or not is_cut_off):
-        return AGENT_ENDED, (
-            f"the agent of pod {name} has ended though its container runs: nobody listens on its port any more; its command must "
-            "not outlive hyperpodrun"
-        )
+    name = f"the agent of pod {pod.name}"
+    is_cut_off = witnesses.all_silent or _fell_silent_together(agent, witnesses)
+    if node is not None and not node.ready:
+        return Finding(NODE_LOST, f"node {node.name} is not ready and {name} is silent")
+    # A firewall that refuses may stand between a new operator and everybody.
+    if agent.refused and (agent.state is not None or not is_cut_off):
+        what = "has ended though its container runs: nobody listens on its port any more"
+        return Finding(AGENT_ENDED, f"{name} {what}; its command must not outlive hyperpodrun")
+    where = f"{name} on node {pod.node} is silent"
     if is_cut_off:
-        return None  # the agents fell silent together, though not all of them for long enough yet
+        why = "no agent of the job answers the operator, while nodes and containers look healthy"
+        return _undecided(agent, where, why, UNDECIDED_LIMIT, now)
     if not is_member:
-        return NODE_LOST, f"the agent of pod {name} on node {pod.node} is silent and other agents answer"
-    what = _what_others_show(witnesses.members, now)
-    return (NODE_LOST, f"the agent of pod {name} on node {pod.node} is silent and {what}") if what else None
+        return Finding(NODE_LOST, f"{where} and other agents answer")
+    return _heard_from_others(agent, where, witnesses.members, now)
 
 
-def _what_others_show(members: list[AgentFact], now: datetime) -> str:
-    """Say what the other members show of the loss of one; empty when they show nothing."""
+def _fell_silent_together(agent: AgentFact, witnesses: Witnesses) -> bool:
+    """Whether others fell silent with it, though not all of them for long enough yet."""
+    assert agent.last_answer is not None
+    return witnesses.heard_at is None or witnesses.heard_at - agent.last_answer < CUT_OFF_SPREAD
+
+
+def _heard_from_others(agent: AgentFact, where: str, members: list[AgentFact], now: datetime) -> Finding:
+    """Say what the members that answer show of the loss of one that does not."""
     states = {a.state for a in members}
     if AgentState.FAULTED in states:
-        return "the workers of others failed"
+        return Finding(NODE_LOST, f"{where} and the workers of others failed")
     busy = [a for a in members if a.state in (AgentState.RUNNING, AgentState.STOPPING)]
-    if busy:
-        # Who saves makes no steps, however long it takes.
-        stalled = not any(a.saving for a in busy) and _stalled(busy, now)
-        return "the others make no step" if stalled else ""
-    return "the workers of others have ended" if states & {AgentState.READY, AgentState.INIT} else ""
+    # Who saves makes no steps, however long it takes.
+    if busy and (any(a.saving for a in busy) or _steps_go_on(busy, now)):
+        return Finding("", f"{where}; training goes on")
+    if not busy and states & {AgentState.READY, AgentState.INIT}:
+        return Finding(NODE_LOST, f"{where} and the workers of others have ended")
+    is_reached = _word_of_peers(agent, now)
+    if is_reached is False:
+        return Finding(NODE_LOST, f"{where} and other agents cannot reach it either")
+    if busy and is_reached:
+        return Finding("", f"{where} to the operator, but other agents reach it")
+    if busy or not members:
+        why = "no other agent tells whether it reaches it" if busy else "no other member answers"
+        return _undecided(agent, where, why, UNDECIDED_LIMIT, now)
+    return _undecided(agent, where, "nothing tells whether its workers finished as others did", ENDED_LIMIT, now)
 
 
-def _stalled(busy: list[AgentFact], now: datetime) -> bool:
-    """Whether workers that report steps made none for longer than an answer takes, and much longer than they usually need.
+def _undecided(agent: AgentFact, where: str, why: str, limit: timedelta, now: datetime) -> Finding:
+    assert agent.last_answer is not None
+    until = agent.last_answer + limit
+    if now < until:
+        return Finding("", f"{where}; {why}", until)
+    return Finding(AGENT_SILENT, f"{where} for {limit.total_seconds():g} s; {why}")
 
-    A later answer must show so: of agents that say nothing any more it is not known whether they go on.
+
+def _word_of_peers(agent: AgentFact, now: datetime) -> bool | None:
+    """Whether other agents reach one that is silent; None where none of them can tell at present."""
+    asked_at = agent.peers_asked_at
+    return agent.is_reached if asked_at is not None and now - asked_at < WORD_LASTS else None
+
+
+def _steps_go_on(busy: list[AgentFact], now: datetime) -> bool:
+    """Whether workers that report steps made one not much longer ago than they usually need.
+
+    That they stand still must be shown by a later answer: of agents that say nothing any more it is not known.
     """
     newest = max((a.step_at for a in busy if a.step_at is not None), default=None)
     heard_at = max((a.last_answer for a in busy if a.last_answer is not None), default=None)
-    if newest is None or heard_at is None or heard_at - newest < HEARTBEAT / 2:
+    if newest is None or heard_at is None:
         return False
+    if heard_at - newest < HEARTBEAT / 2:
+        return True
     usual = max((a.step_pace for a in busy if a.step_pace is not None), default=timedelta(0))
-    return now - newest >= max(STALL_LIMIT, STALL_FACTOR * usual)
+    return now - newest < max(STALL_LIMIT, STALL_FACTOR * usual)

@@ -75,6 +75,11 @@ def silent(for_s: float = 20.0, **changes: Any) -> AgentFact:
     return agent(last_answer=NOW - seconds(for_s), **changes)
 
 
+def missed(for_s: float = 20.0, **changes: Any) -> AgentFact:
+    """Give a silent agent that other agents of the job cannot reach either."""
+    return silent(for_s, is_reached=False, peers_asked_at=NOW - timedelta(seconds=1), **changes)
+
+
 def faulted(generation: int = 1, message: str = "ValueError: boom", **changes: Any) -> AgentFact:
     """Give an agent whose workers failed."""
     failure = Failure(0, 1, "", f"Traceback ...\n{message}")

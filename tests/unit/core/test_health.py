@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     agent,
     faulted,
     job,
+    missed,
     observed,
     pid,
     pod,
@@ -46,11 +47,13 @@ def health_of_the_first(seen: Observed) -> tuple[Health, str]:
         pytest.param(silent(20), STEPS, None, Health.SILENT, "AgentSilent", id="silence while the others make steps is not death"),
         pytest.param(silent(20), SLOW, None, Health.SILENT, "AgentSilent", id="steps that take long prove nothing yet"),
         pytest.param(silent(20), running(), None, Health.SILENT, "AgentSilent", id="others that report no steps prove nothing"),
-        pytest.param(silent(20), STANDS, None, Health.LOST, "NodeLost", id="silence while the others stand still is death"),
+        pytest.param(silent(20), STANDS, None, Health.SILENT, "AgentSilent", id="nor while the others stand still: they may pause"),
+        pytest.param(missed(20), STANDS, None, Health.LOST, "NodeLost", id="nor can others reach it, who stand still: death"),
         pytest.param(silent(20), faulted(), None, Health.LOST, "NodeLost", id="silence and a broken collective is death"),
         pytest.param(silent(20), STEPS, NOT_READY, Health.LOST, "NodeLost", id="silence on a node that is not ready is death"),
-        pytest.param(silent(20), silent(20), NOT_READY, Health.SILENT, "AgentSilent",
+        pytest.param(silent(20), silent(20), None, Health.SILENT, "AgentSilent",
                      id="when all are silent the operator suspects itself"),
+        pytest.param(silent(20), silent(20), NOT_READY, Health.LOST, "NodeLost", id="unless its node says otherwise"),
         pytest.param(running(), running(), NOT_READY, Health.GOOD, "", id="who answers is alive, whatever its node says"),
         pytest.param(running(terminating=True), running(), None, Health.DOOMED, "PodTerminating", id="SIGTERM dooms"),
         pytest.param(running(), running(), NodeFact(name="node-0", doomed="taint x:NoExecute"), Health.DOOMED, "NodeDrained",
@@ -119,7 +122,10 @@ def test_a_pod_that_does_not_train(mine: AgentFact | None, others: AgentFact | N
     [
         pytest.param(3, None, Health.PENDING, id="right after a restart nobody is judged"),
         pytest.param(20, STEPS, Health.SILENT, id="a member that stays silent while others step is not lost"),
-        pytest.param(20, STANDS, Health.LOST, id="a member that stays silent while others stand still is lost"),
+        pytest.param(20, STANDS, Health.SILENT, id="nor one that stays silent while others stand still"),
+        pytest.param(
+            20, faulted(), Health.LOST, id="a member that stays silent while the workers of others fail is lost"
+        ),
         pytest.param(20, None, Health.SILENT, id="nobody answers: the operator suspects itself"),
     ],
 )

@@ -13,6 +13,7 @@ from tests.unit.core.builders import (
     agent,
     faulted,
     job,
+    missed,
     observed,
     pid,
     pod,
@@ -55,7 +56,8 @@ def first(*pods: Seen, **changes: Any) -> Replica:
                      "node node-0 is not ready for more than 600 s", id="away for too long"),
         pytest.param((pod(0), silent(20)), AWAY, "NodeLost", f"node node-0 is not ready and the agent of pod {pod(0).name} is silent",
                      id="silent and away"),
-        pytest.param((pod(0), silent(20)), None, "AgentSilent", f"the agent of pod {pod(0).name} does not answer", id="silent"),
+        pytest.param((pod(0), silent(20)), None, "AgentSilent",
+                     f"the agent of pod {pod(0).name} on node node-0 is silent; training goes on", id="silent"),
         pytest.param((pod(0), running()), NodeFact(name="node-0", doomed="taint x"), "NodeDrained", "node node-0: taint x", id="a taint"),
         pytest.param((pod(0, disrupted="Eviction", kill_at=NOW), running()), None, "PodDisrupted",
                      f"pod {pod(0).name} is being disrupted (Eviction)", id="a disruption comes before its deletion"),
@@ -183,23 +185,23 @@ def test_when_workers_stand_still(newest_s: float, pace_s: float | None, heard_s
         step=5, step_at=NOW - seconds(newest_s), step_pace=None if pace_s is None else seconds(pace_s),
         last_answer=NOW - seconds(heard_s),
     )  # fmt: skip
-    assert first((pod(0), silent(60)), (pod(1), other)).health is health
+    assert first((pod(0), missed(60)), (pod(1), other)).health is health
 
 
 def test_the_one_who_made_a_step_last_and_the_one_who_is_slowest_count() -> None:
     slow = running(step=5, step_at=NOW - seconds(30), step_pace=seconds(20))
     quick = running(step=5, step_at=NOW - seconds(20), step_pace=seconds(1))
-    assert first((pod(0), silent(60)), (pod(1), slow), (pod(2), quick), record=trains(3)).health is Health.SILENT
+    assert first((pod(0), missed(60)), (pod(1), slow), (pod(2), quick), record=trains(3)).health is Health.SILENT
     late = replace(quick, step_at=NOW - seconds(1))
     stuck = replace(quick, step_at=NOW - seconds(50))
-    assert first((pod(0), silent(60)), (pod(1), stuck), (pod(2), late), record=trains(3)).health is Health.SILENT
-    assert first((pod(0), silent(60)), (pod(1), stuck), (pod(2), stuck), record=trains(3)).health is Health.LOST
+    assert first((pod(0), missed(60)), (pod(1), stuck), (pod(2), late), record=trains(3)).health is Health.SILENT
+    assert first((pod(0), missed(60)), (pod(1), stuck), (pod(2), stuck), record=trains(3)).health is Health.LOST
 
 
 def test_who_saves_stands_still_for_a_reason() -> None:
     stuck = agent(AgentState.STOPPING, step=5, step_at=NOW - seconds(50), step_pace=seconds(1))
-    assert first((pod(0), silent(60)), (pod(1), stuck)).health is Health.LOST
-    assert first((pod(0), silent(60)), (pod(1), replace(stuck, saving=True))).health is Health.SILENT
+    assert first((pod(0), missed(60)), (pod(1), stuck)).health is Health.LOST
+    assert first((pod(0), missed(60)), (pod(1), replace(stuck, saving=True))).health is Health.SILENT
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ CHANGING = [(pod(n), agent(AgentState.STOPPING)) for n in range(2)]
                      id="one does not answer: twice a minute"),
         pytest.param(trains(), [(pod(0), silent(20)), (pod(1), running(step=9, step_at=NOW))], 30, True, 1, id="now too"),
         pytest.param(trains(), [(pod(0), silent(20)), (pod(1), silent(20))], 29, False, 1, id="nobody answers: just the same"),
-        pytest.param(trains(), [(pod(0), silent(20)), (pod(1), silent(20))], None, True, None, id="without a list at once"),
+        pytest.param(trains(), [(pod(0), silent(20)), (pod(1), silent(20))], None, True, 1780.001, id="without a list at once"),
     ],
 )  # fmt: skip
 def test_when_the_api_server_is_asked_for_the_pods(

@@ -12,6 +12,7 @@ from tests.unit.core.builders import (
     agent,
     faulted,
     job,
+    missed,
     observed,
     pid,
     pod,
@@ -166,7 +167,7 @@ def test_a_stop_names_no_generation_that_would_keep_the_agent_from_every_start(c
 def test_members_that_save_do_not_prove_that_a_silent_one_is_dead(saving: bool, health: Health) -> None:
     saves = agent(AgentState.STOPPING, saving=saving, step=70, step_at=NOW - seconds(900), step_pace=seconds(1))
     drains = trains(transition=transition(began_s=900, deadline=NOW + seconds(900)))
-    view = judge(observed(job(drains), [(pod(0), silent(600)), (pod(1), saves)]))
+    view = judge(observed(job(drains), [(pod(0), missed(600)), (pod(1), saves)]))
     assert view.by_id[pid(0)].health is health
 
 

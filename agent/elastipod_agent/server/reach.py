@@ -1,0 +1,79 @@
+"""Whether this agent reaches another agent of its job, asked by the operator when that one does not answer it.
+
+Any HTTP answer shows that the process there lives, a refusal (401) too, so nothing is proved to it and nothing of the answer
+is used. A probe takes at most PROBE_TIMEOUT_S and only a few run at a time: they never hold up what the agent is there for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+from contextlib import suppress
+from typing import NamedTuple
+
+from elastipod_agent.core.requests import BadBody
+
+PROBE_TIMEOUT_S = 2.0
+MAX_PROBES = 4
+# Failures of this agent's own machine say nothing about the other one.
+_OWN_FAILURES = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.ENETUNREACH}
+)
+
+
+class Target(NamedTuple):
+    """An agent's address. host: an IP address, never a name."""
+
+    host: str
+    port: int
+
+
+def parse_target(text: str) -> Target:
+    """Read `<ip>:<port>`, an IPv6 address in brackets. Raises BadBody."""
+    host, _, port = text.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
+        if not 0 < number < 1 << 16:
+            raise ValueError
+    except ValueError:
+        raise BadBody(
+            "reach", f"is {text[:80]!r}; it must be an IP address and a port, such as 10.0.0.7:8080"
+        ) from None
+    return Target(str(address), number)
+
+
+class Prober:
+    """Tries to reach other agents, MAX_PROBES at a time."""
+
+    def __init__(self) -> None:
+        self._running = 0
+
+    async def reaches(self, target: Target) -> bool | None:
+        """Tell whether an agent answers there; None when this agent cannot tell, because of itself."""
+        if self._running >= MAX_PROBES:
+            return None
+        self._running += 1
+        try:
+            return await asyncio.wait_for(_answers_http(target), PROBE_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            return False
+        except OSError as error:
+            return None if error.errno in _OWN_FAILURES else False
+        finally:
+            self._running -= 1
+
+
+async def _answers_http(target: Target) -> bool:
+    reader, writer = await asyncio.open_connection(target.host, target.port, limit=1024)
+    try:
+        shown = f"[{target.host}]" if ":" in target.host else target.host
+        writer.write(f"GET /status HTTP/1.1\r\nHost: {shown}:{target.port}\r\nConnection: close\r\n\r\n".encode())
+        return (await reader.readexactly(7)) == b"HTTP/1."
+    except asyncio.IncompleteReadError:
+        return False
+    finally:
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
