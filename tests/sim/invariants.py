@@ -295,9 +295,9 @@ class Watchman:
             raise Violation("a recovery was booked twice")
         run = training.runs.get(old.generation)
         at = (now - EPOCH).total_seconds()
-        touched = any(self._touched.get(f"{JOB_NAME}-{_short(member)}", -1.0) >= at for member in old.members)
+        touched = any(self._touched.get(member.name(JOB_NAME), -1.0) >= at for member in old.members)
         in_transit = old.transition is not None or old.settled_at is None
-        hidden = any(self._hidden.get(f"{JOB_NAME}-{_short(member)}", -1.0) >= at for member in old.members)
+        hidden = any(self._hidden.get(member.name(JOB_NAME), -1.0) >= at for member in old.members)
         if not touched and not (in_transit and hidden) and not (run is not None and run.spoiled):
             if self._excused:
                 self._excused -= 1
@@ -398,7 +398,7 @@ class Watchman:
     def step(self, run: Run, runs: Mapping[int, Run]) -> None:
         """A generation makes a step."""
         # Members that are all out of everybody's sight cannot be kept from going on; what they save is refused.
-        lost = {f"{JOB_NAME}-{_short(member)}" for member in self.record.lost}
+        lost = {member.name(JOB_NAME) for member in self.record.lost}
         names = [agent.pod.name for agent in run.members.values()]
         unseen = all(name in self._touched or (name in self._hidden and name in lost) for name in names)
         if run.generation < self._stepped and unseen:
