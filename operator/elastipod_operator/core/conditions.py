@@ -334,6 +334,8 @@ def _warning(
 ) -> Line | None:
     """Say what deserves attention though nothing stands still; the most pressing gives the reason."""
     found: Warnings = []
+    if seen.job.refused_edit:
+        found.append(("InvalidSpec", f"{seen.job.refused_edit}; the last spec that could be used stays in force"))
     if does_not_progress(record):
         text = f"the last {record.stalled} recoveries brought no newer step; after {NO_PROGRESS_LIMIT} a script hardly heals by itself"
         found.append(("NoProgress", text))

@@ -120,6 +120,8 @@ class JobFact:
     record: Record | None = None
     hands_off: str = ""
     """Why this operator must leave the job alone: a newer one wrote its record. Empty when it need not."""
+    refused_edit: str = ""
+    """Why the spec as it stands cannot be used, in one sentence; the policy is that of the last one that could be."""
     pending_edits: tuple[str, ...] = ()
     """Fields of the spec that were edited and act only when the job is suspended and resumed (decision 31)."""
     history_generation: int = 0

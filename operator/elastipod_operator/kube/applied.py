@@ -1,6 +1,8 @@
-"""The part of the spec that acts only when a job is suspended and resumed (decision 31), kept in an annotation.
+"""What of the spec must outlive an edit (decision 31), kept in an annotation. Pure.
 
-Pods that are made while a job runs are like those that run with them, whatever the template says by now. Pure.
+templates and nprocPerNode act only when a job is suspended and resumed: pods that are made while a job runs are like those
+that run with them, whatever the template says by now. `rest` is all else of the last spec that could be used: it stays in
+force while an edit cannot be used.
 """
 
 from __future__ import annotations
@@ -25,10 +27,58 @@ APPLIED_KEPT = 4 << 20
 
 def encode_applied(spec: Mapping[str, Any]) -> str:
     """Give the annotation's text for the templates and worker counts of a spec as it is now."""
-    kept = {
-        "nprocPerNode": spec.get("nprocPerNode"),
-        "templates": {s["name"]: s.get("template") for s in spec.get("replicaSpecs") or ()},
-    }
+    return _packed({**_taken_up(spec), "rest": _rest_of(spec)})
+
+
+def applied_annotation(body: Mapping[str, Any], *, takes_spec: bool, room: int) -> str | None:
+    """Give the annotation's new text for a job whose spec can be used; None where it stands as it is.
+
+    takes_spec: templates and worker counts act as they are now. room: so many bytes are left for it; where all that does not
+    fit, the templates alone are kept.
+    """
+    spec, kept = body["spec"], applied_of(body)
+    rest = _rest_of(spec)
+    if kept is not None and not takes_spec and kept.get("rest") == rest:
+        return None
+    taken = (
+        _taken_up(spec) if kept is None or takes_spec else {name: kept[name] for name in ("nprocPerNode", "templates")}
+    )
+    text = _packed({**taken, "rest": rest})
+    return text if len(text) <= room else _packed(taken)
+
+
+def last_good_spec(body: Mapping[str, Any]) -> Spec | None:
+    """Give the last spec of a job that could be used; None where it is not known.
+
+    A wish to suspend acts also in an edit that cannot be used; one to resume waits until the edit is put right.
+    """
+    kept = applied_of(body)
+    rest = kept.get("rest") if kept is not None else None
+    if kept is None or not isinstance(rest, dict):
+        return None
+    templates = kept["templates"]
+    specs = [
+        {**s, "template": templates[s["name"]]}
+        for s in mappings(rest.get("replicaSpecs"))
+        if s.get("name") in templates
+    ]
+    good = {**rest, "nprocPerNode": kept["nprocPerNode"], "replicaSpecs": specs}
+    if mapping(mapping(body.get("spec")).get("runPolicy")).get("suspend") is True:
+        good["runPolicy"] = {**mapping(rest.get("runPolicy")), "suspend": True}
+    return good
+
+
+def _taken_up(spec: Mapping[str, Any]) -> Spec:
+    templates = {s["name"]: s.get("template") for s in spec.get("replicaSpecs") or ()}
+    return {"nprocPerNode": spec.get("nprocPerNode"), "templates": templates}
+
+
+def _rest_of(spec: Mapping[str, Any]) -> Spec:
+    specs = [{name: value for name, value in s.items() if name != "template"} for s in spec.get("replicaSpecs") or ()]
+    return {**{name: value for name, value in spec.items() if name != "nprocPerNode"}, "replicaSpecs": specs}
+
+
+def _packed(kept: Mapping[str, Any]) -> str:
     text = json.dumps(kept, separators=(",", ":"), sort_keys=True)
     return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
 

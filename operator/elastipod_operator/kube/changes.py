@@ -19,7 +19,8 @@ from ..core.names import (
     FINALIZER,
     LABEL_QUEUE,
 )
-from .applied import applied_of, encode_applied
+from .applied import applied_annotation
+from .limits import room_for_applied
 from .reading import annotations_of, finalizers_of, mapping
 from .store import Job
 
@@ -31,8 +32,10 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
         wanted: dict[str, str] = {}
     else:
         wanted = {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
-    if job.fact.policy is not None and (todo.takes_spec or (wanted and applied_of(job.body) is None)):
-        wanted[ANNOTATION_APPLIED] = encode_applied(job.body["spec"])
+    if job.fact.policy is not None and (todo.takes_spec or wanted):
+        applied = applied_annotation(job.body, takes_spec=todo.takes_spec, room=room_for_applied(job.body))
+        if applied is not None:
+            wanted[ANNOTATION_APPLIED] = applied
     if todo.history or todo.running_since is not None:
         entries = decode_history(present.get(ANNOTATION_HISTORY, "[]")) + todo.history
         if todo.running_since is not None:

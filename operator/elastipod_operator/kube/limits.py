@@ -38,16 +38,25 @@ def excess(body: Body) -> str:
             f"spec.runPolicy.logMonitoringConfiguration takes {rules} bytes as JSON; at most {MAX_LOG_RULE_BYTES} are taken, so use "
             "fewer rules or shorter patterns"
         )
-    return _excess_of_annotations(body, templates)
+    return _excess_of_annotations(body)
 
 
-def _excess_of_annotations(body: Body, templates: int) -> str:
+def room_for_applied(body: Body) -> int:
+    """Give how many bytes annotation `elastipod.io/applied` of a job may take, beside all its other annotations."""
+    return MAX_ANNOTATION_BYTES - OWN_ANNOTATION_BYTES - _bytes_of_others(annotations_of(body))
+
+
+def _bytes_of_others(annotations: Mapping[str, str]) -> int:
+    return sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items() if name not in OWN)
+
+
+def _excess_of_annotations(body: Body) -> str:
     """What does not fit makes the API server refuse every record. A job that has one keeps it."""
     annotations = annotations_of(body)
     if ANNOTATION_STATE in annotations:
         return ""
-    others = sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items() if name not in OWN)
-    if others + templates * 5 // 4 + OWN_ANNOTATION_BYTES <= MAX_ANNOTATION_BYTES:
+    others = _bytes_of_others(annotations)
+    if others + _size(body["spec"]) * 5 // 4 + OWN_ANNOTATION_BYTES <= MAX_ANNOTATION_BYTES:
         return ""  # however badly they pack
     kept = len(encode_applied(body["spec"]))
     if others + kept + OWN_ANNOTATION_BYTES <= MAX_ANNOTATION_BYTES:

@@ -17,7 +17,7 @@ from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
 from .kept import Kept
 from .limits import slim
 from .reading import labels_of, mapping, mappings, name_of, text, uid_of
-from .translate import Doom, doom_of, job_fact, node_fact, pod_fact, tolerations_of
+from .translate import Doom, doom_of, node_fact, pod_fact, read_job, tolerations_of
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
 # etcd counts in 64 bits.
@@ -34,7 +34,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Job:
-    """A job as last seen. body is kept because its templates and annotations are needed as they are."""
+    """A job as last seen. body is kept because its templates and annotations are needed as they are; its spec is the one in force."""
 
     body: Mapping[str, Any]
     fact: JobFact
@@ -69,13 +69,14 @@ class Store:
         if not uid:
             return False
         known = self.jobs.get(uid)
-        if known is None:
-            self.jobs[uid] = Job(slim(body), job_as_seen(job_fact(body), None, self._now()), version)
-            return True
-        if version <= known.version:
+        if known is not None and version <= known.version:
             return False
+        body, read = read_job(body)
+        fact = job_as_seen(read, known.fact if known is not None else None, self._now())
+        if known is None:
+            self.jobs[uid] = Job(slim(body), fact, version)
+            return True
         had_ended = _has_ended(known.fact)
-        fact = job_as_seen(job_fact(body), known.fact, self._now())
         known.body, known.fact, known.version = slim(body), fact, version
         if _has_ended(known.fact) and not had_ended:
             self.room_at = self._now()

@@ -18,6 +18,7 @@ from ..core.codec import NewerRecordError, RecordError, decode
 from ..core.facts import Condition, ContainerFact, JobFact, NodeFact, PodFact, Policy, SpecShape
 from ..core.history import decode_history
 from ..core.names import (
+    ANNOTATION_APPLIED,
     ANNOTATION_AVOIDS,
     ANNOTATION_DRAIN_ON_DELETE,
     ANNOTATION_HISTORY,
@@ -34,7 +35,7 @@ from ..core.queue_facts import PodNeeds
 from ..core.quotes import quoted
 from ..core.record import Record
 from ..core.sizes import SizeError, SizeRequest, resolve
-from .applied import changed_specs, effective_spec, pending_edits
+from .applied import changed_specs, effective_spec, last_good_spec, pending_edits
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .limits import excess
 from .needs import pod_needs
@@ -112,6 +113,25 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
         return fact
     problem = _template_problem(fact, policy, body)
     return replace(fact, policy=None, refusal=problem) if problem else replace(fact, needs=_needs(body))
+
+
+def read_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], JobFact]:
+    """Read a job as it is in force: where its spec cannot be used, the last one that could be stands in its place (decision 31)."""
+    fact = job_fact(body)
+    problem = fact.refusal or (_problem_of_edits(body) if fact.pending_edits else "")
+    good = last_good_spec(body) if problem else None
+    if good is None:
+        return body, fact
+    in_force = {**body, "spec": good}
+    kept = job_fact(in_force)
+    return (in_force, replace(kept, refused_edit=problem)) if kept.policy is not None else (body, fact)
+
+
+def _problem_of_edits(body: Mapping[str, Any]) -> str:
+    """Say why edits that wait for a suspension could not be used then; empty when they could."""
+    meta = mapping(body.get("metadata"))
+    annotations = {name: value for name, value in annotations_of(body).items() if name != ANNOTATION_APPLIED}
+    return job_fact({**body, "metadata": {**meta, "annotations": annotations}}).refusal
 
 
 def _needs(body: Mapping[str, Any]) -> tuple[PodNeeds, ...]:
