@@ -14,9 +14,13 @@ from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId, Slot
 from .record import Record
+from .silence import AGENT_ENDED
 
 # So long a pod that is to train waits for a place before a spare gives its own away.
 SPARE_PATIENCE = timedelta(seconds=60)
+# What runs beside an agent that has ended (a sidecar, a shell) may ignore its end: it has nothing to save for which it would get
+# the time of a drain.
+REST_GRACE_S = 30
 
 
 def rank_order(candidates: list[Replica], record: Record, policy: Policy) -> list[Replica]:
@@ -299,7 +303,8 @@ def remove(replica: Replica, why: str) -> list[Action]:
     # Once more where a deletion is under way already but no kubelet will complete it.
     force = replica.unattended if replica.pod.ended else replica.gone
     if replica.pod.kill_at is None or force:
-        actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force))
+        is_over = not force and (holds_its_place(replica) or replica.why == AGENT_ENDED)
+        actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force, REST_GRACE_S if is_over else None))
     return actions
 
 

@@ -88,6 +88,16 @@ def test_its_place_is_freed_though_a_sidecar_runs_on() -> None:
     assert pid(0, 1) in [a.pod for a in acts(todo, CreatePod)]
 
 
+def test_what_ignores_its_end_does_not_hold_the_place_for_the_length_of_a_drain() -> None:
+    stopped = trains(2, transition=transition(Kind.RECOVERY, counted=True))
+    beside = decided([(with_sidecar(), None), (pod(1), ready(1))], stopped)
+    shell = decided([(pod(0), REFUSES), (pod(1), ready(1))], stopped)
+    for todo in (beside, shell):
+        assert [(a.name, a.force, a.grace_s) for a in acts(todo, DeletePod)] == [(pod(0).name, False, 30)]
+    lost = decided([(pod(0), silent(20)), (pod(1), ready(1))], stopped, NOT_READY)
+    assert [a.grace_s for a in acts(lost, DeletePod)] == [None], "its agent may yet save something"
+
+
 def test_its_log_is_kept_where_nothing_of_the_pod_runs_any_more() -> None:
     stopped = trains(2, transition=transition(Kind.RECOVERY, counted=True))
     todo = decided([(with_sidecar(containers_ended=True), None), (pod(1), ready(1))], stopped)
