@@ -31,8 +31,9 @@ ASK_AFTER = timedelta(seconds=8)
 ASK_EVERY_S = HEARTBEAT.total_seconds()
 # So many are asked about one silent agent: the one may be cut off from it for a reason of its own.
 PEERS_ASKED = 3
-# Silent agents about which others are asked at a time, over all jobs: a rack that goes must not bring thousands of calls.
-MAX_AT_A_TIME = 32
+# Silent agents about which others are asked in that time, over all jobs: a rack that goes must not bring thousands of calls.
+# Those that never answered may be coming up yet: they get half of the turns.
+MAX_AT_A_TIME, MAX_UNHEARD = 32, 16
 CALL_S = 4.0  # an agent tries for 2 s
 
 
@@ -58,16 +59,19 @@ class Peers:
         """Ask others about an agent that does not answer, if it is time to and some of its job can tell."""
         now, place = time.monotonic(), silent.address.place
         since = silent.fact.last_answer or silent.fact.trying_since
-        if since is None or clock.now() - since < ASK_AFTER or now - self._asked.get(place, -ASK_EVERY_S) < ASK_EVERY_S:
+        if since is None or clock.now() - since < ASK_AFTER:
             return
-        if place in self._asking or len(self._asking) >= MAX_AT_A_TIME:
+        self._asked = {
+            known: at for known, at in self._asked.items() if now - at < ASK_EVERY_S or known in self._asking
+        }
+        limit = MAX_UNHEARD if silent.fact.last_answer is None else MAX_AT_A_TIME
+        if place in self._asked or len(self._asked) >= limit:
             return
         able = sorted(
             (one for one in agents if _can_tell(one, silent)), key=lambda one: (one.place < silent.place, one.place)
         )
         if not able:
             return
-        self._asked = {known: at for known, at in self._asked.items() if now - at < ASK_EVERY_S}
         self._asked[place] = now
         task = asyncio.create_task(
             self._ask(silent, [one.address for one in able[:PEERS_ASKED]]), name=f"who reaches {place}"

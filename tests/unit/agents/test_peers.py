@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.unit.agents.stand_in import JOB, StandIn, serving, until
 from elastipod_operator.agents import peers as peers_module
 from elastipod_operator.agents.answers import BadAnswer, read_reach
 from elastipod_operator.agents.board import Address, Board, open_session
-from elastipod_operator.agents.peers import PEERS_ASKED
+from elastipod_operator.agents.peers import MAX_UNHEARD, PEERS_ASKED
 
 SILENT = "silent-pod"
 
@@ -125,6 +126,24 @@ async def test_of_many_only_a_few_are_asked(board: Board) -> None:
         assert sum(bool(other.asked) for other in others) == PEERS_ASKED
         for number in range(len(others)):
             board.forget(f"pod-{number}")
+
+
+async def test_of_many_silent_ones_only_some_are_asked_about_at_a_time(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that never answered may be coming up: a large job that starts must not bring thousands of calls."""
+    monkeypatch.setattr(peers_module, "ASK_EVERY_S", 60.0)
+    async with AsyncExitStack() as stack:
+        peer = Peer(False)
+        await watched_with(board, stack, peer)
+        nowhere = await gone()
+        for number in range(MAX_UNHEARD + 10):
+            board.watch(f"silent-{number}", replace(nowhere, ip=f"127.0.0.{2 + number}"))
+        await until(lambda: len(peer.asked) == MAX_UNHEARD)
+        await until(lambda: all(board.fact(f"silent-{n}").refused for n in range(MAX_UNHEARD + 10)))
+        await asyncio.sleep(0.2)
+        assert len(peer.asked) == MAX_UNHEARD
+        board.forget("pod-0")
 
 
 async def test_silence_is_first_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
