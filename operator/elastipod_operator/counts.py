@@ -17,6 +17,7 @@ class JobCounts:
         self._states: dict[str, str] = {}
         self._ledgers: dict[str, Ledger] = {}
         metrics.GOODPUT.set_function(self._goodput)
+        metrics.export_leading()
         for name in metrics.STATES:
             metrics.JOBS.labels(name).set(0)
 

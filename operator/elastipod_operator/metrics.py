@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from contextlib import suppress
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
 JOBS = Gauge("elastipod_jobs", "Jobs known to this operator", ["state"])
@@ -10,7 +12,10 @@ JOBS_IN_PHASE = Gauge("elastipod_jobs_in_phase", "Jobs by what they do, or wait 
 PHASE_SECONDS = Counter(
     "elastipod_phase_seconds_total", "Time of all jobs by what they did, booked when a job changes its phase", ["phase"]
 )
-GOODPUT = Gauge("elastipod_goodput_ratio", "Share of training in the time of the jobs that are there, without queues")
+# Only who looks after jobs exports it: of an operator that stands by, 0 would be wrong.
+GOODPUT = Gauge(
+    "elastipod_goodput_ratio", "Share of training in the time of the jobs that are there, without queues", registry=None
+)
 GENERATIONS = Counter("elastipod_generations_total", "Starts of workers", ["kind"])
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 RECONCILE_SECONDS = Histogram(
@@ -45,11 +50,20 @@ QUOTA_WAIT_SECONDS = Histogram(
 )
 EVICTIONS = Counter("elastipod_quota_evictions_total", "Workloads whose quota Kueue took back", ["share", "cause"])
 EVICTIONS_LATE = Gauge(
-    "elastipod_quota_evictions_overdue", "Workloads that hold quota which Kueue wants back, longer than the grace time"
+    "elastipod_quota_evictions_overdue",
+    "Workloads that hold quota which Kueue wants back, longer than the grace time",
+    registry=None,
 )
 EVICTION_CAUSES = (
     "Preempted", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped", "NodeFailures", "Deactivated",
 )  # fmt: skip
+
+
+def export_leading() -> None:
+    """Begin to export what only the operator that leads can tell; more than once does no harm."""
+    for gauge in (GOODPUT, EVICTIONS_LATE):
+        with suppress(ValueError):  # it is exported already
+            REGISTRY.register(gauge)
 
 
 def eviction_cause(reason: str) -> str:

@@ -16,7 +16,8 @@ from .agents.board import Address
 from .agents.commands import Command
 from .agents.orders import Orders
 from .agents.ports import ConnectAgents
-from .core.actions import CreatePod, DeleteJob, DeletePod, Plan, StopWorkers, VerifyPods
+from .core.actions import CreatePod, DeleteJob, DeletePod, Note, Plan, StopWorkers, VerifyPods
+from .core.ending import deletion_notes
 from .core.facts import Observed, PodFact
 from .core.plan import plan
 from .core.record import Record
@@ -356,6 +357,7 @@ class Reconciler:
         job = made.job
         farewells = {call.pod_uid: call for call in calls if call.path == "/shutdown"}
         worker.deletion.begin(job, made.deletions, lambda action: self._bid_farewell(job, farewells.get(action.uid)))
+        self._tell(job, deletion_notes(made.deletions))
         if may_create:
             await worker.creation.begin(job, made.creations)
 
@@ -402,7 +404,7 @@ class Reconciler:
     async def _report(self, job: Job, todo: Plan) -> None:
         """Write the status, then have Events written: those of conditions come with the next status where this one fails."""
         await self._write_status(job, todo)
-        self._tell(job, todo)
+        self._tell(job, todo.notes)
 
     async def _write_status(self, job: Job, todo: Plan) -> None:
         status = status_change(job, todo)
@@ -414,8 +416,8 @@ class Reconciler:
         if replace(job.fact, conditions=before.conditions, scaling=before.scaling) != before:
             self.wake(job.fact.uid)  # the answer carried somebody's edit, which the watch will not tell as new
 
-    def _tell(self, job: Job, todo: Plan) -> None:
-        for note in todo.notes:
+    def _tell(self, job: Job, notes: Sequence[Note]) -> None:
+        for note in notes:
             level = logging.WARNING if note.warning else logging.INFO
             log.log(level, note.message, extra={**about(job.fact), "reason": note.reason})
-        self._events.tell(job.fact, todo.notes)
+        self._events.tell(job.fact, tuple(notes))

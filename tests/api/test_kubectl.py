@@ -9,6 +9,7 @@ from tests.api.jobs import apply, get, job, refusal
 
 from elastipod_local.cluster import Cluster
 from elastipod_operator.api import Condition, ConditionStatus, JobStatus, generate, pod_schema
+from elastipod_operator.kube.object_warnings import object_warnings
 
 ELASTIC = {"minReplicas": 2, "maxReplicas": 8}
 
@@ -55,6 +56,34 @@ def test_scale_sets_the_ceiling(api_server: Cluster, namespace: str):
     patch = '[{"op": "replace", "path": "/spec/replicas", "value": 6}]'
     api_server.kubectl("-n", namespace, "patch", "hpjob", "llm", "--type=json", "-p", patch)
     assert get(api_server, namespace)["spec"]["replicas"] == 6
+
+
+def test_the_scale_subresource_tells_how_many_train(api_server: Cluster, namespace: str):
+    """What HPA reads; the status is written as the operator writes it."""
+    apply(api_server, namespace, job(elasticPolicy=ELASTIC))
+    status: dict[str, object] = {
+        "elasticScalingStatus": {"targetReplicas": {"pods": 4, "Running": 3}},
+        "elasticWorkloadRef": {"selector": "HPJob=llm"},
+    }
+    report(api_server, namespace, "llm", status)
+    path = f"/apis/sagemaker.amazonaws.com/v1/namespaces/{namespace}/hyperpodpytorchjobs/llm/scale"
+    scale = json.loads(api_server.kubectl("get", "--raw", path))
+    assert scale["status"] == {"replicas": 3, "selector": "HPJob=llm"}
+
+
+def test_who_scales_to_zero_is_known(api_server: Cluster, namespace: str):
+    """A ceiling that was taken off by kubectl scale is told from one that was never set."""
+    apply(api_server, namespace, job(elasticPolicy=ELASTIC, replicas=4))
+    assert _warned(api_server, namespace) == []
+    api_server.kubectl("-n", namespace, "scale", "hpjob/llm", "--replicas=0")
+    assert _warned(api_server, namespace) == ["ScaledToZero"]
+    apply(api_server, namespace, job(elasticPolicy=ELASTIC, replicas=4))
+    assert _warned(api_server, namespace) == []
+
+
+def _warned(api_server: Cluster, namespace: str) -> list[str]:
+    text = api_server.kubectl("-n", namespace, "get", "hpjob", "llm", "-o", "json", "--show-managed-fields")
+    return [reason for reason, _ in object_warnings(json.loads(text))]
 
 
 def test_scale_below_the_minimum_is_refused(api_server: Cluster, namespace: str):

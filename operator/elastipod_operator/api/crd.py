@@ -8,7 +8,7 @@ from typing import Any, Final
 from elastipod_operator.api import pod_schema, rules
 from elastipod_operator.api.base import MAX_INT32, SHORT_NAMES, SINGULAR
 from elastipod_operator.api.models import HyperPodPyTorchJob, JobSpec
-from elastipod_operator.api.status import JobStatus
+from elastipod_operator.api.status import RUNNING, SELECTOR, JobStatus
 from elastipod_operator.core.names import GROUP, KIND, PLURAL, VERSION
 
 Schema = dict[str, Any]
@@ -67,10 +67,13 @@ _PRINTER_COLUMNS: tuple[Schema, ...] = (
     },
 )
 
-# The scale subresource needs the path of a number under status, and every field that clients know there means something
-# else; more fields would break them. So the path names a field that is never written, which reads as 0. Nothing that sets
-# a size depends on it: `kubectl scale` and JSON patches use spec.replicas only.
-_SCALE: Schema = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
+# The scale subresource needs the paths of a number and of a selector under status, without lists on the way, and clients
+# refuse fields that they do not know there. Of those that they know two are open maps (`core.status`).
+_SCALE: Schema = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": f".status.elasticScalingStatus.targetReplicas.{RUNNING}",
+    "labelSelectorPath": f".status.elasticWorkloadRef.{SELECTOR}",
+}
 
 
 def build() -> Schema:

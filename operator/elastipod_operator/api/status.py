@@ -13,6 +13,10 @@ from pydantic import Field
 
 from elastipod_operator.api.base import Model, Timestamp
 
+# Entries of maps, for the scale subresource. No spec can be named like the first.
+RUNNING = "Running"
+SELECTOR = "selector"
+
 
 class ConditionStatus(StrEnum):
     """Whether a condition holds."""
@@ -96,7 +100,7 @@ class ElasticScalingStatus(Model):
     """Where the size is going."""
 
     target_replicas: dict[str, int] = Field(default_factory=dict)
-    """Replicas that each spec is to have."""
+    """Replicas that each spec is to have, by its name; and under `Running` those that train, of all specs together."""
 
     last_updated: Timestamp | None = None
     """When anything else of this last changed."""
@@ -175,7 +179,7 @@ class JobStatus(Model):
     """Not used by Elastipod."""
 
     elastic_workload_ref: dict[str, str] | None = None
-    """Not used by Elastipod: Workloads bear the label HPJob."""
+    """Entry `selector`: the labels by which the job's pods, and its Workloads, are found."""
 
     latest_faulty_pod_instance_list: FaultyPods | None = None
     """What the latest fault hit."""

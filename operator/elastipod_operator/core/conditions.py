@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from .asking import increments_from, returns_until
 from .base_first import base_minimum
 from .ending import not_ended
 from .escalation import NO_PROGRESS_LIMIT, does_not_progress
-from .facts import AgentState, Condition, Observed, PodFact, Policy
+from .facts import NOT_CONSIDERED, AgentState, Condition, Observed, PodFact, Policy
 from .growth import growth_due
 from .health import Health, Replica, View
 from .membership import soonest, wanted_slots
@@ -28,7 +29,7 @@ FAULT_SHOWN_AFTER = timedelta(seconds=30)
 TROUBLE_SHOWN_AFTER = timedelta(seconds=30)
 # Characters of a condition's message; Kubernetes' own conditions stop at 32,768.
 MAX_TEXT = 8192
-MAY_HEAL = ("ImagePullFailed", "ContainerCannotStart")
+MAY_HEAL = ("ImagePullFailed", "ContainerCannotStart", NOT_CONSIDERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ WORTH_AN_EVENT = frozenset(
         "ContainerEnded",
         "InvalidSpec",
         "SpecWarning",
+        "ScaledToZero",
+        "TopologyIgnored",
+        NOT_CONSIDERED,
         "EditsPending",
         "NoProgress",
         "RecordOfNewerOperator",
@@ -258,8 +262,13 @@ def _waiting_for(record: Record, view: View, policy: Policy) -> str:
 
 
 def _why_not_ready(view: View) -> str:
-    troubles = [r.pod.trouble for r in view.newest.values() if r.pod.trouble]
-    return f": {troubles[0]}" if troubles else ""
+    return _first_trouble(view.newest.values())
+
+
+def _first_trouble(replicas: Iterable[Replica]) -> str:
+    """Give what keeps one of them, as the end of a sentence. What every new pod is in for a moment is no trouble yet."""
+    troubles = (r.pod.trouble for r in replicas if r.pod.trouble and r.pod.trouble_reason != NOT_CONSIDERED)
+    return next((f": {trouble}" for trouble in troubles), "")
 
 
 def _pods_ready(seen: Observed, view: View, policy: Policy) -> tuple[Line | None, datetime | None]:
@@ -347,6 +356,7 @@ def _warning(
     if seen.job.pending_edits:
         text = f"edits of {', '.join(seen.job.pending_edits)} act when the job is suspended and resumed"
         found.append(("EditsPending", text))
+    found += seen.job.warnings
     found += [("SpecWarning", text) for text in (*policy.sizes.warnings, *policy.warnings)]
     return _told_together(found) if found else None
 
@@ -416,7 +426,7 @@ def _scaling(seen: Observed, record: Record, view: View, policy: Policy, quota: 
         r for slot in wanted_slots(policy, record, view)
         if (r := view.newest.get(slot)) is not None and r.id not in members and not r.ready
     ]  # fmt: skip
-    text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{_scheduling(waiting)}"
+    text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{_first_trouble(waiting)}"
     return Line("Scaling", False, "WaitingForCapacity", text)
 
 
@@ -439,8 +449,3 @@ def _queued(seen: Observed, record: Record, policy: Policy, quota: Quota) -> Lin
 
 def _clock(at: datetime) -> str:
     return f"{at.astimezone(UTC):%H:%M:%S} UTC"
-
-
-def _scheduling(waiting: list[Replica]) -> str:
-    troubles = [r.pod.trouble for r in waiting if r.pod.trouble]
-    return f": {troubles[0]}" if troubles else ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from ..api.models import CleanPodPolicy
-from .actions import Action, DeleteJob, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
+from .actions import Action, DeleteJob, DeletePod, Note, SetFinalizer, ShutDownAgent, StopWorkers
 from .facts import AgentState, Observed
 from .health import Health, Replica, View, drain_grace
 from .membership import remove, soonest
 from .record import Record
 
 SIDECAR_GRACE = timedelta(seconds=60)
+SIDECAR_RUNS = "a container still runs a minute after the end of the job"
+NAMED_PODS = 3
 DELETION_LIMIT = timedelta(seconds=30)
 # What a kubelet leaves the containers of a pod after that; 0 would be removal by force.
 SHORT_GRACE = timedelta(seconds=1)
@@ -38,7 +41,7 @@ def plan_end(seen: Observed, record: Record, view: View) -> Parts:
         elif replica.pod.containers_ended and not replica.gone:
             continue  # its kubelet is about to write the phase
         elif seen.now - ended_at >= SIDECAR_GRACE:
-            actions += remove(replica, "a container still runs a minute after the end of the job")
+            actions += remove(replica, SIDECAR_RUNS)
         else:
             wake = ended_at + SIDECAR_GRACE
             if replica.agent.state not in (None, AgentState.SHUTDOWN) and not _container_has_ended(replica):
@@ -116,6 +119,27 @@ def _end_at_once(replica: Replica, now: datetime) -> list[Action]:
         return []
     grace_s = int(SHORT_GRACE.total_seconds())
     return [DeletePod(pod.name, pod.uid, "the job is deleted, and its containers did not end in time", grace_s=grace_s)]
+
+
+def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[Note, ...]:
+    """Give the Events for deletions that a user would not expect: by force (decision 6), and of pods with a sidecar (29)."""
+    forced = [action for action in deletions if action.force]
+    kept_alive = [action for action in deletions if action.why == SIDECAR_RUNS and not action.force]
+    notes: list[Note] = []
+    if forced:
+        text = "removed by force, for no kubelet does it any more; on a node that is cut off its containers may run on until it is back"
+        notes.append(Note("PodForceDeleted", f"{_named(forced)} ({forced[0].why}): {text}", warning=True))
+    if kept_alive:
+        notes.append(
+            Note("SidecarStillRuns", f"{_named(kept_alive)} deleted: {SIDECAR_RUNS}, and would hold its devices")
+        )
+    return tuple(notes)
+
+
+def _named(deletions: Sequence[DeletePod]) -> str:
+    names = ", ".join(action.name for action in deletions[:NAMED_PODS])
+    more = f" and {len(deletions) - NAMED_PODS} more" if len(deletions) > NAMED_PODS else ""
+    return f"{'pod' if len(deletions) == 1 else 'pods'} {names}{more}"
 
 
 def patience_until(seen: Observed) -> datetime:

@@ -14,6 +14,9 @@ from .queue_facts import PodNeeds, QueueFact
 from .record import Record
 from .sizes import Sizes
 
+# Trouble of a pod that no scheduler has looked at.
+NOT_CONSIDERED = "NoScheduler"
+
 
 class AgentState(StrEnum):
     """States of an agent as they stand on the wire (HyperPod agent protocol)."""
@@ -67,6 +70,8 @@ class Policy:
     """After a fault all workers get new processes, also where they could outlive it (recovery: Process)."""
     clean_pods: CleanPodPolicy = CleanPodPolicy.ALL
     ttl: timedelta | None = None
+    is_ttl_zero: bool = False
+    """ttlSecondsAfterFinished is 0, which means that the job is kept."""
     suspend: bool = False
     active_deadline: timedelta | None = None
     startup_deadline: timedelta | None = None
@@ -122,6 +127,8 @@ class JobFact:
     """Why this operator must leave the job alone: a newer one wrote its record. Empty when it need not."""
     refused_edit: str = ""
     """Why the spec as it stands cannot be used, in one sentence; the policy is that of the last one that could be."""
+    warnings: tuple[tuple[str, str], ...] = ()
+    """What in the object beside its spec does not do what it seems to: reasons and sentences."""
     pending_edits: tuple[str, ...] = ()
     """Fields of the spec that were edited and act only when the job is suspended and resumed (decision 31)."""
     history_generation: int = 0

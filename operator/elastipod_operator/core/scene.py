@@ -15,6 +15,11 @@ from .payback import with_pace
 from .quota import Quota
 from .record import SUSPENDED_BY_USER, Kind, Record, Transition
 
+KEPT_TEXT = (
+    "spec.runPolicy.ttlSecondsAfterFinished is 0, which means that the job is kept; set it to 1 or more to have the job deleted so "
+    "many seconds after its end"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -101,4 +106,5 @@ def finish(record: Record, scene: Scene, outcome: str, reason: str, message: str
         window_since=None, incident_at=None, gang=None,
     )  # fmt: skip
     record, actions, wake = plan_end(scene.seen, ended, scene.view)
-    return Step(record, actions, (Note(outcome, message, warning=outcome == "Failed"),), wake_at=wake)
+    kept = (Note("JobKept", KEPT_TEXT),) if scene.policy.is_ttl_zero else ()
+    return Step(record, actions, (Note(outcome, message, warning=outcome == "Failed"), *kept), wake_at=wake)

@@ -146,6 +146,11 @@ def _grid(low: int, high: int, request: SizeRequest, warnings: list[str]) -> All
 def _under_ceiling(sizes: Sizes, ceiling: int, warnings: tuple[str, ...]) -> Sizes:
     if not ceiling:
         return Sizes(sizes.allowed, sizes.start, warnings)
+    if ceiling > sizes.maximum:
+        warnings += (
+            f"spec.replicas is {ceiling} (kubectl scale sets it), above the largest size {sizes.maximum}, and changes nothing; raise "
+            "spec.elasticPolicy.maxReplicas and spec.replicaSpecs[].maxReplicas for more",
+        )
     kept = sizes.up_to(ceiling)
     if not kept:
         raise SizeError(

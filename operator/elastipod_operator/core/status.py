@@ -6,11 +6,12 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
+from ..api.status import RUNNING, SELECTOR
 from .facts import Observed, Policy
 from .growth import possible_size
 from .health import View
-from .names import PodId, master_port
-from .record import Record
+from .names import LABEL_JOB, PodId, master_port
+from .record import Kind, Record
 
 
 def size_text(seen: Observed, record: Record, view: View) -> str:
@@ -50,6 +51,7 @@ def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
     policy = seen.job.policy
     if policy is not None and policy.wished_sizes.minimum != policy.wished_sizes.maximum:
         scaling = _scaling(record, view, policy)
+        status["elasticWorkloadRef"] = {SELECTOR: f"{LABEL_JOB}={seen.job.name}"}
         status["elasticScalingStatus"] = {**scaling, "lastUpdated": _last_updated(scaling, seen)}
     return status
 
@@ -71,7 +73,7 @@ def _scaling(record: Record, view: View, policy: Policy) -> dict[str, Any]:
     targets = target_replicas(record, policy)
     living = Counter(r.id.spec for r in view.newest.values() if r.lives and r.pod.kill_at is None)
     scaling: dict[str, Any] = {
-        "targetReplicas": targets,
+        "targetReplicas": {**targets, RUNNING: _running(record)},
         "podsScaled": all(living[spec] >= number for spec, number in targets.items()),
         "isFaultyPodScaleDown": record.is_faulty_shrink,
         "consecutiveScalingFailures": record.resize_failures,
@@ -81,6 +83,15 @@ def _scaling(record: Record, view: View, policy: Policy) -> dict[str, Any]:
     if record.recovered_at is not None:
         scaling["lastRestartTime"] = _stamp(record.recovered_at)
     return scaling
+
+
+def _running(record: Record) -> int:
+    """Count the replicas that train; while their workers are exchanged, those that did: autoscalers must not see a job vanish."""
+    if record.outcome:
+        return 0
+    if record.transition is None:
+        return len(record.members)
+    return record.transition.from_size if record.transition.kind in (Kind.RESIZE, Kind.RECOVERY) else 0
 
 
 def target_replicas(record: Record, policy: Policy) -> dict[str, int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..api import JobSpec
 from ..core.sizes import SizeError
+from .reading import mapping
 
 # Resources that torch counts as devices when nprocPerNode is auto or gpu.
 DEVICE = re.compile(r"/(gpu|neuron|neuroncore|neurondevice|gaudi)$")
@@ -39,6 +40,11 @@ def _overridden(container: Mapping[str, Any]) -> str:
     for entry in container.get("env") or ():
         if entry.get("name") == "NPROC_PER_NODE" and entry.get("value"):
             return str(entry["value"])
+    return _in_command(container)
+
+
+def _in_command(container: Mapping[str, Any]) -> str:
+    """Give the worker count that the command states; empty where it states none, or a variable."""
     words: Iterable[Any] = [*(container.get("command") or ()), *(container.get("args") or ())]
     found = FLAG.search(" ".join(map(str, words)))
     return found.group(1) if found and not found.group(1).startswith("$") else ""
@@ -49,10 +55,32 @@ def _container(template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return next((c for c in containers if c.get("name") == name), containers[0])
 
 
-def template_warnings(spec: JobSpec) -> tuple[str, ...]:
-    """Say what templates ask for and do not get."""
+def template_warnings(spec: JobSpec, container: str) -> tuple[str, ...]:
+    """Say what templates ask for and do not get. container: the one that runs the agent."""
     return tuple(
-        f"spec.replicaSpecs[{s.name}].template asks for restartPolicy {wish}; pods run with Never, and the operator replaces them"
+        f"spec.replicaSpecs[{s.name}].template {text}"
         for s in spec.replica_specs
-        if (wish := (s.template.get("spec") or {}).get("restartPolicy")) not in (None, "", "Never")
+        for text in _template_warnings(s.template, spec.nproc_per_node, container)
+    )
+
+
+def _template_warnings(template: Mapping[str, Any], nproc: str, container: str) -> Iterator[str]:
+    wish = mapping(template.get("spec")).get("restartPolicy")
+    if wish not in (None, "", "Never"):
+        yield f"asks for restartPolicy {wish}; pods run with Never, and the operator replaces them"
+    if mapping(template.get("metadata")).get("finalizers"):
+        yield "has metadata.finalizers, which pods do not get: nobody would take them off"
+    told = _in_command(_container(template, container))
+    if told.isdecimal() and nproc.isdecimal() and int(told) != int(nproc):
+        yield f"starts hyperpodrun with --nproc-per-node {told}, which wins over spec.nprocPerNode {nproc}; leave one of them out"
+
+
+def snooze_warnings(spec: JobSpec, num_sizes: int) -> tuple[str, ...]:
+    """Say that a job that cannot grow does not wait before growing either."""
+    snooze = spec.run_policy.restart_policy.scale_up_snooze_time_in_seconds
+    if not snooze or num_sizes > 1:
+        return ()
+    return (
+        f"spec.runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds {snooze} does nothing: the job has one size only; set "
+        "spec.elasticPolicy with a maxReplicas above its minReplicas to have it grow",
     )

@@ -15,7 +15,7 @@ from ..api import HyperPodPyTorchJob, JobSpec, explain
 from ..api.models import Recovery, Switch
 from ..core.caches import limited_cache
 from ..core.codec import NewerRecordError, RecordError, decode
-from ..core.facts import Condition, ContainerFact, JobFact, NodeFact, PodFact, Policy, SpecShape
+from ..core.facts import NOT_CONSIDERED, Condition, ContainerFact, JobFact, NodeFact, PodFact, Policy, SpecShape
 from ..core.history import decode_history
 from ..core.names import (
     ANNOTATION_APPLIED,
@@ -39,10 +39,11 @@ from .applied import changed_specs, effective_spec, last_good_spec, pending_edit
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .limits import excess
 from .needs import pod_needs
+from .object_warnings import object_warnings
 from .placement import Placement
 from .pods import pod_manifest
 from .reading import annotations_of, finalizers_of, is_within_depth, labels_of, mapping, mappings, name_of, text
-from .templates import check_worker_counts, template_warnings
+from .templates import check_worker_counts, snooze_warnings, template_warnings
 from .times import time_or
 from .tokens import secret_of
 
@@ -98,6 +99,7 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
         refusal=refusal,
         record=record,
         hands_off=hands_off,
+        warnings=object_warnings(body) if policy is not None else (),
         pending_edits=pending_edits(body) if policy is not None else (),
         history_generation=_newest_generation(annotations.get(ANNOTATION_HISTORY, "")),
         conditions=_conditions_of(status.get("conditions"), accepted),
@@ -232,13 +234,18 @@ def policy_of(spec: JobSpec) -> Policy:
         new_processes=ours.recovery is Recovery.PROCESS,
         clean_pods=run.clean_pod_policy,
         ttl=_seconds(ttl) if ttl > 0 else None,
+        is_ttl_zero=run.ttl_seconds_after_finished == 0,
         suspend=run.suspend,
         active_deadline=_seconds(run.active_deadline_seconds),
         startup_deadline=_seconds(run.startup_deadline_seconds),
         fault_deadline=_seconds(run.fault_deadline_seconds),
         agent_port=agent_port(spec),
         container=container,
-        warnings=(*template_warnings(spec), *_recovery_warnings(ours.recovery)),
+        warnings=(
+            *template_warnings(spec, container),
+            *snooze_warnings(spec, len(sizes.allowed)),
+            *_recovery_warnings(ours.recovery),
+        ),
         has_token=ours.authentication is Switch.AUTO,
     )
     if elastic is None:
@@ -334,6 +341,8 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
     mine: Mapping[str, Any] = states.get(agent_container_name(spec, container)) or {}
     container_now = container_fact(spec, mine)
     reason, trouble = _trouble(name, status, mine, states, container_now)
+    if not reason:
+        reason, trouble = _not_considered(name, spec, status)
     conditions = mappings(status.get("conditions"))
     disruption = next(
         (c for c in conditions if c.get("type") == "DisruptionTarget" and c.get("status") == "True"), None
@@ -400,6 +409,18 @@ def _trouble(
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return "Unschedulable", _short(condition.get("message") or "not scheduled yet")
     return "", ""
+
+
+def _not_considered(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str]:
+    """Say that no scheduler has looked at a pod: one that has says so in condition PodScheduled, also where it finds no place."""
+    is_known = any(c.get("type") == "PodScheduled" for c in mappings(status.get("conditions")))
+    if is_known or spec.get("nodeName") or (status.get("phase") or "Pending") != "Pending":
+        return "", ""
+    wanted = _short(text(spec.get("schedulerName")) or "default-scheduler")
+    return NOT_CONSIDERED, (
+        f"no scheduler has looked at pod {pod}: nobody seems to serve schedulerName {wanted}; start that scheduler, or change "
+        "spec.replicaSpecs[].template.spec.schedulerName"
+    )
 
 
 def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from tests.unit.core.builders import (
     transition,
 )
 
+from elastipod_operator.api.status import RUNNING, SELECTOR
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed, SpecShape
 from elastipod_operator.core.plan import plan
@@ -226,7 +227,7 @@ def test_the_status_holds_only_fields_that_clients_know() -> None:
     known = JobStatus.model_validate(status)
     assert set(status) <= set(known.model_dump(by_alias=True))
     assert (status["restartCount"], status["masterAddr"], status["masterPort"]) == (2, "10.0.0.0", "10070")
-    assert status["elasticScalingStatus"]["targetReplicas"] == {"workers": 2, "x": 1}
+    assert status["elasticScalingStatus"]["targetReplicas"] == {"workers": 2, "x": 1, RUNNING: 3}
 
 
 TWO_SPECS = policy(2, 6, specs=(SpecShape("base", 2), SpecShape("extra", 4)))
@@ -235,26 +236,40 @@ EXTRA = (pid(0, spec="extra"), pid(1, spec="extra"))
 
 
 @pytest.mark.parametrize(
-    ("record", "targets"),
+    ("record", "targets", "running_now"),
     [
-        pytest.param(trains(members=BASE), {"base": 2, "extra": 0}, id="who trains"),
-        pytest.param(trains(members=(*BASE, *EXTRA)), {"base": 2, "extra": 2}, id="of both specs"),
+        pytest.param(trains(members=BASE), {"base": 2, "extra": 0}, 2, id="who trains"),
+        pytest.param(trains(members=(*BASE, *EXTRA)), {"base": 2, "extra": 2}, 4, id="of both specs"),
         pytest.param(
-            trains(members=BASE, transition=transition(goal=5)), {"base": 2, "extra": 3}, id="who is waited for"
+            trains(members=BASE, transition=transition(goal=5)), {"base": 2, "extra": 3}, 2, id="who is waited for"
+        ),
+        pytest.param(
+            Record(transition=transition(Kind.START, goal=2)),
+            {"base": 2, "extra": 0},
+            0,
+            id="before the first training",
+        ),
+        pytest.param(
+            trains(members=(), transition=transition(Kind.RECOVERY, goal=4, from_size=4)),
+            {"base": 2, "extra": 2},
+            4,
+            id="while all pods are made anew an autoscaler must not see the job vanish",
         ),
         pytest.param(
             trains(members=(*BASE, *EXTRA), transition=transition(Kind.SUSPEND, goal=0)),
             {"base": 0, "extra": 0},
+            0,
             id="nobody while it is suspended",
         ),
         pytest.param(
-            trains(members=BASE, outcome="Failed", ended_at=NOW), {"base": 0, "extra": 0}, id="nor after the end"
+            trains(members=BASE, outcome="Failed", ended_at=NOW), {"base": 0, "extra": 0}, 0, id="nor after the end"
         ),
     ],
 )
-def test_target_replicas(record: Record, targets: dict[str, int]) -> None:
+def test_target_replicas(record: Record, targets: dict[str, int], running_now: int) -> None:
     status = plan(observed(job(record, TWO_SPECS), [(pod(m), running()) for m in record.members])).status
-    assert status["elasticScalingStatus"]["targetReplicas"] == targets
+    assert status["elasticScalingStatus"]["targetReplicas"] == {**targets, RUNNING: running_now}
+    assert status["elasticWorkloadRef"] == {SELECTOR: "HPJob=job"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.core.builders import (
     NOW,
+    acts,
     agent,
     job,
     observed,
@@ -25,7 +26,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers, VerifyPods
 from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
-from elastipod_operator.core.ending import plan_deletion, plan_end
+from elastipod_operator.core.ending import deletion_notes, plan_deletion, plan_end
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.plan import plan
@@ -277,7 +278,7 @@ def test_a_kubelet_is_hurried_once(left_s: float, asked: bool) -> None:
     ("ago_s", "mine", "node", "words"),
     [
         pytest.param(59.9, (pod(0), silent(99)), {}, "", id="not yet"),
-        pytest.param(60, (pod(0), silent(99)), {}, "pod job-workers-0-0 on node node-0 is to go, but its kubelet has not ended it",
+        pytest.param(60, (pod(0), silent(99)), {}, "pod job-workers-0 on node node-0 is to go, but its kubelet has not ended it",
                      id="a kubelet that does not"),
         pytest.param(60, (pod(0), silent(99)), {"ready": False, "not_ready_since": NOW}, "its node is not ready", id="a node that is away"),
         pytest.param(60, (pod(0, phase="Failed"), None), {}, "", id="what has ended holds nothing up"),
@@ -358,3 +359,39 @@ def test_a_record_that_is_lost_while_workers_run_brings_no_late_start() -> None:
     assert (lost.record.outcome, lost.record.started_at) == ("", NOW)
     never = plan(observed(job(None, wishes, created_at=ACCEPTED), [(pod(0), ready(generation=None))]))
     assert (never.record.outcome, never.record.outcome_reason) == ("Failed", "StartupDeadlineExceeded")
+
+
+# ---- Events of deletions that nobody would expect (decisions 6 and 29)
+
+
+def deletion(name: str, why: str = "lost", *, force: bool = False) -> DeletePod:
+    return DeletePod(name, f"uid-{name}", why, force)
+
+
+def test_pods_that_are_removed_by_force_are_told_in_one_event() -> None:
+    (note,) = deletion_notes([deletion(f"job-workers-{n}", force=True) for n in range(5)] + [deletion("other")])
+    assert (note.reason, note.warning) == ("PodForceDeleted", True)
+    assert "pods job-workers-0, job-workers-1, job-workers-2 and 2 more (lost)" in note.message
+
+
+def test_a_pod_whose_sidecar_runs_on_is_told_when_it_is_deleted() -> None:
+    ended = trains(2, outcome="Completed", ended_at=NOW - seconds(60))
+    wishes = policy(2, 2, clean_pods=CleanPodPolicy.NONE)
+    todo = plan(observed(job(ended, wishes), [(pod(0), agent(AgentState.SHUTDOWN)), (pod(1, phase="Succeeded"), None)]))
+    (note,) = deletion_notes(acts(todo, DeletePod))
+    assert note.reason == "SidecarStillRuns"
+    assert "pod job-workers-0 deleted" in note.message
+
+
+def test_ordinary_deletions_are_no_events() -> None:
+    assert deletion_notes([deletion("job-workers-0", "no longer wanted at this size"), deletion("b")]) == ()
+
+
+def test_a_job_that_is_kept_although_its_time_to_live_is_zero_says_what_that_means() -> None:
+    told = {}
+    for is_zero in (True, False):
+        done = [(pod(n), agent(AgentState.COMPLETED)) for n in range(2)]
+        todo = plan(observed(job(trains(2), policy(2, 2, is_ttl_zero=is_zero)), done))
+        assert todo.record.outcome == "Completed"
+        told[is_zero] = [note.reason for note in todo.notes]
+    assert (told[True], told[False]) == (["Completed", "JobKept"], ["Completed"])

@@ -76,6 +76,8 @@ def test_a_refusal_names_fields_and_figures(wish: SizeRequest, words: tuple[str,
         pytest.param(request(2, 9, step=4), ("maxReplicas 9", "steps of 4", "largest size is 6"), id="an unreachable maximum"),
         pytest.param(request(2, 8, step=1, values=(2, 8)), ("replicaDiscreteValues is used",), id="step and values"),
         pytest.param(request(3, 8, values=(2, 8), min_replicas=2), ("starts at 2", "[2, 8]"), id="replicas off the grid"),
+        pytest.param(request(2, 8, ceiling=20), ("spec.replicas is 20", "largest size 8", "maxReplicas"), id="a ceiling above the maximum"),
+        pytest.param(SizeRequest((3,), (None,), ceiling=4), ("spec.replicas is 4", "largest size 3"), id="a ceiling above a fixed size"),
         pytest.param(request(2, 4, max_replicas=9), ("maxReplicas is 9", "add up to 4"), id="two maxima"),
     ],
 )  # fmt: skip

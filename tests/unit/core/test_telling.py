@@ -387,9 +387,11 @@ def test_the_whole_status() -> None:
             "faultyRankList": ["1", "0", "2"],
         },
         "elasticScalingStatus": {
-            "targetReplicas": {"workers": 2}, "podsScaled": True, "isFaultyPodScaleDown": True, "consecutiveScalingFailures": 5,
+            "targetReplicas": {"workers": 2, "Running": 2}, "podsScaled": True,
+            "isFaultyPodScaleDown": True, "consecutiveScalingFailures": 5,
             "lastScalingTime": "2026-03-01T11:59:51Z", "lastRestartTime": "2026-03-01T11:59:52Z", "lastUpdated": "2026-03-01T12:00:00Z",
         },
+        "elasticWorkloadRef": {"selector": "HPJob=job"},
     }  # fmt: skip
 
 

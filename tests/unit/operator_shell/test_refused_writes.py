@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.unit.agents.stand_in import until
-from tests.unit.core.builders import job, pid, pod
-from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
+from tests.unit.core.builders import LONG_AGO, job, pid, pod
+from tests.unit.kube.bodies import JOB_UID, container, job_body, pod_body
 from tests.unit.operator_shell.api_server import ApiServer
 from tests.unit.operator_shell.desks import Told, desk_for
 from tests.unit.operator_shell.test_reconciler import Shell
@@ -229,3 +229,13 @@ async def test_it_is_told_again_when_the_event_is_gone_and_when_it_worked_meanwh
     writes.forget(job().uid)
     await make(refused)
     assert len(told) == 4
+
+
+async def test_that_a_pod_with_a_sidecar_is_deleted_is_an_event(shell: Shell) -> None:
+    ended = Record(generation=1, members=(pid(0),), outcome="Completed", outcome_reason="Completed", ended_at=LONG_AGO)
+    running = {"phase": "Running", "containerStatuses": [container(running={})]}
+    shell.server.put(shell.server.pods, pod_body(status=running))
+    shell.submit({"runPolicy": {"cleanPodPolicy": "None"}}, annotations={ANNOTATION_STATE: encode(ended)})
+    await until(lambda: shell.server.pods == {})
+    await until(lambda: len(events(shell, "SidecarStillRuns")) == 1)
+    assert f"pod {pod(0).name} deleted" in events(shell, "SidecarStillRuns")[0]
