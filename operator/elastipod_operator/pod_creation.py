@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from .core.actions import CreatePod
 from .in_flight import InFlight
 from .kube.api import CALL_ERRORS, ApiError
-from .kube.applied import effective_spec
+from .kube.applied import effective_spec, needs_pods
 from .kube.placement import Placement
 from .kube.pods import pod_manifest
 from .kube.store import Job
@@ -78,7 +79,10 @@ class PodCreation:
         if placed:
             token = self._desk.tokens.of(job.fact)
             secret = token.secret if token is not None else ""
-            self.calls.begin({action: partial(self._create, job, action, place, secret) for action, place in placed})
+            spec = await self._spec_for_pods(job)
+            self.calls.begin(
+                {action: partial(self._create, job, spec, action, place, secret) for action, place in placed}
+            )
         elif self._problem and self.calls.is_idle:
             await self._settle({})
         elif self.calls.is_idle and self.refusal.is_over():
@@ -87,10 +91,19 @@ class PodCreation:
             # The quota of the others is not granted any more.
             self._desk.wake_in(LOOK_AGAIN_S, self._uid)
 
-    async def _create(self, job: Job, order: CreatePod, placed: Placement | None, token_secret: str) -> None:
+    async def _spec_for_pods(self, job: Job) -> dict[str, Any]:
+        """Give the spec from which pods are made; the job's pods are asked for values that only they still have."""
+        if not needs_pods(job.body):
+            return effective_spec(job.body)
+        bodies, _ = await self._desk.api.list_pods(job.fact.namespace, job.fact.uid)
+        return effective_spec(job.body, bodies)
+
+    async def _create(
+        self, job: Job, spec: Mapping[str, Any], order: CreatePod, placed: Placement | None, token_secret: str
+    ) -> None:
         assert job.fact.policy is not None
         manifest = pod_manifest(
-            job.fact, effective_spec(job.body), job.fact.policy, order.pod, order.nnodes, token_secret,
+            job.fact, spec, job.fact.policy, order.pod, order.nnodes, token_secret,
             generation=order.generation, avoids=order.avoids, placed=placed,
         )  # fmt: skip
         self._desk.store.put_pod(await written("pod", self._desk.api.create_pod(manifest)))

@@ -2,7 +2,7 @@
 
 templates and nprocPerNode act only when a job is suspended and resumed: pods that are made while a job runs are like those
 that run with them, whatever the template says by now. `rest` is all else of the last spec that could be used: it stays in
-force while an edit cannot be used.
+force while an edit cannot be used. Values of variables are not kept (redaction.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.caches import limited_cache
-from ..core.names import ANNOTATION_APPLIED
-from .reading import annotations_of, mapping, mappings
+from ..core.names import ANNOTATION_APPLIED, LABEL_SPEC
+from .reading import annotations_of, labels_of, mapping, mappings, text
+from .redaction import misses_values, redacted, restored, values_of
 
 Spec = dict[str, Any]
 # Whoever may edit the job may write anything there; nothing of ours unpacks to more (`limits.MAX_TEMPLATE_BYTES`).
@@ -43,8 +44,8 @@ def applied_annotation(body: Mapping[str, Any], *, takes_spec: bool, room: int) 
     taken = (
         _taken_up(spec) if kept is None or takes_spec else {name: kept[name] for name in ("nprocPerNode", "templates")}
     )
-    text = _packed({**taken, "rest": rest})
-    return text if len(text) <= room else _packed(taken)
+    packed = _packed({**taken, "rest": rest})
+    return packed if len(packed) <= room else _packed(taken)
 
 
 def last_good_spec(body: Mapping[str, Any]) -> Spec | None:
@@ -56,7 +57,7 @@ def last_good_spec(body: Mapping[str, Any]) -> Spec | None:
     rest = kept.get("rest") if kept is not None else None
     if kept is None or not isinstance(rest, dict):
         return None
-    templates = kept["templates"]
+    templates = _restored_templates(kept["templates"], mapping(body.get("spec")), ())
     specs = [
         {**s, "template": templates[s["name"]]}
         for s in mappings(rest.get("replicaSpecs"))
@@ -69,7 +70,7 @@ def last_good_spec(body: Mapping[str, Any]) -> Spec | None:
 
 
 def _taken_up(spec: Mapping[str, Any]) -> Spec:
-    templates = {s["name"]: s.get("template") for s in spec.get("replicaSpecs") or ()}
+    templates = {s["name"]: redacted(s.get("template")) for s in spec.get("replicaSpecs") or ()}
     return {"nprocPerNode": spec.get("nprocPerNode"), "templates": templates}
 
 
@@ -79,19 +80,19 @@ def _rest_of(spec: Mapping[str, Any]) -> Spec:
 
 
 def _packed(kept: Mapping[str, Any]) -> str:
-    text = json.dumps(kept, separators=(",", ":"), sort_keys=True)
-    return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+    plain = json.dumps(kept, separators=(",", ":"), sort_keys=True)
+    return base64.b85encode(zlib.compress(plain.encode(), 9)).decode()
 
 
-def _unpacked_length(kept: Spec | None, text: str) -> int:
-    return len(text) + (len(json.dumps(kept)) if kept is not None else 0)
+def _unpacked_length(kept: Spec | None, packed: str) -> int:
+    return len(packed) + (len(json.dumps(kept)) if kept is not None else 0)
 
 
 @limited_cache(APPLIED_KEPT, _unpacked_length)
-def _decoded(text: str) -> Spec | None:
+def _decoded(packed: str) -> Spec | None:
     try:
         unpacker = zlib.decompressobj()
-        kept = json.loads(unpacker.decompress(base64.b85decode(text), MAX_UNPACKED))
+        kept = json.loads(unpacker.decompress(base64.b85decode(packed), MAX_UNPACKED))
         are_templates = all(isinstance(one, dict) for one in kept["templates"].values())
         return kept if unpacker.eof and are_templates and "nprocPerNode" in kept else None
     except (zlib.error, binascii.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -104,17 +105,43 @@ def applied_of(body: Mapping[str, Any]) -> Spec | None:
     return _decoded(packed) if packed else None
 
 
-def effective_spec(body: Mapping[str, Any]) -> Spec:
-    """Give the spec from which pods are made: the user's, with templates and worker count as they were taken up."""
+def effective_spec(body: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = ()) -> Spec:
+    """Give the spec from which pods are made: the user's, with templates and worker count as they were taken up.
+
+    pods: some of the job's, from which values of variables are taken that the spec no longer has (see `needs_pods`). Where
+    no pod has them either, the variables are as in the present spec.
+    """
     spec, kept = dict(body["spec"]), applied_of(body)
     if kept is None:
         return spec
-    templates = kept["templates"]
+    templates = _restored_templates(kept["templates"], spec, pods)
     spec["replicaSpecs"] = [
         {**s, "template": templates[s["name"]]} if s.get("name") in templates else s for s in spec["replicaSpecs"]
     ]
     spec["nprocPerNode"] = kept["nprocPerNode"]
     return spec
+
+
+def needs_pods(body: Mapping[str, Any]) -> bool:
+    """Whether values of variables were edited since templates were taken up, so that only pods still have the former ones."""
+    kept, now = applied_of(body), _templates_of(mapping(body.get("spec")))
+    return kept is not None and any(
+        misses_values(template, values_of([now.get(name)])) for name, template in kept["templates"].items()
+    )
+
+
+def _restored_templates(templates: Spec, spec: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Spec:
+    now = _templates_of(spec)
+    return {
+        name: restored(
+            template, values_of([now.get(name), *(pod for pod in pods if labels_of(pod).get(LABEL_SPEC) == name)])
+        )
+        for name, template in templates.items()
+    }
+
+
+def _templates_of(spec: Mapping[str, Any]) -> Spec:
+    return {text(s.get("name")): s.get("template") for s in mappings(spec.get("replicaSpecs"))}
 
 
 def pending_edits(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -125,7 +152,7 @@ def pending_edits(body: Mapping[str, Any]) -> tuple[str, ...]:
     spec = mapping(body.get("spec"))
     found = [] if spec.get("nprocPerNode") == kept["nprocPerNode"] else ["spec.nprocPerNode"]
     for s in mappings(spec.get("replicaSpecs")):
-        if s.get("name") in kept["templates"] and s.get("template") != kept["templates"][s["name"]]:
+        if s.get("name") in kept["templates"] and redacted(s.get("template")) != redacted(kept["templates"][s["name"]]):
             found.append(f"spec.replicaSpecs[{s['name']}].template")
     return tuple(found)
 

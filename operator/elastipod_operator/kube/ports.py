@@ -32,6 +32,9 @@ class RawCalls(Protocol):
 class PodCalls(Protocol):
     """What making and deleting pods takes."""
 
+    async def list_pods(self, namespace: str, job_uid: str) -> tuple[list[Body], int]:
+        """Give the pods of a job, consistently read, and the version of the list."""
+
     async def create_pod(self, manifest: Mapping[str, Any]) -> Body:
         """Create a pod; 409 means that it is there already."""
 
@@ -44,9 +47,6 @@ class PodCalls(Protocol):
 
 class JobCalls(RawCalls, PodCalls, Protocol):
     """All that the care for jobs takes."""
-
-    async def list_pods(self, namespace: str, job_uid: str) -> tuple[list[Body], int]:
-        """Give the pods of a job, consistently read, and the version of the list."""
 
     async def read_job(self, namespace: str, name: str) -> Body:
         """Give a job as it is now."""

@@ -14,9 +14,10 @@ from tests.unit.operator_shell.desks import Told, desk_for
 from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_again, decisions, settled, shell
 
 from elastipod_operator.core.actions import CreatePod
-from elastipod_operator.core.names import FINALIZER
+from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, LABEL_SPEC
 from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.kube.api import ApiError
+from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.store import Job
 from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
@@ -33,6 +34,9 @@ class Pods:
     def __init__(self) -> None:
         self.made: list[str] = []
         self.tries = 0
+        self.lists = 0
+        self.there: list[Any] = []
+        self.manifests: list[Mapping[str, Any]] = []
         self.answers: dict[str, Exception] = {}
         self.let = asyncio.Event()
         self.let.set()
@@ -44,11 +48,13 @@ class Pods:
         if name in self.answers:
             raise self.answers[name]
         self.made.append(name)
+        self.manifests.append(manifest)
         meta = {**manifest["metadata"], "uid": f"uid-{name}", "resourceVersion": "7", "creationTimestamp": CREATED}
         return {**manifest, "kind": "Pod", "metadata": meta, "status": {"phase": "Pending"}}
 
     async def list_pods(self, namespace: str, uid: str) -> tuple[list[Any], int]:
-        return [], 8
+        self.lists += 1
+        return self.there, 8
 
 
 class Creating:
@@ -252,3 +258,21 @@ async def test_what_waits_for_its_turn_is_withdrawn_when_another_operator_wrote_
     shell.server.hold_pods.set()
     await until(lambda: len(shell.server.pods) == pods)
     assert shell.server.calls.count(("POST", "pods")) == pods
+
+
+async def test_a_value_that_was_edited_is_taken_from_the_pods_that_run() -> None:
+    def spec(value: str) -> dict[str, Any]:
+        container = {"name": "train", "env": [{"name": "LR", "value": value}]}
+        return {"replicaSpecs": [{"name": "workers", "replicas": 4, "template": {"spec": {"containers": [container]}}}]}
+
+    creating = Creating()
+    annotations = {ANNOTATION_APPLIED: encode_applied(job_body(spec("1"))["spec"])}
+    edited = Job(job_body(spec("2"), annotations=annotations), job(), 1)
+    creating.api.there = [{"metadata": {"labels": {LABEL_SPEC: "workers"}}, **spec("1")["replicaSpecs"][0]["template"]}]
+    await creating.creation.begin(edited, [CreatePod(pid(n), 4) for n in (2, 3)])
+    await until(lambda: creating.creation.calls.is_idle)
+    values = [
+        e["value"] for m in creating.api.manifests for e in m["spec"]["containers"][0]["env"] if e["name"] == "LR"
+    ]
+    assert values == ["1", "1"], "those that run have it, too"
+    assert creating.api.lists == 1, "once for all pods of a decision"
