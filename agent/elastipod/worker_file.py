@@ -148,6 +148,10 @@ class WorkerFile:
         self._words[_WORD_LEAVES] = next(word for word, value in _LEAVES.items() if value is leaves)
         self._words[_WORD_LEVEL] = int(level)
 
+    def set_deadline(self, deadline: float) -> None:
+        """Give the event another deadline."""
+        self._doubles[_DOUBLE_DEADLINE] = deadline
+
     def event(self) -> Event:
         """Give the event as it stands now."""
         level: int = self._words[_WORD_LEVEL]

@@ -33,6 +33,7 @@ from elastipod_agent.workers.watches import Finding, Watch, Watches
 
 GIVE_UP_S = 30.0  # how long a worker that hangs in its start is tried to be ended
 GIVE_UP_AGAIN_S = 0.2
+SHORTER_S = 1.0  # a repeated stop says whole seconds
 LOOK_S = 0.1  # how often a drain looks whether the workers know of it; they have no way to wake us
 
 
@@ -116,6 +117,17 @@ class Generation:
         elif mode is Stop.HARD:
             self._stop = mode
         self._wake.set()
+
+    def shorten(self, timeout_s: float) -> bool:
+        """Give a drain that is under way less time; False where it has no more than that."""
+        deadline = time.monotonic() + timeout_s
+        if self._deadline is None or deadline > self._deadline - SHORTER_S:
+            return False
+        self._deadline = deadline
+        if self._group is not None:
+            self._group.file.set_deadline(time.time() + timeout_s)
+        self._wake.set()
+        return True
 
     def take_fault(self, fault: Fault) -> None:
         """Take a worker's word that the run cannot go on."""

@@ -203,6 +203,18 @@ def test_a_worker_that_ignores_the_event_is_killed_when_its_time_is_up(run_agent
     assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
 
 
+def test_a_repeated_stop_gives_a_drain_less_time_and_never_more(run_agent: RunAgent) -> None:
+    agent = run_agent(POLL, script_args=("ignore",))
+    agent.start(1)
+    agent.until_printed("pid")
+    agent.drain(1, timeout=60)
+    asked_at = time.monotonic()
+    assert agent.drain(1, timeout=3)[0] == 200
+    agent.drain(1, timeout=60)
+    assert agent.until("ready")["reason"] == "DrainTimedOut"
+    assert 2.5 < time.monotonic() - asked_at < 15
+
+
 def test_a_hard_stop_ends_a_drain(run_agent: RunAgent) -> None:
     agent = run_agent(POLL, script_args=("ignore",))
     agent.start(1)

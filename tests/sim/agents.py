@@ -104,6 +104,9 @@ class SimAgent:
         answer = decide_stop(self._situation(), body.get("generation"), is_graceful=graceful)
         if answer.verdict is not Verdict.REFUSE and body.get("generation") is not None:
             self.barred = max(self.barred, body["generation"])
+        if answer.verdict is Verdict.NOTHING and graceful and self.state is S.STOPPING and self._stop is Stop.GRACEFUL:
+            stops = self._stops
+            self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
         if answer.verdict is not Verdict.ACT:
             return answer
         if graceful and self.state is S.RUNNING:

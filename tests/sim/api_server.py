@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 JOB_UID = "job-uid"
 CALL_LIMIT_S = 10.0
 KEPT_EVENTS = 25
+# From a cordon to a decision that knows of it.
+CORDON_SEEN_S = 3.0
 
 Watcher = Callable[[str, str, Body], None]
 
@@ -229,7 +231,14 @@ class ApiServer(ABC):
         bound = {
             pod.uid for pod in self.pods.values() if pod.node is not None and self.kernel.now - pod.placed_at > 15.0
         }
-        self.watchman.record_written(job.annotations, annotations, job.spec, self.training, self.kernel.utc(), bound)
+        cordoned = {
+            pod_id_of(pod.labels)
+            for pod in self.pods.values()
+            if self.is_seen and pod.node is not None and pod.node.cordoned
+            and self.kernel.now - pod.node.cordoned_at > CORDON_SEEN_S
+        }  # fmt: skip
+        now = self.kernel.utc()
+        self.watchman.record_written(job.annotations, annotations, job.spec, self.training, now, bound, cordoned)
         job.annotations = annotations
         if "finalizers" in metadata:
             job.finalizers = list(metadata["finalizers"])

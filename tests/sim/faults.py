@@ -71,6 +71,7 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "kill_container": (4, pod_faults.kill_container),
     "end_agent": (3, pod_faults.end_agent),
     "delete_pod": (5, pod_faults.delete_pod),
+    "delete_pod_soon": (2, pod_faults.delete_pod_soon),
     "force_delete_pod": (3, pod_faults.force_delete_pod),
     "stop_from_outside": (2, pod_faults.stop_from_outside),
     "evaluate": (3, pod_faults.evaluate),

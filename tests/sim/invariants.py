@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,8 @@ class Watchman:
         self._asked_for_processes: set[int] = set()
         self._must_count: dict[int, int] = {}
         """Generations that a fault of their own ended, with the retries that were booked before."""
+        self._minimum = 0
+        """The smallest size that was wished when the present generation was allocated."""
         self.has_true_time = True
         """Whether the operator's clock was never set."""
         self.are_names_known = True
@@ -103,8 +105,9 @@ class Watchman:
         training: Training,
         now: datetime,
         bound: set[str],
+        cordoned: Collection[PodId | None] = (),
     ) -> None:
-        """The API server took new annotations. bound: UIDs of the pods that have a node."""
+        """The API server took new annotations. bound: UIDs of the pods that have a node. cordoned: pods on cordoned ones."""
         old, new = _record(before), _record(after)
         if new is None or new == old:
             return
@@ -118,12 +121,14 @@ class Watchman:
         if new.generation < old.generation:
             raise Violation(f"the generation went back from {old.generation} to {new.generation}")
         if new.generation > old.generation:
+            self._grows_where_it_may(old, new, cordoned)
             self._allocated(old, new, spec, decode_history(after.get(ANNOTATION_HISTORY, "[]")))
         elif new.members and new.members != old.members:
             raise Violation(f"generation {new.generation} got other members: {old.members} -> {new.members}")
         if new.restarts > old.restarts:
             self._restarted(old, new, training, now)
         policy = policy_of(JobSpec.model_validate(spec))
+        self._stopped_by_edit(old, new, policy)
         self._counted(old, new, policy, now, bound)
         self._grows(old, new, policy, now)
         if new.outcome == "Failed" and old.outcome != "Failed":
@@ -180,6 +185,24 @@ class Watchman:
         if gone:
             raise Violation(f"generation {new.generation} takes back lost pods: {sorted(gone)}")
         self._say(f"generation {new.generation}: {[_short(m) for m in new.members]} ({entry.cause})")
+
+    def _grows_where_it_may(self, old: Record, new: Record, cordoned: Collection[PodId | None]) -> None:
+        """Growth takes nobody on a node that was cordoned before (decision 26)."""
+        if old.transition is None or old.transition.cause != GROWTH:
+            return
+        wrong = sorted({*new.members}.difference(old.members).intersection(cordoned))
+        if wrong:
+            raise Violation(f"generation {new.generation} grows by {wrong}, on cordoned nodes")
+
+    def _stopped_by_edit(self, old: Record, new: Record, policy: Policy) -> None:
+        """A lower minimum stops no job that trains in a queue."""
+        begun = new.transition
+        if new.generation > old.generation:
+            self._minimum = policy.sizes.minimum
+        elif policy.sizes.minimum < self._minimum and old.members and old.transition is None:
+            self.met["the minimum is lowered in a queue"] += bool(old.queue)
+            if begun is not None and begun.cause == "SpecEdited":
+                raise Violation(f"the job is stopped because its minimum was lowered to {policy.sizes.minimum}")
 
     def _grows(self, old: Record, new: Record, policy: Policy, now: datetime) -> None:
         """A growth does not begin before all the times are over that the user set for it."""

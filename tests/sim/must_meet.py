@@ -88,6 +88,7 @@ FIELDS = {
     "maxFullJobRestarts": "used up: maxFullJobRestarts",
     "no progress": "failed: NoProgress",
     "evalPeriodSeconds": "a window is over",
+    "a drain that gets less time": "Event: DrainShortened",
     "suspend": "told: Suspended SuspendedByUser",
     "suspend, taken back": "Event: Resumed",
     "ttlSecondsAfterFinished": "ttlSecondsAfterFinished",
@@ -104,6 +105,7 @@ FIELDS = {
 """Field of the resource -> what shows that it decided something."""
 
 QUEUES = (
+    "the minimum is lowered in a queue",
     "pod on quota",
     "evicts: increment for base",
     "evicts: increment for increment",

@@ -105,7 +105,7 @@ def cordon_node(play: Play, event: Event) -> str:
     node = a_node(play, event)
     if node is None:
         return ""
-    node.cordoned = not node.cordoned
+    node.cordoned, node.cordoned_at = not node.cordoned, play.kernel.now
     play.cluster.node_changed(node)
     return f"{node.name}: {node.cordoned}"
 
@@ -114,7 +114,7 @@ def drain_node(play: Play, event: Event) -> str:
     node = a_node(play, event)
     if node is None:
         return ""
-    node.cordoned = True
+    node.cordoned, node.cordoned_at = True, play.kernel.now
     play.cluster.node_changed(node)
     for pod in play.cluster.on_node(node):
         if not pod.ended:

@@ -31,6 +31,7 @@ class SimNode:
     changed_at: float = 0.0
     """When it became ready, or ceased to be."""
     cordoned: bool = False
+    cordoned_at: float = 0.0
     tainted: bool = False
     out_of_service: bool = False
     frozen_until: float = 0.0

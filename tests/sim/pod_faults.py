@@ -186,6 +186,16 @@ def delete_pod(play: Play, event: Event) -> str:
     return pod.name
 
 
+def delete_pod_soon(play: Play, event: Event) -> str:
+    """Somebody deletes a pod and leaves it ten seconds, however long its drain may take."""
+    pod = a_pod(play, event)
+    if pod is None:
+        return ""
+    touch(play, pod, event)
+    play.cluster.delete(pod, grace_s=10.0)
+    return pod.name
+
+
 def force_delete_pod(play: Play, event: Event) -> str:
     pod = a_pod(play, event)
     if pod is None:

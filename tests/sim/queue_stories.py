@@ -98,6 +98,13 @@ QUEUE_STORIES: dict[str, Story] = {
     "increments wait in order": _story(strategy="StrictFIFO", quota=(5,), rivals=(_rival(),), gangs=(SMALL,)),
     "there is quota but no node": _story(nodes=3),
     "the user scales down and up": _story(Event(60.0, "scale", 1), Event(120.0, "scale", 0)),
+    "the minimum is lowered while the job trains": _story(Event(100.0, "set_bounds", 6), gangs=(Gang(200.0, 2, 0),)),
+    "the minimum is lowered, and the quota taken back": _story(
+        Event(100.0, "set_bounds", 6), gangs=(Gang(150.0, 4, 1000),)
+    ),
+    "the minimum is lowered, and the job suspended": _story(
+        Event(100.0, "set_bounds", 9), Event(150.0, "suspend", 0, 40.0)
+    ),
     "pods are not ready in time": _story(
         Event(150.0, "add_node"), Event(150.0, "add_node"), Event(150.0, "add_node"), nodes=1, pods_ready_s=60
     ),

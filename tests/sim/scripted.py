@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.sim.drawing import Containers, Story
@@ -250,6 +251,12 @@ STORIES: dict[str, Story] = {
         )
         for clock_s in (-3600.0, 3600.0)
     },
+    "a node is cordoned before its pod joins the training": _story(
+        Event(60, "add_node"), Event(64, "cordon_node", 2), Event(120, "add_node"), nodes=2
+    ),
+    "a pod is deleted in a drain that takes long": replace(
+        _story(Event(100, "scale", 1), Event(105, "delete_pod_soon", 0)), heeds_events=False
+    ),
     "nor those of a deleted job": _story(Event(99, "deletes_refused", 0, 60), Event(100, "delete_job")),
 }  # fmt: skip
 

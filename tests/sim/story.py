@@ -24,8 +24,9 @@ from elastipod_operator.api import JobSpec
 from elastipod_operator.core import offenders
 from elastipod_operator.core.actions import VerifyPods
 from elastipod_operator.core.names import LABEL_QUEUE, LABEL_SHARE, pod_id_of
-from elastipod_operator.core.quota import Share, shares_of
+from elastipod_operator.core.quota import Share, shares_in_force
 from elastipod_operator.kube.translate import policy_of
+from elastipod_operator.kube.workloads import workload_fact
 
 CONVERGE_S = 1500.0
 # Longer than an incomplete increment is held; the rests between get longer than that after six tries.
@@ -208,7 +209,10 @@ class Play:
 
     def _shares(self) -> tuple[Share, ...]:
         assert self.cluster.job is not None
-        return shares_of(policy_of(JobSpec.model_validate(self.cluster.job.spec)))
+        base = self._workloads().get(0)
+        return shares_in_force(
+            policy_of(JobSpec.model_validate(self.cluster.job.spec)), workload_fact(base.body()) if base else None
+        )
 
     def _workloads(self) -> dict[int, Workload]:
         assert self.server is not None

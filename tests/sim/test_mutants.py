@@ -354,6 +354,10 @@ def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ending, "_end_at_once", end)
 
 
+def grow_on_cordoned_nodes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(health, "_would_grow", lambda *_: False)
+
+
 def date_jobs_by_the_clock_of_the_api_server(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store, "job_as_seen", lambda fact, *_: fact)
 
@@ -419,6 +423,7 @@ MUTANTS: tuple[Mutant, ...] = (
     charge_nobody_for_an_agent_that_ended,
     overlook_an_agent_that_began_anew,
     remove_what_is_alive_by_force,
+    grow_on_cordoned_nodes,
     date_jobs_by_the_clock_of_the_api_server,
     date_pods_by_the_clock_of_the_api_server,
 )

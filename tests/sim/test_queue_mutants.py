@@ -133,7 +133,7 @@ def never_tell_that_pods_are_ready(patch: pytest.MonkeyPatch) -> None:
 def count_ready_pods_where_they_are(patch: pytest.MonkeyPatch) -> None:
     """Kueue takes a base back of which one pod finds no node, while increments hold the nodes."""
 
-    def marks(view: Any, quota: Any) -> list[MarkPodsReady]:
+    def marks(view: Any, quota: Any, *_: Any) -> list[MarkPodsReady]:
         found = []
         for number, workload in quota.granted.items():
             share = quota.shares[number]
@@ -148,6 +148,12 @@ def count_ready_pods_where_they_are(patch: pytest.MonkeyPatch) -> None:
 
 def ask_again_at_once_for_what_was_taken_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(asking, "_shed", lambda record, *_: (record, None))
+
+
+def stop_a_job_whose_minimum_is_lowered(patch: pytest.MonkeyPatch) -> None:
+    for module in (quota, asking):
+        patch.setattr(module, "shares_in_force", lambda policy, base: quota.shares_of(policy))
+    patch.setattr(quota, "kept_base", lambda *_: 0)
 
 
 def run_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:
@@ -179,6 +185,7 @@ MUTANTS: tuple[Mutant, ...] = (
     never_tell_that_pods_are_ready,
     count_ready_pods_where_they_are,
     ask_again_at_once_for_what_was_taken_back,
+    stop_a_job_whose_minimum_is_lowered,
     run_wherever_there_is_room,
     take_increments_of_any_flavor,
 )

@@ -33,7 +33,15 @@ BLINDNESS = {
 # What may keep a pod from being drained before it is killed.
 DELAYS = HINDRANCES | {"freeze_node", "cut_node", "part_nodes", "kill_node", "lose_rack", "delete_node"}
 # What ends an agent.
-ENDS_OF_PODS = {"delete_pod", "force_delete_pod", "kill_container", "end_agent", "drain_node", "return_node"}
+ENDS_OF_PODS = {
+    "delete_pod",
+    "delete_pod_soon",
+    "force_delete_pod",
+    "kill_container",
+    "end_agent",
+    "drain_node",
+    "return_node",
+}
 # Calls without a generation are not fenced: what comes late or from somebody else does harm there.
 UNFENCED = {
     *("lossy_calls", "wipe_record", "wipe_state", "stop_from_outside", "operator_stands_still", "second_operator"),

@@ -29,7 +29,7 @@ from .health import Health, Replica, View
 from .membership import remove, soonest, soonest_allowed
 from .names import Slot
 from .payback import growth_hold
-from .quota import Quota, Share, fits, is_on, left_until, shares_of
+from .quota import Quota, Share, filled, fits, is_on, left_until, shares_in_force
 from .record import Record, Shed
 from .scene import Step
 
@@ -55,7 +55,7 @@ def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> St
     policy = seen.job.policy
     record, drops, notes = _drops(record, seen, view, quota, policy)
     asks, wake = _asks(record, seen, view, quota, policy)
-    marks = _marks(view, quota)
+    marks = _marks(view, quota, policy)
     waits = (left_until(seen, record, quota.shares[number]) for number in quota.granted if number)
     wake = soonest(step.wake_at, wake, *waits)
     step = replace(step, record=record, notes=(*step.notes, *notes), wake_at=wake)
@@ -90,7 +90,8 @@ def with_returns(step: Step, seen: Observed, view: View) -> Step:
     left = [w for w in seen.workloads if not (w.finished or w.is_deleting)]
     if not (left or seen.return_trouble):
         return step
-    shares = shares_of(seen.job.policy) if seen.job.policy is not None else ()
+    base = next((w for w in seen.workloads if w.number == 0), None)
+    shares = shares_in_force(seen.job.policy, base) if seen.job.policy is not None else ()
     drops = [
         DropWorkload(w.name, w.uid, "the job is deleted")
         for w in sorted(left, key=lambda w: (w.number == 0, w.number))
@@ -264,7 +265,7 @@ def _is_uneven(quota: Quota) -> bool:
     return len({sum(share.trains.values()) for share in quota.shares[1:]}) > 1
 
 
-def _marks(view: View, quota: Quota) -> list[Action]:
+def _marks(view: View, quota: Quota, policy: Policy) -> list[Action]:
     """Tell Kueue of the pods of the granted shares: spares are not waited for, and stand in for others.
 
     The job's ready pods count for its base first. Where there are too few, Kueue may then take an increment back, whose pods
@@ -275,6 +276,8 @@ def _marks(view: View, quota: Quota) -> list[Action]:
     ready = Counter(s.spec for s in slots if (r := view.newest.get(s)) is not None and _is_ready(r))
     for number, workload in sorted(quota.granted.items()):
         trains = Counter(quota.shares[number].trains)
+        if quota.kept_base and not number:  # the job may be smaller than its base by now
+            trains = Counter(filled(policy.wished_specs, min(quota.kept_base, policy.wished_sizes.maximum)))
         is_ready = trains <= ready
         ready -= trains
         if is_ready != bool(workload.pods_ready):

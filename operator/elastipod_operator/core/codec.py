@@ -78,6 +78,8 @@ def _optional_parts(record: Record) -> dict[str, Any]:
             t.kind.value, t.cause, t.message[:MAX_TEXT], t.from_size, t.goal, stamp(t.began_at), stamp(t.detected_at),
             stamp(t.deadline), t.graceful, stamp(t.not_before), t.counted, t.weighed, t.full, t.reach.value,
         ]  # fmt: skip
+        if t.is_shortened:
+            parts["shortened"] = True
     if record.window != Window():
         w = record.window
         parts["window"] = [w.number, stamp(w.since), w.restarts, w.full]
@@ -154,7 +156,7 @@ def _record(body: dict[str, Any]) -> Record:
         generation=int(body["generation"]),
         members=members,
         master_addr=str(body["master"]),
-        transition=_transition(body["transition"]) if "transition" in body else None,
+        transition=_transition(body) if "transition" in body else None,
         lost=_pods(body["lost"]),
         incarnations={slot: number for slot, number in {**said, **unsaid}.items() if number != NONE},
         window_since=window, settled_at=settled, resized_at=resized, recovered_at=recovered, incident_at=incident,
@@ -250,7 +252,8 @@ def _read_columns(steps: str, lengths: str, incarnations: str) -> Iterator[tuple
         yield first, end - 1, incarnation
 
 
-def _transition(values: list[Any]) -> Transition:
+def _transition(body: dict[str, Any]) -> Transition:
+    values = body["transition"]
     kind, cause, message, from_size, goal, began, detected, deadline, graceful, not_before, counted, *later = values
     later += [False, False, Reach.IN_PROCESS][len(later) :]  # earlier operators wrote less
     weighed, full, reach = later
@@ -258,7 +261,7 @@ def _transition(values: list[Any]) -> Transition:
         kind=Kind(kind), cause=str(cause), message=str(message), from_size=int(from_size), goal=int(goal),
         began_at=needed_time(began), detected_at=needed_time(detected), deadline=needed_time(deadline),
         graceful=bool(graceful), not_before=read_time(not_before), counted=bool(counted), weighed=bool(weighed),
-        full=bool(full), reach=Reach(reach),
+        full=bool(full), reach=Reach(reach), is_shortened=bool(body.get("shortened", False)),
     )  # fmt: skip
 
 

@@ -352,6 +352,7 @@ def _warning(
     found += queue_warnings(seen.job, policy, seen.queue_fact, quota)
     if quota is not None:
         found += _priorities(seen, quota)
+        found += _kept_base(policy, quota)
     found += _excess(view)
     if seen.job.pending_edits:
         text = f"edits of {', '.join(seen.job.pending_edits)} act when the job is suspended and resumed"
@@ -377,6 +378,17 @@ def _told_together(found: Warnings) -> Line:
         by_reason.setdefault(reason, []).append(text)
     parts = tuple((reason, "; ".join(texts)) for reason, texts in by_reason.items())
     return Line("Warning", False, parts[0][0], "; ".join(text for _, text in parts), parts)
+
+
+def _kept_base(policy: Policy, quota: Quota) -> Warnings:
+    """Say that the smallest size was lowered, while the quota of the base stays as it was granted."""
+    if not quota.kept_base:
+        return []
+    text = (
+        f"the smallest size is {policy.wished_sizes.minimum} by now, but queue {quota.queue} granted a base of {quota.kept_base} "
+        "replicas, which cannot be changed; the job keeps it until it is suspended and resumed"
+    )
+    return [("EditsPending", text)]
 
 
 def _priorities(seen: Observed, quota: Quota) -> Warnings:

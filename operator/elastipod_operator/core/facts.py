@@ -236,6 +236,8 @@ class NodeFact:
     out_of_service: bool = False
     doomed: str = ""
     """Why pods must leave it (a NoExecute or Spot taint, a health label), empty when they need not."""
+    leaves_at: datetime | None = None
+    """When it goes at the latest: what the notice gives, from when this operator first saw it; None: nothing says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from .facts import AgentFact, AgentState, NodeFact, Observed, PodFact
 from .names import PodId, Slot
+from .record import Kind, Record
 from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, Witnesses, does_answer, examine, is_silent
 
 TICK = timedelta(milliseconds=1)
@@ -168,6 +169,9 @@ def judge(seen: Observed) -> View:
             withdrawn = seen.withdrawn.get(pod.id.slot)
             is_member = pod.id in members
             replica = _judge_pod(pod, agent, node, witnesses, seen.now, grace, is_member=is_member, withdrawn=withdrawn)
+        if node is not None and node.cordoned and _would_grow(replica, record):
+            why = f"node {node.name} was cordoned before pod {pod.name} joined the training"
+            replica = replace(replica, health=Health.DOOMED, why="NodeCordoned", detail=why)
         if replica.health in (Health.LOST, Health.ENDED) and not replica.gone:
             replica = replace(replica, may_run=not pod.node or (node is not None and node.ready))
         by_id[pod.id] = replica
@@ -180,6 +184,18 @@ def judge(seen: Observed) -> View:
     decisions = (r.until + TICK for r in by_id.values() if r.until is not None)
     next_gone_at = min((at for at in (*ends, *decisions) if at > seen.now), default=None)
     return View(by_id, newest, witnesses.all_silent, next_gone_at, seen.now, seen.room_at, frozenset(seen.withdrawn))
+
+
+def _would_grow(replica: Replica, record: Record | None) -> bool:
+    """Whether a pod could only take part in a growth: a cordon stops that, and nothing else (decision 26).
+
+    A start and a recovery take whom they find, and a spare keeps its place.
+    """
+    if record is None or not record.members or replica.id in record.members:
+        return False
+    if record.transition is not None and record.transition.kind is not Kind.RESIZE:
+        return False
+    return replica.health in (Health.GOOD, Health.PENDING) and not (replica.busy or replica.agent.is_spare)
 
 
 def _judge_pod(

@@ -7,6 +7,7 @@ slots; pods of slots whose quota is taken back are doomed.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from .caches import limited_cache
 from .facts import Held, Observed, PodFact, Policy, SpecShape, WorkloadFact
 from .names import Slot
 from .record import Record
-from .sizes import Allowed, Sizes
+from .sizes import Allowed
 
 DEFAULT_QUEUE = "default"
 # Pods whose shares are kept, of all jobs together: some 150 bytes each.
@@ -48,6 +49,8 @@ class Quota:
     granted: Mapping[int, WorkloadFact]
     useless: Mapping[int, str]
     """Increments that Kueue granted, and why the job gives them back all the same."""
+    kept_base: int = 0
+    """The size that the base was granted for, where the smallest size is a smaller one by now; 0 where it is not."""
 
 
 def shares_of(policy: Policy) -> tuple[Share, ...]:
@@ -56,6 +59,31 @@ def shares_of(policy: Policy) -> tuple[Share, ...]:
     The spares of a spec come with the first share that uses it.
     """
     return shares_for(policy.wished_sizes.allowed, policy.wished_specs)
+
+
+def shares_in_force(policy: Policy, base: WorkloadFact | None) -> tuple[Share, ...]:
+    """Give the shares of a job with this base: one that was granted for a larger smallest size stays as it is.
+
+    A Workload cannot be changed, and giving the base back would stop a job of which only the minimum was lowered.
+    """
+    kept = kept_base(policy, base)
+    if not kept:
+        return shares_of(policy)
+    allowed = policy.wished_sizes.allowed
+    if kept in allowed:
+        return shares_for(allowed[allowed.index(kept) :], policy.wished_specs)
+    return shares_for((kept, *allowed[bisect_right(allowed, kept) :]), policy.wished_specs)
+
+
+def kept_base(policy: Policy, base: WorkloadFact | None) -> int:
+    """Give the size of a granted base that is larger than the smallest size by now; 0 where there is none."""
+    if base is None or not base.is_granted:
+        return 0
+    pods = dict(base.counts)
+    size = sum(pods.values()) - sum(spec.spares for spec in policy.wished_specs if spec.name in pods)
+    if size <= policy.wished_sizes.minimum or not fits(base, shares_for((size,), policy.wished_specs)[0]):
+        return 0
+    return size
 
 
 def _pods_in(shares: tuple[Share, ...], *_: object) -> int:
@@ -71,8 +99,10 @@ def shares_for(allowed: Allowed, specs: tuple[SpecShape, ...]) -> tuple[Share, .
     taken: dict[str, int] = {}
     found: list[Share] = []
     for number, size in enumerate(allowed):
-        filled = _filled(specs, size)
-        trains = {name: filled[name] - before.get(name, 0) for name in filled if filled[name] > before.get(name, 0)}
+        filled_up = filled(specs, size)
+        trains = {
+            name: number - before.get(name, 0) for name, number in filled_up.items() if number > before.get(name, 0)
+        }
         counts: list[tuple[str, int]] = []
         slots: list[Slot] = []
         for spec in specs:
@@ -84,7 +114,7 @@ def shares_for(allowed: Allowed, specs: tuple[SpecShape, ...]) -> tuple[Share, .
             counts.append((spec.name, pods))
             slots += (Slot(spec.name, ordinal) for ordinal in range(first, first + pods))
         found.append(Share(number, trains, tuple(counts), tuple(slots)))
-        before = filled
+        before = filled_up
     return tuple(found)
 
 
@@ -104,8 +134,8 @@ def under_quota(seen: Observed, record: Record) -> tuple[Observed, Quota | None]
     policy, queue = seen.job.policy, record.queue
     if policy is None or not (queue or seen.workloads):
         return seen, None
-    shares = shares_of(policy)
     present = {w.number: w for w in seen.workloads}
+    kept, shares = kept_base(policy, present.get(0)), shares_in_force(policy, present.get(0))
     if not queue:
         return seen, Quota("", shares, present, {}, {})
     granted = {s.number: w for s in shares if (w := present.get(s.number)) and w.is_granted and fits(w, s)}
@@ -115,9 +145,9 @@ def under_quota(seen: Observed, record: Record) -> tuple[Observed, Quota | None]
             return seen, quota
         held = replace(policy, suspend=True, held=_why_held(seen, present.get(0), shares[0], queue))
         return replace(seen, job=replace(seen.job, policy=held)), quota
-    useless = _useless(seen, record, granted, shares, policy.sizes)
-    kept = {number: w for number, w in granted.items() if number not in useless}
-    quota = Quota(queue, shares, present, kept, useless)
+    useless = _useless(seen, record, granted, shares, kept)
+    useful = {number: w for number, w in granted.items() if number not in useless}
+    quota = Quota(queue, shares, present, useful, useless, kept)
     bounded = _bounded(policy, quota)
     slots = bounded.granted or {}
     withdrawn = _withdrawn({slot for pod in seen.pods if (slot := pod.id.slot) not in slots}, quota)
@@ -140,22 +170,24 @@ def fits(workload: WorkloadFact, share: Share) -> bool:
     return sorted(workload.counts) == sorted(share.counts) and not workload.is_outdated
 
 
-def _filled(specs: tuple[SpecShape, ...], size: int) -> dict[str, int]:
+def filled(specs: tuple[SpecShape, ...], size: int) -> dict[str, int]:
     """Give how many replicas of each spec train at a size: the base spec first."""
-    filled: dict[str, int] = {}
+    found: dict[str, int] = {}
     for spec in specs:
-        filled[spec.name] = min(size, spec.limit)
-        size -= filled[spec.name]
-    return filled
+        found[spec.name] = min(size, spec.limit)
+        size -= found[spec.name]
+    return found
 
 
 def _useless(
-    seen: Observed, record: Record, granted: Mapping[int, WorkloadFact], shares: tuple[Share, ...], sizes: Sizes
+    seen: Observed, record: Record, granted: Mapping[int, WorkloadFact], shares: tuple[Share, ...], kept: int
 ) -> dict[int, str]:
     """Find granted increments that are of no use: pods that find no place after a fault, and sizes that are not allowed.
 
-    What was given back stays so until its time has come again.
+    What was given back stays so until its time has come again. kept: the size of a base that is larger than it would be now.
     """
+    assert seen.job.policy is not None
+    allowed = seen.job.policy.sizes.allowed
     found = dict.fromkeys(
         (number for number in granted if number and _is_left_by_fault(seen, record, shares[number])),
         "pods that were lost to a fault find no place again",
@@ -167,7 +199,7 @@ def _useless(
         found.update(dict.fromkeys(idle, "increments were given back a short while ago"))
     left = [number for number in sorted(granted) if number not in found]
     size = sum(sum(shares[number].trains.values()) for number in left)
-    while size not in sizes.allowed:
+    while size not in allowed and size != kept:
         number = left.pop()
         size -= sum(shares[number].trains.values())
         found[number] = "it makes no allowed size as long as smaller increments have no quota"

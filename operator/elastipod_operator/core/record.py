@@ -44,7 +44,7 @@ class Transition:
     graceful: workers are asked to reach a checkpoint until `deadline`, else they are ended at once. goal: the size that
     is waited for. counted: the incident was booked to the budgets. weighed: everybody was accounted for and the budgets
     were looked at, so what happens from then on changes neither. full: a full job restart, all pods are made anew.
-    reach: the most that the failed workers asked for.
+    reach: the most that the failed workers asked for. is_shortened: `deadline` is sooner than agents were told at first.
     """
 
     kind: Kind
@@ -61,6 +61,7 @@ class Transition:
     weighed: bool = False
     full: bool = False
     reach: Reach = Reach.IN_PROCESS
+    is_shortened: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,10 @@ from .membership import room_for, soonest
 from .offenders import forget_old, next_pardon
 from .payback import with_pause
 from .record import Kind, Record
-from .scene import Scene, Step, awaits_start, begin, finish, suspension
+from .scene import Scene, Step, awaits_start, begin, finish, latest_end, suspension
 from .stopping import hard_stop, takes_part
 from .transit import in_transition, recover
 
-# A pod that is to be killed needs this long after its workers are gone to end in order.
-KILL_MARGIN = timedelta(seconds=5)
 LOOK_AGAIN = timedelta(seconds=1)
 
 
@@ -59,8 +57,7 @@ def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Rec
         healthy = {r.id for r in members}.difference(r.id for r in doomed)
         ready = {r.id for r in scene.view.candidates()}
         goal = policy.sizes.fit(room_for(healthy | ready, policy)) or policy.sizes.minimum
-        kill_at = soonest(*(r.pod.kill_at for r in doomed))
-        limit = kill_at - KILL_MARGIN if kill_at is not None else None
+        limit = latest_end(doomed, scene)
         return begin(record, scene, Kind.RESIZE, doomed[0].why, _several(doomed), goal=goal, limit=limit)
     if 0 < policy.sizes.fit(size) < size:
         return begin(record, scene, Kind.RESIZE, *_why_too_many(size, scene), goal=policy.sizes.fit(size))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from .actions import Action, Note
 from .ending import plan_end
@@ -19,6 +20,8 @@ KEPT_TEXT = (
     "spec.runPolicy.ttlSecondsAfterFinished is 0, which means that the job is kept; set it to 1 or more to have the job deleted so "
     "many seconds after its end"
 )
+# A pod that is to be killed needs this long after its workers are gone to end in order.
+KILL_MARGIN = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,15 @@ class Scene:
     @property
     def is_refused(self) -> bool:
         return bool(self.seen.refusal)
+
+
+def latest_end(replicas: Iterable[Replica], scene: Scene) -> datetime | None:
+    """Give until when the workers of these may take: a little before the first of them is killed; None: nothing says."""
+    times: list[datetime] = []
+    for replica in replicas:
+        node = scene.seen.nodes.get(replica.pod.node)
+        times += [at for at in (replica.pod.kill_at, node.leaves_at if node is not None else None) if at is not None]
+    return min(times) - KILL_MARGIN if times else None
 
 
 def begin(

@@ -112,7 +112,9 @@ def _stops(
     may_save = transition.graceful and now < due + HARD_STOP_AFTER and takes_part(replica, record, members)
     if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
         return [hard_stop(replica, record)]
-    if replica.agent.state is AgentState.STOPPING:
+    # An agent that was told of a later end is told again, and takes the sooner one.
+    is_told_again = transition.is_shortened and replica.agent.generation is not None
+    if replica.agent.state is AgentState.STOPPING and not is_told_again:
         return []
     left = max(1, int((due - now).total_seconds()))
     return [StopWorkers(replica.pod.name, record.generation, graceful=True, timeout_s=left, leaves=leaves)]

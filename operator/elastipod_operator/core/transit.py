@@ -16,7 +16,7 @@ from .incidents import STOP_TIME, Incident, begin_recovery, find_incident
 from .membership import remember, remove, usable
 from .payback import with_pace
 from .record import RECORD_LOST, SUSPENDED_BY_USER, Kind, Record, Transition
-from .scene import Scene, Step, finish, suspension
+from .scene import Scene, Step, finish, latest_end, suspension
 from .stopping import LOOK_AGAIN, is_forced, stop_members
 
 
@@ -33,14 +33,16 @@ def in_transition(record: Record, scene: Scene) -> Step:
     """Decide for a job whose workers are being stopped or gathered."""
     transition = record.transition
     assert transition is not None
+    hurry: tuple[Note, ...] = ()
     if transition.graceful and not is_forced(record, scene.now):
         incident = find_incident(record, scene.view)
         if incident is not None:  # decision 18
             return recover(record, scene, incident)
+        record, hurry = _shortened(record, scene)
     record, stops, wake = stop_members(record, scene.view, scene.policy, scene.now)
     if wake is not None:
         announce = _announcement(transition) if scene.now == transition.began_at else ()
-        return Step(record, tuple(stops), wake_at=wake, notes=announce)
+        return Step(record, tuple(stops), wake_at=wake, notes=(*announce, *hurry))
     assert record.transition is not None
     record = replace(record, transition=replace(record.transition, graceful=False))  # nothing can break the drain now
     if transition.kind is Kind.SUSPEND:
@@ -53,6 +55,21 @@ def in_transition(record: Record, scene: Scene) -> Step:
         return Step(weighed.record, weighed.actions, weighed.notes, wake_at=scene.now)
     step = _gather(weighed.record, scene)
     return replace(step, notes=(*weighed.notes, *step.notes))
+
+
+def _shortened(record: Record, scene: Scene) -> tuple[Record, tuple[Note, ...]]:
+    """Give a drain less time where a member is killed sooner than its deadline by now; it never gets more."""
+    transition = record.transition
+    assert transition is not None
+    members = (r for m in record.members if (r := scene.view.get(m)) is not None and not r.parked)
+    doomed = [r for r in members if r.health is Health.DOOMED]
+    end = latest_end(doomed, scene)
+    if end is None or max(end, scene.now) >= transition.deadline:
+        return record, ()
+    deadline = max(end, scene.now)
+    left_s = (deadline - scene.now).total_seconds()
+    note = Note("DrainShortened", f"the workers have {left_s:.0f} s left to save: {doomed[0].detail}")
+    return replace(record, transition=replace(transition, deadline=deadline, is_shortened=True)), (note,)
 
 
 def _announcement(transition: Transition) -> tuple[Note, ...]:

@@ -65,6 +65,8 @@ DISRUPTION_TAINTS = frozenset(
         "sagemaker.amazonaws.com/node-health-status",
     }
 )
+# Notices that say how long the node stays: a Spot instance is taken two minutes after its notice.
+NOTICES = {"aws-node-termination-handler/spot-itn": timedelta(seconds=120)}
 PULL_TROUBLES = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
@@ -467,7 +469,15 @@ def node_fact(body: Mapping[str, Any], before: NodeFact | None, now: datetime) -
         cordoned=bool(spec.get("unschedulable")),
         out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in mappings(spec.get("taints"))),
         doomed=doom_of(body).why(()),
+        leaves_at=_leaves_at(mappings(spec.get("taints")), before, now),
     )
+
+
+def _leaves_at(taints: Sequence[Mapping[str, Any]], before: NodeFact | None, now: datetime) -> datetime | None:
+    notices = [NOTICES[key] for t in taints if (key := str(t.get("key"))) in NOTICES]
+    if not notices:
+        return None
+    return before.leaves_at if before is not None and before.leaves_at is not None else now + min(notices)
 
 
 @dataclass(frozen=True, slots=True)

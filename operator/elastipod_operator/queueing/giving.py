@@ -12,7 +12,7 @@ from typing import Any
 from .. import clock
 from ..core.actions import DropWorkload, FinishWorkload, MarkPodsReady, Plan, ReleaseBase
 from ..core.facts import PodFact, WorkloadFact
-from ..core.quota import is_on, shares_of
+from ..core.quota import is_on, shares_in_force
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.store import Job
 from ..kube.workload_status import finished_status, pods_ready_status, release_patch
@@ -68,7 +68,8 @@ async def mark(desk: Desk, job: Job, todo: Plan) -> None:
 def pods_on(job: Job, workload: WorkloadFact) -> list[PodFact]:
     """Give the pods that live on a Workload's quota: those made for it, and those in its slots."""
     policy = job.fact.policy
-    shares = shares_of(policy) if policy is not None else ()
+    base = next((asked.fact for asked in job.workloads.items if asked.fact.number == 0), None)
+    shares = shares_in_force(policy, base) if policy is not None else ()
     return [p for p in job.pods.values() if not p.ended and is_on(p, workload, shares)]
 
 

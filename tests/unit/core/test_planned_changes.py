@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.unit.core.builders import (
     NOW,
@@ -21,9 +23,9 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers, StopWorkers, VerifyPods
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact
+from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind
+from elastipod_operator.core.record import Kind, Record
 from elastipod_operator.core.sizes import Sizes
 
 ALL_RUN = [(pod(n), running()) for n in range(3)]
@@ -226,6 +228,88 @@ def test_a_resumed_job_wants_its_size_back_and_no_deadline_ran_meanwhile() -> No
 def test_cordon_alone_stops_nobody() -> None:
     todo = plan(observed(job(trains(3)), ALL_RUN, [NodeFact(name="node-0", cordoned=True)]))
     assert todo.record.transition is None
+
+
+DRAINING = trains(transition=transition(began_s=100))  # for ten minutes
+STOPS = agent(AgentState.STOPPING)
+
+
+@pytest.mark.parametrize(
+    ("mine", "node", "left_s"),
+    [
+        pytest.param({"kill_at": NOW + seconds(60)}, {}, 55, id="a pod is deleted"),
+        pytest.param({}, {"doomed": "spot", "leaves_at": NOW + seconds(120)}, 115, id="a notice of Spot"),
+        pytest.param({"kill_at": NOW + seconds(3)}, {}, 0, id="hardly any time is left"),
+        pytest.param({"kill_at": NOW - seconds(60)}, {}, 0, id="none is left"),
+        pytest.param({"kill_at": NOW + seconds(900)}, {}, 500, id="a later end gives no more time"),
+        pytest.param({}, {"doomed": "a taint that says no time"}, 500, id="a notice without a time"),
+    ],
+)
+def test_a_second_notice_shortens_a_drain(mine: dict[str, Any], node: dict[str, Any], left_s: float) -> None:
+    pods = [(pod(0, **mine), STOPS), (pod(1), STOPS)]
+    todo = plan(observed(job(DRAINING), pods, [NodeFact(name="node-0", **node)]))
+    assert todo.record.transition is not None
+    assert todo.record.transition.deadline == NOW + seconds(left_s)
+    is_shorter = left_s < 500
+    told = [(a.pod, a.graceful, a.timeout_s) for a in acts(todo, StopWorkers)]
+    assert told == ([(pod(n).name, True, max(1, int(left_s))) for n in range(2)] if is_shorter else [])
+    assert [n.reason for n in todo.notes] == (["DrainShortened"] if is_shorter else [])
+    again = plan(observed(job(todo.record), pods, [NodeFact(name="node-0", **node)]))
+    assert again.record.transition == todo.record.transition
+    assert not again.notes
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param((pod(0, kill_at=NOW + seconds(60)), ready(1, drained=True)), id="who has drained already"),
+        pytest.param((pod(0), STOPS), id="nobody is to go"),
+    ],
+)
+def test_a_drain_keeps_its_time_as_long_as_nobody_is_killed_in_it(first: tuple[PodFact, AgentFact]) -> None:
+    todo = plan(observed(job(DRAINING), [first, (pod(1), STOPS)]))
+    assert todo.record.transition == DRAINING.transition
+    assert not acts(todo, StopWorkers)
+
+
+def test_agents_that_know_no_generations_are_told_once() -> None:
+    stops = agent(AgentState.STOPPING, None)
+    todo = plan(observed(job(DRAINING), [(pod(0, kill_at=NOW + seconds(60)), stops), (pod(1), stops)]))
+    assert not acts(todo, StopWorkers)
+
+
+CORDONED = [NodeFact(name="node-2", cordoned=True)]
+
+
+@pytest.mark.parametrize("mine", [ready(), running(), None], ids=["ready", "busy by mistake", "not heard yet"])
+def test_growth_takes_nobody_on_a_cordoned_node(mine: AgentFact | None) -> None:
+    """A pod that was placed there before it was cordoned goes, so that another one can be placed elsewhere."""
+    seen = observed(job(trains(2), policy(2, 3, scaling_timeout=seconds(0))), [*ALL_RUN[:2], (pod(2), mine)], CORDONED)
+    todo = plan(seen)
+    assert todo.record.transition is None
+    is_idle = mine is None or mine.state is AgentState.READY
+    assert [a.name for a in acts(todo, DeletePod)] == ([pod(2).name] if is_idle else [])
+    assert [a.pod for a in acts(todo, CreatePod)] == ([pid(2, 1)] if is_idle else [])
+    if is_idle:
+        assert "was cordoned before" in acts(todo, DeletePod)[0].why
+
+
+@pytest.mark.parametrize(
+    ("record", "pods"),
+    [
+        pytest.param(trains(0, generation=0, settled_at=None, started_at=None, transition=transition(Kind.START, began_s=1, goal=3)),
+                     [(pod(n), ready()) for n in range(3)], id="a start"),
+        pytest.param(trains(3, transition=transition(Kind.RECOVERY, began_s=1, goal=3), lost=(pid(2),)),
+                     [(pod(0), ready(1)), (pod(1), ready(1)), (pod(pid(2, 1)), ready())], id="a recovery"),
+        pytest.param(trains(2), [*ALL_RUN[:2], (pod(2), ready(1, is_spare=True))], id="a spare"),
+    ],
+)  # fmt: skip
+def test_a_cordon_sends_nobody_else_away(record: Record, pods: list[tuple[PodFact, AgentFact]]) -> None:
+    wishes = policy(2, 3, scaling_timeout=seconds(0))
+    todo = plan(observed(job(record, wishes), pods, CORDONED))
+    assert not acts(todo, DeletePod)
+    if record.transition is not None:
+        assert len(acts(todo, StartWorkers)) == 3
 
 
 def test_a_drain_that_leaves_too_few_waits_for_a_replacement() -> None:

@@ -470,6 +470,68 @@ def test_a_larger_minimum_is_asked_for_anew() -> None:
     assert (todo.record.transition.kind, todo.record.transition.cause) == (Kind.SUSPEND, "SpecEdited")
 
 
+@pytest.mark.parametrize(
+    ("wishes", "size"),
+    [
+        pytest.param(policy(1, 4, payback=False), 4, id="lower by one"),
+        pytest.param(
+            policy(1, 4, payback=False, sizes=Sizes((1, 3, 4), 1)), 4, id="so that its base is no allowed size"
+        ),
+        pytest.param(policy(1, 4, payback=False, sizes=Sizes(range(1, 5), 1)), 4, id="many sizes"),
+    ],
+)
+def test_a_lower_minimum_stops_nobody(wishes: Policy, size: int) -> None:
+    """The base was granted for the old one and stays; a condition says so."""
+    todo = plan(look(queued(trains(size)), FOUR, *train(size), wishes=wishes))
+    assert todo.record.transition is None
+    assert not [
+        a for a in todo.actions if isinstance(a, DropWorkload | AskWorkload | StopWorkers | DeletePod | MarkPodsReady)
+    ]
+    told = next(c for c in todo.conditions if c.type == "Warning")
+    assert (told.reason, "a base of 2 replicas" in told.message) == ("EditsPending", True)
+
+
+def test_below_the_old_minimum_a_job_may_shrink_and_keeps_its_base() -> None:
+    wishes = policy(1, 1, payback=False)
+    begun = plan(
+        look(queued(trains(2)), [workload(0, 2)], *train(2), wishes=replace(wishes, specs=(SpecShape("workers", 2),)))
+    )
+    assert begun.record.transition is not None
+    assert (begun.record.transition.kind, begun.record.transition.cause) == (Kind.RESIZE, "ScaledByUser")
+    small = look(
+        queued(trains(1)), [workload(0, 2)], *train(1), wishes=replace(wishes, specs=(SpecShape("workers", 2),))
+    )
+    assert not [a for a in plan(small).actions if isinstance(a, DropWorkload | MarkPodsReady | DeletePod)]
+
+
+def test_a_base_that_waits_is_asked_for_anew_when_the_minimum_is_lowered() -> None:
+    todo = plan(look(plan(look(None, [pending(0, 2)])).record, [pending(0, 2)], wishes=policy(1, 4)))
+    assert [a.name for a in acts(todo, DropWorkload)] == [workload(0).name]
+
+
+def test_a_base_that_kueue_takes_back_comes_back_as_the_smaller_one() -> None:
+    record = queued(trains(2))
+    todo = plan(look(record, [evicted(0, 2)], *train(2), wishes=policy(1, 4)))
+    assert todo.record.transition is not None
+    assert todo.record.transition.kind is Kind.SUSPEND
+    held = replace(todo.record, members=())
+    assert acts(plan(look(held, [evicted(0, 2)], wishes=policy(1, 4))), ReleaseBase)
+    again = plan(look(held, [pending(0, 2)], wishes=policy(1, 4)))
+    assert [a.name for a in acts(again, DropWorkload)] == [workload(0).name]
+    asked = plan(look(held, [], wishes=policy(1, 4)))
+    assert [(a.number, a.counts) for a in acts(asked, AskWorkload)] == [(0, (("workers", 1),))]
+
+
+def test_a_lowered_minimum_acts_on_the_quota_at_the_next_suspension() -> None:
+    wishes = policy(1, 4, suspend=True)
+    todo = plan(
+        look(
+            queued(replace(trains(2), members=(), transition=transition(Kind.SUSPEND))), [workload(0, 2)], wishes=wishes
+        )
+    )
+    assert [a.name for a in acts(todo, DropWorkload)] == [workload(0).name]
+
+
 def test_a_lower_maximum_gives_the_last_increment_back() -> None:
     todo = plan(look(queued(trains(3)), FOUR, *train(3), wishes=policy(2, 3)))
     assert [a.name for a in acts(todo, DropWorkload)] == [workload(2).name]

@@ -39,7 +39,7 @@ pods = st.builds(PodId, st.sampled_from(["base", "extra"]), st.integers(0, 50), 
 transitions = st.builds(
     Transition, kind=st.sampled_from(Kind), cause=st.text(max_size=20), message=st.text(max_size=60), from_size=counts,
     goal=counts, began_at=times, detected_at=times, deadline=times, graceful=st.booleans(), not_before=maybe_times,
-    counted=st.booleans(), weighed=st.booleans(), full=st.booleans(), reach=st.sampled_from(Reach),
+    counted=st.booleans(), weighed=st.booleans(), full=st.booleans(), reach=st.sampled_from(Reach), is_shortened=st.booleans(),
 )  # fmt: skip
 spans = st.integers(0, 10**9).map(lambda ms: timedelta(milliseconds=ms))
 names = st.text(max_size=20)

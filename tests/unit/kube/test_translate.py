@@ -246,6 +246,23 @@ def test_what_drives_pods_off_a_node(body: dict[str, Any], doomed: str) -> None:
     assert node_fact(body, None, NOW).doomed == doomed
 
 
+def test_a_notice_of_spot_counts_from_its_first_sight() -> None:
+    """Whatever clock dated the taint."""
+    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    notice = {
+        "key": "aws-node-termination-handler/spot-itn",
+        "effect": "NoSchedule",
+        "timeAdded": "2026-03-01T09:00:00Z",
+    }
+    first = node_fact(node_body(taints=[notice]), None, now)
+    assert first.leaves_at == now + timedelta(seconds=120)
+    later = node_fact(node_body(taints=[notice], unschedulable=True), first, now + timedelta(seconds=50))
+    assert later.leaves_at == first.leaves_at
+    assert node_fact(node_body(), later, now).leaves_at is None
+    other = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
+    assert node_fact(node_body(taints=[other]), None, now).leaves_at is None
+
+
 def test_a_node_is_not_ready_since_it_was_first_seen_so() -> None:
     first = node_fact(node_body(ready="Unknown"), None, NOW)
     assert (first.ready, first.not_ready_since) == (False, NOW)
