@@ -13,7 +13,7 @@ from elastipod_local.prepare import announce, prepare
 
 _SERVER = binaries.CONTROL_PLANE
 _KUEUE = (*binaries.CONTROL_PLANE, *binaries.KUEUE)
-_NODES = (*binaries.CONTROL_PLANE, *binaries.NODE, "helm")
+_NODES = (*binaries.CONTROL_PLANE, *binaries.NODE, *binaries.KUEUE)
 # Tier -> fixture -> programs. Those of nodes need images as well.
 PROGRAMS: dict[str, dict[str, tuple[str, ...]]] = {
     "api": {"bare_api_server": _SERVER, "kueue_server": _KUEUE, "fair_kueue_server": _KUEUE},

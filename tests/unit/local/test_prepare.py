@@ -111,5 +111,6 @@ def test_what_the_tiers_need_is_known() -> None:
         assert set(names) <= set(binaries.MODULES), tier
         assert needs_images(names) == (tier == "e2e")
     assert programs_for("e2e", ["server"]) == ["versitygw"]
+    assert "kueue" in programs_for("e2e", ["cluster"])  # a test installs it
     assert programs_for("chart", []) == ["helm"]
     assert programs_for("unit", ["cluster"]) == []
