@@ -16,6 +16,7 @@ from elastipod_agent.core.exits import Outcome, Stop, WorkerExit, classify
 from elastipod_agent.core.fences import Answer, Situation, Verdict, decide_start, decide_stop
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
+from elastipod_operator.agents.answers import MAX_PROGRESS_BYTES, MAX_WORKER_DATA_BYTES
 
 if TYPE_CHECKING:
     from tests.sim.objects import SimPod
@@ -48,6 +49,7 @@ class Lie(Enum):
     COMPLETED = "that its workers finished"
     STOPPED = "that its workers are stopped"
     DRAINED = "that its workers stand at a checkpoint"
+    ENDLESS = "data without end"
 
 
 class SimAgent:
@@ -309,4 +311,8 @@ _LIES: dict[Lie, Callable[[dict[str, Any]], dict[str, Any]]] = {
     Lie.COMPLETED: lambda told: {"status": "completed"},
     Lie.STOPPED: lambda told: {"status": "ready"},
     Lie.DRAINED: lambda told: {"status": "ready", "drained": True, "reason": "Drained"},
+    Lie.ENDLESS: lambda told: {
+        "worker_data": ["x" * MAX_WORKER_DATA_BYTES],
+        "progress": {"x": "x" * MAX_PROGRESS_BYTES},
+    },
 }

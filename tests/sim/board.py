@@ -66,9 +66,11 @@ class SimBoard:
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
         return {}
 
-    def worker_data(self, pod_uids: Iterable[str]) -> list[Any]:
-        told = (self._watched[uid].worker_data for uid in pod_uids if uid in self._watched)
-        return [entry for text in told for entry in json.loads(f"[{text}]")]
+    def worker_data(self, pod_uids: Iterable[str]) -> list[Any] | None:
+        told = [self._watched[uid] for uid in pod_uids if uid in self._watched]
+        if any(one.fact.excess for one in told):
+            return None
+        return [entry for one in told for entry in json.loads(f"[{one.worker_data}]")]
 
     def follow(self, job: Job) -> None:
         """Begin to ask those who can be asked, and stop with those that have ended."""

@@ -175,6 +175,16 @@ STORIES: dict[str, Story] = {
     },
     "a member hears no call": _story(Event(99, "deafen_node", 1, 300), Event(100, "crash_worker", 0), nodes=5),
     "an agent claims an enormous generation": _story(Event(100, "agent_lies", 7 * 3, 12)),
+    **{
+        f"a tenant lets an agent tell data without end: {make.value}": _story(Event(100, "agent_lies", 7 * 8, 60), make=make)
+        for make in (Make.OURS, Make.IN_PROCESS)
+    },
+    "a tenant lets an agent tell data without end while a worker fails": _story(
+        Event(100, "agent_lies", 7 * 8, 60), Event(120, "crash_worker", 1), make=Make.IN_PROCESS
+    ),
+    "a tenant edits a template and log rules without end, and a node goes meanwhile": _story(
+        Event(60, "break_spec", 1, 60), Event(80, "drain_node", 0), Event(150, "break_spec", 2, 60), Event(170, "crash_worker", 0),
+    ),
     "a worker asks for new processes of all": _story(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": _story(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}

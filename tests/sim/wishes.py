@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -10,8 +11,10 @@ from tests.sim.objects import Body
 from tests.sim.victims import DELAYS, ENDS_OF_PODS, touch
 
 from elastipod_operator.api import JobSpec
+from elastipod_operator.api.models import MAX_LOG_RULES, MAX_PATTERN
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_DRAIN_ON_DELETE
 from elastipod_operator.core.sizes import SizeError, Sizes
+from elastipod_operator.kube.limits import MAX_TEMPLATE_BYTES
 from elastipod_operator.kube.translate import policy_of
 
 if TYPE_CHECKING:
@@ -56,16 +59,46 @@ def break_spec(play: Play, event: Event) -> str:
     if play.cluster.tenant is not None:  # nobody drains what Kueue takes back meanwhile
         for pod in play.cluster.pods.values():
             touch(play, pod, event)
-    play.cluster.edit_job(lambda spec: spec["replicaSpecs"][0].update(name="other"))
+    what, edit = _BAD_EDITS[event.number % len(_BAD_EDITS)]
+    play.watchman.met[f"edit: {what}"] += 1
+    play.cluster.edit_job(edit)
     play.kernel.after(event.seconds, lambda: mend_spec(play))
-    return f"replicaSpecs are renamed for {event.seconds:g} s"
+    return f"{what} for {event.seconds:g} s"
+
+
+def _rename(spec: Body) -> None:
+    spec["replicaSpecs"][0]["name"] = "other"
+
+
+def _swell_template(spec: Body) -> None:
+    spec["replicaSpecs"][0]["template"]["spec"]["containers"][0]["command"] = ["x" * 2 * MAX_TEMPLATE_BYTES]
+
+
+def _swell_rules(spec: Body) -> None:
+    rules = [{"name": f"rule-{n}", "logPattern": "x" * MAX_PATTERN} for n in range(MAX_LOG_RULES)]
+    spec["runPolicy"]["logMonitoringConfiguration"] = rules
+
+
+_BAD_EDITS: tuple[tuple[str, Callable[[Body], None]], ...] = (
+    ("replicaSpecs are renamed", _rename),
+    ("a template without end", _swell_template),
+    ("log rules without end", _swell_rules),
+)
 
 
 def mend_spec(play: Play) -> None:
     """Take a broken edit back."""
-    if play.is_spec_broken:
-        play.is_spec_broken = False
-        play.cluster.edit_job(lambda spec: spec["replicaSpecs"][0].update(name=play.story.specs[0]["name"]))
+    if not play.is_spec_broken:
+        return
+
+    def mend(spec: Body) -> None:
+        first = spec["replicaSpecs"][0]
+        first["name"] = play.story.specs[0]["name"]
+        first["template"]["spec"]["containers"][0].pop("command", None)
+        spec["runPolicy"].pop("logMonitoringConfiguration", None)
+
+    play.is_spec_broken = False
+    play.cluster.edit_job(mend)
 
 
 def scale(play: Play, event: Event) -> str:
