@@ -44,7 +44,8 @@ RETURN_PATIENCE = timedelta(seconds=60)
 def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> Step:
     """Add what is to be asked of Kueue and given back to it. seen: bounded by the quota, as `under_quota` gives it."""
     record = step.record
-    if record.queue and record.queue != seen.job.queue and seen.job.record is None:
+    is_new = seen.job.record is None or not seen.job.was_seen
+    if record.queue and record.queue != seen.job.queue and is_new:
         step = step.also(NameQueue(record.queue))
     if seen.job.policy is None:
         return step.also(*_without_wishes(record, seen, view))

@@ -36,7 +36,9 @@ class RecordError(ValueError):
 
 
 class NewerRecordError(RecordError):
-    """A later version of the operator wrote it: whoever cannot read it must leave the job alone."""
+    """A later version of the operator wrote it: whoever cannot read it must leave the job alone. owner: UID of that job."""
+
+    owner: str = ""
 
 
 def encode(record: Record) -> str:
@@ -72,6 +74,8 @@ def encode(record: Record) -> str:
 def _optional_parts(record: Record) -> dict[str, Any]:
     """Give what most records lack."""
     parts: dict[str, Any] = {}
+    if record.owner:
+        parts["uid"] = record.owner
     if record.transition:
         t = record.transition
         parts["transition"] = [
@@ -128,9 +132,11 @@ def decode(text: str) -> Record:
     try:
         body = json.loads(_unpacked(text) if text.startswith(PACKED) else text)
         if isinstance(body["v"], int) and body["v"] > VERSION:
-            raise NewerRecordError(
+            newer = NewerRecordError(
                 f"the state record has version {body['v']}; this operator reads version {VERSION} and leaves the job alone"
             )
+            newer.owner = str(body.get("uid", ""))
+            raise newer
         if body["v"] != VERSION:
             raise RecordError(f"the state record has version {body['v']}; this operator reads version {VERSION}")
         return _record(body)
@@ -141,14 +147,15 @@ def decode(text: str) -> Record:
 
 
 def _record(body: dict[str, Any]) -> Record:
+    # Later operators may write more into every list, and an earlier one wrote less: what is unknown is left out.
     restarts, retries, failures, best, *stalled = body["budget"]
-    window, settled, resized, recovered, incident, started, ended = (read_time(t) for t in body["times"])
+    window, settled, resized, recovered, incident, started, ended = (read_time(t) for t in body["times"][:7])
     members = _pods(body["members"], MAX_REPLICAS)
     outcome = body.get("outcome", ["", "", ""])
-    is_full, culprits = body.get("culprits", [False, []])
-    grew_from, resize_failures, resize_failed_at = body.get("growth", [0, 0, None])
-    paused_at, pause, paces = body.get("measures", [None, None, []])
-    phase, since, booked = body.get("ledger", ["", None, []])
+    is_full, culprits, *_ = body.get("culprits", [False, []])
+    grew_from, resize_failures, resize_failed_at, *_ = body.get("growth", [0, 0, None])
+    paused_at, pause, paces, *_ = body.get("measures", [None, None, []])
+    phase, since, booked, *_ = body.get("ledger", ["", None, []])
     queue, *shed = body.get("queue", [""])
     said = {m.slot: m.incarnation for m in members}
     unsaid = {pod.slot: pod.incarnation for pod in _pods(body["incarnations"])}
@@ -165,18 +172,19 @@ def _record(body: dict[str, Any]) -> Record:
         restarts=int(restarts), retries=int(retries), failures_in_row=int(failures), best_step=int(best),
         stalled=int(stalled[0]) if stalled else 0,
         window=_window(body["window"]) if "window" in body else Window(),
-        culprits=tuple(Culprit(PodId(str(s), int(o), int(i)), int(rank), str(node)) for s, o, i, rank, node in culprits),
+        culprits=tuple(Culprit(PodId(str(s), int(o), int(i)), int(rank), str(node)) for s, o, i, rank, node, *_ in culprits),
         is_full_restart=bool(is_full),
-        offences=tuple(Offence(str(node), int(times), needed_time(at)) for node, times, at in body.get("offences", [])),
+        offences=tuple(Offence(str(node), int(times), needed_time(at)) for node, times, at, *_ in body.get("offences", [])),
         grew_from=int(grew_from), resize_failures=int(resize_failures), resize_failed_at=read_time(resize_failed_at),
         gang=_gang(body["gang"]) if "gang" in body else None,
         paused_at=read_time(paused_at),
         measures=Measures(
-            None if pause is None else _from_ms(pause), tuple((int(size), _from_ms(pace)) for size, pace in paces)
+            None if pause is None else _from_ms(pause), tuple((int(size), _from_ms(pace)) for size, pace, *_ in paces)
         ),
         idle=_from_ms(body.get("idle", 0)), is_faulty_shrink=bool(body.get("shrunk", False)),
-        ledger=Ledger(str(phase), read_time(since), tuple((str(name), int(ms)) for name, ms in booked)),
+        ledger=Ledger(str(phase), read_time(since), tuple((str(name), int(ms)) for name, ms, *_ in booked)),
         queue=str(queue), shed=Shed(int(shed[0]), needed_time(shed[1])) if shed else None,
+        owner=str(body.get("uid", "")),
         outcome=str(outcome[0]), outcome_reason=str(outcome[1]), outcome_message=str(outcome[2]),
     )  # fmt: skip
 
@@ -229,7 +237,7 @@ def _pods(stretches: list[list[str]], most: int = MAX_PODS) -> tuple[PodId, ...]
     """Read what _runs() wrote. most: of more pods than that no record of ours tells."""
     pods: list[PodId] = []
     for spec, *columns in stretches:
-        for first, last, incarnation in _read_columns(*columns) if len(columns) == 3 else _read_runs(*columns):
+        for first, last, incarnation in _read_columns(*columns[:3]) if len(columns) >= 3 else _read_runs(columns[0]):
             if first < 0 or not 0 <= last - first < most - len(pods):
                 raise RecordError(f"{first}-{last} is no run of pods")
             pods += (PodId(str(spec), ordinal, incarnation) for ordinal in range(first, last + 1))
@@ -256,7 +264,7 @@ def _transition(body: dict[str, Any]) -> Transition:
     values = body["transition"]
     kind, cause, message, from_size, goal, began, detected, deadline, graceful, not_before, counted, *later = values
     later += [False, False, Reach.IN_PROCESS][len(later) :]  # earlier operators wrote less
-    weighed, full, reach = later
+    weighed, full, reach, *_ = later
     return Transition(
         kind=Kind(kind), cause=str(cause), message=str(message), from_size=int(from_size), goal=int(goal),
         began_at=needed_time(began), detected_at=needed_time(detected), deadline=needed_time(deadline),
@@ -266,12 +274,12 @@ def _transition(body: dict[str, Any]) -> Transition:
 
 
 def _window(values: list[Any]) -> Window:
-    number, since, restarts, full = values
+    number, since, restarts, full, *_ = values
     return Window(int(number), read_time(since), int(restarts), int(full))
 
 
 def _gang(values: list[Any]) -> Gang:
-    since, bound, tries, rest_until = values
+    since, bound, tries, rest_until, *_ = values
     return Gang(needed_time(since), int(bound), int(tries), read_time(rest_until))
 
 

@@ -59,7 +59,7 @@ def describe(seen: Observed, record: Record, view: View, quota: Quota | None = N
     """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
     late, late_at = _late(seen, view, quota)
     lines, wake = _lines(seen, record, view, quota, late)
-    lines = _with_stuck(lines, seen, view)
+    lines = _with_stuck(lines, seen, view, record)
     old = {condition.type: condition for condition in seen.job.conditions}
     conditions = tuple(_dated(line, old, seen.now) for line in lines)
     notes = tuple(
@@ -94,6 +94,7 @@ WORTH_AN_EVENT = frozenset(
         NOT_CONSIDERED,
         "EditsPending",
         "NoProgress",
+        "RecordIgnored",
         "RecordOfNewerOperator",
         "OperatorCutOff",
         "TokenRefused",
@@ -110,6 +111,10 @@ WORTH_AN_EVENT = frozenset(
         "PriorityRefused",
         "PriorityPending",
     }
+)
+FOREIGN_RECORD = (
+    "annotations of the operator (elastipod.io/state, applied or history) were written for another object, as in a copied "
+    "manifest, or by hand; they are ignored and replaced, and the job begins anew"
 )
 PRIORITY_TROUBLES = ("PriorityClassMissing", "PriorityRefused")
 
@@ -157,13 +162,15 @@ def _lines(
     return [*before, *auxiliary, state], soonest(wake, trouble_at)
 
 
-def _with_stuck(lines: list[Line], seen: Observed, view: View) -> list[Line]:
+def _with_stuck(lines: list[Line], seen: Observed, view: View, record: Record) -> list[Line]:
     """Say first of all, also at the end of a job, what the operator failed at, and what is to go and cannot: pods, and quota."""
     found: Warnings = [(OPERATOR_ERROR, seen.mistake)] if seen.mistake else []
     if stuck := seen.kept_pods or not_ended(seen, view):
         found.append(("PodsNotDeleted", stuck))
     if seen.return_trouble:
         found.append(("QuotaNotReturned", _not_returned(seen)))
+    if _has_foreign_record(seen, record):
+        found.append(("RecordIgnored", FOREIGN_RECORD))
     if not found:
         return lines
     others = [line for line in lines if line.type != "Warning"]
@@ -172,6 +179,12 @@ def _with_stuck(lines: list[Line], seen: Observed, view: View) -> list[Line]:
             part for line in lines if line.type == "Warning" for part in line.parts or ((line.reason, line.message),)
         )
     return [*others[:-1], _told_together(found), others[-1]]
+
+
+def _has_foreign_record(seen: Observed, record: Record) -> bool:
+    """Whether to say that a record was ignored: it is overwritten at once, and told until the training begins."""
+    is_told = any(FOREIGN_RECORD in c.message for c in seen.job.conditions if c.type == "Warning")
+    return seen.job.has_foreign_record or (is_told and not record.generation)
 
 
 def _not_returned(seen: Observed) -> str:

@@ -123,6 +123,10 @@ class JobFact:
     """None when the spec cannot be used; `refusal` then says why in one sentence."""
     refusal: str = ""
     record: Record | None = None
+    has_foreign_record: bool = False
+    """There are annotations of the operator's that were written for another object, or by hand; they are ignored."""
+    was_seen: bool = True
+    """An operator has looked at the job before, as its status tells."""
     hands_off: str = ""
     """Why this operator must leave the job alone: a newer one wrote its record. Empty when it need not."""
     refused_edit: str = ""

@@ -24,6 +24,8 @@ class HistoryEntry:
     at: datetime
     detected_at: datetime
     running_at: datetime | None = None
+    owner: str = ""
+    """UID of the job; empty in entries of earlier operators."""
 
 
 def encode_history(entries: tuple[HistoryEntry, ...]) -> str:
@@ -33,6 +35,7 @@ def encode_history(entries: tuple[HistoryEntry, ...]) -> str:
             {
                 "generation": e.generation, "from": e.from_size, "to": e.to_size, "kind": e.kind.value, "cause": e.cause,
                 "at": stamp(e.at), "detected_at": stamp(e.detected_at), "running_at": stamp(e.running_at),
+                **({"uid": e.owner} if e.owner else {}),
             }
             for e in entries[-MAX_HISTORY:]
         ],
@@ -47,7 +50,7 @@ def decode_history(text: str) -> tuple[HistoryEntry, ...]:
             HistoryEntry(
                 generation=int(e["generation"]), from_size=int(e["from"]), to_size=int(e["to"]), kind=Kind(e["kind"]),
                 cause=str(e["cause"]), at=needed_time(e["at"]), detected_at=needed_time(e["detected_at"]),
-                running_at=read_time(e["running_at"]),
+                running_at=read_time(e["running_at"]), owner=str(e.get("uid", "")),
             )
             for e in json.loads(text)
         )  # fmt: skip

@@ -41,6 +41,8 @@ LIST_SILENT = timedelta(seconds=30)
 def plan(seen: Observed) -> Plan:
     """Decide for one job. Pure: same observation, same plan; carrying out a plan twice does no harm."""
     is_new = seen.job.record is None
+    if seen.job.record is not None and seen.job.record.is_empty:
+        seen = _without_record(seen, seen.job.record)
     longest = longest_wait(seen.job.policy.backoff_max) if seen.job.policy is not None else None
     record = not_later(seen.job.record or _first_record(seen, judge(seen)), seen.now, longest)
     record = with_queue(record, seen)
@@ -87,6 +89,12 @@ def _take_edits(record: Record, scene: Scene) -> Step:
     note = Note("EditsTaken", f"{', '.join(scene.seen.job.pending_edits)}: pods are made anew from the edited spec")
     step = Step(replace(record, gang=None), notes=(note,), wake_at=scene.now + LOOK_AGAIN, takes_spec=True)
     return give_up_all(step, scene, "the template was edited before the training began")
+
+
+def _without_record(seen: Observed, empty: Record) -> Observed:
+    """Take an empty record for a lost one: who holds nobody has not completed."""
+    known = max(seen.job.history_generation, empty.generation)
+    return replace(seen, job=replace(seen.job, record=None, history_generation=known))
 
 
 def _first_record(seen: Observed, view: View) -> Record:

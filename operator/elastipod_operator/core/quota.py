@@ -122,7 +122,8 @@ def with_queue(record: Record, seen: Observed) -> Record:
     """Note the queue that the job is in. Another label acts once nothing runs: what runs keeps the quota that it has."""
     job = seen.job
     wished = job.queue
-    if job.record is None:
+    if job.record is None or not (job.was_seen or seen.pods):
+        # Nobody writes himself a record with which a job leaves the queue that adopts it.
         wished = wished or job.queue_in_template or (DEFAULT_QUEUE if seen.default_queue else "")
     elif record.members or seen.pods or any(w.reserved for w in seen.workloads):
         return record

@@ -150,7 +150,7 @@ class Record:
     there is none. paused_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
     suspended. pods_at: until the first training, when the job came to have pods. is_faulty_shrink: the last change of size was
     a shrink after a fault. accepted_at: when an operator first saw the job. queue: the one on whose quota the pods run; empty
-    for none.
+    for none. owner: UID of the job; empty in records of earlier operators.
     """
 
     generation: int = 0
@@ -192,6 +192,12 @@ class Record:
     outcome_reason: str = ""
     outcome_message: str = ""
     ended_at: datetime | None = None
+    owner: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it tells of nothing that an operator leaves behind: neither workers, nor a change, nor an end."""
+        return not (self.members or self.transition or self.outcome)
 
     @property
     def size(self) -> int:

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..core.caches import limited_cache
 from ..core.names import ANNOTATION_APPLIED, LABEL_SPEC
-from .reading import annotations_of, labels_of, mapping, mappings, text
+from .identity import is_own
+from .reading import annotations_of, labels_of, mapping, mappings, text, uid_of
 from .redaction import misses_values, redacted, restored, values_of
 
 Spec = dict[str, Any]
@@ -39,13 +40,14 @@ def applied_annotation(body: Mapping[str, Any], *, takes_spec: bool, room: int) 
     """
     spec, kept = body["spec"], applied_of(body)
     rest = _rest_of(spec)
-    if kept is not None and not takes_spec and kept.get("rest") == rest:
+    if kept is not None and not takes_spec and kept.get("rest") == rest and kept.get("uid"):
         return None
     taken = (
         _taken_up(spec) if kept is None or takes_spec else {name: kept[name] for name in ("nprocPerNode", "templates")}
     )
-    packed = _packed({**taken, "rest": rest})
-    return packed if len(packed) <= room else _packed(taken)
+    taken["uid"] = uid_of(body)
+    whole = _packed({**taken, "rest": rest})
+    return whole if len(whole) <= room else _packed(taken)
 
 
 def last_good_spec(body: Mapping[str, Any]) -> Spec | None:
@@ -101,6 +103,12 @@ def _decoded(packed: str) -> Spec | None:
 
 def applied_of(body: Mapping[str, Any]) -> Spec | None:
     """Read the annotation of a job; None when there is none that can be read."""
+    kept = any_applied_of(body)
+    return kept if kept is not None and is_own(text(kept.get("uid")), body) else None
+
+
+def any_applied_of(body: Mapping[str, Any]) -> Spec | None:
+    """Read the annotation, for whatever object it was written."""
     packed = annotations_of(body).get(ANNOTATION_APPLIED)
     return _decoded(packed) if packed else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..core.names import (
     LABEL_QUEUE,
 )
 from .applied import applied_annotation
+from .identity import is_own
 from .limits import room_for_applied
 from .reading import annotations_of, finalizers_of, mapping
 from .store import Job
@@ -31,16 +33,13 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
     if todo.is_record_kept:
         wanted: dict[str, str] = {}
     else:
-        wanted = {ANNOTATION_STATE: encode(todo.record), ANNOTATION_SIZE: todo.size}
+        wanted = {ANNOTATION_STATE: encode(replace(todo.record, owner=job.fact.uid)), ANNOTATION_SIZE: todo.size}
     if job.fact.policy is not None and (todo.takes_spec or wanted):
         applied = applied_annotation(job.body, takes_spec=todo.takes_spec, room=room_for_applied(job.body))
         if applied is not None:
             wanted[ANNOTATION_APPLIED] = applied
-    if todo.history or todo.running_since is not None:
-        entries = decode_history(present.get(ANNOTATION_HISTORY, "[]")) + todo.history
-        if todo.running_since is not None:
-            entries = mark_running(entries, todo.record.generation, todo.running_since)
-        wanted[ANNOTATION_HISTORY] = encode_history(entries)
+    if (history := _history(job, todo, present.get(ANNOTATION_HISTORY, "[]"))) is not None:
+        wanted[ANNOTATION_HISTORY] = history
     finalizers = _finalizers(job, todo)
     released = finalizers is not None and FINALIZER not in finalizers
     changed = {} if released else {k: v for k, v in wanted.items() if v != present.get(k)}
@@ -53,6 +52,19 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
     if queue and queue != job.fact.queue and not released:
         metadata["labels"] = {LABEL_QUEUE: queue}
     return metadata
+
+
+def _history(job: Job, todo: Plan, present: str) -> str | None:
+    """Give the history's new text; None where it stands as it is. Starts of another object are left out."""
+    known = decode_history(present)
+    entries = tuple(entry for entry in known if is_own(entry.owner, job.body))
+    has_foreign = len(entries) < len(known) and not todo.is_record_kept
+    if not (todo.history or todo.running_since is not None or has_foreign):
+        return None
+    entries += tuple(replace(entry, owner=job.fact.uid) for entry in todo.history)
+    if todo.running_since is not None:
+        entries = mark_running(entries, todo.record.generation, todo.running_since)
+    return encode_history(entries)
 
 
 def status_change(job: Job, todo: Plan) -> dict[str, Any] | None:

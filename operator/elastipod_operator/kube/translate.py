@@ -35,8 +35,9 @@ from ..core.queue_facts import PodNeeds
 from ..core.quotes import quoted
 from ..core.record import Record
 from ..core.sizes import SizeError, SizeRequest, resolve
-from .applied import changed_specs, effective_spec, last_good_spec, pending_edits
+from .applied import any_applied_of, changed_specs, effective_spec, last_good_spec, pending_edits
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
+from .identity import is_own, was_seen
 from .limits import excess
 from .needs import pod_needs
 from .object_warnings import object_warnings
@@ -90,7 +91,7 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
     """Read a job. One that cannot be used has no policy and a refusal in one sentence; it never raises."""
     meta, annotations, status = mapping(body.get("metadata")), annotations_of(body), mapping(body.get("status"))
     policy, refusal = _policy_of(body)
-    record, hands_off = _record_of(annotations)
+    record, hands_off = _record_of(body)
     accepted = time_or(meta.get("creationTimestamp"), LONG_AGO)
     fact = JobFact(
         namespace=text(meta.get("namespace")),
@@ -100,10 +101,12 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
         policy=policy,
         refusal=refusal,
         record=record,
+        has_foreign_record=_has_foreign_record(body),
+        was_seen=was_seen(body),
         hands_off=hands_off,
         warnings=object_warnings(body) if policy is not None else (),
         pending_edits=pending_edits(body) if policy is not None else (),
-        history_generation=_newest_generation(annotations.get(ANNOTATION_HISTORY, "")),
+        history_generation=_newest_generation(body),
         conditions=_conditions_of(status.get("conditions"), accepted),
         scaling=mapping(status.get("elasticScalingStatus")),
         has_finalizer=FINALIZER in finalizers_of(body),
@@ -300,24 +303,44 @@ def _pods_of(read: tuple[Record | None, str], text: str) -> int:
 
 
 @limited_cache(RECORDED_PODS_KEPT, _pods_of)
-def decoded_record(text: str) -> tuple[Record | None, str]:
-    """Read the record of a job: none with a reason to leave the job alone, or without one where nobody can read it."""
+def decoded_record(written: str) -> tuple[Record | None, str, str]:
+    """Read a record, with a reason to leave the job alone where there is one, and the UID of its job; none where nobody can read it."""
     try:
-        return decode(text), ""
+        record = decode(written)
     except NewerRecordError as error:
-        return None, str(error)
+        return None, str(error), error.owner
     except RecordError:  # whoever may edit the job may write anything there
-        return None, ""
+        return None, "", ""
+    return record, "", record.owner
 
 
-def _record_of(annotations: Mapping[str, str]) -> tuple[Record | None, str]:
-    text = annotations.get(ANNOTATION_STATE)
-    return decoded_record(text) if text else (None, "")
+def _record_of(body: Mapping[str, Any]) -> tuple[Record | None, str]:
+    written = annotations_of(body).get(ANNOTATION_STATE)
+    record, hands_off, owner = decoded_record(written) if written else (None, "", "")
+    return (record, hands_off) if is_own(owner, body) else (None, "")
+
+
+def _has_foreign_record(body: Mapping[str, Any]) -> bool:
+    annotations = annotations_of(body)
+    written, applied = annotations.get(ANNOTATION_STATE), any_applied_of(body)
+    owners = [owner for _, owner in _starts(annotations.get(ANNOTATION_HISTORY, ""))]
+    if written:
+        record, hands_off, owner = decoded_record(written)
+        owners += [owner] if record is not None or hands_off else []
+    if applied is not None:
+        owners.append(text(applied.get("uid")))
+    return not all(is_own(owner, body) for owner in owners)
+
+
+def _newest_generation(body: Mapping[str, Any]) -> int:
+    starts = _starts(annotations_of(body).get(ANNOTATION_HISTORY, ""))
+    return max((generation for generation, owner in starts if is_own(owner, body)), default=0)
 
 
 @lru_cache(maxsize=512)
-def _newest_generation(history: str) -> int:
-    return max((entry.generation for entry in decode_history(history)), default=0)
+def _starts(history: str) -> tuple[tuple[int, str], ...]:
+    """Give generation and owner of the starts that a history tells of."""
+    return tuple((entry.generation, entry.owner) for entry in decode_history(history))
 
 
 def _conditions_of(listed: Any, created_at: datetime) -> tuple[Condition, ...]:

@@ -42,7 +42,7 @@ async def look(desk: Desk, job: Job) -> None:
         if named or _is_in_queue(desk, job):
             await _list_what_is_left(desk, job)
         return
-    if fact.record is None and not named and desk.memory(job).default_queue is None:
+    if (fact.record is None or not fact.was_seen) and not named and desk.memory(job).default_queue is None:
         desk.memory(job).default_queue = await _has_default(desk, fact.namespace)
     if not job.workloads.is_listed and (named or _is_in_queue(desk, job)):
         desk.wanted.set()

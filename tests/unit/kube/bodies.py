@@ -25,7 +25,17 @@ def job_body(spec: Body | None = None, *, version: int = 10, **meta: Any) -> Bod
         "creationTimestamp": CREATED,
         **meta,
     }
-    return {"metadata": metadata, "spec": {**usable, **(spec or {})}}
+    body: Body = {"metadata": metadata, "spec": {**usable, **(spec or {})}}
+    if any(name.startswith("elastipod.io/") for name in meta.get("annotations") or ()):
+        accepted = {
+            "type": "Created",
+            "status": "True",
+            "reason": "Accepted",
+            "message": "m",
+            "lastTransitionTime": CREATED,
+        }
+        body["status"] = {"conditions": [accepted]}  # the operator that wrote them has told so, too
+    return body
 
 
 def pod_body(

@@ -65,7 +65,7 @@ def decided(job: Job) -> Any:
 def trained(spec: Body | None = None) -> Body:
     """Give a job that trains, as an operator has written it."""
     first = written(Store(), job_body({"elasticPolicy": BOUNDS, **(spec or {})}))
-    record = Record(generation=1, members=(PodId("workers", 0, 0),))
+    record = Record(generation=1, members=(PodId("workers", 0, 0),), owner=JOB_UID)
     first["metadata"]["annotations"][ANNOTATION_STATE] = encode(record)
     return first
 
