@@ -95,7 +95,7 @@ class CheckpointManager:
             exchange = Exchange()
             generation, identity = exchange.meet_zero(lambda: self._claim(wanted))
             images = job_directory(self._memory_root, identity)
-            has_memory = all(exchange.meet(lambda: images is not None))
+            has_memory = exchange.meet(lambda: images is not None, all)
             staging = Staging(images if has_memory else None, exchange)
             saver = Saver(self._directory, staging, exchange, keep=self._keep, keep_every=self._keep_every)
             self._running = _Running(generation, exchange, staging, saver)
@@ -252,7 +252,7 @@ class CheckpointManager:
         if last is None or not self._is_of(step):
             return False
         last.thread.join()
-        return all(self._run().exchange.meet(lambda: last.error is None))  # they may have lost touch at its very end
+        return self._run().exchange.meet(lambda: last.error is None, all)  # they may have lost touch at its very end
 
     def _is_of(self, step: int) -> bool:
         """Tell whether the last save is a durable one of this step, whatever comes of it; the same on every rank."""
@@ -260,7 +260,12 @@ class CheckpointManager:
 
     def _notices(self) -> list[leaving.Notice | None]:
         """Give the drain as each rank knows it."""
-        told = self._run().exchange.meet(lambda: (found := leaving.notice()) and found.as_json())
+
+        def known() -> list[Any] | None:
+            found = leaving.notice()
+            return [*found.as_json()] if found else None
+
+        told = self._run().exchange.meet(known, lambda of_ranks: of_ranks)
         return [leaving.Notice(*each) if each else None for each in told]
 
     def _hasten_last(self) -> None:
@@ -281,8 +286,11 @@ class CheckpointManager:
         leaves = [each.leaves if each else None for each in notices]
         outlives = save.is_kept_in_memory and run.staging.outlives(save.staged.plan, leaves)
         save.thread.join(leaving.patience_s([each.left_s for each in notices if each], outlives=outlives))
-        answers = run.exchange.meet(lambda: [save.thread.is_alive(), save.is_kept_in_memory])
-        if not any(is_alive for is_alive, _ in answers) or not all(is_kept for _, is_kept in answers):
+        is_written, is_kept = run.exchange.meet(
+            lambda: [not save.thread.is_alive(), save.is_kept_in_memory],
+            lambda told: [*map(all, zip(*told, strict=True))],
+        )
+        if is_written or not is_kept:
             return False
         if rank_and_world()[0] == 0:
             log.info(

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FENCED, _FAILED = "fenced", "failed"
+FENCED, FAILED = "fenced", "failed"
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -64,10 +64,10 @@ def sum_over_ranks(value: float) -> float:
 
 def value_of(answer: Mapping[str, Any], whose: str = "") -> Any:
     """Give what a rank came to, or raise what it raised, with ``whose`` before it. answer: as `tried` made it."""
-    if _FENCED in answer:
-        raise FencedError(answer[_FENCED])
-    if _FAILED in answer:
-        raise CheckpointError(f"{whose}{answer[_FAILED]}")
+    if FENCED in answer:
+        raise FencedError(answer[FENCED])
+    if FAILED in answer:
+        raise CheckpointError(f"{whose}{answer[FAILED]}")
     return answer["value"]
 
 
@@ -76,12 +76,12 @@ def tried(action: Callable[[], object]) -> dict[str, Any]:
     try:
         return {"value": action()}
     except FencedError as error:
-        return {_FENCED: str(error)}
+        return {FENCED: str(error)}
     except (ElastipodError, OSError) as error:
-        return {_FAILED: str(error)}
+        return {FAILED: str(error)}
     except Exception as error:  # the others wait for an answer, whatever went wrong here
         log.exception("this rank failed")
-        return {_FAILED: f"{type(error).__name__}: {error}"}
+        return {FAILED: f"{type(error).__name__}: {error}"}
 
 
 def _device(group: dist.ProcessGroup | None = None) -> torch.device:

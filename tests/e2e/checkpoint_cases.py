@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastipod.checkpoint import CheckpointManager, Resume
 from elastipod.checkpoint_directory import CheckpointDirectory
+from elastipod.checkpoints import relay
 from elastipod.checkpoints.image import MemoryDirectory
 from elastipod.checkpoints.load import Filling
 from elastipod.checkpoints.staging import Staging
@@ -399,6 +400,20 @@ def small_memory(folder: Path, small: str) -> list[Any]:
     return [run_world(2, body), run_world(2, body)]
 
 
+def in_teams(case: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the case in worlds that form teams of two, as large worlds form larger ones."""
+
+    def run(*arguments: Any) -> Any:
+        whole = relay.FLAT, relay.WHOLE
+        relay.FLAT = relay.WHOLE = 2
+        try:
+            return case(*arguments)
+        finally:
+            relay.FLAT, relay.WHOLE = whole
+
+    return run
+
+
 CASES = {
     "reshard": reshard,
     "memory": memory,
@@ -411,6 +426,15 @@ CASES = {
     "partial state": partial_state_cases.partial,
     "stages": partial_state_cases.stages,
     "lost ranks": lost_rank_cases.lose_ranks,
+    **{
+        f"{name}, in teams": in_teams(case)
+        for name, case in (
+            ("reshard", reshard),
+            ("memory", memory),
+            ("failing rank", failing_rank),
+            ("lost ranks", lost_rank_cases.lose_ranks),
+        )
+    },
     "bucket worlds": bucket_cases.worlds,
     "bucket fences": bucket_cases.fences,
     "bucket trouble": bucket_cases.trouble,

@@ -27,14 +27,21 @@ def cases() -> Iterator[Cases]:
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("case", "path"),
     [
-        pytest.param([["plain", 1], ["ddp", 2], ["fsdp", 4], ["hsdp", 4], ["ddp", 3], ["fsdp", 2]], id="sharded"),
-        pytest.param([["ddp", 2], ["plain", 1], ["ddp", 3]], id="replicated"),
+        pytest.param(
+            "reshard",
+            [["plain", 1], ["ddp", 2], ["fsdp", 4], ["hsdp", 4], ["ddp", 3], ["fsdp", 2]],
+            id="sharded",
+        ),
+        pytest.param("reshard", [["ddp", 2], ["plain", 1], ["ddp", 3]], id="replicated"),
+        pytest.param("reshard, in teams", [["fsdp", 6], ["hsdp", 4], ["ddp", 5]], id="in teams"),
     ],
 )
-def test_one_state_goes_through_every_way_of_sharding(cases: Cases, tmp_path: Path, path: list[list[Any]]) -> None:
-    worlds = cases.run("reshard", tmp_path, path)
+def test_one_state_goes_through_every_way_of_sharding(
+    cases: Cases, tmp_path: Path, case: str, path: list[list[Any]]
+) -> None:
+    worlds = cases.run(case, tmp_path, path)
     before = ""
     for number, ((_, size), ranks) in enumerate(zip(path, worlds, strict=True)):
         resumes, loaded, saved, noises = zip(*ranks, strict=True)
@@ -71,8 +78,9 @@ def test_ranks_that_hold_different_things_are_refused_when_they_save(cases: Case
     assert saved == "saved"
 
 
-def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path: Path) -> None:
-    told = cases.run("memory", tmp_path)
+@pytest.mark.parametrize("case", ["memory", "memory, in teams"])
+def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path: Path, case: str) -> None:
+    told = cases.run(case, tmp_path)
     fresh = ["memory", 4, told["saved"]]
     assert told["restarted"] == [fresh] * 4
     assert told["one image damaged"] == [fresh] * 4, "another node has a copy"
@@ -116,8 +124,11 @@ def test_what_fails_on_one_rank_is_raised_on_all_and_the_world_goes_on(cases: Ca
     assert there == "[6, 5]"
 
 
-def test_a_rank_that_is_lost_in_a_save_costs_that_save_and_nothing_else(cases: Cases, tmp_path: Path) -> None:
-    told = cases.run("lost ranks", tmp_path)
+@pytest.mark.parametrize("case", ["lost ranks", "lost ranks, in teams"])
+def test_a_rank_that_is_lost_in_a_save_costs_that_save_and_nothing_else(
+    cases: Cases, tmp_path: Path, case: str
+) -> None:
+    told = cases.run(case, tmp_path)
     silent = "rank 2 ended, or said nothing for 2 s"
     for heard in told["heard"]:
         assert heard == [

@@ -51,10 +51,13 @@ class Keys:
 def refuse_differing(state: State, exchange: Exchange) -> None:
     """Raise CheckpointError on all ranks when their states have different keys. Collective, of the training's threads."""
     own = Keys.of(state)
-    if len(set(exchange.meet(lambda: own.digest))) == 1:
+    if exchange.meet(lambda: own.digest, lambda digests: len(set(digests)) == 1):
         return
-    told = exchange.meet(lambda: [sorted(own.keys), sorted(own.empty)])
-    if problem := difference([Keys(frozenset(keys), frozenset(empty)) for keys, empty in told]):
+
+    def compared(told: list[list[list[str]]]) -> str | None:
+        return difference([Keys(frozenset(keys), frozenset(empty)) for keys, empty in told])
+
+    if problem := exchange.meet(lambda: [sorted(own.keys), sorted(own.empty)], compared):
         raise CheckpointError(problem)
 
 

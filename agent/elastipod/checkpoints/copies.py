@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from elastipod.checkpoint_store import CheckpointId
 from elastipod.checkpoints.exchange import Exchange
@@ -33,18 +34,17 @@ class Copies:
         return {source: keeper for source, keeper in partners(plan.nodes, domains).items() if source in exposed}
 
     def exchange(
-        self, plan: Plan, keepers: Mapping[int, int], image: MappedImage, headers: Sequence[str], exchange: Exchange
+        self, plan: Plan, keepers: Mapping[int, int], image: MappedImage, header: Header, exchange: Exchange
     ) -> None:
-        """Send this rank's image to its keeper, and keep those of others. Collective.
+        """Send this rank's image, whose header is given, to its keeper, and keep those of others. Collective.
 
-        headers: of all images that are sent, by rank. A node without room for a copy keeps none, with a warning. Raises
-        RanksLost when ranks lose touch.
+        A node without room for a copy keeps none, with a warning. Raises RanksLost when ranks lose touch.
         """
         rank, _ = rank_and_world()
-        sources = {source: Header.from_json(headers[source]) for source, keeper in keepers.items() if keeper == rank}
-        rooms = exchange.every_rank(lambda: self._make_room(plan, sources))
-        refused = {source for room in rooms for source in room}
+        mine = {keepers[rank]: header.to_json()} if rank in keepers else {}
+        sources = {source: Header.from_json(text) for source, text in exchange.deliver(lambda: mine).items()}
         self.kept_by = {}
+        refused: list[int] = exchange.agree(lambda: self._make_room(plan, sources), lambda rooms: [*chain(*rooms)])
         out = {keepers[rank]: [image.bytes[: image.size]]} if rank in keepers and rank not in refused else {}
         into = {
             source: [(kept.bytes[: kept.size], None)]

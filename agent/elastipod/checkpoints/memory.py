@@ -63,6 +63,13 @@ class MemoryView:
     nodes: tuple[str, ...]
     found: tuple[Found, ...]
 
+    def as_json(self) -> dict[str, Any]:
+        return {"nodes": self.nodes, "found": [each.as_json() for each in self.found]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MemoryView:
+        return cls(tuple(data["nodes"]), tuple(map(Found.from_json, data["found"])))
+
     def candidates(self, before: int) -> list[CheckpointId]:
         """List what older generations than ``before`` have left, freshest first; whether it is whole is not known yet."""
         return sorted({each.id for each in self.found if each.id.generation < before}, reverse=True)
@@ -120,13 +127,12 @@ def open_images(
     """
     while images := view.images(of):
         own = _Own(directory, view, images)
-        answers = exchange.every_rank(own.open)
-        missing = {Found.from_json(each) for answer in answers for each in answer["missing"]}
+        told = exchange.agree(own.open, _common)
+        missing = {Found.from_json(each) for each in told["missing"]}
         good = [each for each in images if each not in missing]
-        plan = next((Plan.from_json(answer["plan"]) for answer in answers if answer["plan"]), None)
+        plan = Plan.from_json(told["plan"]) if told["plan"] else None
         if plan is not None and plan.is_covered_by(each.saved_rank for each in good):
-            wants_durable = any(answer["wants_durable"] for answer in answers)
-            return Images(plan, good, view, own.opened(plan), *_values(answers), wants_durable)
+            return Images(plan, good, view, own.opened(plan), told["values"], told["extra"], told["wants_durable"])
         own.close()
         if plan is not None:
             break
@@ -189,6 +195,15 @@ class _Own:
             ]
             for number, header in enumerate(headers)
         ]
+
+
+def _common(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make one of what all ranks have told of their nodes' images."""
+    values, extra = _values(answers)
+    missing = [each for answer in answers for each in answer["missing"]]
+    plan = next((answer["plan"] for answer in answers if answer["plan"]), None)
+    wants_durable = any(answer["wants_durable"] for answer in answers)
+    return {"missing": missing, "plan": plan, "values": values, "extra": extra, "wants_durable": wants_durable}
 
 
 def _values(answers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:

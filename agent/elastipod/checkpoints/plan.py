@@ -10,38 +10,64 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elastipod.checkpoints.chunk import Chunk as Chunk
+from elastipod.checkpoints.chunk import Path
+from elastipod.checkpoints.chunk import Place as Place
+from elastipod.checkpoints.columns import Chunks, Sets, SetsMaker, Tensor, packed_numbers, runs, unpacked_numbers, unrun
+
 ALIGNMENT = 64  # bytes; chunks of an image begin at multiples of it
 
-Place = tuple[str, tuple[int, ...]]  # which chunk: the tensor's key and the offsets in it
+Value = tuple[str, Path]  # key and path of a plain value
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A box of a tensor. path: of the tensor in the nested state; dtype: as torch names it, such as float32; num_bytes: of the box."""
+class Form:
+    """What ranks usually have in common: the tensors of which they hold one box each, and plain values."""
 
-    key: str
-    path: tuple[str | int, ...]
-    dtype: str
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    num_bytes: int
+    tensors: tuple[Tensor, ...]
+    values: tuple[Value, ...]
 
-    @property
-    def place(self) -> Place:
-        return self.key, self.offsets
-
-    def as_json(self) -> list[Any]:
-        return [self.key, self.path, self.dtype, self.shape, self.offsets, self.sizes, self.num_bytes]
+    def to_json(self) -> str:
+        return json.dumps({"tensors": [each.as_json() for each in self.tensors], "values": self.values})
 
     @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Chunk:
-        key, path, dtype, shape, offsets, sizes, num_bytes = data
-        return cls(str(key), tuple(path), str(dtype), tuple(shape), tuple(offsets), tuple(sizes), int(num_bytes))
+    def from_json(cls, text: str) -> Form:
+        data = json.loads(text)
+        return cls(
+            tuple(map(Tensor.from_json, data["tensors"])),
+            tuple((str(key), tuple(path)) for key, path in data["values"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one rank holds, in numbers. node: identity of the memory that it shares with others; boxes: offsets and sizes, tensor
+
+    by tensor of its form; own_values: those that bear its number.
+    """
+
+    node: str
+    form: str  # its digest
+    boxes: array[int]
+    own_values: tuple[Value, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "form": self.form,
+            "boxes": packed_numbers(self.boxes),
+            "own_values": self.own_values,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Holding:
+        values = tuple((str(key), tuple(path)) for key, path in data["own_values"])
+        return cls(str(data["node"]), str(data["form"]), unpacked_numbers("q", data["boxes"]), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +76,14 @@ class Held:
 
     node: str
     chunks: tuple[Chunk, ...]
-    values: tuple[tuple[str, tuple[str | int, ...]], ...]
+    values: tuple[Value, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        return {"node": self.node, "chunks": [chunk.as_json() for chunk in self.chunks], "values": self.values}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Held:
-        return cls(
-            str(data["node"]),
-            tuple(map(Chunk.from_json, data["chunks"])),
-            tuple((str(key), tuple(path)) for key, path in data["values"]),
-        )
+    def in_numbers(self, rank: int) -> tuple[Holding, Form]:
+        """Tell what is this rank's alone from what others are likely to have too."""
+        own = tuple(value for value in self.values if value[1][-1:] == (str(rank),))
+        form = Form(tuple(map(Tensor.of, self.chunks)), tuple(value for value in self.values if value not in own))
+        boxes = array("q", [number for chunk in self.chunks for number in (*chunk.offsets, *chunk.sizes)])
+        return Holding(self.node, digest_of(form.to_json()), boxes, own), form
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +94,10 @@ class Plan:
     them that writes it to durable storage. values: keys and paths of plain values, and the lowest rank that has each.
     """
 
-    chunks: tuple[Chunk, ...]
-    copiers: tuple[tuple[int, ...], ...]
-    writers: tuple[int, ...]
-    values: tuple[tuple[str, tuple[str | int, ...], int], ...]
+    chunks: Chunks
+    copiers: Sets
+    writers: array[int]
+    values: tuple[tuple[str, Path, int], ...]
     nodes: tuple[str, ...]  # by rank
     digest: str = field(default="", compare=False)
 
@@ -87,11 +109,21 @@ class Plan:
         """Give where a rank's chunks lie in its image: number of the chunk -> first byte; and the bytes of the image."""
         positions: dict[int, int] = {}
         end = 0
-        for number, copiers in enumerate(self.copiers):
-            if rank in copiers:
-                positions[number] = end
-                end += -(-self.chunks[number].num_bytes // ALIGNMENT) * ALIGNMENT
+        for number in self.copiers.with_rank(rank):
+            positions[number] = end
+            end += -(-self.chunks[number].num_bytes // ALIGNMENT) * ALIGNMENT
         return positions, end
+
+    def image_sizes(self) -> list[int]:
+        """Give the bytes of every rank's image, by rank."""
+        of_kinds = [0] * len(self.copiers.kinds)
+        for kind, num_bytes in zip(self.copiers.kind_of, self.chunks.byte_sizes(), strict=True):
+            of_kinds[kind] += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        sizes = [0] * self.world_size
+        for copiers, of_kind in zip(self.copiers.kinds, of_kinds, strict=True):
+            for rank in copiers:
+                sizes[rank] += of_kind
+        return sizes
 
     def written_by(self, rank: int) -> list[int]:
         """Give the numbers of the chunks that a rank writes to durable storage."""
@@ -104,24 +136,27 @@ class Plan:
     def is_covered_by(self, ranks: Iterable[int]) -> bool:
         """Tell whether the images of these ranks hold all of the state."""
         there = set(ranks)
-        return all(not there.isdisjoint(copiers) for copiers in self.copiers)
+        return all(not there.isdisjoint(copiers) for copiers in self.copiers.kinds)
 
     def exposed(self) -> set[int]:
         """Give the ranks whose images hold something that no other node has: what a lost node would take along."""
         return {
             copiers[0]
-            for copiers in self.copiers
+            for copiers in self.copiers.kinds
             if len({self.nodes[rank] for rank in copiers}) == 1 < len(set(self.nodes))
         }
 
     def to_json(self) -> str:
         return json.dumps(
             {
-                "chunks": [chunk.as_json() for chunk in self.chunks],
-                "copiers": self.copiers,
-                "writers": self.writers,
+                "tensors": [tensor.as_json() for tensor in self.chunks.tensors],
+                "divisions": [packed_numbers(boxes) for boxes in self.chunks.divisions],
+                "division_of": self.chunks.division_of,
+                "copiers": self.copiers.kinds,
+                "copied_by": packed_numbers(self.copiers.kind_of),
+                "writers": packed_numbers(self.writers),
                 "values": self.values,
-                "nodes": self.nodes,
+                "nodes": runs(self.nodes),
             },
             separators=(",", ":"),
         )
@@ -130,12 +165,14 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """Read a plan. Raises ValueError, KeyError or TypeError when it is none."""
         data = json.loads(text)
+        divisions = [unpacked_numbers("q", boxes) for boxes in data["divisions"]]
+        tensors = tuple(map(Tensor.from_json, data["tensors"]))
         return cls(
-            tuple(map(Chunk.from_json, data["chunks"])),
-            tuple(map(tuple, data["copiers"])),
-            tuple(data["writers"]),
+            Chunks(tensors, divisions, data["division_of"]),
+            Sets(tuple(map(tuple, data["copiers"])), unpacked_numbers("i", data["copied_by"])),
+            unpacked_numbers("i", data["writers"]),
             tuple((key, tuple(path), rank) for key, path, rank in data["values"]),
-            tuple(data["nodes"]),
+            unrun(data["nodes"]),
             digest_of(text),
         )
 
@@ -145,41 +182,99 @@ def digest_of(text: str) -> str:
 
 
 def make_plan(held: Sequence[Held], *, is_in_memory: bool) -> Plan:
-    """Divide the state. held: by rank, the same on every rank. is_in_memory: whether each node keeps all that it holds.
+    """Divide the state. held: by rank. As `plan_of`."""
+    told = [own.in_numbers(rank) for rank, own in enumerate(held)]
+    forms = {holding.form: form for holding, form in told}
+    return plan_of([holding for holding, _ in told], forms, is_in_memory=is_in_memory)
+
+
+def plan_of(held: Sequence[Holding], forms: Mapping[str, Form], *, is_in_memory: bool) -> Plan:
+    """Divide the state. held: by rank. forms: by digest. is_in_memory: whether each node keeps all that it holds.
 
     Raises ValueError, naming the tensor, when ranks hold different tensors under one name.
     """
-    holders: dict[Place, list[int]] = {}
-    chunks: dict[Place, Chunk] = {}
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for rank, own in enumerate(held):
-        for chunk in own.chunks:
-            known = shapes.setdefault(chunk.key, (chunk.dtype, chunk.shape))
-            if known != (chunk.dtype, chunk.shape) or chunks.setdefault(chunk.place, chunk).sizes != chunk.sizes:
-                raise ValueError(f"the ranks hold different tensors under the name {chunk.key}")
-            holders.setdefault(chunk.place, []).append(rank)
+    tensors, patterns = _patterns(held, forms)
+    divisions: dict[
+        tuple[object, ...], tuple[int, list[tuple[int, list[int]]]]
+    ] = {}  # by pattern: number, as `_divided`
+    boxes_of: list[array[int]] = []
+    division_of: list[int] = []
     copied, written = [0] * len(held), [0] * len(held)
-    copiers: list[tuple[int, ...]] = []
-    writers: list[int] = []
-    for place, chunk in chunks.items():
-        chosen = _one_per_node(holders[place], held, copied) if is_in_memory else holders[place]
-        writer = min(chosen, key=lambda rank: (written[rank], rank))
-        chosen = chosen if is_in_memory else [writer]
-        written[writer] += chunk.num_bytes
-        for rank in chosen:
-            copied[rank] += chunk.num_bytes
-        copiers.append(tuple(chosen))
-        writers.append(writer)
-    values: dict[str, tuple[str, tuple[str | int, ...], int]] = {}
+    copiers, writers = SetsMaker(), array("i")
+    for tensor, (ranks, boxes) in zip(tensors, patterns, strict=True):
+        pattern = (len(tensor.shape), tuple(ranks), boxes)
+        if pattern not in divisions:
+            cut, holders = _divided(tensor, ranks, boxes)
+            divisions[pattern] = len(boxes_of), holders
+            boxes_of.append(cut)
+        number, holders = divisions[pattern]
+        division_of.append(number)
+        for items, holding in holders:
+            num_bytes = tensor.item_bytes * items
+            chosen = _one_per_node(holding, held, copied) if is_in_memory and len(holding) > 1 else holding
+            writer = min(chosen, key=lambda rank: (written[rank], rank)) if len(chosen) > 1 else chosen[0]
+            chosen = chosen if is_in_memory else [writer]
+            written[writer] += num_bytes
+            for rank in chosen:
+                copied[rank] += num_bytes
+            copiers.add(tuple(chosen))
+            writers.append(writer)
+    values: dict[str, tuple[str, Path, int]] = {}
+    for form, rank in {own.form: rank for rank, own in reversed([*enumerate(held)])}.items():
+        for key, path in forms[form].values:
+            values[key] = min(values.get(key, (key, path, rank)), (key, path, rank), key=lambda value: value[2])
     for rank, own in enumerate(held):
-        for key, path in own.values:
-            values.setdefault(key, (key, path, rank))
+        values |= {key: (key, path, rank) for key, path in own.own_values if key not in values}
     nodes = tuple(own.node for own in held)
-    plan = Plan(tuple(chunks.values()), tuple(copiers), tuple(writers), tuple(values.values()), nodes)
+    plan = Plan(Chunks(tensors, boxes_of, division_of), copiers.made(), writers, tuple(values.values()), nodes)
     return replace(plan, digest=digest_of(plan.to_json()))
 
 
-def _one_per_node(ranks: Sequence[int], held: Sequence[Held], copied: Sequence[int]) -> list[int]:
+def _patterns(
+    held: Sequence[Holding], forms: Mapping[str, Form]
+) -> tuple[tuple[Tensor, ...], list[tuple[Sequence[int], bytes]]]:
+    """Give all tensors, and for each the ranks that hold a box of it, with these boxes side by side in bytes."""
+    of_form: dict[str, list[tuple[str, int, int]]] = {}  # keys, and where their boxes lie, in bytes
+    tensors: dict[str, Tensor] = {}
+    for name, form in forms.items():
+        end = 0
+        spans: list[tuple[str, int, int]] = []
+        for tensor in form.tensors:
+            known = tensors.setdefault(tensor.key, tensor)
+            if (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
+                raise ValueError(f"the ranks hold different tensors under the name {tensor.key}")
+            start, end = end, end + 16 * len(tensor.shape)
+            spans.append((tensor.key, start, end))
+        of_form[name] = spans
+    found: dict[str, tuple[list[int], list[bytes]]] = {key: ([], []) for key in tensors}
+    for rank, own in enumerate(held):
+        data = own.boxes.tobytes()
+        for key, start, end in of_form[own.form]:
+            ranks, boxes = found[key]
+            ranks.append(rank)
+            boxes.append(data[start:end])
+    everyone = range(len(held))
+    return tuple(tensors.values()), [
+        (everyone if len(ranks) == len(held) else ranks, b"".join(boxes)) for ranks, boxes in found.values()
+    ]
+
+
+def _divided(tensor: Tensor, ranks: Sequence[int], boxes: bytes) -> tuple[array[int], list[tuple[int, list[int]]]]:
+    """Give the different boxes of a tensor, side by side, and for each how many numbers it holds and who holds it."""
+    dims = len(tensor.shape)
+    width = 16 * dims
+    holders: dict[bytes, list[int]] = {}
+    for place, rank in enumerate(ranks):
+        holders.setdefault(boxes[place * width : (place + 1) * width], []).append(rank)
+    if len({box[: width // 2] for box in holders}) < len(holders):
+        raise ValueError(f"the ranks hold different tensors under the name {tensor.key}")
+    cut = array("q")
+    cut.frombytes(b"".join(holders))
+    items = [math.prod(cut[2 * dims * box + dims : 2 * dims * (box + 1)]) for box in range(len(holders))]
+    return cut, list(zip(items, holders.values(), strict=True))
+
+
+def _one_per_node(ranks: Sequence[int], held: Sequence[Holding], copied: Sequence[int]) -> list[int]:
     """Choose on each node the rank that copies least so far."""
     chosen: dict[str, int] = {}
     for rank in ranks:

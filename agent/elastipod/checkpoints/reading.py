@@ -61,10 +61,9 @@ class Errands:
     here: list[tuple[int, int, Part]] = field(default_factory=list)
     asked: dict[int, list[_Coming]] = field(default_factory=dict)
 
-    def as_json(self) -> list[list[Any]]:
-        return [
-            [giver, [[piece.number, piece.start, piece.end] for piece in asks]] for giver, asks in self.asked.items()
-        ]
+    def as_json(self) -> dict[int, list[Any]]:
+        """Give what to ask for, by the rank that is asked."""
+        return {giver: [[piece.number, piece.start, piece.end] for piece in asks] for giver, asks in self.asked.items()}
 
 
 class Images:
@@ -116,8 +115,8 @@ class Images:
                 found.asked.setdefault(self._giver(number), []).extend(pieces)
         return found
 
-    def fill(self, errands: Errands, asked: Sequence[Sequence[Sequence[Any]]], exchange: Exchange) -> set[Found]:
-        """Fill live tensors. asked: by rank, its errands as JSON.
+    def fill(self, errands: Errands, asked: Mapping[int, Sequence[Ask]], exchange: Exchange) -> set[Found]:
+        """Fill live tensors. asked: what others ask this rank for, by the rank that asks.
 
         Gives, alike on every rank, the images in which something was not as its sum has it.
         """
@@ -133,8 +132,8 @@ class Images:
                 each.result()
             return sorted(bad)
 
-        told: list[list[tuple[str, int]]] = exchange.every_rank(all_bad)
-        return {self._images[node, saved_rank] for each in told for node, saved_rank in each}
+        told = exchange.agree(all_bad, lambda of_ranks: sorted({tuple(each) for own in of_ranks for each in own}))
+        return {self._images[node, saved_rank] for node, saved_rank in told}
 
     def close(self) -> threading.Thread:
         """Let the mapped memory go, which takes a while, in a thread; whoever must know that it is gone joins that."""
@@ -160,17 +159,12 @@ class Images:
     def _transfer(
         self,
         errands: Errands,
-        asked: Sequence[Sequence[Sequence[Any]]],
+        asked: Mapping[int, Sequence[Ask]],
         bad: set[tuple[str, int]],
         exchange: Exchange,
     ) -> None:
         """Send what others ask for and receive what we asked for, between each two ranks in the order of the asking."""
-        out = {
-            asker: self._given(asks)
-            for asker, wishes in enumerate(asked)
-            for giver, asks in wishes
-            if giver == self._rank
-        }
+        out = {asker: self._given(asks) for asker, asks in asked.items()}
         into = {giver: self._coming(giver, pieces, bad) for giver, pieces in errands.asked.items()}
         exchange.transfer(out, into)
 

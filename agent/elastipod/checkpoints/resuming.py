@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from elastipod.checkpoint_store import CheckpointId, CheckpointStore, Damaged, Manifest
-from elastipod.checkpoints.exchange import Exchange
+from elastipod.checkpoints.exchange import Exchange, first_of
 from elastipod.checkpoints.files import FileSource
 from elastipod.checkpoints.load import Filling
 from elastipod.checkpoints.memory import Found, MemoryView, look, open_images, view_of
@@ -100,10 +100,14 @@ class Resumer:
             durable = [[each.step, each.generation] for each in listed]
             return {"is_open": self._exchange.is_open, "durable": durable, **look(self._staging.directory)}
 
-        answers = self._exchange.meet(own)
-        if not all(answer["is_open"] for answer in answers):
+        def common(answers: list[dict[str, Any]]) -> dict[str, Any]:
+            is_open = all(answer["is_open"] for answer in answers)
+            return {"is_open": is_open, "durable": answers[0]["durable"], "memory": view_of(answers).as_json()}
+
+        there = self._exchange.meet(own, common)
+        if not there["is_open"]:
             self._exchange.open()
-        return {CheckpointId(*each) for each in answers[0]["durable"]}, view_of(answers)
+        return {CheckpointId(*each) for each in there["durable"]}, MemoryView.from_json(there["memory"])
 
     def _usable(self, view: MemoryView, durable: set[CheckpointId]) -> list[CheckpointId]:
         """List what is in memory, but for what was rolled back by hand."""
@@ -170,12 +174,12 @@ class Resumer:
         nested = self._nested(images)
         ready: list[tuple[Filling, Errands]] = []
 
-        def fit() -> list[Any]:
+        def fit() -> dict[int, list[Any]]:
             filling = self._fitting(name, images, nested)
             ready.append((filling, images.errands(filling.parts())))
             return ready[0][1].as_json()
 
-        asked = self._exchange.every_rank(fit)  # no rank changes anything unless all can
+        asked = self._exchange.deliver(fit)  # no rank changes anything unless all can
         ((filling, errands),) = ready
         self._is_half_filled = True
         bad = images.fill(errands, asked, self._exchange)
@@ -221,23 +225,24 @@ class Resumer:
         rank, world_size = rank_and_world()
         manifests: list[Manifest] = []
 
-        def found() -> list[str]:
+        def found() -> str | None:
             try:
                 manifests.append(self._directory.manifest(chosen))
-                return self._directory.problems(manifests[0], sorted(manifests[0].files)[rank::world_size])
+                problems = self._directory.problems(manifests[0], sorted(manifests[0].files)[rank::world_size])
+                return next(iter(problems), None)
             except Damaged as error:
-                return [str(error)]
+                return str(error)
             except OSError as error:
                 raise CheckpointError(
                     f"{self._directory.location(chosen)} cannot be read at the moment: {error.strerror or error}; start again when "
                     "storage answers, or move it away to go on from the one before"
                 ) from error
 
-        problems = [text for part in self._exchange.every_rank(found) for text in part]
-        if not problems:
+        problem = self._exchange.agree(found, first_of)
+        if problem is None:
             return manifests[0]
         if rank == 0:
-            log.warning("passing over a damaged checkpoint: %s", problems[0])
+            log.warning("passing over a damaged checkpoint: %s", problem)
         self.damaged.add(chosen)
         return None
 

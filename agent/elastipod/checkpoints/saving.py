@@ -128,7 +128,8 @@ class Saver:
     def _write(self, save: Save, begun: str) -> None:
         staged = save.staged
         try:
-            parts = self._exchange.every_rank(lambda: self._write_part(save, begun))
+            parts: list[dict[str, Any]] = []  # of all ranks, on rank 0, which alone needs them
+            self._exchange.agree(lambda: self._write_part(save, begun), parts.extend)
             self._exchange.rank_zero(lambda: self._commit(staged, begun, parts))
         except (FencedError, RanksLost):  # what has begun stays: rank 0 may be committing it at this moment
             raise

@@ -13,10 +13,11 @@ import torch
 
 from elastipod.checkpoint_store import CheckpointId
 from elastipod.checkpoints.alike import refuse_differing
+from elastipod.checkpoints.columns import runs, unrun
 from elastipod.checkpoints.copies import Copies
-from elastipod.checkpoints.exchange import Exchange, RanksLost
+from elastipod.checkpoints.exchange import Exchange, RanksLost, first_of, nothing
 from elastipod.checkpoints.image import SLOTS, Header, MappedImage, MemoryDirectory, image_name
-from elastipod.checkpoints.plan import Chunk, Held, Plan, make_plan
+from elastipod.checkpoints.plan import Chunk, Form, Held, Holding, Plan, digest_of, plan_of
 from elastipod.checkpoints.room import Demand, Room, rooms_for, shortage
 from elastipod.checkpoints.state import State
 from elastipod.errors import CheckpointError
@@ -79,14 +80,13 @@ class Staging:
             seen.append((look(), extra()))
             return [seen[0][0].signature() == self._signature, self._exchange.is_open, self._whole]
 
-        answers = self._exchange.meet(asked)
+        is_same, is_open, whole = self._exchange.meet(asked, _common)
         ((state, plain),) = seen
         self._saves += 1
-        # Where the ranks lost touch at the end of a save, one may know that it is whole and another not.
-        self._whole = max((tuple(whole) for *_, whole in answers if whole), default=None)
-        if not all(is_open for _, is_open, _ in answers):
+        self._whole = tuple(whole) if whole else None
+        if not is_open:
             self._exchange.open()
-        if not all(is_same for is_same, *_ in answers):
+        if not is_same:
             self._make_plan(state, target.generation)
             self._signature = state.signature()
         plan = self._plan
@@ -102,7 +102,7 @@ class Staging:
             values.update(state.values())
             self._copy_tensors(state, slot)
 
-        self._exchange.meet(fill)
+        self._exchange.meet(fill, nothing)
         return Staged(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
 
     def keep_in_memory(
@@ -138,7 +138,9 @@ class Staging:
         rank, world_size = rank_and_world()
         positions, _ = staged.plan.layout(rank)
 
-        def publish() -> dict[str, str]:
+        made: list[Header] = []
+
+        def publish() -> str | None:
             header = Header(
                 staged.id,
                 rank,
@@ -157,19 +159,17 @@ class Staging:
                 directory.publish(header)
                 self._headers[header.name] = header
             except OSError as error:
-                return {"problem": f"rank {rank}: {error}"}
-            return {"header": header.to_json() if rank in sent else ""}
+                return f"rank {rank}: {error}"
+            made.append(header)
+            return None
 
         self._copies = self._copies or Copies(directory)
         self._copies.kept_by = {}
         sent = self._copies.keepers(staged.plan, self._domains)
-        answers = self._exchange.every_rank(publish)
-        if problem := next((answer["problem"] for answer in answers if "problem" in answer), None):
-            return problem
-        if sent:
-            headers = [answer["header"] for answer in answers]
-            self._copies.exchange(staged.plan, sent, staged.image, headers, self._exchange)
-        return None
+        problem = self._exchange.agree(publish, first_of)
+        if problem is None and sent:
+            self._copies.exchange(staged.plan, sent, staged.image, made[0], self._exchange)
+        return problem
 
     def _withdraw(self, staged: Staged) -> None:
         """Take back all images of this copy that are on this node; one of the same step that was kept before stays."""
@@ -225,22 +225,14 @@ class Staging:
         """Plan, and make the memory that the plan needs. Gives False where a rank has no room for images."""
         rank, _ = rank_and_world()
 
-        def told() -> dict[str, Any]:
-            node = directory.node() if directory else f"rank {rank}"
-            return {"held": state.held(node).as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
-
-        answers = self._exchange.meet(told)
-        self._domains = [answer["domain"] for answer in answers]
-        try:
-            self._plan = make_plan(
-                [Held.from_json(each["held"]) for each in answers], is_in_memory=directory is not None
-            )
-        except ValueError as error:
-            raise CheckpointError(f"this state cannot be saved: {error}") from error
+        node = directory.node if directory else lambda: f"rank {rank}"
+        text, self._domains = agreed_plan(
+            self._exchange, lambda: state.held(node()), is_in_memory=directory is not None
+        )
+        self._plan = Plan.from_json(text)
         refused = self._shortage(generation, directory) if directory is not None else None
         if refused is None:
-            refusals = self._exchange.meet(lambda: self._make_images(generation, directory))
-            refused = next((text for text in refusals if text), None)
+            refused = self._exchange.meet(lambda: self._make_images(generation, directory), first_of)
         if refused is None:
             return True
         self.close()
@@ -269,14 +261,18 @@ class Staging:
             return [[each.as_json() for each in rooms], directory.size_of(names)]
 
         keepers = self._copies.keepers(plan, self._domains)
-        sizes = [plan.layout(rank)[1] for rank in range(plan.world_size)]
-        needed = list(sizes)
-        for source, keeper in keepers.items():
-            needed[keeper] += sizes[source]
-        return shortage(
-            Demand([Room(*each) for each in rooms], SLOTS * size, replaced)
-            for size, (rooms, replaced) in zip(needed, self._exchange.meet(asked), strict=True)
-        )
+
+        def short(told: list[list[Any]]) -> str | None:
+            sizes = plan.image_sizes()
+            needed = list(sizes)
+            for source, keeper in keepers.items():
+                needed[keeper] += sizes[source]
+            return shortage(
+                Demand([Room(*each) for each in rooms], SLOTS * size, replaced)
+                for size, (rooms, replaced) in zip(needed, told, strict=True)
+            )
+
+        return self._exchange.meet(asked, short)
 
     def _names(self, generation: int) -> list[str]:
         return [image_name(generation, rank_and_world()[0], slot) for slot in range(SLOTS)]
@@ -318,3 +314,47 @@ class Staging:
         finally:
             for device in devices:  # each copy went the way of its device's current stream
                 torch.cuda.current_stream(device).synchronize()
+
+
+def _common(told: Sequence[Sequence[Any]]) -> list[Any]:
+    """Make one of what all ranks ask before a copy: has no state's form changed, are all connected, which save is whole?
+
+    Where the ranks lost touch at the end of a save, one may know that it is whole and another not.
+    """
+    same, opened, whole = zip(*told, strict=True)
+    return [all(same), all(opened), max((each for each in whole if each), default=None)]
+
+
+def agreed_plan(exchange: Exchange, look: Callable[[], Held], *, is_in_memory: bool) -> tuple[str, list[str]]:
+    """Have rank 0 divide the state, from what all ranks hold; give the plan as text, and the ranks' failure domains.
+
+    A rank tells where its boxes lie, in numbers. What ranks usually have in common, names and shapes, comes from one rank of each
+    kind only. From the training's threads; collective. Raises CheckpointError.
+    """
+    forms: dict[str, Form] = {}  # this rank's; on rank 0, all
+    holdings: list[Holding] = []  # on rank 0
+
+    def told() -> dict[str, Any]:
+        own, form = look().in_numbers(exchange.rank)
+        forms[own.form] = form
+        return {"holding": own.as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
+
+    def heard(answers: list[dict[str, Any]]) -> dict[str, Any]:
+        holdings.extend(Holding.from_json(answer["holding"]) for answer in answers)
+        tellers = {own.form: rank for rank, own in reversed([*enumerate(holdings)]) if own.form not in forms}
+        return {"domains": runs(answer["domain"] for answer in answers), "tellers": [*tellers.values()]}
+
+    def learnt(told: list[list[str]]) -> None:
+        forms.update((digest_of(text), Form.from_json(text)) for texts in told for text in texts)
+
+    answer = exchange.meet(told, heard)
+    if tellers := answer["tellers"]:
+        exchange.meet(lambda: [form.to_json() for form in forms.values()] if exchange.rank in tellers else [], learnt)
+
+    def planned() -> str:
+        try:
+            return plan_of(holdings, forms, is_in_memory=is_in_memory).to_json()
+        except ValueError as error:
+            raise CheckpointError(f"this state cannot be saved: {error}") from error
+
+    return exchange.meet_zero(planned), list(unrun(answer["domains"]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import random
 import socket
 import sys
 import threading
 import time
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +79,38 @@ def test_hosts_and_calls_of_another_form_do_not_wait(
     monkeypatch.setattr(store_wait, "wait_until_listening", lambda *where: waits.append(where))
     assert store_wait.patient(lambda *a, **k: (a, k))(*args, **kwargs) == (args, kwargs)
     assert waits == []
+
+
+@pytest.mark.parametrize("world_size", [2, 64, 1024])
+def test_many_ranks_ask_at_moments_of_their_own_and_no_oftener_than_a_few(world_size: int) -> None:
+    """All begin at the same moment, as the workers of one start do."""
+    moments: list[float] = []
+    for rank in range(world_size):
+        at = 0.0
+        for pause_s in store_wait.pauses(world_size, random.Random(rank)):
+            at += pause_s
+            if at > 1.0:
+                break
+            moments.append(at)
+    windows = Counter(int(at * 10) for at in moments)
+    assert max(windows.values()) <= max(1.4 * store_wait.PROBES_PER_S / 10, 30 * world_size)
+    assert len(set(moments)) == len(moments), "they do not ask together"
+    assert len(moments) >= 3 * world_size, "nobody waits for as long as torch would"
+
+
+def test_processes_that_were_forked_from_one_another_do_not_ask_together(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for _ in range(2):
+        random.seed(0)  # what a fork hands on
+        begun = len(slept)
+        clock = iter([0.0, 0.1, 0.2, 9.0])
+        monkeypatch.setattr(time, "monotonic", lambda clock=clock: next(clock))
+        store_wait.wait_until_listening("127.0.0.1", port, 1.0, 1024)
+        assert len(slept) == begun + 2
+    assert slept[:2] != slept[2:]
 
 
 def test_a_name_without_an_address_does_not_raise() -> None:

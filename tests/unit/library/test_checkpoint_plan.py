@@ -64,6 +64,7 @@ def test_everything_is_written_once_and_kept_once_per_node(ranks: list[Held], is
 @given(held())
 def test_an_image_holds_its_chunks_side_by_side(ranks: list[Held]) -> None:
     plan = make_plan(ranks, is_in_memory=True)
+    assert plan.image_sizes() == [plan.layout(rank)[1] for rank in range(len(ranks))]
     for rank in range(len(ranks)):
         positions, size = plan.layout(rank)
         end = 0

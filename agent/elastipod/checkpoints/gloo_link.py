@@ -1,0 +1,121 @@
+"""Messages of any length over a gloo group: the first part in a slot of fixed size, what is longer straight after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_SLOT = 1024  # bytes of a message that go at once
+_HEAD = 8  # of these, its length
+_BODY = _SLOT - _HEAD
+
+
+class Broken(RuntimeError):
+    """A connection failed, or nothing came over it in time."""
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Tell what torch's connections raise from all else."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Broken(str(error).splitlines()[0]) from error
+
+
+class GlooLink:
+    """A `Link` over a gloo group: one of torch's, or one of our own (`connect`). Methods raise Broken."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self.group, self.rank, self.size = group, rank, size
+
+    @classmethod
+    def connect(cls, store: Any, rank: int, size: int, timeout_s: float) -> GlooLink:
+        """Connect so many ranks, each of which calls this, through a store. Raises RuntimeError when they do not come."""
+        group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s)) if size > 1 else None
+        return cls(group, rank, size)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        if self.size == 1:
+            return [data]
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        rooms = [bytearray(_SLOT) for _ in range(self.size)] if self.rank == 0 else []
+        with connected():
+            into = [[_tensor(room) for room in rooms]] if rooms else []
+            self.group.gather(into, [_tensor(_slot(data))], options).wait()
+            if self.rank == 0:
+                return [data, *self._received(rooms)]
+            self._send_rest(data, 0)
+            return []
+
+    def broadcast(self, data: bytes) -> bytes:
+        if self.size == 1:
+            return data
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        head = _slot(data) if self.rank == 0 else bytearray(_SLOT)
+        with connected():
+            self.group.broadcast([_tensor(head)], options).wait()
+            start, left = _read(head)
+            if left <= 0:
+                return start
+            rest = bytearray(data[_BODY:]) if self.rank == 0 else bytearray(left)
+            self.group.broadcast([_tensor(rest)], options).wait()
+            return start + bytes(rest)
+
+    def scatter(self, parts: Sequence[bytes]) -> bytes:
+        if self.size == 1:
+            return parts[0]
+        options = dist.ScatterOptions()
+        options.rootRank = 0
+        head = bytearray(_SLOT)
+        with connected():
+            slots = [[_tensor(_slot(part)) for part in parts]] if self.rank == 0 else []
+            self.group.scatter([_tensor(head)], slots, options).wait()
+            if self.rank == 0:
+                for to, part in enumerate(parts[1:], start=1):
+                    self._send_rest(part, to)
+                return parts[0]
+            start, left = _read(head)
+            return start + self._rest(left, 0)() if left > 0 else start
+
+    def _received(self, rooms: Sequence[bytearray]) -> list[bytes]:
+        """Read what the others said; what is longer than a slot is received from all of them at once."""
+        starts = [_read(room) for room in rooms]
+        rests = {rank: self._rest(left, rank) for rank, (_, left) in enumerate(starts) if rank and left > 0}
+        return [start + rests[rank]() if rank in rests else start for rank, (start, _) in enumerate(starts) if rank]
+
+    def _send_rest(self, data: bytes, to: int) -> None:
+        if len(data) > _BODY:
+            self.group.send([_tensor(bytearray(data[_BODY:]))], to, 0).wait()
+
+    def _rest(self, size: int, source: int) -> Callable[[], bytes]:
+        """Begin to receive; what is given waits for it."""
+        room = bytearray(size)
+        work = self.group.recv([_tensor(room)], source, 0)
+
+        def wait() -> bytes:
+            work.wait()
+            return bytes(room)
+
+        return wait
+
+
+def _tensor(room: bytearray) -> torch.Tensor:
+    return torch.frombuffer(room, dtype=torch.uint8)
+
+
+def _slot(data: bytes) -> bytearray:
+    return bytearray((len(data).to_bytes(_HEAD, "little") + data[:_BODY]).ljust(_SLOT, b"\0"))
+
+
+def _read(slot: bytearray) -> tuple[bytes, int]:
+    """Give the beginning of a message, and how many bytes of it are still to come."""
+    length = int.from_bytes(slot[:_HEAD], "little")
+    return bytes(slot[_HEAD : _HEAD + length]), length - _BODY
