@@ -17,6 +17,7 @@ from tests.sim.story import failure_of
 from elastipod_operator import in_flight, pod_creation
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core import (
+    blame,
     ending,
     escalation,
     gangs,
@@ -252,7 +253,8 @@ def use_a_name_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def charge_the_workers_for_a_port(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(incidents, "_port_is_taken", lambda *_: False)
+    for module in (incidents, blame):
+        patch.setattr(module, "port_is_taken", lambda *_: False)
 
 
 def wait_for_a_start_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -344,7 +346,7 @@ def charge_nobody_for_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def overlook_an_agent_that_began_anew(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(incidents, "_began_anew", lambda *_: False)
+    patch.setattr(incidents, "began_anew", lambda *_: False)
 
 
 def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:

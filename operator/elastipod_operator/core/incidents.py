@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from .backoff import backoff
 from .facts import AgentState, Policy
-from .health import POD_FAILED, Health, Replica, View
+from .health import Health, Replica, View
 from .names import PodId
 from .quotes import quoted
 from .record import Culprit, Kind, Reach, Record, Transition, Window
@@ -21,6 +21,7 @@ STOP_TIME = timedelta(seconds=30)
 # An agent says RUNNING in the moment in which it takes a /start, which is repeated every few seconds.
 START_LIMIT = timedelta(seconds=60)
 STARTS_TRIED = 3
+AGENT_RESTARTED = "AgentRestarted"
 LEAST_REACH = {False: Reach.IN_PROCESS, True: Reach.PROCESSES}
 # So many replicas of one incident are named.
 MAX_CULPRITS = 8
@@ -97,7 +98,7 @@ def _missing(record: Record, view: View) -> Incident | None:
         counted = all(r.ended_itself for r in hit)
         return Incident(first.why, first.detail + more, counted, tuple(r.id for r in lost), culprits)
     if gone:
-        return Incident("PodLost", _is_gone(gone[0]), False, (), _culprits(record, *gone, view=view))
+        return Incident("PodLost", is_gone(gone[0]), False, (), _culprits(record, *gone, view=view))
     return None
 
 
@@ -107,14 +108,14 @@ def _culprits(record: Record, *pods: PodId, view: View) -> tuple[Culprit, ...]:
     return tuple(Culprit(pod, ranks.get(pod, -1), r.pod.node if r is not None else "") for pod, r in found)
 
 
-def _is_gone(member: PodId) -> str:
+def is_gone(member: PodId) -> str:
     return f"pod {member.spec}-{member.ordinal} (incarnation {member.incarnation}) is gone"
 
 
 def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Incident:
-    taken = next((r for _, r in faulted if _port_is_taken(r, record)), None)
+    taken = next((r for _, r in faulted if port_is_taken(r, record)), None)
     if taken is not None:
-        return Incident("MasterPortTaken", _first_line(taken.agent.message), counted=False)
+        return Incident("MasterPortTaken", first_line(taken.agent.message), counted=False)
     group_rank, replica = next(
         ((rank, r) for rank, r in faulted if r.agent.failure is not None and r.agent.failure.signal != "SIGTERM"),
         faulted[0],
@@ -130,12 +131,12 @@ def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Inciden
     return Incident(_as_reason(agent.reason) or "WorkerFault", message, counted=True, culprits=(culprit,))
 
 
-def _port_is_taken(replica: Replica, record: Record) -> bool:
+def port_is_taken(replica: Replica, record: Record) -> bool:
     """Whether somebody else held the port that global rank 0 was to open: the next generation has another one (decision 20)."""
     return replica.agent.message.startswith("EADDRINUSE") and replica.runs(record.generation)
 
 
-def _first_line(message: str) -> str:
+def first_line(message: str) -> str:
     """Give the agent's own sentence; what its workers printed follows in further lines."""
     return message.partition("\n")[0]
 
@@ -178,21 +179,31 @@ def _out_of_step(members: list[Replica], record: Record, view: View) -> Incident
         if agent.generation > record.generation:
             message = f"the agent of pod {name} runs generation {agent.generation}, the record says {record.generation}"
             return Incident("RecordBehind", message, counted=False)
-        if _began_anew(replica, record):
-            message = f"the agent of pod {name} has begun anew and knows nothing of generation {record.generation}: its process ended"
-            return Incident("AgentRestarted", message, True, culprits=_culprits(record, replica.id, view=view))
+        if began_anew(replica, record):
+            cause, message = own_end(replica, record) or ("", "")
+            return Incident(cause, message, True, culprits=_culprits(record, replica.id, view=view))
         stopped = agent.state in (AgentState.READY, AgentState.SHUTDOWN) and not agent.drained
         if agent.generation == record.generation and stopped:
             return Incident("WorkersStopped", f"somebody else stopped the workers of pod {name}", counted=False)
     return None
 
 
-def _began_anew(replica: Replica, record: Record) -> bool:
+def began_anew(replica: Replica, record: Record) -> bool:
     """Whether an agent that ran this generation is a new process; an answer from before it ran is no news."""
     agent = replica.agent
     if agent.state not in (AgentState.INIT, AgentState.READY) or agent.generation != 0 or not record.generation:
         return False
     return record.settled_at is not None and agent.last_answer is not None and agent.last_answer >= news_from(record)
+
+
+def own_end(replica: Replica, record: Record) -> tuple[str, str] | None:
+    """Give cause and sentence of the end of an agent, or of its container, that nobody else brought about; None without one."""
+    if replica.ended_itself and not replica.finished(record.generation):
+        return replica.why, replica.detail
+    if began_anew(replica, record):
+        what = f"has begun anew and knows nothing of generation {record.generation}: its process ended"
+        return AGENT_RESTARTED, f"the agent of pod {replica.pod.name} {what}"
+    return None
 
 
 def news_from(record: Record) -> datetime:
@@ -292,30 +303,6 @@ def _counted(window: Window, now: datetime) -> Window:
     return replace(window, since=window.since or now, restarts=window.restarts + 1)
 
 
-def _given_back(window: Window) -> Window:
+def given_back(window: Window) -> Window:
     left = max(0, window.restarts - 1)
     return replace(window, restarts=left, since=window.since if left or window.full else None)
-
-
-def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
-    """Give a retry back when the workers' fault turns out to come from a lost node or a deleted pod (decision 17)."""
-    transition = record.transition
-    if transition is None or transition.kind is not Kind.RECOVERY or not transition.counted or transition.weighed:
-        return record
-    if replica is None:
-        cause, message = "PodLost", _is_gone(member)
-    elif replica.health is Health.LOST and not replica.ended_itself:
-        cause, message = replica.why, replica.detail
-    elif replica.health is Health.ENDED and not replica.ended_itself:
-        cause, message = replica.why if replica.why != POD_FAILED else "PodLost", replica.detail
-    elif _port_is_taken(replica, record):
-        cause, message = "MasterPortTaken", _first_line(replica.agent.message)
-    else:
-        return record
-    blamed = replace(transition, cause=cause, message=message, counted=False)
-    rank = record.members.index(member) if member in record.members else -1
-    culprit = Culprit(member, rank, replica.pod.node if replica is not None else "")
-    return replace(
-        record, transition=blamed, retries=max(0, record.retries - 1), window=_given_back(record.window),
-        stalled=max(0, record.stalled - 1), culprits=(culprit,),
-    )  # fmt: skip

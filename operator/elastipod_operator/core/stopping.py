@@ -6,9 +6,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, StopWorkers
+from .blame import blame_outside, blame_own_end
 from .facts import AgentState, Policy
 from .health import MAX_GENERATION, Health, Replica, View
-from .incidents import blame_outside, widen
+from .incidents import widen
 from .membership import remove, soonest
 from .names import PodId
 from .record import Kind, Reach, Record
@@ -32,7 +33,7 @@ def stop_members(
     wakes: list[datetime] = []
     members = frozenset(record.members)
     for member in record.members:
-        record = blame_outside(record, member, view.get(member))
+        record = blame_own_end(blame_outside(record, member, view.get(member)), member, view.get(member))
     record = widen(record, view)
     num_staying = sum(_may_stay(view.get(member)) for member in record.members)
     for replica in view.by_id.values():

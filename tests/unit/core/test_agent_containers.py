@@ -182,6 +182,45 @@ def test_the_workers_of_others_that_failed_first_do_not_hide_whose_agent_ended()
     assert todo.record.retries == 1, "its own failure is no reason to give the retry back"
 
 
+@pytest.mark.parametrize(
+    ("first", "mine", "cause"),
+    [
+        pytest.param(with_sidecar(), running(), "PodFailed", id="its container ended"),
+        pytest.param(pod(0, phase="Failed", trouble=TROUBLE), None, "PodFailed", id="its pod ended"),
+        pytest.param(pod(0), REFUSES, "AgentEnded", id="its agent ended"),
+        pytest.param(with_sidecar(HELD_BACK), running(), "ContainerRestarted", id="its container is started again"),
+        pytest.param(pod(0), ready(0), "AgentRestarted", id="its agent has begun anew"),
+    ],
+)
+def test_the_agent_that_ended_is_the_root_cause_though_the_workers_of_others_failed_first(
+    first: PodFact, mine: AgentFact | None, cause: str
+) -> None:
+    """They fail within a second, because their connections broke; what their kubelet says comes later."""
+    begun = decided([(pod(0), running()), (pod(1), faulted())])
+    assert [c.pod for c in begun.record.culprits] == [pid(1)]
+    todo = decided([(first, mine), (pod(1), faulted())], begun.record)
+    assert todo.record.transition is not None
+    assert (todo.record.transition.cause, todo.record.transition.counted) == (cause, True)
+    assert ([c.pod for c in todo.record.culprits], todo.record.retries) == ([pid(0)], 1)
+    again = decided([(first, mine), (pod(1), faulted())], todo.record)
+    assert again.record == todo.record
+
+
+@pytest.mark.parametrize("mine", [(pod(0), REFUSES), (with_sidecar(), running())], ids=["a shell", "a sidecar"])
+def test_the_retry_stays_booked_while_the_others_are_stopped(mine: tuple[PodFact, AgentFact]) -> None:
+    begun = decided([mine, (pod(1), running())])
+    later = decided([mine, (pod(1), agent(AgentState.STOPPING))], begun.record)
+    assert (later.record.retries, later.record.transition) == (1, begun.record.transition)
+    gone = decided([(pod(1), ready(1))], later.record)
+    assert gone.record.retries == 1, "its pod was deleted for that, and by nobody else"
+
+
+def test_what_already_ended_by_itself_is_not_blamed_on_another_one() -> None:
+    begun = decided([(with_sidecar(), running()), (pod(1), running())])
+    todo = decided([(with_sidecar(), running()), (pod(1, container=CRASHED, trouble="x"), running())], begun.record)
+    assert [c.pod for c in todo.record.culprits] == [pid(0)]
+
+
 # -- a container that its kubelet starts again
 
 

@@ -25,12 +25,12 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.backoff import jitter
+from elastipod_operator.core.blame import blame_outside
 from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, PodFact
 from elastipod_operator.core.health import View, judge
 from elastipod_operator.core.incidents import (
     Incident,
     begin_recovery,
-    blame_outside,
     failure_text,
     find_incident,
     reach_asked,

@@ -1,0 +1,55 @@
+"""What a recovery turns out to be from, once more is known than at its beginning (decision 17)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .health import CONTAINER_RESTARTED, POD_FAILED, Health, Replica
+from .incidents import AGENT_RESTARTED, first_line, given_back, is_gone, own_end, port_is_taken
+from .names import PodId
+from .record import Culprit, Kind, Record
+from .silence import AGENT_ENDED
+
+OWN_ENDS = frozenset({POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED, AGENT_RESTARTED})
+
+
+def blame_own_end(record: Record, member: PodId, replica: Replica | None) -> Record:
+    """Name the agent that ended as the root cause, where the workers of others failed first because it did; it costs the same."""
+    transition = record.transition
+    if replica is None or transition is None or transition.kind is not Kind.RECOVERY:
+        return record
+    end = own_end(replica, record)
+    if end is None or not transition.counted or transition.weighed or transition.cause in OWN_ENDS:
+        return record
+    cause, message = end
+    blamed = replace(transition, cause=cause, message=message)
+    return replace(record, transition=blamed, culprits=(_culprit(record, member, replica),))
+
+
+def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
+    """Give a retry back when the workers' fault turns out to come from a lost node or a deleted pod (decision 17)."""
+    transition = record.transition
+    if transition is None or transition.kind is not Kind.RECOVERY or not transition.counted or transition.weighed:
+        return record
+    if transition.cause in OWN_ENDS and member in (culprit.pod for culprit in record.culprits):
+        return record  # that it was given up since says nothing new
+    if replica is None:
+        cause, message = "PodLost", is_gone(member)
+    elif replica.health is Health.LOST and not replica.ended_itself:
+        cause, message = replica.why, replica.detail
+    elif replica.health is Health.ENDED and not replica.ended_itself:
+        cause, message = replica.why if replica.why != POD_FAILED else "PodLost", replica.detail
+    elif port_is_taken(replica, record):
+        cause, message = "MasterPortTaken", first_line(replica.agent.message)
+    else:
+        return record
+    blamed = replace(transition, cause=cause, message=message, counted=False)
+    return replace(
+        record, transition=blamed, retries=max(0, record.retries - 1), window=given_back(record.window),
+        stalled=max(0, record.stalled - 1), culprits=(_culprit(record, member, replica),),
+    )  # fmt: skip
+
+
+def _culprit(record: Record, member: PodId, replica: Replica | None) -> Culprit:
+    rank = record.members.index(member) if member in record.members else -1
+    return Culprit(member, rank, replica.pod.node if replica is not None else "")
