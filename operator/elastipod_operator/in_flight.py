@@ -39,6 +39,8 @@ class InFlight(Generic[K]):
         self._stops = stops
         self._width = WRITE_PARALLEL if stops is None else 1
         self._skipped: set[K] = set()
+        self.num_succeeded = 0
+        """How many calls succeeded since the last time that all was settled."""
         self._is_stopped = False
         self._waiting: dict[K, Call] = {}
         self._sent: set[K] = set()
@@ -134,6 +136,7 @@ class InFlight(Generic[K]):
             self._sent.add(key)
             try:
                 await call()
+                self.num_succeeded += 1
                 self._widen()
             except Exception as error:
                 self._failed[key] = error
@@ -168,6 +171,7 @@ class InFlight(Generic[K]):
                 self._failed.pop(key, None)
             self._skipped.clear()
             self._is_stopped = False
+            self.num_succeeded = 0
 
 
 def _timed(call: Call, ordered_at: float) -> Call:

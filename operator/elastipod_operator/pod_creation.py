@@ -121,6 +121,8 @@ class PodCreation:
             except Exception as error:
                 broken.append(error)
         problem, self._problem = self._problem, ""
+        if self.calls.num_succeeded:
+            self.refusal.progressed()
         if refusals:
             were = "1 pod was" if len(refusals) == 1 else f"{len(refusals)} pods were"
             skipped = f", and {self.calls.num_skipped} more not tried" if self.calls.num_skipped else ""

@@ -47,6 +47,10 @@ class Refusal:
         self.broken += 1
         return self._wait(FAILURE_FIRST_S, FAILURE_LAST_S, self.broken, key)
 
+    def progressed(self) -> None:
+        """Note that some of it was done: what is refused or fails now is the first of its row, not one more in vain."""
+        self.refused = self.broken = 0
+
     def is_over(self) -> bool:
         """Note that it was done; gives whether a reason has been told, which holds no more."""
         was_told = bool(self.why)

@@ -182,6 +182,19 @@ async def test_a_job_that_is_refused_costs_few_calls_however_many_pods_it_wants(
         assert creating.api.tries == before + 1, tries
 
 
+async def test_failures_now_and_then_do_not_slow_a_start_down_more_and_more(later: Later) -> None:
+    """An API server that is busy refuses a call here and there; each ends a batch, of which most was done."""
+    creating = Creating()
+    for n in range(8):
+        creating.api.answers = {pid(10 * n + 9).name("job"): ApiError(429, "too many requests")}
+        await creating.decide(*range(10 * n, 10 * n + 10))
+        assert len(creating.api.made) == 9 * (n + 1)
+        later(0.3)  # the first wait is 0.2 s, and up to a quarter more; the eighth in a row would be 15 s
+    creating.api.answers = {}
+    await creating.decide(*(10 * n + 9 for n in range(8)))
+    assert len(creating.api.made) == 80
+
+
 async def test_a_name_that_is_taken_keeps_no_other_pod_from_being_made() -> None:
     creating = Creating()
     creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0" already exists')}
