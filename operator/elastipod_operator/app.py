@@ -27,10 +27,12 @@ from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.events import Events
 from .kube.lease import Lease
 from .kube.queue_api import QueueApi
+from .kube.reading import name_of
 from .kube.store import Store
 from .kube.tokens import KeyProblem, Tokens, read_install_keys
 from .kube.workload_watch import WorkloadWatch
 from .logs import set_up_logging
+from .missed_nodes import MissedNodes
 from .own_mistakes import note_mistake
 from .reconciler import Reconciler
 from .watch_events import WatchEvents
@@ -111,8 +113,11 @@ def parse(argv: list[str] | None) -> Options:
     )
 
 
-def handlers(events: WatchEvents) -> kopf.OperatorRegistry:
-    """Give kopf's registry: event handlers only, which add no finalizer and no annotation (decision 8)."""
+def handlers(events: WatchEvents, missed: MissedNodes | None = None) -> kopf.OperatorRegistry:
+    """Give kopf's registry: event handlers only, which add no finalizer and no annotation (decision 8).
+
+    missed: is told of each node that is shown.
+    """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -133,6 +138,8 @@ def handlers(events: WatchEvents) -> kopf.OperatorRegistry:
     @_surviving
     async def node_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         events.node(dict(body), is_gone=type == "DELETED")
+        if missed is not None:
+            missed.seen(name_of(body), is_listed=type is None)
 
     return registry
 
@@ -185,8 +192,10 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
         quota = WorkloadWatch(
             QueueApi(api), store, reconciler.wake, reconciler.queues_are_back, reconciler.queues_wanted
         )
+        missed = MissedNodes(store, QueueApi(api).read_node, reconciler.wake)
         watches = [
-            asyncio.create_task(_kopf(options, handlers(WatchEvents(store, reconciler)), stop)),
+            asyncio.create_task(_kopf(options, handlers(WatchEvents(store, reconciler), missed), stop)),
+            asyncio.create_task(missed.run()),
             asyncio.create_task(quota.run(options.namespaces)),
             asyncio.create_task(reconciler.follow_queues(options.namespaces)),
             asyncio.create_task(look_for_garbage(reconciler.gap)),
