@@ -14,10 +14,10 @@ from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import Body, SimPod
 
 from elastipod_operator.agents.answers import BadAnswer, read
+from elastipod_operator.agents.board import Address
 from elastipod_operator.agents.peers import ASK_AFTER, PEERS_ASKED
 from elastipod_operator.core.facts import AgentFact
 from elastipod_operator.core.silence import SILENCE_LIMIT, does_answer
-from elastipod_operator.kube.store import Job
 
 HEARTBEAT_S = 4.0
 
@@ -26,9 +26,9 @@ HEARTBEAT_S = 4.0
 class Watched:
     """One agent on the board."""
 
+    address: Address
     fact: AgentFact
     heard_at: float
-    restarts: int = 0
     asked_at: float = 0.0
     """When other agents were asked about it."""
     worker_data: str = ""
@@ -48,7 +48,7 @@ class SimBoard:
         rng: Random,
         cluster: Cluster,
         now: Callable[[], datetime],
-        wake: Callable[[], None],
+        wake: Callable[[str], None],
         held_until: Callable[[], float],
     ) -> None:
         self._kernel = kernel
@@ -72,17 +72,17 @@ class SimBoard:
             return None
         return [entry for one in told for entry in json.loads(f"[{one.worker_data}]")]
 
-    def follow(self, job: Job) -> None:
-        """Begin to ask those who can be asked, and stop with those that have ended."""
-        for uid, pod in job.pods.items():
-            watched, restarts = self._watched.get(uid), pod.container.restart_count if pod.container is not None else 0
-            if pod.ended or (pod.container is not None and pod.container.ended):
-                self.retire(uid)
-            elif pod.ip and pod.started and (watched is None or watched.restarts != restarts):
-                self._watched[uid] = Watched(AgentFact(trying_since=self._now()), -HEARTBEAT_S, restarts)
-                real = self._cluster.pods.get(uid)
-                if real is not None:
-                    self.agent_changed(real)
+    def watch(self, pod_uid: str, address: Address) -> None:
+        """Begin to ask an agent."""
+        self._watched[pod_uid] = Watched(address, AgentFact(trying_since=self._now()), -HEARTBEAT_S)
+        real = self._cluster.pods.get(pod_uid)
+        if real is not None:
+            self.agent_changed(real)
+
+    def watches(self, pod_uid: str, ip: str, port: int, restarts: int) -> bool:
+        """Whether the agent of a pod is asked at this address already. restarts: of its container."""
+        watched = self._watched.get(pod_uid)
+        return watched is not None and (watched.address.ip, watched.address.restarts) == (ip, restarts)
 
     def retire(self, pod_uid: str) -> None:
         """Stop asking an agent that has ended."""
@@ -93,8 +93,8 @@ class SimBoard:
         """Stop asking the agent of a pod that is gone."""
         self._watched.pop(pod_uid, None)
 
-    def clear(self) -> None:
-        """Stop asking anybody."""
+    async def close(self) -> None:
+        """Stop asking everybody."""
         self._watched.clear()
 
     def beat(self) -> Script:
@@ -113,7 +113,7 @@ class SimBoard:
                 if pod is not None and silence >= ASK_AFTER and self._kernel.now - watched.asked_at >= HEARTBEAT_S:
                     self._ask_peers(pod, watched)
                 if silence >= SILENCE_LIMIT:
-                    self._wake()
+                    self._wake(watched.address.job)
 
     def _ask_peers(self, silent: SimPod, watched: Watched) -> None:
         """Ask other agents whether they reach one that does not answer."""
@@ -129,7 +129,7 @@ class SimBoard:
             if self.is_open and self._watched.get(silent.uid) is watched:
                 watched.fact = replace(watched.fact, is_reached=any(words), peers_asked_at=asked_at)
                 self._cluster.met[f"peers: {'it is reached' if any(words) else 'it is missed'}"] += 1
-                self._wake()
+                self._wake(watched.address.job)
 
         self._kernel.after(self._rng.uniform(0.01, 2.2), heard)
 
@@ -161,7 +161,7 @@ class SimBoard:
         watched.fact, watched.worker_data, watched.heard_at = answer.fact, answer.worker_data, self._kernel.now
         back = before.last_answer is None or now - before.last_answer >= SILENCE_LIMIT
         if back or _matters(before) != _matters(watched.fact):
-            self._wake()
+            self._wake(watched.address.job)
 
 
 def _can_tell(one: Watched, now: datetime) -> bool:

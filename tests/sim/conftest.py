@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 import pytest
+from tests.sim.own_mistakes import see_mistakes
 
 DEFAULT_SCHEDULES = 400
 
@@ -21,9 +21,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quiet_operator() -> None:
-    """What the operator logs of the many failures that it meets here would only take time."""
-    logging.getLogger("elastipod_operator").setLevel(logging.CRITICAL)
+def _errors_are_seen() -> None:
+    """What the operator logs as an error ends a schedule."""
+    see_mistakes()
 
 
 @pytest.fixture(scope="session")

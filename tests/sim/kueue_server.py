@@ -333,6 +333,12 @@ class KueueApi:
     def __init__(self, tenant: Tenant, call: Call) -> None:
         self._tenant = tenant
         self._call = call
+        self._streams: list[Stream] = []
+
+    def close(self) -> None:
+        """End all watches of this operator."""
+        for stream in self._streams:
+            self._tenant.close(stream)
 
     async def call(self, method: str, path: str, body: Any = None, **_: Any) -> Body:
         """Make one call; it hangs, or fails at once, while Kueue is away."""
@@ -353,10 +359,12 @@ class KueueApi:
         if self._tenant.server.is_away:
             raise ApiError(500, AWAY)
         stream, until = self._tenant.open(), kernel.now + float(dict(query)["timeoutSeconds"])
+        self._streams.append(stream)
         try:
             while (event := await Wait(stream.next(until))) is not None:
                 yield event
         finally:
+            self._streams.remove(stream)
             self._tenant.close(stream)
 
 

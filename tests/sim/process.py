@@ -1,32 +1,46 @@
-"""The operator's own coroutines in virtual time: they run as they are, with the clock and the event loop of a process."""
+"""The operator's process in virtual time: an event loop that goes by the kernel's clock, on which its coroutines run as they are.
+
+Tasks, events and time-outs are those of asyncio. What the process is in the middle of when it dies never goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from tests.sim.api_server import ApiFailure
-from tests.sim.kernel import Kernel, Process, Script, Signal
+from tests.sim.invariants import Violation
+from tests.sim.kernel import Kernel, Process, Script
+from tests.sim.own_mistakes import raise_mistakes
 
 from elastipod_operator import clock
 from elastipod_operator.clock import SteadyClock
+from elastipod_operator.kube.api import CALL_ERRORS
+
+# So many steps without a moment's rest are no work any more: the process would never let anything else happen.
+MOST_STEPS = 50_000
 
 
 class Wait(Awaitable[Any]):
-    """What a coroutine waits for: a script, and what that gives or raises."""
+    """What a coroutine waits for: a script, and what that gives or raises. A call without an answer is an OSError for it."""
 
     def __init__(self, script: Script) -> None:
-        self.script = script
+        self._script = script
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self)
+        return cast(VirtualLoop, asyncio.get_running_loop()).play(self._script).__await__()
 
 
-class _Timer:
-    def __init__(self, at: float) -> None:
-        self._at = at
+class _Step:
+    """Something to be called soon, or at a time."""
+
+    __slots__ = ("_at", "arguments", "is_cancelled", "what")
+
+    def __init__(self, what: Callable[..., object], arguments: tuple[object, ...], at: float) -> None:
+        self.what, self.arguments, self._at = what, arguments, at
         self.is_cancelled = False
 
     def when(self) -> float:
@@ -36,20 +50,95 @@ class _Timer:
         self.is_cancelled = True
 
 
-class _Task(asyncio.Future[Any]):
-    """What a coroutine gives that runs by itself."""
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """As much of an event loop as tasks, futures, events and time-outs need. held_until: it stands still until then."""
 
-
-class _Loop:
-    """As much of an event loop as the operator's queueing needs. run: plays a coroutine."""
-
-    def __init__(
-        self, kernel: Kernel, held_until: Callable[[], float], run: Callable[[Coroutine[Any, Any, Any]], Script]
-    ) -> None:
+    def __init__(self, kernel: Kernel, its_clock: SteadyClock, held_until: Callable[[], float]) -> None:
         self._kernel = kernel
+        self._clock = its_clock
         self._held_until = held_until
-        self._run = run
-        self._tasks: list[Process] = []
+        self._ready: deque[_Step] = deque()
+        self._is_due = False
+        self._is_over = False
+        self._scripts: dict[asyncio.Future[Any], Process] = {}
+        self.at_rest: Callable[[], None] = lambda: None
+        """Called whenever it has nothing to do for now."""
+
+    @property
+    def waits_for_calls(self) -> bool:
+        """Whether scripts are under way that something waits for."""
+        return bool(self._scripts)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Have the time of the process, and its loop, for code that does not wait."""
+        before = clock.CLOCK
+        clock.CLOCK = self._clock
+        asyncio._set_running_loop(self)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)
+            clock.CLOCK = before
+
+    def play(self, script: Script) -> asyncio.Future[Any]:
+        """Let a script go on by itself; gives what it gives, once it is over."""
+        future = self.create_future()
+        process = self._kernel.spawn(self._answer(script, future), self._held_until)
+        if not process.done:
+            self._scripts[future] = process
+        return future
+
+    def _answer(self, script: Script, future: asyncio.Future[Any]) -> Script:
+        answer: Any = None
+        error: Exception | None = None
+        try:
+            answer = yield from script
+        except ApiFailure as failure:
+            error = failure if failure.status else ConnectionResetError(str(failure))
+        except CALL_ERRORS as failure:
+            error = failure
+        self._scripts.pop(future, None)
+        if future.done():  # nobody waits any more
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(answer)
+
+    def end(self) -> None:
+        """End everything where it is."""
+        self._is_over = True
+        for process in list(self._scripts.values()):
+            process.kill()
+        with self.inside():
+            for task in asyncio.all_tasks(self):
+                coroutine = task.get_coro()
+                assert coroutine is not None
+                with suppress(RuntimeError):  # one that would wait for something at its end, for ever
+                    coroutine.close()
+        self._ready.clear()
+
+    def _go_on(self) -> None:
+        self._is_due = False
+        if self._held_until() > self._kernel.now:
+            self._is_due = True
+            self._kernel.at(self._held_until(), self._go_on)
+            return
+        steps = 0
+        with self.inside():
+            while self._ready and not self._is_over:
+                step = self._ready.popleft()
+                if not step.is_cancelled:
+                    step.what(*step.arguments)
+                steps += 1
+                if steps > MOST_STEPS:
+                    raise Violation("the operator is busy without end and lets nothing else happen")
+        raise_mistakes()
+        if not self._is_over:
+            self.at_rest()
+
+    # -- what asyncio asks of a loop
 
     def get_debug(self) -> bool:
         return False
@@ -57,97 +146,43 @@ class _Loop:
     def time(self) -> float:
         return self._kernel.now
 
-    def call_soon(self, what: Callable[..., object], *arguments: object, context: object = None) -> None:
-        self._kernel.after(0.0, lambda: what(*arguments))
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        step = _Step(callback, args, self._kernel.now)
+        self._ready.append(step)
+        if not self._is_due and not self._is_over:
+            self._is_due = True
+            self._kernel.after(0.0, self._go_on)
+        return step
 
-    def call_later(self, seconds: float, what: Callable[..., object], *arguments: object) -> _Timer:
-        timer = _Timer(self._kernel.now + seconds)
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        return self.call_at(self._kernel.now + delay, callback, *args)
 
-        def fire() -> None:
-            if self._held_until() > self._kernel.now:
-                self._kernel.at(self._held_until(), fire)
-            elif not timer.is_cancelled:
-                what(*arguments)
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        step = _Step(callback, args, when)
 
-        self._kernel.after(seconds, fire)
-        return timer
+        def ring() -> None:
+            if not step.is_cancelled and not self._is_over:
+                self._ready.append(step)
+                if not self._is_due:
+                    self._is_due = True
+                    self._go_on()
+
+        self._kernel.at(when, ring)
+        return step
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=cast(asyncio.AbstractEventLoop, self))
+        return asyncio.Future(loop=self)
 
-    def create_task(self, coroutine: Coroutine[Any, Any, Any], **_: object) -> _Task:
-        task = _Task(loop=cast(asyncio.AbstractEventLoop, self))
+    def create_task(self, coro: Coroutine[Any, Any, Any], *, name: Any = None, context: Any = None) -> Any:
+        return asyncio.Task(coro, loop=self, name=name)
 
-        def run() -> Script:
-            try:
-                yield 0.0
-                given = yield from self._run(coroutine)
-            except Exception as failure:
-                task.set_exception(failure)
-            else:
-                task.set_result(given)
-            finally:
-                coroutine.close()
-
-        self._tasks = [one for one in self._tasks if not one.done]
-        self._tasks.append(self._kernel.spawn(run(), self._held_until))
-        return task
-
-    def end(self) -> None:
-        """End all tasks where they wait."""
-        for task in self._tasks:
-            task.kill()
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Take what nobody else took: an error that came of a task which nobody waits for."""
+        error = context.get("exception")
+        if not self._is_over and isinstance(error, Exception) and not isinstance(error, CALL_ERRORS):
+            raise_later = Violation(f"{context.get('message')}: {type(error).__name__}: {error}")
+            self._kernel.at(self._kernel.now, lambda: _raise(raise_later))
 
 
-class OwnProcess:
-    """The surroundings of the operator's coroutines. held_until: it stands still until then."""
-
-    def __init__(self, kernel: Kernel, its_clock: SteadyClock, held_until: Callable[[], float]) -> None:
-        self._clock = its_clock
-        self._loop = _Loop(kernel, held_until, self.run)
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Have the time of the process, and its loop, for code that does not wait."""
-        before = clock.CLOCK
-        clock.CLOCK = self._clock
-        asyncio._set_running_loop(cast(asyncio.AbstractEventLoop, self._loop))
-        try:
-            yield
-        finally:
-            asyncio._set_running_loop(None)
-            clock.CLOCK = before
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Script:
-        """Run a coroutine; gives what it returns, raises what it raises. A call without an answer is an OSError for it."""
-        answer: Any = None
-        error: Exception | None = None
-        try:
-            while True:
-                try:
-                    with self.inside():
-                        asked = coroutine.throw(error) if error is not None else coroutine.send(answer)
-                except StopIteration as end:
-                    return end.value
-                answer = error = None
-                try:
-                    answer = yield from asked.script if isinstance(asked, Wait) else _until_done(asked)
-                except ApiFailure as failure:
-                    error = ConnectionResetError(str(failure)) if not failure.status else failure
-                except Exception as failure:
-                    error = failure
-        finally:
-            coroutine.close()
-
-    def end(self) -> None:
-        """End what runs beside the coroutines that were waited for."""
-        self._loop.end()
-
-
-def _until_done(future: asyncio.Future[Any]) -> Script:
-    """Wait for a future as a task does; what it holds the coroutine takes from it by itself."""
-    future._asyncio_future_blocking = False
-    if not future.done():
-        signal = Signal()
-        future.add_done_callback(lambda _: signal.fire())
-        yield signal
+def _raise(error: Exception) -> None:
+    raise error

@@ -14,6 +14,7 @@ from tests.sim.invariants import Violation, Watchman, lineage
 from tests.sim.kernel import Kernel
 from tests.sim.kueue_server import LOCAL_QUEUE, KueueServer, priority_label
 from tests.sim.kueue_workload import Workload
+from tests.sim.own_mistakes import forget_mistakes
 from tests.sim.quota_watch import is_base
 from tests.sim.shell import Shell
 from tests.sim.training import Phase, Training
@@ -51,6 +52,7 @@ class Play:
     """The play that this job is a rival in."""
 
     def __post_init__(self) -> None:
+        forget_mistakes()
         self.kernel: Kernel = Kernel() if self.host is None else self.host.kernel
         self.rng = Random(self.story.seed * 7919 + 13)
         self.watchman = Watchman(self.say, heeds_events=self.story.heeds_events)
@@ -69,6 +71,8 @@ class Play:
         if self.story.api_clock_s:
             self.met[f"the API server's clock is {'ahead' if self.story.api_clock_s > 0 else 'behind'}"] += 1
         self.shell: Shell | None = None
+        self.shells: list[Shell] = []
+        """All lives of operators."""
         self.server: KueueServer | None = self.host.server if self.host is not None else None
         self.rivals: list[Play] = []
         if self.story.queue is not None:
@@ -105,10 +109,19 @@ class Play:
 
     def another_operator(self) -> Shell:
         """Begin a life of an operator, whoever else may be there."""
-        return Shell(self.kernel, self.rng, self.cluster, self.watchman)
+        self.shells.append(Shell(self.kernel, self.rng, self.cluster, self.watchman))
+        return self.shells[-1]
 
     def run(self) -> Play:
         """Play to the end; raises Violation, or what the code under test raises."""
+        try:
+            return self._run()
+        finally:
+            for play in (self, *self.rivals):
+                for shell in play.shells:
+                    shell.die()
+
+    def _run(self) -> Play:
         for event in self.story.events:
             self.kernel.at(event.at, lambda e=event: faults.befall(self, e))
         self.kernel.run(CHAOS_S)

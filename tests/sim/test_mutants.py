@@ -9,12 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.sim import shell
 from tests.sim.drawing import draw
 from tests.sim.scripted import STORIES
 from tests.sim.story import failure_of
 
-from elastipod_operator import in_flight, pod_creation
+from elastipod_operator import in_flight, pod_creation, reconciler
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core import (
     blame,
@@ -113,7 +112,7 @@ def stop_without_a_record(patch: pytest.MonkeyPatch) -> None:
         began = before is not None and before.transition is None and todo.record.transition is not None
         return replace(todo, record=before) if began and before is not None else todo
 
-    patch.setattr(plan, "plan", forgetful)
+    patch.setattr(reconciler, "plan", forgetful)
 
 
 def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
@@ -279,7 +278,7 @@ def wait_for_a_clock_that_was_wrong(patch: pytest.MonkeyPatch) -> None:
 
 
 def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shell, "StopWorkers", type("Nothing", (), {}))
+    patch.setattr(reconciler, "StopWorkers", type("Nothing", (), {}))
 
 
 def keep_processes_whatever_the_job_wishes(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,44 @@
+"""What the operator logs as an error is a mistake of its own: it goes on with its other jobs, and the schedule has found something."""
+
+from __future__ import annotations
+
+import logging
+
+from tests.sim.invariants import Violation
+
+
+class _Mistakes(logging.Handler):
+    """Keeps errors until somebody asks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record)
+
+
+_MISTAKES = _Mistakes()
+
+
+def see_mistakes() -> None:
+    """Have errors of the operator kept from here on; of its many warnings nothing is logged, which would only take time."""
+    log = logging.getLogger("elastipod_operator")
+    log.setLevel(logging.ERROR)
+    log.propagate = False
+    log.addHandler(_MISTAKES)
+
+
+def forget_mistakes() -> None:
+    """Begin anew, with another schedule."""
+    _MISTAKES.found.clear()
+
+
+def raise_mistakes() -> None:
+    """Raise the first mistake since the last time, if there is one."""
+    if not _MISTAKES.found:
+        return
+    record = _MISTAKES.found[0]
+    _MISTAKES.found.clear()
+    cause = record.exc_info[1] if record.exc_info else None
+    raise Violation(f"{record.getMessage()}: {type(cause).__name__}: {cause}") from cause
