@@ -17,7 +17,7 @@ from typing import Any
 from elastipod.ipc_wire import RestartMode
 from elastipod.worker_file import Progress
 from elastipod_agent.clock import utc_now
-from elastipod_agent.core.exits import Outcome, Stop, classify
+from elastipod_agent.core.exits import Outcome, Stop, classify, is_late_drain, is_port_taken
 from elastipod_agent.core.requests import Start
 from elastipod_agent.core.worker_env import pod_env
 from elastipod_agent.metrics import METRICS
@@ -279,7 +279,7 @@ class Generation:
         group = self._group
         if group is None:
             return End(outcome=Outcome.CRASHED if self._fault else Outcome.STOPPED)
-        is_late = self._is_late() and self._stop is Stop.GRACEFUL and bool(group.living)
+        is_late = is_late_drain(self._stop, is_past_deadline=self._is_late(), has_living=bool(group.living))
         number = signal.SIGKILL if is_late else self._settings.shutdown_signal
         stuck = await group.end(number, 0 if number == signal.SIGKILL else self._settings.shutdown_timeout_s)
         outcome = Outcome.CRASHED if self._fault else classify(group.exits(), self._stop)
@@ -312,7 +312,7 @@ class Generation:
         failure = await failure_of(group, worker)
         tail = worker.stderr_tail()
         reason = "WorkerCrash"
-        if failure.global_rank == 0 and "EADDRINUSE" in tail and str(self.start.master_port) in tail:
+        if is_port_taken(failure.global_rank, tail, self.start.master_port):
             reason = "WorkerFault"
             failure = replace(failure, message=shorten(f"{self._port_taken()}\n{failure.message}"))
         self._set_fault(Fault(reason, failure))

@@ -84,3 +84,16 @@ def agent_exit_code(last: Outcome | None, *, is_faulted: bool, by_signal: int | 
     if last in (Outcome.COMPLETED, Outcome.DRAINED):
         return 0
     return 0 if by_signal is None else 128 + by_signal
+
+
+def is_late_drain(stop: Stop, *, is_past_deadline: bool, has_living: bool) -> bool:
+    """Tell whether workers are ended because a drain's time ran out; a hard stop may come then as well, and is no late drain."""
+    return stop is Stop.GRACEFUL and is_past_deadline and has_living
+
+
+def is_port_taken(global_rank: int | None, stderr_tail: str, master_port: int) -> bool:
+    """Tell whether a worker failed because its master port is in use: only rank 0 listens there, so that it costs no retry.
+
+    What any other worker cannot listen on is a port of the script's own, and its failure counts like every other.
+    """
+    return global_rank == 0 and "EADDRINUSE" in stderr_tail and str(master_port) in stderr_tail

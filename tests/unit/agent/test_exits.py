@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.core.exits import Outcome, Stop, WorkerExit, agent_exit_code, classify, describe_status
+from elastipod_agent.core.exits import (
+    Outcome,
+    Stop,
+    WorkerExit,
+    agent_exit_code,
+    classify,
+    describe_status,
+    is_late_drain,
+    is_port_taken,
+)
 
 
 def exits(*statuses: int, acknowledged: tuple[int, ...] = (), killed: tuple[int, ...] = ()) -> list[WorkerExit]:
@@ -72,3 +81,34 @@ def test_agent_exit_code(last: Outcome | None, is_faulted: bool, by_signal: int 
 @pytest.mark.parametrize(("status", "words"), [(3, "exit code 3"), (-9, "signal SIGKILL"), (-70, "signal signal 70")])
 def test_describe_status(status: int, words: str) -> None:
     assert describe_status(status) == words
+
+
+@pytest.mark.parametrize(
+    ("stop", "is_past_deadline", "has_living", "is_late"),
+    [
+        pytest.param(Stop.GRACEFUL, True, True, True, id="a drain's time ran out"),
+        pytest.param(Stop.GRACEFUL, True, False, False, id="all had ended by then"),
+        pytest.param(Stop.GRACEFUL, False, True, False, id="there is time left"),
+        pytest.param(Stop.HARD, True, True, False, id="a hard stop after a drain's time ran out"),
+        pytest.param(Stop.HARD, False, True, False, id="a hard stop in a drain"),
+        pytest.param(Stop.NONE, True, True, False, id="nothing was asked"),
+    ],
+)
+def test_only_a_drain_is_late(stop: Stop, is_past_deadline: bool, has_living: bool, is_late: bool) -> None:
+    assert is_late_drain(stop, is_past_deadline=is_past_deadline, has_living=has_living) is is_late
+
+
+TAKEN = "torch.distributed.DistNetworkError: EADDRINUSE: port: 10010, useIpv6: 0, errno: -98 - Address already in use"
+
+
+@pytest.mark.parametrize(
+    ("global_rank", "tail", "is_taken"),
+    [
+        pytest.param(0, TAKEN, True, id="rank 0 cannot host the store"),
+        pytest.param(3, TAKEN, False, id="another rank listens on a port of its own"),
+        pytest.param(0, TAKEN.replace("10010", "8265"), False, id="rank 0 listens on a port of its own"),
+        pytest.param(0, "port: 10010: connection refused", False, id="another failure with that port"),
+    ],
+)
+def test_only_rank_0_finds_the_master_port_taken(global_rank: int, tail: str, is_taken: bool) -> None:
+    assert is_port_taken(global_rank, tail, 10010) is is_taken

@@ -7,11 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from elastipod.worker_file import WorkerFile
+from elastipod_agent.workers import process_tree
+from elastipod_agent.workers.group import WorkerGroup
 from elastipod_agent.workers.reaper import Child, Reaper
 from elastipod_agent.workers.spawner import Spawner
+from elastipod_agent.workers.worker import Worker
 
 
 def test_the_end_of_an_unknown_child_is_kept_only_while_one_is_expected() -> None:
@@ -37,6 +42,47 @@ def test_a_signal_to_its_group_reaches_a_child_that_has_not_made_one() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     Child(process.pid).send_group(signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL
+
+
+def test_the_end_of_a_worker_group_reaches_what_its_workers_have_started() -> None:
+    """A shell script that runs the training, or a launcher of its own: the shutdown signal is for all of them."""
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'print(0, flush=True); input()'])"
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"0\n", "the grandchild runs"
+    Child(process.pid).send_group(signal.SIGTERM)
+    assert process.stdout.read() == b"", "all that had it open have ended"
+    assert process.wait(20) == -signal.SIGTERM
+    process.stdin.close()
+    process.stdout.close()
+
+
+async def test_a_worker_is_ended_with_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none_left(*_: object) -> list[int]:
+        return []
+
+    class Signalled(Child):
+        def __init__(self) -> None:
+            super().__init__(os.getpid())
+            self.told: list[tuple[str, int]] = []
+
+        def send(self, number: int) -> None:
+            self.told.append(("the process", number))
+
+        def send_group(self, number: int) -> None:
+            self.told.append(("its group", number))
+
+    child = Signalled()
+    monkeypatch.setattr(process_tree, "end_all", none_left)
+    group = object.__new__(WorkerGroup)  # of which only the end is looked at
+    group.workers = [Worker(0, child, Path("/nowhere"), [], None, None)]
+    group._file, group._reaper = WorkerFile.create(tmp_path / "worker-file", 1), Reaper()
+    await group.end(signal.SIGTERM, 0)
+    group.close()
+    assert child.told == [("its group", signal.SIGTERM)]
 
 
 async def test_a_child_that_is_stopped_before_its_exec_does_not_hold_up_its_start(
