@@ -100,6 +100,8 @@ FIELDS = {
     "recovery": "recovery: Process",
     "edits that act later": "told: Warning EditsPending",
     "edits that cannot be used": "told: Warning InvalidSpec",
+    "an invalid template": "edit: an invalid template",
+    "edits that cannot be used are told": "told: Warning InvalidSpec",
     "edits without end": "edit: a template without end",
     "edits without end, of another field": "edit: log rules without end",
     "refused pods": "told: PodsReady PodsRefused",

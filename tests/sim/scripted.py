@@ -185,6 +185,9 @@ STORIES: dict[str, Story] = {
     "a tenant edits a template and log rules without end, and a node goes meanwhile": _story(
         Event(60, "break_spec", 1, 60), Event(80, "drain_node", 0), Event(150, "break_spec", 2, 60), Event(170, "crash_worker", 0),
     ),
+    "a template is edited to nonsense, and a worker and a node are lost meanwhile": _story(
+        Event(60, "break_spec", 3, 120), Event(80, "crash_worker", 0), Event(120, "drain_node", 0)
+    ),
     "a worker asks for new processes of all": _story(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": _story(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}

@@ -79,10 +79,15 @@ def _swell_rules(spec: Body) -> None:
     spec["runPolicy"]["logMonitoringConfiguration"] = rules
 
 
+def _spoil_template(spec: Body) -> None:
+    spec["replicaSpecs"][0]["template"]["metadata"] = "nonsense"
+
+
 _BAD_EDITS: tuple[tuple[str, Callable[[Body], None]], ...] = (
     ("replicaSpecs are renamed", _rename),
     ("a template without end", _swell_template),
     ("log rules without end", _swell_rules),
+    ("an invalid template", _spoil_template),
 )
 
 
@@ -95,6 +100,7 @@ def mend_spec(play: Play) -> None:
         first = spec["replicaSpecs"][0]
         first["name"] = play.story.specs[0]["name"]
         first["template"]["spec"]["containers"][0].pop("command", None)
+        first["template"].pop("metadata", None)
         spec["runPolicy"].pop("logMonitoringConfiguration", None)
 
     play.is_spec_broken = False
