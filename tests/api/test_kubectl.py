@@ -9,7 +9,6 @@ from tests.api.jobs import apply, get, job, refusal
 
 from elastipod_local.cluster import Cluster
 from elastipod_operator.api import Condition, ConditionStatus, JobStatus, generate, pod_schema
-from elastipod_operator.kube.object_warnings import object_warnings
 
 ELASTIC = {"minReplicas": 2, "maxReplicas": 8}
 
@@ -69,21 +68,6 @@ def test_the_scale_subresource_tells_how_many_train(api_server: Cluster, namespa
     path = f"/apis/sagemaker.amazonaws.com/v1/namespaces/{namespace}/hyperpodpytorchjobs/llm/scale"
     scale = json.loads(api_server.kubectl("get", "--raw", path))
     assert scale["status"] == {"replicas": 3, "selector": "HPJob=llm"}
-
-
-def test_who_scales_to_zero_is_known(api_server: Cluster, namespace: str):
-    """A ceiling that was taken off by kubectl scale is told from one that was never set."""
-    apply(api_server, namespace, job(elasticPolicy=ELASTIC, replicas=4))
-    assert _warned(api_server, namespace) == []
-    api_server.kubectl("-n", namespace, "scale", "hpjob/llm", "--replicas=0")
-    assert _warned(api_server, namespace) == ["ScaledToZero"]
-    apply(api_server, namespace, job(elasticPolicy=ELASTIC, replicas=4))
-    assert _warned(api_server, namespace) == []
-
-
-def _warned(api_server: Cluster, namespace: str) -> list[str]:
-    text = api_server.kubectl("-n", namespace, "get", "hpjob", "llm", "-o", "json", "--show-managed-fields")
-    return [reason for reason, _ in object_warnings(json.loads(text))]
 
 
 def test_scale_below_the_minimum_is_refused(api_server: Cluster, namespace: str):

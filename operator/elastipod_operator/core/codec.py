@@ -115,6 +115,8 @@ def _optional_parts(record: Record) -> dict[str, Any]:
         parts["ledger"] = [record.ledger.phase, stamp(record.ledger.since), [list(row) for row in record.ledger.booked]]
     if record.queue or record.shed:
         parts["queue"] = [record.queue, *([record.shed.tries, stamp(record.shed.until)] if record.shed else ())]
+    if record.ceiling:
+        parts["ceiling"] = record.ceiling
     if record.outcome:
         parts["outcome"] = [record.outcome, record.outcome_reason, record.outcome_message[: 2 * MAX_TEXT]]
     return parts
@@ -185,6 +187,7 @@ def _record(body: dict[str, Any]) -> Record:
         ledger=Ledger(str(phase), read_time(since), tuple((str(name), int(ms)) for name, ms, *_ in booked)),
         queue=str(queue), shed=Shed(int(shed[0]), needed_time(shed[1])) if shed else None,
         owner=str(body.get("uid", "")),
+        ceiling=int(body.get("ceiling", 0)),
         outcome=str(outcome[0]), outcome_reason=str(outcome[1]), outcome_message=str(outcome[2]),
     )  # fmt: skip
 

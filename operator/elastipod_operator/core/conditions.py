@@ -89,7 +89,6 @@ WORTH_AN_EVENT = frozenset(
         "ContainerEnded",
         "InvalidSpec",
         "SpecWarning",
-        "ScaledToZero",
         "TopologyIgnored",
         NOT_CONSIDERED,
         "EditsPending",

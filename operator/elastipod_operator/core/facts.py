@@ -69,6 +69,8 @@ class Policy:
     new_processes: bool = False
     """After a fault all workers get new processes, also where they could outlive it (recovery: Process)."""
     clean_pods: CleanPodPolicy = CleanPodPolicy.ALL
+    ceiling: int = 0
+    """spec.replicas: the most replicas that kubectl scale allows; 0 for no ceiling. The sizes are within it already."""
     ttl: timedelta | None = None
     is_ttl_zero: bool = False
     """ttlSecondsAfterFinished is 0, which means that the job is kept."""

@@ -75,7 +75,22 @@ def _decided(record: Record, scene: Scene, is_new: bool) -> Step:
     step = replace(step, wake_at=soonest(step.wake_at, next_deadline(seen, step.record)))
     asks_anew = scene.quota is not None and must_ask_anew(seen, record)
     step = replace(step, takes_spec=step.takes_spec or asks_anew or (is_new and not view.by_id))
-    return _with_supply(step, scene)
+    return _with_supply(_with_ceiling(step, scene), scene)
+
+
+def _with_ceiling(step: Step, scene: Scene) -> Step:
+    """Note the ceiling, and say what it means that it was set to 0: whoever scales a job to nothing expects it to stop."""
+    before, now = step.record.ceiling, scene.policy.ceiling
+    if before == now:
+        return step
+    step = replace(step, record=replace(step.record, ceiling=now))
+    if now:
+        return step
+    text = (
+        f"spec.replicas was set from {before} to 0, which means no ceiling: the job may grow to {scene.policy.wished_sizes.maximum} "
+        "replicas; to stop it set spec.runPolicy.suspend to true"
+    )
+    return replace(step, notes=(*step.notes, Note("ScaledToZero", text, warning=True)))
 
 
 def _hands_off(seen: Observed, view: View) -> Plan:

@@ -188,6 +188,8 @@ class Record:
     ledger: Ledger = Ledger()
     queue: str = ""
     shed: Shed | None = None
+    ceiling: int = 0
+    """spec.replicas as the operator last saw it."""
     outcome: str = ""
     outcome_reason: str = ""
     outcome_message: str = ""

@@ -16,25 +16,7 @@ Warnings = tuple[tuple[str, str], ...]
 
 def object_warnings(body: Body) -> Warnings:
     """Give reasons and sentences about a job whose spec can be used."""
-    return (*_scaled_to_zero(body), *_topology(body))
-
-
-def _scaled_to_zero(body: Body) -> Warnings:
-    """Whoever sets spec.replicas through the scale subresource is named among the managers of its field."""
-    if mapping(body.get("spec")).get("replicas"):
-        return ()
-    if not any(_scales(entry) for entry in mappings(mapping(body.get("metadata")).get("managedFields"))):
-        return ()
-    text = (
-        "spec.replicas was set to 0 by kubectl scale, or by an autoscaler, which means no ceiling: the job grows to its maximum; to "
-        "stop it set spec.runPolicy.suspend to true"
-    )
-    return (("ScaledToZero", text),)
-
-
-def _scales(entry: Body) -> bool:
-    fields = mapping(mapping(entry.get("fieldsV1")).get("f:spec"))
-    return entry.get("subresource") == "scale" and "f:replicas" in fields
+    return _topology(body)
 
 
 def _topology(body: Body) -> Warnings:

@@ -239,6 +239,7 @@ def policy_of(spec: JobSpec) -> Policy:
         new_processes=ours.recovery is Recovery.PROCESS,
         clean_pods=run.clean_pod_policy,
         ttl=_seconds(ttl) if ttl > 0 else None,
+        ceiling=spec.replicas,
         is_ttl_zero=run.ttl_seconds_after_finished == 0,
         suspend=run.suspend,
         active_deadline=_seconds(run.active_deadline_seconds),

@@ -25,6 +25,7 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers, VerifyPods
+from elastipod_operator.core.codec import decode, encode
 from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
 from elastipod_operator.core.ending import deletion_notes, plan_deletion, plan_end
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
@@ -395,3 +396,29 @@ def test_a_job_that_is_kept_although_its_time_to_live_is_zero_says_what_that_mea
         assert todo.record.outcome == "Completed"
         told[is_zero] = [note.reason for note in todo.notes]
     assert (told[True], told[False]) == (["Completed", "JobKept"], ["Completed"])
+
+
+# ---- a ceiling of 0 is none
+
+
+def scaled(before: int, now: int) -> tuple[int, list[str]]:
+    """Give the ceiling on record and the Events after spec.replicas changed."""
+    members = [(pod(n), running()) for n in range(2)]
+    todo = plan(observed(job(trains(2, ceiling=before), policy(2, 2, ceiling=now)), members))
+    return todo.record.ceiling, [note.message for note in todo.notes if note.reason == "ScaledToZero"]
+
+
+def test_who_scales_a_job_to_nothing_is_told_once_what_that_means() -> None:
+    ceiling, (message,) = scaled(4, 0)
+    assert ceiling == 0, "so the next decision does not tell it again"
+    assert "from 4 to 0" in message
+    assert "spec.runPolicy.suspend" in message
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, 0), (0, 4), (4, 4), (4, 2)])
+def test_other_ceilings_are_only_noted(before: int, now: int) -> None:
+    assert scaled(before, now) == (now, [])
+
+
+def test_the_ceiling_is_on_record() -> None:
+    assert decode(encode(trains(2, ceiling=7))).ceiling == 7

@@ -17,7 +17,6 @@ from elastipod_operator.kube.store import Store
 from elastipod_operator.kube.translate import job_fact, pod_fact
 
 TOPOLOGY = {"kueue.x-k8s.io/podset-required-topology": "rack"}
-SCALED = {"manager": "kubectl", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
 
 
 def spec_of(command: list[str] | None = None, meta: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -72,10 +71,6 @@ def test_what_documents_and_clients_write_is_not_warned_of(spec: dict[str, Any])
 @pytest.mark.parametrize(
     ("body", "reasons"),
     [
-        pytest.param(job_body(managedFields=[SCALED]), ["ScaledToZero"], id="scaled to nothing, which means no ceiling"),
-        pytest.param(job_body(spec_of(replicas=1), managedFields=[SCALED]), [], id="scaled to one"),
-        pytest.param(job_body(managedFields=[{**SCALED, "subresource": ""}]), [], id="never scaled"),
-        pytest.param(job_body(managedFields=[{"subresource": "scale"}, 7, {"subresource": "scale", "fieldsV1": []}]), [], id="odd entries"),
         pytest.param(job_body(annotations=TOPOLOGY), ["TopologyIgnored"], id="a topology on the job only"),
         pytest.param(job_body(spec_of(meta={"annotations": TOPOLOGY}), annotations=TOPOLOGY), [], id="on both, as hyp writes it"),
         pytest.param(job_body(annotations={"kueue.x-k8s.io/other": "x"}), [], id="another annotation"),
@@ -87,11 +82,11 @@ def test_what_the_object_says_beside_its_spec(body: dict[str, Any], reasons: lis
 
 
 def test_such_warnings_are_conditions_and_events() -> None:
-    fact = job(trains(2), policy(2, 2), warnings=(("ScaledToZero", "set suspend"), ("TopologyIgnored", "put it there")))
+    fact = job(trains(2), policy(2, 2), warnings=(("TopologyIgnored", "put it there"),))
     told = plan(observed(fact, [(pod_of(n), running()) for n in range(2)]))
     warning = next(c for c in told.conditions if c.type == "Warning")
-    assert (warning.reason, warning.message) == ("ScaledToZero", "set suspend; put it there")
-    assert {note.reason for note in told.notes} >= {"ScaledToZero", "TopologyIgnored"}
+    assert (warning.reason, warning.message) == ("TopologyIgnored", "put it there")
+    assert {note.reason for note in told.notes} >= {"TopologyIgnored"}
 
 
 # ---- pods that no scheduler looks at
