@@ -185,6 +185,42 @@ def replicas(folder: Path) -> dict[str, Any]:
     return told
 
 
+def flipped(folder: Path, size: int) -> dict[str, Any]:
+    """Let a bit flip in the weights of one replica of several before a save in memory; a buffer differs anyway."""
+
+    def run_of(rank: int, seed: int) -> Run:
+        run = Run("ddp", seed=seed)
+        run.model.register_buffer("seen", torch.tensor(float(rank)))
+        return run
+
+    def begin(rank: int) -> list[str]:
+        run = run_of(rank, 0)
+        with CheckpointManager(folder / "checkpoints") as checkpoints:
+            run.train(1, 2)
+            run.save(checkpoints, 2)
+            digests = [run.digest()]
+            run.train(3, 4)
+            digests.append(run.digest())
+            if rank == 1:
+                with torch.no_grad():
+                    next(run.model.parameters()).view(torch.int32)[0, 0] ^= 1
+            run.save_async(checkpoints, 4, durable=False)
+        return digests
+
+    def go_on(rank: int) -> list[Any]:
+        heard = io.StringIO()
+        logging.basicConfig(stream=heard, level=logging.WARNING, force=True)
+        run = run_of(rank, 9)
+        with CheckpointManager(folder / "checkpoints") as checkpoints:
+            resume = run.load(checkpoints)
+            assert resume is not None
+        return [resume.tier, resume.step, run.digest(), heard.getvalue()]
+
+    told: dict[str, Any] = {"saved": run_world(size, begin, environ=nodes(folder, size))[0]}
+    told["resumed"] = run_world(size, go_on, environ=nodes(folder, size))
+    return told
+
+
 class Numbered:
     """A state in which every number tells its step: what is torn or mixed cannot hide."""
 
@@ -418,6 +454,7 @@ CASES = {
     "reshard": reshard,
     "memory": memory,
     "replicas": replicas,
+    "flipped": flipped,
     "kills": kills,
     "partition": partition,
     "full disk": full_disk,

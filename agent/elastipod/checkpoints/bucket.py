@@ -19,6 +19,7 @@ from elastipod.errors import CheckpointError
 
 BEGUN = "begun"
 _BARRIER = b'{"barrier": '
+_MAX_BARRIER_BYTES = 64  # a manifest names two files at least, and is longer
 _PART_BYTES = 16 << 20
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 
@@ -122,14 +123,34 @@ class CheckpointBucket(CheckpointStore):
         self._delete_folder(old.name)
 
     def _written(self) -> Iterator[tuple[CheckpointId, bool]]:
-        for name in self._names(""):
-            if found := COMPLETE.fullmatch(name):
-                try:
-                    with _as_os_error():
-                        head = self._fs.cat_file(self._path(f"{name}/{MANIFEST}"), start=0, end=len(_BARRIER))
-                except FileNotFoundError:
-                    head = _BARRIER
-                yield CheckpointId(int(found[1]), int(found[2])), not head.startswith(_BARRIER)
+        """List what was begun, and whether it is complete: one listing, and a look into what is as short as a barrier."""
+        sizes: dict[str, int] = {}  # of manifests, by the checkpoint's name; -1 where there is none
+        for path, size in self._listed():
+            name, _, rest = path.partition("/")
+            if COMPLETE.fullmatch(name):
+                sizes[name] = size if rest == MANIFEST else sizes.get(name, -1)
+        for name, size in sizes.items():
+            is_complete = size > _MAX_BARRIER_BYTES or (size >= 0 and self._is_manifest(f"{name}/{MANIFEST}"))
+            found = COMPLETE.fullmatch(name)
+            assert found is not None
+            yield CheckpointId(int(found[1]), int(found[2])), is_complete
+
+    def _is_manifest(self, name: str) -> bool:
+        try:
+            return not self._read(name).startswith(_BARRIER.decode())
+        except FileNotFoundError:
+            return False
+
+    def _listed(self) -> Iterator[tuple[str, int]]:
+        """Give the files below the root, as paths from there, with their sizes."""
+        self._fs.invalidate_cache()
+        try:
+            with _as_os_error():
+                found = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return
+        for path, info in found.items():
+            yield str(path).removeprefix(self._root).lstrip("/"), int(info.get("size") or 0)
 
     def _place(self) -> str:
         return self.name

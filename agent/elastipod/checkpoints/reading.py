@@ -7,10 +7,12 @@ into the live tensors.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -93,6 +95,36 @@ class Images:
     def names(self) -> list[str]:
         """Name the images, as files of any node."""
         return [each.name for each in self._images.values()]
+
+    def digests(self, except_for: Collection[str]) -> list[list[Any]]:
+        """Give, for this node's images, [node, saved rank, group, digest of its sums] of what other ranks copied too.
+
+        A group is the chunks that the same ranks copied. except_for: keys of tensors that may differ between replicas.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for number, copiers in enumerate(self._plan.copiers):
+            if len(copiers) > 1 and self._plan.chunks[number].key not in except_for:
+                groups.setdefault(copiers, []).append(number)
+        return [
+            [self._node, rank, group, _digest(opened.sums[number] for number in numbers)]
+            for rank, opened in sorted(self._opened.items())
+            for group, (copiers, numbers) in enumerate(groups.items())
+            if rank in copiers
+        ]
+
+    def differing(self, told: Sequence[Sequence[Sequence[Any]]]) -> set[Found]:
+        """Give the images that differ from their replicas, all of a group where no majority is alike. told: `digests`, by rank."""
+        votes: dict[int, dict[int, str]] = {}  # by group and saved rank: copies of an image are no votes of their own
+        holders: dict[tuple[int, int], set[str]] = {}
+        for node, rank, group, digest in (each for answer in told for each in answer):
+            votes.setdefault(group, {})[rank] = digest
+            holders.setdefault((group, rank), set()).add(node)
+        return {
+            self._images[node, rank]
+            for group, by_rank in votes.items()
+            for rank in minority(by_rank)
+            for node in holders[group, rank]
+        }
 
     def has_value(self, key: str) -> bool:
         """Tell whether a value is there; the random state of a rank is not where its node was lost."""
@@ -218,6 +250,20 @@ class Images:
         nodes = sorted({node for node, rank in self._images if rank in self._plan.copiers[number]})
         ranks = [rank for node in nodes for rank in self._view.ranks_on(node)]
         return ranks[(self._rank + number) % len(ranks)]
+
+
+def minority(votes: Mapping[int, str]) -> set[int]:
+    """Give the ranks whose vote is not that of more than half; all of them where there is no such vote."""
+    counts = Counter(votes.values())
+    found, count = counts.most_common(1)[0]
+    return {rank for rank, vote in votes.items() if 2 * count <= len(votes) or vote != found}
+
+
+def _digest(sums: Iterable[Sequence[int]]) -> str:
+    found = hashlib.sha256()
+    for each in sums:
+        found.update(struct.pack(f"<{len(each)}Q", *each))
+    return found.hexdigest()[:32]
 
 
 @dataclass(slots=True)

@@ -21,9 +21,10 @@ from elastipod.checkpoints.progress import tell_agent
 from elastipod.checkpoints.reading import Errands, Images
 from elastipod.checkpoints.rng import restore_random_state, seed_newcomer
 from elastipod.checkpoints.staging import Staging
-from elastipod.checkpoints.state import RANDOM, SCHEDULER, Scheduler, apply_state, nested_state
+from elastipod.checkpoints.state import RANDOM, SCHEDULER, Scheduler, apply_state, nested_state, own_of_replicas
 from elastipod.checkpoints.values import unpacked
 from elastipod.errors import CheckpointError
+from elastipod.rank_names import name_ranks
 from elastipod.ranks import rank_and_world
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,16 @@ class Resumer:
         name = f"the checkpoint of step {chosen.step} in memory"
         nested = self._nested(images)
         ready: list[tuple[Filling, Errands]] = []
+
+        told = self._exchange.every_rank(lambda: images.digests(own_of_replicas(self._live.model)))
+        if differing := images.differing(told):
+            if rank_and_world()[0] == 0:
+                log.warning(
+                    "%s: what %s saved differs from the other replicas, and is left out; memory or hardware there may be faulty",
+                    name,
+                    name_ranks({each.saved_rank for each in differing}),
+                )
+            return differing
 
         def fit() -> dict[int, list[Any]]:
             filling = self._fitting(name, images, nested)

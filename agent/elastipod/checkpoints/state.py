@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import _get_fqns, get_model_state_dict, set_model_state_dict
 
 from elastipod.checkpoints.optimizer import OPTIMIZER, apply_optimizer_state, optimizer_state
 from elastipod.checkpoints.plan import Chunk, Held, num_bytes
@@ -92,6 +92,14 @@ def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> di
     """
     with _no_process_group_needed():
         return {"model": get_model_state_dict(model), OPTIMIZER: optimizer_state(model, optimizer)}
+
+
+def own_of_replicas(model: torch.nn.Module) -> set[str]:
+    """Give the keys of tensors that may differ between replicas of a model: its buffers, and what DDP was told to leave alone."""
+    wrapped = (model, getattr(model, "module", model))  # before and after DDP wrapped it
+    ignored: set[str] = set().union(*(getattr(each, "_ddp_params_and_buffers_to_ignore", ()) for each in wrapped))
+    names = [name for name, _ in model.named_buffers()]
+    return {f"model.{fqn}" for name in names for fqn in _get_fqns(model, name)} | {f"model.{name}" for name in ignored}
 
 
 def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -19,7 +19,7 @@ from elastipod.checkpoints.image import Header, MappedImage, MemoryDirectory, su
 from elastipod.checkpoints.load import Part
 from elastipod.checkpoints.memory import Found, MemoryView, look, open_images, view_of
 from elastipod.checkpoints.plan import Chunk, Held, make_plan
-from elastipod.checkpoints.reading import Images, _copied, _pieces, _summing
+from elastipod.checkpoints.reading import Images, _copied, _pieces, _summing, minority
 
 SMALL = 64  # bytes of a stretch here
 
@@ -176,3 +176,15 @@ def test_another_step_that_took_an_images_place_meanwhile_is_not_read_for_it(tmp
     images.close().join()
     directory.publish(replace(header, id=CheckpointId(2, 1)))
     assert open_images(directory, view, header.id, Exchange()) is None
+
+
+@given(st.dictionaries(st.integers(0, 9), st.sampled_from("abc"), min_size=1))
+def test_replicas_agree_by_majority_or_not_at_all(votes: dict[int, str]) -> None:
+    left_out = minority(votes)
+    kept = {vote for rank, vote in votes.items() if rank not in left_out}
+    assert len(kept) <= 1
+    if kept:
+        assert 2 * (len(votes) - len(left_out)) > len(votes)
+        assert all(votes[rank] not in kept for rank in left_out)
+    else:
+        assert all(2 * list(votes.values()).count(vote) <= len(votes) for vote in votes.values())
