@@ -16,7 +16,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,10 +55,21 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a file of a checkpoint must be: its length in bytes and its CRC-32, eight hex digits."""
+    """What a file of a checkpoint must be: its length in bytes and its CRC-32, eight hex digits.
+
+    parts: sums of what is read of it, by the first byte, so that who reads verifies what it uses; none in older checkpoints.
+    """
 
     size: int
     crc32: str
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"size": self.size, "crc32": self.crc32, **({"parts": dict(self.parts)} if self.parts else {})}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FileRecord:
+        return cls(int(data["size"]), str(data["crc32"]), dict(data.get("parts", {})))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class Manifest:
                 "step": self.id.step,
                 "generation": self.id.generation,
                 "world_size": self.world_size,
-                "files": {name: {"size": file.size, "crc32": file.crc32} for name, file in sorted(self.files.items())},
+                "files": {name: file.as_json() for name, file in sorted(self.files.items())},
                 "extra": dict(self.extra),
             },
             indent=1,
@@ -91,7 +102,7 @@ class Manifest:
             raise CheckpointError(
                 f"its format is {data['format']}, this library reads {FORMAT}; use the version that wrote it, or another directory"
             )
-        files = {name: FileRecord(int(file["size"]), str(file["crc32"])) for name, file in data["files"].items()}
+        files = {name: FileRecord.from_json(file) for name, file in data["files"].items()}
         for name in files:
             if name in (".", "..") or os.path.basename(name) != name:
                 raise ValueError(f"it names the file {name!r} outside its own directory")
@@ -140,6 +151,12 @@ class CheckpointStore(ABC):
     @abstractmethod
     def open_file(self, of: CheckpointId, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a file of a complete checkpoint; it can be read from any position. Any rank."""
+
+    def read_range(self, of: CheckpointId, name: str, start: int, length: int) -> bytes:
+        """Give bytes of a file of a complete checkpoint, fewer where it ends before. Any rank, any thread."""
+        with self.open_file(of, name) as file:
+            file.seek(start)
+            return file.read(length)
 
     @abstractmethod
     def size_of(self, of: CheckpointId, name: str) -> int:
@@ -325,7 +342,9 @@ class CheckpointStore(ABC):
         return manifest
 
     def problems(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
-        """Read the named files of a checkpoint and say, one sentence each, what is not as the manifest has it.
+        """Look at the named files of a checkpoint and say, one sentence each, what is not as the manifest has it.
+
+        Files whose parts have sums are not read: who reads them verifies them.
 
         Raises OSError where storage does not give one that may be intact.
         """
@@ -337,6 +356,8 @@ class CheckpointStore(ABC):
             size = self.size_of(of, name)
             if size != wanted.size:
                 return f"{path} has {size} bytes, its manifest says {wanted.size}"
+            if wanted.parts:
+                return None
             with self.open_file(of, name) as file:
                 found = record_stream(file)
         except FileNotFoundError:

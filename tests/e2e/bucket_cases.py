@@ -106,7 +106,7 @@ def _trouble(folder: Path, options: dict[str, Any], packages: str) -> dict[str, 
         run.save(checkpoints, 2)
     newest = folder / "data" / "bucket" / "trouble" / CheckpointId(2, 1).name / "__0_0.distcp"
     content = bytearray(newest.read_bytes())
-    content[100] ^= 1
+    content[600:900] = bytes(each ^ 1 for each in content[600:900])  # the first tensor's numbers lie there
     newest.write_bytes(content)
     with CheckpointManager("s3://bucket/trouble", storage_options=options) as checkpoints:
         resume = run.load(checkpoints)

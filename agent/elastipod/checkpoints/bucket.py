@@ -76,6 +76,12 @@ class CheckpointBucket(CheckpointStore):
         with _as_os_error(), self._fs.open(self._path(f"{of.name}/{name}"), "rb", block_size=_PART_BYTES) as file:
             yield cast(BinaryIO, file)
 
+    def read_range(self, of: CheckpointId, name: str, start: int, length: int) -> bytes:
+        if not length:
+            return b""
+        with _as_os_error():
+            return bytes(self._fs.cat_file(self._path(f"{of.name}/{name}"), start=start, end=start + length))
+
     def size_of(self, of: CheckpointId, name: str) -> int:
         with _as_os_error():
             return int(self._fs.info(self._path(f"{of.name}/{name}"), refresh=True)["size"])

@@ -6,13 +6,13 @@ the metadata that says which chunk lies where.
 
 from __future__ import annotations
 
-import errno
 import io
 import pickle
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO, Any, BinaryIO, cast
 
 import torch
@@ -25,15 +25,17 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.utils import _create_file_view
 
-from elastipod.checkpoint_store import CheckpointId, CheckpointStore, FileRecord
+from elastipod.checkpoint_store import FileRecord
+from elastipod.checkpoints.image import sum_of
 from elastipod.checkpoints.plan import Place, Plan
 from elastipod.checkpoints.values import unpacked
 from elastipod.errors import CheckpointError
 
 _PART = 4 << 20
 _SMALL = 1 << 18  # bytes that are summed sooner than another thread is asked to
+
+PAYLOAD_SUM, VALUE_SUM = "s", "c"  # before the hex digits of `FileRecord.parts`: of a chunk's bytes; CRC-32 of an entry
 
 METADATA = ".metadata"  # which tensor is where: written by rank 0 when all ranks have finished
 
@@ -118,10 +120,25 @@ def write_part(
 
     Gives the file's record and, for chunks (by number as text) and values (by key), [first byte, bytes].
     """
+    chunks: dict[str, list[int]] = {}
+    entries: dict[str, list[int]] = {}
+    parts: dict[str, str] = {}
     with MeasuredFile(file, check) as out:
-        chunks = {str(number): out.save(_alone(tensor)) for number, tensor in tensors}
-        entries = {key: out.save(unpacked(text)) for key, text in values.items()}
-    return out.record(), chunks, entries
+        for number, tensor in tensors:
+            place = chunks[str(number)] = out.save(_alone(tensor))
+            parts[str(place[0])] = payload_sum(sum_of(tensor.reshape(-1).view(torch.uint8)) if tensor.numel() else 0)
+        for key, text in values.items():
+            content = io.BytesIO()
+            torch.save(unpacked(text), content)
+            entries[key] = [out.size, len(content.getbuffer())]
+            parts[str(out.size)] = f"{VALUE_SUM}{zlib.crc32(content.getbuffer()):08x}"
+            out.write(content.getbuffer())
+    return replace(out.record(), parts=parts), chunks, entries
+
+
+def payload_sum(found: int) -> str:
+    """Write the sum of a chunk's bytes, as `sum_of` makes it, in the way of a manifest."""
+    return f"{PAYLOAD_SUM}{found:016x}"
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
@@ -163,50 +180,6 @@ def write_metadata(
     with MeasuredFile(file) as out:
         out.write(pickle.dumps(metadata))
     return out.record()
-
-
-class FileSource:
-    """State in the files of a checkpoint that was verified before: its metadata is unpickled."""
-
-    def __init__(self, store: CheckpointStore, of: CheckpointId) -> None:
-        """Read the metadata. Raises CheckpointError when it is none."""
-        self._store, self._id = store, of
-        try:
-            with store.open_file(of, METADATA) as file:
-                self.metadata: Metadata = pickle.load(file)  # noqa: S301  # its checksum is that of the manifest
-            self._where: Mapping[MetadataIndex, _StorageInfo] = dict(self.metadata.storage_data)
-        except (OSError, pickle.UnpicklingError, AttributeError, TypeError, ImportError, EOFError) as error:
-            raise CheckpointError(f"{store.location(of)}/{METADATA} cannot be read: {error}") from error
-
-    def fetch(self, places: Iterable[Place]) -> Iterator[tuple[Place, torch.Tensor]]:
-        found = [(self._where[MetadataIndex(key, offsets)], (key, offsets)) for key, offsets in places]
-        by_file: dict[str, list[tuple[_StorageInfo, Place]]] = {}
-        for info, place in found:
-            by_file.setdefault(info.relative_path, []).append((info, place))
-        for name, wanted in sorted(by_file.items()):
-            with self._store.open_file(self._id, name) as file:
-                for info, place in sorted(wanted, key=lambda each: each[0].offset):
-                    yield place, self._load(file, info)
-
-    def has_value(self, key: str) -> bool:
-        return MetadataIndex(key) in self._where
-
-    def value(self, key: str) -> Any:
-        info = self._where[MetadataIndex(key)]
-        with self._store.open_file(self._id, info.relative_path) as file:
-            return self._load(file, info)
-
-    def _load(self, file: BinaryIO, info: _StorageInfo) -> Any:
-        """Read one entry; torch looks at its end first, which a store that is far away had better not be asked for."""
-        if self._store.seeks_quickly:
-            content = _create_file_view(cast(io.IOBase, file), info.offset, info.length)
-        else:
-            file.seek(info.offset)
-            content = io.BytesIO(file.read(info.length))
-        try:
-            return torch.load(cast(IO[bytes], content), map_location="cpu", weights_only=True)
-        except RuntimeError as error:  # what torch makes of a read that fails: the sums were right
-            raise OSError(errno.EIO, f"{info.relative_path}: {error}") from error
 
 
 def place_of(index: MetadataIndex, metadata: Metadata) -> Place:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch
 
 from elastipod.checkpoint_store import CheckpointId, CheckpointStore, Damaged, Manifest
 from elastipod.checkpoints.exchange import Exchange, first_of
-from elastipod.checkpoints.files import FileSource
+from elastipod.checkpoints.file_source import FileSource
 from elastipod.checkpoints.load import Filling
 from elastipod.checkpoints.memory import Found, MemoryView, look, open_images, view_of
 from elastipod.checkpoints.optimizer import OPTIMIZER, other_optimizer, state_to_fill
@@ -78,9 +78,9 @@ class Resumer:
             if chosen in in_memory and (resume := self._from_memory(chosen, view)) is not None:
                 self._tell_passed_over(f"going on from that of step {chosen.step} there")
                 return resume
-            if chosen in durable and (manifest := self._verified(chosen)) is not None:
+            if chosen in durable and (resume := self._from_files(chosen)) is not None:
                 self._tell_passed_over(f"going on from the durable one of step {chosen.step}")
-                return self._from_files(manifest)
+                return resume
         if self.damaged:
             raise CheckpointError(
                 f"none of the {len(self.damaged)} checkpoints in {self._directory.name} is intact; restore one, or name "
@@ -143,27 +143,30 @@ class Resumer:
         self._pass_over(chosen, f"is damaged (rank {ranks[0]}'s part)" if ranks else "is not whole")
         return None
 
-    def _from_files(self, manifest: Manifest) -> Resume:
+    def _from_files(self, chosen: CheckpointId) -> Resume | None:
+        """Load from files; gives None where they are damaged, or prove so while they are read."""
+        manifest = self._verified(chosen)
+        if manifest is None:
+            return None
         path = self._directory.location(manifest.id)
         opened: list[FileSource] = []
         ready: list[Filling] = []
-        self._exchange.every_rank(lambda: opened.append(FileSource(self._directory, manifest.id)))
+        rank, _ = rank_and_world()
+
+        def open_source() -> list[str]:
+            opened.append(FileSource(self._directory, manifest, rank))
+            return []
+
+        if self._is_damaged(manifest.id, open_source):
+            return None
         (source,) = opened
         nested = self._nested(source)
         self._exchange.every_rank(lambda: ready.append(self._fitting(str(path), source, nested)))
         (filling,) = ready  # no rank changes anything unless all can
-
-        def fill() -> None:
-            try:
-                parts = filling.parts()
-                for place, chunk in source.fetch(parts):
-                    for part in parts[place]:
-                        part.fill(chunk)
-                self._apply(manifest.id, source, filling, nested)
-            except OSError as error:
-                raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-
-        self._exchange.every_rank(fill)
+        self._is_half_filled = True
+        if self._is_damaged(manifest.id, lambda: source.fill(filling.parts())):
+            return None
+        self._exchange.every_rank(lambda: self._apply(manifest.id, source, filling, nested))
         self._staging.durable = manifest.id
         self._staging.forget_others((), self._generation)
         tell_agent(manifest.id.step, str(path))
@@ -175,8 +178,11 @@ class Resumer:
         nested = self._nested(images)
         ready: list[tuple[Filling, Errands]] = []
 
-        told = self._exchange.every_rank(lambda: images.digests(own_of_replicas(self._live.model)))
-        if differing := images.differing(told):
+        told = self._exchange.agree(
+            lambda: images.digests(own_of_replicas(self._live.model)),
+            lambda digests: [each.as_json() for each in images.differing(digests)],
+        )
+        if differing := set(map(Found.from_json, told)):
             if rank_and_world()[0] == 0:
                 log.warning(
                     "%s: what %s saved differs from the other replicas, and is left out; memory or hardware there may be faulty",
@@ -232,15 +238,22 @@ class Resumer:
             seed_newcomer(of.step, rank)
 
     def _verified(self, chosen: CheckpointId) -> Manifest | None:
-        """Give the manifest when every file is as it says, None when not. The ranks share the reading."""
+        """Give the manifest when every file is there as it says, None when not. The ranks share the looking."""
         rank, world_size = rank_and_world()
         manifests: list[Manifest] = []
 
+        def found() -> list[str]:
+            manifests.append(self._directory.manifest(chosen))
+            return self._directory.problems(manifests[0], sorted(manifests[0].files)[rank::world_size])
+
+        return None if self._is_damaged(chosen, found) else manifests[0]
+
+    def _is_damaged(self, chosen: CheckpointId, look: Callable[[], list[str]]) -> bool:
+        """Have every rank look at files of a checkpoint; what any finds, or raises as Damaged, makes it damaged for all."""
+
         def found() -> str | None:
             try:
-                manifests.append(self._directory.manifest(chosen))
-                problems = self._directory.problems(manifests[0], sorted(manifests[0].files)[rank::world_size])
-                return next(iter(problems), None)
+                return next(iter(look()), None)
             except Damaged as error:
                 return str(error)
             except OSError as error:
@@ -251,11 +264,11 @@ class Resumer:
 
         problem = self._exchange.agree(found, first_of)
         if problem is None:
-            return manifests[0]
-        if rank == 0:
+            return False
+        if rank_and_world()[0] == 0:
             log.warning("passing over a damaged checkpoint: %s", problem)
         self.damaged.add(chosen)
-        return None
+        return True
 
     def _pass_over(self, of: CheckpointId, why: str) -> None:
         self._passed_over = self._passed_over or f"the checkpoint of step {of.step} in memory {why}"

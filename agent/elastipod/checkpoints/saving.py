@@ -146,13 +146,13 @@ class Saver:
                 )
         except OSError as error:
             raise self._failed(staged.id, error) from error
-        return {"record": [record.size, record.crc32], "chunks": chunks, "values": values}
+        return {"record": record.as_json(), "chunks": chunks, "values": values}
 
     def _commit(self, staged: Staged, begun: str, parts: list[dict[str, Any]]) -> None:
         try:
             with self._directory.create_file(begun, METADATA) as file:
                 about = write_metadata(file, staged.plan, [(part["chunks"], part["values"]) for part in parts])
-            files = {file_name(rank): FileRecord(*part["record"]) for rank, part in enumerate(parts)}
+            files = {file_name(rank): FileRecord.from_json(part["record"]) for rank, part in enumerate(parts)}
             files[METADATA] = about
             self._directory.commit(begun, Manifest(staged.id, len(parts), files, staged.extra))
         except OSError as error:
