@@ -82,6 +82,7 @@ SPEC: dict[str, tuple[str, ...]] = {
     "elastipod.recovery": (CORE + "test_strange_agents.py::test_how_workers_come_back",
                            CORE + "test_fields.py::test_what_does_not_do_what_it_seems_to_is_said"),
     "elastipod.authentication": (KUBE + "test_tokens.py::test_who_gets_none",),
+    "elastipod.gracefulShutdownTimeoutInSeconds": (KUBE + "test_translate.py::test_the_time_of_a_drain",),
     "elastipod.agentPort": (KUBE + "test_translate.py::test_the_port_of_the_agent",),
     "elastipod.container": (KUBE + "test_pods.py::test_the_agent_may_be_in_another_container_than_the_first",),
 }  # fmt: skip

@@ -61,6 +61,8 @@ class _Detector:
 
     def __init__(self) -> None:
         self._worker = local_worker()
+        if self._worker:
+            self._worker.file.note_asking(self._worker.local_rank)
         self._signalled = False
         self._answer = False
         self._agreement: Agreement | None = None

@@ -6,7 +6,7 @@ writes where another one does. Layout, all little-endian (docs/design/contracts.
 
     header, 64 bytes    magic "ELPW" | u32 layout | u32 local ranks | u32 event level | f64 event deadline | u32 leaves
     slot, 64 bytes each u32 acknowledged | u32 sequence | u64 step | u64 samples | f64 loss | f64 samples/s
-                        | u32 world size | u32 signal for stacks | f64 time | u32 in a checkpoint call
+                        | u32 world size | u32 signal for stacks | f64 time | u32 in a checkpoint call | u32 asks
 
 A slot's numbers are guarded by its sequence: odd while they are being written, and changed by every write, so a reader
 never mixes two reports. Words are stored through views of their own width, which makes each store a single one.
@@ -42,6 +42,7 @@ _SLOT_STACKS: Final = 11
 _SLOT_TIME: Final = 6
 _SLOT_CHECKPOINT: Final = 14
 _LEAVES: Final = {0: None, 1: False, 2: True}  # by the word's value; 0 also where an older agent wrote the file
+_SLOT_ASKS: Final = 15
 _READ_ATTEMPTS: Final = 64
 
 
@@ -180,6 +181,14 @@ class WorkerFile:
     def acknowledge(self, local_rank: int) -> None:
         """Say that this worker has seen the event and will stop: an exit 0 from now on is a drain, not a completion."""
         self._words[self._slot(local_rank) // 4 + _SLOT_ACKNOWLEDGED] = 1
+
+    def note_asking(self, local_rank: int, *, asks: bool = True) -> None:
+        """Say that this worker asks whether there is an event: it can answer one, from its first question on."""
+        self._words[self._slot(local_rank) // 4 + _SLOT_ASKS] = int(asks)
+
+    def asks(self, local_rank: int) -> bool:
+        """Tell whether the worker has asked for an event since its process was started."""
+        return bool(self._words[self._slot(local_rank) // 4 + _SLOT_ASKS])
 
     def acknowledged(self, local_rank: int) -> bool:
         """Tell whether the worker has acknowledged the event."""

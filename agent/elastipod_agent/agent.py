@@ -34,6 +34,8 @@ FAREWELL_S = 5.0
 
 T = TypeVar("T")
 
+UNANSWERED = "no worker asks elastic_event_detected() or handles SIGUSR1"
+
 
 class Agent:
     """Everything between the control API and the processes. All methods belong to the event loop's thread.
@@ -208,6 +210,7 @@ class Agent:
     def _new_generation(self, request: Start) -> Generation:
         parts: dict[str, Any] = {"root": self._root, "environ": self._environ, "reaper": self._reaper}
         parts |= {"pump": self._pump, "on_fault": self._faulted, "on_saving": self._saving}
+        parts["on_unanswered"] = self._unanswered
         if self._keeper is None:
             return Generation(self._settings, request, **parts)
         return InProcessRun(self._settings, request, **parts, keeper=self._keeper, exchange=self._exchange)
@@ -249,6 +252,8 @@ class Agent:
         elif is_stopping:
             if end.is_late and self.board.status.reason is None:
                 self.board.set(reason="DrainTimedOut", message=end.note)
+            elif self.board.status.unanswered and self.board.status.reason is None:
+                self.board.set(reason="EventUnanswered", message=f"{UNANSWERED}; they were ended without a checkpoint")
             self.board.enter(S.READY, drained=False, **self._kept())
             self.log.info("stopped", generation=generation, reason=self.board.status.reason)
         elif end.outcome is Outcome.COMPLETED:
@@ -308,6 +313,12 @@ class Agent:
         """All workers know that they are to end, and are on their way."""
         if self.board.status.state is S.STOPPING:
             self.board.set(saving=True)
+
+    def _unanswered(self) -> None:
+        """No worker here can know of the drain. The operator ends it where that is so in every pod: one rank may ask for all."""
+        if self.board.status.state is S.STOPPING:
+            self.board.set(unanswered=True)
+            self.log.info(UNANSWERED, generation=self.board.status.generation)
 
     def _sent(self, fault: Fault) -> None:
         """A worker says itself that its run cannot go on."""

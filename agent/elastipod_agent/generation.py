@@ -33,6 +33,10 @@ from elastipod_agent.workers.watches import Finding, Watch, Watches
 
 GIVE_UP_S = 30.0  # how long a worker that hangs in its start is tried to be ended
 GIVE_UP_AGAIN_S = 0.2
+# In a drain workers have so long to show that they can answer: a level is seen within milliseconds, a question comes with a step.
+ANSWER_S = 5.0
+# One that was only just started may still be at its imports, after which it asks; it has trained for less than that.
+IMPORTS_S = 30.0
 SHORTER_S = 1.0  # a repeated stop says whole seconds
 LOOK_S = 0.1  # how often a drain looks whether the workers know of it; they have no way to wake us
 
@@ -66,7 +70,8 @@ class End:
 class Generation:
     """Runs once. `stop` may be called at any time; `on_fault` is called at once, before the rest is torn down.
 
-    on_saving: called once in a drain, when all workers know of it.
+    on_saving: called once in a drain, when all workers know of it. on_unanswered: called once in a drain when it turns out that
+    no worker here can know of it.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Generation:
         pump: OutputPump,
         on_fault: Callable[[Fault], None],
         on_saving: Callable[[], None],
+        on_unanswered: Callable[[], None],
     ) -> None:
         self.start = start
         self._settings = settings
@@ -89,7 +95,10 @@ class Generation:
         self._pump = pump
         self._on_fault = on_fault
         self._on_saving = on_saving
+        self._on_unanswered = on_unanswered
         self._is_saving = False
+        self._began_at = time.monotonic()
+        self._judge_at: float | None = None  # monotonic: when it is looked whether the workers can answer an event
         self._group: WorkerGroup | None = None
         self._stop = Stop.NONE
         self._deadline: float | None = None  # monotonic
@@ -112,6 +121,7 @@ class Generation:
         if mode is Stop.GRACEFUL and self._stop is Stop.NONE:
             self._deadline = time.monotonic() + timeout_s
             self._stop = mode
+            self._judge_at = max(time.monotonic() + ANSWER_S, self._began_at + IMPORTS_S)
             if self._group is not None:
                 self._group.raise_event(time.time() + timeout_s, signal.SIGUSR1, leaves=leaves)
         elif mode is Stop.HARD:
@@ -269,6 +279,10 @@ class Generation:
         if all(group.file.acknowledged(one) for one in range(self._settings.layout.nproc)):
             self._is_saving = True
             self._on_saving()
+        elif self._judge_at is not None and time.monotonic() >= self._judge_at:
+            self._judge_at = None
+            if not group.answers_events(signal.SIGUSR1):
+                self._on_unanswered()
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline

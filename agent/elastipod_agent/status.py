@@ -41,6 +41,7 @@ class Status:
     drained: bool = False
     warming: bool = False
     saving: bool = False  # all workers have acknowledged the event of the drain under way
+    unanswered: bool = False  # no worker here can know of the drain under way
     terminating: bool = False
     failure: Failure | None = None
 
@@ -73,7 +74,7 @@ class Board:
         for target in states:
             state = move(state, target)
             transitions[state.name] = self._utc_now()
-        self.set(state=state, transitions=transitions, saving=False, **changes)
+        self.set(state=state, transitions=transitions, saving=False, unanswered=False, **changes)
 
     async def wait_beyond(self, version: int, timeout_s: float) -> None:
         """Wait until the version is another one than the caller has seen, at most this long."""
@@ -107,6 +108,7 @@ class Board:
             "drained": seen.drained,
             "warming": seen.warming,
             "saving": seen.saving,
+            "unanswered": seen.unanswered,
             "terminating": seen.terminating,
             "boot_id": self.boot_id,
             "failure": None if seen.failure is None else seen.failure.as_json(),

@@ -436,7 +436,7 @@ def reduce_status(body: Mapping[str, Any]) -> Observation:
 
 # Fields of ours in /status (docs/design/contracts.md, 3); a client of the original leaves unknown ones alone.
 OURS_ONLY = (
-    "protocol", "version", "generation", "drained", "terminating", "warming", "saving", "boot_id", "failure", "worker",
+    "protocol", "version", "generation", "drained", "terminating", "warming", "saving", "unanswered", "boot_id", "failure", "worker",
 )  # fmt: skip
 
 

@@ -287,6 +287,45 @@ def test_the_wake_up_signal_kills_nobody_who_does_not_listen(run_agent: RunAgent
     assert "SIGUSR1" not in agent.printed()
 
 
+DEAF = "import time\nprint('awake', flush=True)\ntime.sleep(600)\n"
+HANDLES = (
+    "import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: None)\nprint('awake', flush=True)\n"
+    + "time.sleep(1)\n" * 600
+)
+# Asks where Python allows no handler.
+ASKS = """
+import threading, time
+from hyperpod_elastic_agent.elastic_event_handler import elastic_event_detected
+asking = threading.Thread(target=elastic_event_detected)
+asking.start()
+asking.join()
+print("awake", flush=True)
+time.sleep(600)
+"""
+
+
+def test_workers_that_cannot_know_of_a_drain_are_told_of(run_agent: RunAgent) -> None:
+    """Half a minute after their start, when their imports are over; a shell between agent and script changes nothing."""
+    agents: list[AgentProcess] = []
+    for script, *launcher in (
+        (ASKS,),
+        (HANDLES, "--no-python", "sh", "-c", f'{sys.executable} "$0"; true'),
+        (DEAF,),
+    ):
+        agent = run_agent(script, *launcher)
+        agent.start(1)
+        agent.until_printed("awake")
+        agent.drain(1, timeout=120)
+        agents.append(agent)
+    *others, deaf = agents
+    until(lambda: deaf.status()["unanswered"], "the agent to find out", 50)
+    assert [agent.status()["unanswered"] for agent in others] == [False, False]
+    deaf.stop(1, is_graceful=False)
+    seen = deaf.until("ready")
+    assert (seen["drained"], seen["reason"], seen["unanswered"]) == (False, "EventUnanswered", False)
+    assert "elastic_event_detected()" in seen["message"]
+
+
 def test_generations_fence_late_and_repeated_calls(run_agent: RunAgent) -> None:
     agent = run_agent(POLL)
     assert agent.stop(2) == (200, None), "a stop that overtook its start"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.sim.objects import SimPod
 
 FAREWELL_S = 2.0
+ANSWER_S = 5.0
 
 
 IN_PROCESS = "in_process_restart"
@@ -81,6 +82,7 @@ class SimAgent:
         self._stop = Stop.NONE
         self._working = False
         self._stops = 0
+        self._judged_at = 0.0
 
     # -- calls
 
@@ -114,6 +116,8 @@ class SimAgent:
         if graceful and self.state is S.RUNNING:
             self._stop = Stop.GRACEFUL
             self._stops += 1
+            self._judged_at = self._kernel.now + ANSWER_S
+            self._kernel.after(ANSWER_S, self._look_for_answers)
             self._enter(S.STOPPING)
             self._training.raise_event(self.generation)
             stops = self._stops
@@ -126,6 +130,11 @@ class SimAgent:
                 self._enter(S.STOPPING)
             self._kill_workers(reason=None)
         return answer
+
+    def _look_for_answers(self) -> None:
+        if self.alive and self._is_unanswered():
+            self.version += 1
+            self.pod.agent_changed()
 
     def shut_down(self) -> None:
         """POST /shutdown."""
@@ -152,6 +161,7 @@ class SimAgent:
             "version": self.version, "generation": self.generation, "drained": self.drained,
             "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
             "saving": self._stop is Stop.GRACEFUL and run is not None and run.is_saving,
+            "unanswered": self._is_unanswered(),
             "failure": {"global_rank": self.rank, "exitcode": failure.exitcode, "signal": failure.signal,
                         "message": failure.message} if failure else None,
             "worker": {"step": run.step if run is not None and run.steps_made else None},
@@ -165,6 +175,11 @@ class SimAgent:
     def _worker_data(self) -> list[dict[str, Any]]:
         about = {"rank": self.rank, "group_rank": self.rank, "local_rank": 0, "failed": self.failure is not None}
         return [about | {"data": f"{self.pod.uid} in {self.generation}"}]
+
+    def _is_unanswered(self) -> bool:
+        """Whether no worker can know of the drain, as an agent finds out after some seconds."""
+        is_draining = self.state is S.STOPPING and self._stop is Stop.GRACEFUL
+        return is_draining and not self._training.heeds_events and self._kernel.now >= self._judged_at
 
     def hangs(self) -> bool:
         """Whether the process stands still; its workers go on."""

@@ -91,6 +91,7 @@ FIELDS = {
     "no progress": "failed: NoProgress",
     "evalPeriodSeconds": "a window is over",
     "a drain that gets less time": "Event: DrainShortened",
+    "a drain that nobody can answer": "Event: EventUnanswered",
     "suspend": "told: Suspended SuspendedByUser",
     "suspend, taken back": "Event: Resumed",
     "ttlSecondsAfterFinished": "ttlSecondsAfterFinished",

@@ -355,6 +355,16 @@ def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ending, "_end_at_once", end)
 
 
+def end_every_drain_at_once(patch: pytest.MonkeyPatch) -> None:
+    real = transit._unanswered
+
+    def unanswered(record: Record, seen: scene.Scene) -> Any:
+        by_id = {i: replace(r, agent=replace(r.agent, unanswered=True)) for i, r in seen.view.by_id.items()}
+        return real(record, replace(seen, view=replace(seen.view, by_id=by_id)))
+
+    patch.setattr(transit, "_unanswered", unanswered)
+
+
 def grow_on_cordoned_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(health, "_would_grow", lambda *_: False)
 
@@ -425,6 +435,7 @@ MUTANTS: tuple[Mutant, ...] = (
     overlook_an_agent_that_began_anew,
     remove_what_is_alive_by_force,
     grow_on_cordoned_nodes,
+    end_every_drain_at_once,
     date_jobs_by_the_clock_of_the_api_server,
     date_pods_by_the_clock_of_the_api_server,
 )

@@ -38,11 +38,13 @@ class InProcessRun(Generation):
         pump: OutputPump,
         on_fault: Callable[[Fault], None],
         on_saving: Callable[[], None],
+        on_unanswered: Callable[[], None],
         keeper: Keeper,
         exchange: Exchange,
     ) -> None:
         parts: dict[str, Any] = {"root": root, "environ": environ, "reaper": reaper, "pump": pump}
-        super().__init__(settings, start, **parts, on_fault=on_fault, on_saving=on_saving)
+        heard: dict[str, Any] = {"on_saving": on_saving, "on_unanswered": on_unanswered}
+        super().__init__(settings, start, **parts, on_fault=on_fault, **heard)
         self._keeper = keeper
         self._exchange = exchange
         self._restart_mode = ""

@@ -24,6 +24,7 @@ from elastipod_agent.topology import bind
 from elastipod_agent.workers import process_tree
 from elastipod_agent.workers.output import OutputPump
 from elastipod_agent.workers.outputs import Outputs, open_outputs
+from elastipod_agent.workers.process_table import catches
 from elastipod_agent.workers.reaper import Child, Reaper, Unborn
 from elastipod_agent.workers.worker import Worker as Worker
 
@@ -113,6 +114,19 @@ class WorkerGroup:
         for worker in self.living:
             worker.child.send(wake_signal)
 
+    def answers_events(self, wake_signal: int) -> bool:
+        """Tell whether an event can reach somebody here.
+
+        Some worker has asked for one since it was started, or some process of the workers catches the signal that wakes: a
+        shell or a launcher may be between the agent and the script, and a script may handle the signal itself.
+        """
+        if any(
+            self._file.asks(worker.local_rank) or self._file.acknowledged(worker.local_rank) for worker in self.workers
+        ):
+            return True
+        sessions = {worker.child.pid for worker in self.workers}
+        return any(catches(pid, wake_signal) for pid in process_tree.members(sessions, self._cookie))
+
     @property
     def file(self) -> WorkerFile:
         """The page that this group's workers and the agent share."""
@@ -193,6 +207,7 @@ class WorkerGroup:
         logs.mkdir(parents=True, exist_ok=True)
         error_file = logs / "error.json"
         error_file.unlink(missing_ok=True)
+        self._file.note_asking(local_rank, asks=False)  # it was another process that did
         env = worker_env(
             base,
             self._start,

@@ -52,6 +52,15 @@ def command_line(pid: int, proc: Path = PROC) -> bytes:
     return _read(proc / str(pid) / "cmdline")
 
 
+def catches(pid: int, number: int, proc: Path = PROC) -> bool:
+    """Tell whether a process has a handler for a signal; False when it is gone."""
+    for line in _read(proc / str(pid) / "status").splitlines():
+        name, _, mask = line.partition(b":")
+        if name == b"SigCgt":
+            return bool(int(mask, 16) >> (number - 1) & 1)
+    return False
+
+
 def is_stopped(pid: int, proc: Path = PROC) -> bool:
     """Tell whether somebody has stopped the process with a signal."""
     return _read(proc / str(pid) / "stat").rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])

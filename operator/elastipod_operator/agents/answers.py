@@ -65,6 +65,7 @@ class StatusAnswer(BaseModel):
     terminating: bool = False
     warming: bool = False
     saving: bool = False
+    unanswered: bool = False
     failure: FailureAnswer | None = None
     worker: WorkerAnswer | None = None
     progress: dict[str, Any] | None = None
@@ -130,6 +131,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         terminating=answer.terminating,
         warming=answer.warming,
         saving=answer.saving,
+        unanswered=answer.unanswered,
         failure=_failure(answer.failure),
         step=step,
         step_at=now if moved else before.step_at if step is not None else None,  # no step of this generation yet

@@ -256,6 +256,9 @@ class ElastipodOptions(Model):
     authentication: Switch = Switch.AUTO
     """Auto gives new pods a key of the job, when the operator has an install key; Off never does."""
 
+    graceful_shutdown_timeout_in_seconds: Seconds | None = None
+    """Time that workers have for their checkpoint, also in jobs without elasticPolicy; it counts before the field of that name there."""
+
     agent_port: Port | None = None
     """Port of the agent in each pod. Absent: the container port named agent, else 8080."""
 

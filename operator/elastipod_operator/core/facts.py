@@ -288,6 +288,8 @@ class AgentFact:
     """How its workers go on after a fault: in_process_restart, or what a failed one asked for; empty where it does not say."""
     saving: bool = False
     """All its workers know that they are to end, and are on their way: they save what the next ones go on from."""
+    unanswered: bool = False
+    """None of its workers can know of the drain under way: none asks for events or handles their signal."""
     is_spare: bool = False
     """It was told that it is a spare, and waits for its turn."""
     excess: str = ""

@@ -38,7 +38,7 @@ def in_transition(record: Record, scene: Scene) -> Step:
         incident = find_incident(record, scene.view)
         if incident is not None:  # decision 18
             return recover(record, scene, incident)
-        record, hurry = _shortened(record, scene)
+        record, hurry = _shortened(*_unanswered(record, scene), scene)
     record, stops, wake = stop_members(record, scene.view, scene.policy, scene.now)
     if wake is not None:
         announce = _announcement(transition) if scene.now == transition.began_at else ()
@@ -57,19 +57,41 @@ def in_transition(record: Record, scene: Scene) -> Step:
     return replace(step, notes=(*weighed.notes, *step.notes))
 
 
-def _shortened(record: Record, scene: Scene) -> tuple[Record, tuple[Note, ...]]:
+def _unanswered(record: Record, scene: Scene) -> tuple[Record, tuple[Note, ...]]:
+    """End a drain of which no worker can know: their time would pass in vain, and they are ended without a checkpoint now.
+
+    All members must say so. A script may ask for events on one rank and tell the others itself, so a single pod does not know.
+    """
+    transition = record.transition
+    assert transition is not None
+    members = [r for m in record.members if (r := scene.view.get(m)) is not None and r.health is not Health.ENDED]
+    busy = [r for r in members if not r.parked]
+    if not busy or not all(r.agent.unanswered and r.health is not Health.SILENT for r in busy):
+        return record, ()
+    if any(r.agent.drained for r in members):
+        return record, ()
+    text = (
+        f"the workers of {len(busy)} replicas neither ask elastic_event_detected() nor handle SIGUSR1: they are ended now, and go on "
+        "from their last checkpoint"
+    )
+    deadline = min(transition.deadline, scene.now + STOP_TIME)
+    ended = replace(record, transition=replace(transition, graceful=False, deadline=deadline))
+    return ended, (Note("EventUnanswered", text, warning=True),)
+
+
+def _shortened(record: Record, notes: tuple[Note, ...], scene: Scene) -> tuple[Record, tuple[Note, ...]]:
     """Give a drain less time where a member is killed sooner than its deadline by now; it never gets more."""
     transition = record.transition
     assert transition is not None
     members = (r for m in record.members if (r := scene.view.get(m)) is not None and not r.parked)
     doomed = [r for r in members if r.health is Health.DOOMED]
     end = latest_end(doomed, scene)
-    if end is None or max(end, scene.now) >= transition.deadline:
-        return record, ()
+    if not transition.graceful or end is None or max(end, scene.now) >= transition.deadline:
+        return record, notes
     deadline = max(end, scene.now)
     left_s = (deadline - scene.now).total_seconds()
     note = Note("DrainShortened", f"the workers have {left_s:.0f} s left to save: {doomed[0].detail}")
-    return replace(record, transition=replace(transition, deadline=deadline, is_shortened=True)), (note,)
+    return replace(record, transition=replace(transition, deadline=deadline, is_shortened=True)), (*notes, note)
 
 
 def _announcement(transition: Transition) -> tuple[Note, ...]:

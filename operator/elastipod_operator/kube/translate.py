@@ -254,12 +254,17 @@ def policy_of(spec: JobSpec) -> Policy:
         ),
         has_token=ours.authentication is Switch.AUTO,
     )
+    if ours.graceful_shutdown_timeout_in_seconds is not None:
+        policy = replace(policy, graceful_timeout=timedelta(seconds=ours.graceful_shutdown_timeout_in_seconds))
     if elastic is None:
         return policy
+    grace_s = ours.graceful_shutdown_timeout_in_seconds
+    if grace_s is None:
+        grace_s = elastic.graceful_shutdown_timeout_in_seconds
     return replace(
         policy,
         scaling_timeout=timedelta(seconds=elastic.scaling_timeout_in_seconds),
-        graceful_timeout=timedelta(seconds=elastic.graceful_shutdown_timeout_in_seconds),
+        graceful_timeout=timedelta(seconds=grace_s),
         faulty_timeout=timedelta(seconds=elastic.faulty_scale_down_timeout_in_seconds),
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
-from elastipod_agent.workers.process_table import descendants, snapshot
+from elastipod_agent.workers.process_table import catches, descendants, snapshot
 from elastipod_agent.workers.process_tree import members
 
 COOKIE = "ELASTIPOD_WORKER_FILE=/x"
@@ -38,3 +39,24 @@ def test_a_worker_that_was_just_forked_is_found_before_it_has_a_session(tmp_path
     add(tmp_path, 900_001, me, me)  # the warm server's
     add(tmp_path, 900_002, me, me)
     assert members({900_001}, COOKIE, tmp_path) == [900_001]
+
+
+def test_who_has_a_handler_for_a_signal(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Name:\tx\nSigIgn:\t0000000000000200\nSigCgt:\t0000000000000802\n", "utf-8")
+    assert [n for n in (signal.SIGINT, signal.SIGUSR2, signal.SIGTERM) if catches(7, n, tmp_path)] == [
+        signal.SIGINT,
+        signal.SIGUSR2,
+    ]
+    assert not catches(7, signal.SIGUSR1, tmp_path), "it ignores that"
+    assert not catches(8, signal.SIGUSR1, tmp_path), "it is gone"
+
+
+def test_the_kernel_tells_of_a_handler_of_python() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        assert not catches(os.getpid(), signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        assert catches(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -24,7 +24,8 @@ from elastipod_operator.core.silence import SILENCE_LIMIT
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 OURS: dict[str, Any] = {
     "status": "running", "reason": None, "message": None, "protocol": 1, "version": 7, "generation": 3, "drained": False,
-    "terminating": True, "saving": True, "boot_id": "b", "failure": None, "worker": {"step": 5}, "progress": {"ckpt": {"progressCount": 4}},
+    "terminating": True, "saving": True, "unanswered": True,
+    "boot_id": "b", "failure": None, "worker": {"step": 5}, "progress": {"ckpt": {"progressCount": 4}},
 }  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def test_an_agent_of_ours_tells_everything() -> None:
         NOW,
     )
     assert (fact.last_answer, fact.trying_since, fact.answering_since) == (NOW, NOW - seconds(9), NOW)
-    assert (fact.saving, fact.warming) == (True, False)
+    assert (fact.saving, fact.unanswered, fact.warming) == (True, True, False)
     assert (answer.version, json.loads(answer.progress)) == (7, {"ckpt": {"progressCount": 4}})
 
 

@@ -23,7 +23,7 @@ agents = st.builds(
     AgentFact, state=st.none() | st.sampled_from(AgentState), generation=st.none() | st.integers(0, 4), drained=st.booleans(),
     terminating=st.booleans(), failure=st.none() | st.just(Failure(0, 1, "", "boom")), step=st.none() | st.integers(0, 9),
     step_at=maybe_times, step_pace=st.none() | st.just(timedelta(seconds=2)), trying_since=maybe_times, last_answer=maybe_times,
-    answering_since=maybe_times, restart_mode=st.sampled_from(["", *Reach, "another"]), saving=st.booleans(),
+    answering_since=maybe_times, restart_mode=st.sampled_from(["", *Reach, "another"]), saving=st.booleans(), unanswered=st.booleans(),
 )  # fmt: skip
 pods = st.builds(
     pod, ids, phase=st.sampled_from(["Pending", "Running", "Failed", "Succeeded"]), node=st.sampled_from(["", "a", "b", "lost"]),

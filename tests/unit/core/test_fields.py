@@ -75,6 +75,7 @@ OTHERS: dict[str, Any] = {
     "elastipod.payback": "Off",
     "elastipod.recovery": "Process",
     "elastipod.authentication": "Off",
+    "elastipod.gracefulShutdownTimeoutInSeconds": 7,
     "elastipod.agentPort": 7777,
     "elastipod.container": "other",
 }
@@ -103,6 +104,7 @@ WISHES: dict[str, tuple[str, object]] = {
     "elastipod.payback": ("payback", False),
     "elastipod.recovery": ("new_processes", True),
     "elastipod.authentication": ("has_token", False),
+    "elastipod.gracefulShutdownTimeoutInSeconds": ("graceful_timeout", LATER),
     "elastipod.agentPort": ("agent_port", 7777),
     "elastipod.container": ("container", "other"),
 }

@@ -278,6 +278,30 @@ def test_agents_that_know_no_generations_are_told_once() -> None:
     assert not acts(todo, StopWorkers)
 
 
+DEAF = agent(AgentState.STOPPING, unanswered=True)
+
+
+@pytest.mark.parametrize(
+    ("agents", "is_ended"),
+    [
+        pytest.param((DEAF, DEAF), True, id="nobody can know of it"),
+        pytest.param((DEAF, STOPS), False, id="one rank may ask for all"),
+        pytest.param((DEAF, silent(60, state=AgentState.STOPPING, unanswered=True)), False, id="one is out of sight"),
+        pytest.param((DEAF, ready(1, drained=True)), False, id="one has drained, and tells the others"),
+        pytest.param((DEAF, ready(1)), True, id="one was stopped before"),
+        pytest.param((DEAF, running(1)), False, id="one has not been asked yet"),
+    ],
+)
+def test_a_drain_that_no_worker_can_know_of_is_ended(agents: tuple[AgentFact, AgentFact], is_ended: bool) -> None:
+    todo = plan(observed(job(DRAINING), [(pod(n), a) for n, a in enumerate(agents)]))
+    assert todo.record.transition is not None
+    assert todo.record.transition.graceful is not is_ended
+    hard = [a.pod for a in acts(todo, StopWorkers) if not a.graceful]
+    assert bool(hard) is is_ended
+    assert ("EventUnanswered" in [n.reason for n in todo.notes]) is is_ended
+    assert todo.record.retries == todo.record.restarts == 0, "nobody failed"
+
+
 CORDONED = [NodeFact(name="node-2", cordoned=True)]
 
 

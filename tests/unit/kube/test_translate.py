@@ -135,6 +135,23 @@ def test_the_port_of_the_agent(containers: list[dict[str, Any]], ours: dict[str,
     assert policy.agent_port == port
 
 
+@pytest.mark.parametrize(
+    ("elastic", "ours", "seconds"),
+    [
+        pytest.param(None, {}, 600, id="ten minutes where nothing is said"),
+        pytest.param(None, {"gracefulShutdownTimeoutInSeconds": 40}, 40, id="a job of one size"),
+        pytest.param({"gracefulShutdownTimeoutInSeconds": 50}, {}, 50, id="the elastic policy's own"),
+        pytest.param({"gracefulShutdownTimeoutInSeconds": 50}, {"gracefulShutdownTimeoutInSeconds": 40}, 40, id="ours counts before it"),
+        pytest.param({"gracefulShutdownTimeoutInSeconds": 50}, {"gracefulShutdownTimeoutInSeconds": None}, 50, id="null is absent"),
+        pytest.param(None, {"gracefulShutdownTimeoutInSeconds": 0}, 0, id="none at all"),
+    ],
+)  # fmt: skip
+def test_the_time_of_a_drain(elastic: dict[str, Any] | None, ours: dict[str, Any], seconds: int) -> None:
+    policy = job_fact(job_body({"elasticPolicy": elastic, "elastipod": ours})).policy
+    assert policy is not None
+    assert policy.graceful_timeout == timedelta(seconds=seconds)
+
+
 def test_a_pod_is_read() -> None:
     status = {"phase": "Running", "podIP": "10.0.0.7", "containerStatuses": [
         container("sidecar", running={"startedAt": CREATED}), container(running={"startedAt": CREATED})]}  # fmt: skip
