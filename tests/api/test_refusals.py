@@ -45,6 +45,15 @@ def template(**container: Any) -> dict[str, Any]:
             id="no value in the range",
         ),
         pytest.param(
+            {
+                "replica_specs": [{"name": "pods", "replicas": 2, "maxReplicas": 16000, "spares": 1000}],
+                "elasticPolicy": {},
+            },
+            "spec.replicaSpecs",
+            "replicas and spares of the job add up to 17000; a job has at most 16384 pods",
+            id="more pods than a job may have",
+        ),
+        pytest.param(
             {"elasticPolicy": {"replicaIncrementStep": 0}},
             "spec.elasticPolicy.replicaIncrementStep",
             "should be greater than or equal to 1",
