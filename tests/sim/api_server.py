@@ -86,6 +86,8 @@ class ApiServer(ABC):
         """How far the clock of the API server is ahead."""
         self.is_seen = True
         """Whether the operator hears in time how nodes are."""
+        self.last_good_spec: Body | None = None
+        """The spec that stays in force while an edit cannot be used."""
         self.is_fenced = True
         """Whether no operator acts on what it saw before others went on."""
         self.writes = 0
@@ -238,7 +240,8 @@ class ApiServer(ABC):
             and self.kernel.now - pod.node.cordoned_at > CORDON_SEEN_S
         }  # fmt: skip
         now = self.kernel.utc()
-        self.watchman.record_written(job.annotations, annotations, job.spec, self.training, now, bound, cordoned)
+        spec = self.last_good_spec or job.spec
+        self.watchman.record_written(job.annotations, annotations, spec, self.training, now, bound, cordoned)
         job.annotations = annotations
         if "finalizers" in metadata:
             job.finalizers = list(metadata["finalizers"])

@@ -84,6 +84,10 @@ class SimBoard:
         watched = self._watched.get(pod_uid)
         return watched is not None and (watched.address.ip, watched.address.restarts) == (ip, restarts)
 
+    def asks(self, pod_uid: str) -> bool:
+        """Whether an agent is asked, so that its answers and its silence are known."""
+        return pod_uid in self._watched and not self._watched[pod_uid].is_retired
+
     def retire(self, pod_uid: str) -> None:
         """Stop asking an agent that has ended."""
         if pod_uid in self._watched:

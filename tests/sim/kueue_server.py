@@ -361,7 +361,7 @@ class KueueApi:
         stream, until = self._tenant.open(), kernel.now + float(dict(query)["timeoutSeconds"])
         self._streams.append(stream)
         try:
-            while (event := await Wait(stream.next(until))) is not None:
+            while (event := await Wait(stream.next(until), is_watch=True)) is not None:
                 yield event
         finally:
             self._streams.remove(stream)

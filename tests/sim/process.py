@@ -25,13 +25,18 @@ MOST_STEPS = 50_000
 
 
 class Wait(Awaitable[Any]):
-    """What a coroutine waits for: a script, and what that gives or raises. A call without an answer is an OSError for it."""
+    """What a coroutine waits for: a script, and what that gives or raises. A call without an answer is an OSError for it.
 
-    def __init__(self, script: Script) -> None:
+    is_watch: it may take any time, and nothing is held up by it.
+    """
+
+    def __init__(self, script: Script, *, is_watch: bool = False) -> None:
         self._script = script
+        self._is_watch = is_watch
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return cast(VirtualLoop, asyncio.get_running_loop()).play(self._script).__await__()
+        loop = cast(VirtualLoop, asyncio.get_running_loop())
+        return loop.play(self._script, is_watch=self._is_watch).__await__()
 
 
 class _Step:
@@ -61,13 +66,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._is_due = False
         self._is_over = False
         self._scripts: dict[asyncio.Future[Any], Process] = {}
+        self._watches: set[asyncio.Future[Any]] = set()
+        self._timers: set[_Step] = set()
         self.at_rest: Callable[[], None] = lambda: None
         """Called whenever it has nothing to do for now."""
 
     @property
-    def waits_for_calls(self) -> bool:
-        """Whether scripts are under way that something waits for."""
-        return bool(self._scripts)
+    def is_busy(self) -> bool:
+        """Whether something is to be done now, or a call is under way."""
+        return bool(self._ready) or len(self._scripts) > len(self._watches)
+
+    def will_call(self, what: Callable[..., object]) -> bool:
+        """Whether there is a timer for something."""
+        self._timers = {step for step in self._timers if not step.is_cancelled}
+        return any(step.what == what for step in self._timers)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -81,12 +93,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
             clock.CLOCK = before
 
-    def play(self, script: Script) -> asyncio.Future[Any]:
-        """Let a script go on by itself; gives what it gives, once it is over."""
+    def play(self, script: Script, *, is_watch: bool = False) -> asyncio.Future[Any]:
+        """Let a script go on by itself; gives what it gives, once it is over. is_watch: that may be any time."""
         future = self.create_future()
         process = self._kernel.spawn(self._answer(script, future), self._held_until)
         if not process.done:
             self._scripts[future] = process
+            if is_watch:
+                self._watches.add(future)
         return future
 
     def _answer(self, script: Script, future: asyncio.Future[Any]) -> Script:
@@ -99,6 +113,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         except CALL_ERRORS as failure:
             error = failure
         self._scripts.pop(future, None)
+        self._watches.discard(future)
         if future.done():  # nobody waits any more
             return
         if error is not None:
@@ -159,8 +174,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
         step = _Step(callback, args, when)
+        self._timers.add(step)
 
         def ring() -> None:
+            self._timers.discard(step)
             if not step.is_cancelled and not self._is_over:
                 self._ready.append(step)
                 if not self._is_due:

@@ -87,6 +87,13 @@ QUEUE_STORIES: dict[str, Story] = {
         Event(100.0, "delete_workload", 0), quota=(4,), flavors=2, high=2,
         gangs=(Gang(10.0, 2, 0, runs_s=90.5), Gang(50.0, 2, 0, runs_s=100.0)),
     ),
+    "the watch misses the end of the pods while the base gives way": _story(
+        Event(102.0, "broken_watch", 0, 40.0), gangs=(WHOLE,)
+    ),
+    "the watch misses the end of the pods after somebody deleted the base": _story(
+        Event(100.0, "delete_workload", 0), Event(102.0, "broken_watch", 0, 40.0), flavors=2, high=2,
+        gangs=(Gang(10.0, 2, 0, runs_s=90.5), Gang(50.0, 2, 0, runs_s=100.0)),
+    ),
     "somebody deletes an increment": _story(Event(100.0, "delete_workload", 1)),
     "the quota shrinks and grows": _story(Event(60.0, "edit_quota", 7 * 2), gangs=(Gang(100.0, 1, 0),)),
     "two jobs share a queue": _story(quota=(7,), rivals=(_rival(),)),

@@ -20,10 +20,12 @@ from tests.sim.invariants import Watchman
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
 from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop
+from tests.sim.rest import RestWatch
 
+from elastipod_operator import reconciler
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.clock import SteadyClock
-from elastipod_operator.core.actions import Action, Note
+from elastipod_operator.core.actions import Note, Plan
 from elastipod_operator.core.facts import JobFact, Observed
 from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.kube.queue_api import QueueApi
@@ -61,9 +63,10 @@ class ObservedReconciler(Reconciler):
 
     async def _decide(self, job: Job, worker: Worker) -> Decision:
         self._shell.looks = 0
+        self._shell.passes += 1
         made = await super()._decide(job, worker)
         self._shell.watchman.met["a decision waits for calls that it does not want"] += self._shell.looks - 1
-        self._shell.last_actions = made.todo.actions
+        self._shell.last_plan = made.todo
         return made
 
     def _observe(self, job: Job, worker: Worker) -> Observed:
@@ -82,11 +85,12 @@ class Shell:
         self._kernel = kernel
         self._cluster = cluster
         self.watchman = watchman
-        clock = SteadyClock(
+        clock = self._clock = SteadyClock(
             wall=lambda: EPOCH.timestamp() + kernel.now + cluster.clock_offset_s, steady=lambda: kernel.now
         )
         self.alive = True
-        self.last_actions: tuple[Action, ...] = ()
+        self.last_plan: Plan | None = None
+        self.passes = 0
         self.looks = 0
         """How often the decision that is under way was made."""
         self.die_after: int | None = None
@@ -97,19 +101,22 @@ class Shell:
         self.board = SimBoard(kernel, rng, cluster, clock.now, self.wake, self._held)
         self.commander = SimCommander(self, kernel, rng, cluster, watchman)
         self.api = ApiCalls(self, cluster)
-        self._store = Store(clock.now)
+        self.store = Store(clock.now)
         with self._loop.inside():
-            self._reconciler = ObservedReconciler(self, self._store, rng.choice(SLOTS))
-        self._events = WatchEvents(self._store, self._reconciler)
+            self.reconciler = ObservedReconciler(self, self.store, rng.choice(SLOTS))
+        self._events = WatchEvents(self.store, self.reconciler)
         cluster.followers.append(self.board.agent_changed)
         self._watch = cluster.watch(self._watched)
-        self._heart: Process = kernel.spawn(self.board.beat(), self._held)
+        self._rest = RestWatch(self, kernel, self._loop)
+        self._loop.at_rest = self._rest.look
+        scripts = (self.board.beat(), self._rest.second_looks())
+        self._beside: list[Process] = [kernel.spawn(script, self._held) for script in scripts]
         if cluster.tenant is not None:
             self._watch_workloads()
 
     def _watch_workloads(self) -> None:
-        of = self._reconciler
-        watch = WorkloadWatch(QueueApi(self.api), self._store, of.wake, of.queues_are_back, of.queues_wanted)
+        of = self.reconciler
+        watch = WorkloadWatch(QueueApi(self.api), self.store, of.wake, of.queues_are_back, of.queues_wanted)
         with self._loop.inside():
             self._workload_watch = asyncio.create_task(watch._follow(""))
 
@@ -121,7 +128,8 @@ class Shell:
         self._cluster.unwatch(self._watch)
         self._cluster.followers.remove(self.board.agent_changed)
         self.board.is_open = False
-        self._heart.kill()
+        for process in self._beside:
+            process.kill()
         self._loop.end()
         self.api.close()
 
@@ -129,7 +137,16 @@ class Shell:
         """Have the job looked at soon."""
         if self.alive:
             with self._loop.inside():
-                self._reconciler.wake(uid)
+                self.reconciler.wake(uid)
+
+    def decide(self, job: Job, worker: Worker) -> Plan:
+        """Decide about a job as it is known now, and do nothing."""
+        with self._loop.inside():
+            return reconciler.plan(Reconciler._observe(self.reconciler, job, worker))
+
+    def is_due_soon(self, worker: Worker, seconds: float) -> bool:
+        """Whether a job is looked at within some seconds in any case."""
+        return worker.due is not None and (worker.due - self._clock.now()).total_seconds() < seconds
 
     def may_die(self) -> Script:
         """A call to the API server or to an agent is about to be made."""

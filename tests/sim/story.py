@@ -296,7 +296,8 @@ class Play:
         assert self.shell is not None
         self.shell.wake()
         self.kernel.run(self.kernel.now + 5.0)
-        actions = [a for a in self.shell.last_actions if not isinstance(a, VerifyPods)]
+        assert self.shell.last_plan is not None
+        actions = [a for a in self.shell.last_plan.actions if not isinstance(a, VerifyPods)]
         return f"{actions}; last: {self.cluster.last_write}" if self.cluster.writes != writes or actions else ""
 
     def _complete(self) -> None:

@@ -56,6 +56,7 @@ def break_spec(play: Play, event: Event) -> str:
     if play.cluster.job is None or play.is_spec_broken or ANNOTATION_APPLIED not in play.cluster.job.annotations:
         return ""
     play.is_spec_broken = True
+    play.cluster.last_good_spec = play.cluster.job.spec
     if play.cluster.tenant is not None:  # nobody drains what Kueue takes back meanwhile
         for pod in play.cluster.pods.values():
             touch(play, pod, event)
@@ -104,6 +105,7 @@ def mend_spec(play: Play) -> None:
         spec["runPolicy"].pop("logMonitoringConfiguration", None)
 
     play.is_spec_broken = False
+    play.cluster.last_good_spec = None
     play.cluster.edit_job(mend)
 
 

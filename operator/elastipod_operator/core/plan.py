@@ -50,7 +50,7 @@ def plan(seen: Observed) -> Plan:
     view = judge(seen)
     if seen.job.deleting_since is not None:
         step = with_returns(_as_step(plan_deletion(seen, record, view)), seen, view)
-        return _whole(seen, view, _with_list(step, seen, view))
+        return _whole(seen, view, _with_list(step, seen, view, record))
     if seen.job.hands_off:
         return _hands_off(seen, view)
     if record.outcome:
@@ -162,8 +162,11 @@ def _with_supply(step: Step, scene: Scene) -> Step:
     """Add what keeps the right pods in being."""
     record = step.record
     idle = record.transition is not None and record.transition.kind is Kind.SUSPEND
-    if record.outcome or idle or scene.policy.suspend:
+    if record.outcome:
         return step
+    if idle or scene.policy.suspend:
+        is_leaving = any(r.pod.kill_at is not None and not r.pod.ended for r in scene.view.by_id.values())
+        return _with_list(step, scene.seen, scene.view, record) if is_leaving else step
     if step.takes_spec and scene.seen.job.pending_edits:
         return replace(step, wake_at=scene.now)  # pods are made from the spec on record: first it is written
     wanted = _wanted(record, scene)
@@ -208,12 +211,13 @@ def _waits_since(record: Record) -> tuple[datetime, ...]:
     return () if began_at is None else (began_at,)
 
 
-def _with_list(step: Step, seen: Observed, view: View) -> Step:
-    """Have the pods listed from time to time: an end that the watch missed must not hold a deletion up."""
+def _with_list(step: Step, seen: Observed, view: View, record: Record) -> Step:
+    """Have the pods listed from time to time: an end that the watch missed must hold up no deletion, nor keep quota."""
     if not view.by_id or seen.listed_at is None:
         return step
-    # Before the deletion the watch had no end to tell.
-    due = max(seen.listed_at, seen.job.deleting_since or seen.listed_at) + LIST_SILENT
+    # Before the deletion, or the suspension, the watch had no end to tell.
+    began_at = seen.job.deleting_since or (record.transition.began_at if record.transition is not None else None)
+    due = max(seen.listed_at, began_at or seen.listed_at) + LIST_SILENT
     if seen.now < due:
         return replace(step, wake_at=soonest(step.wake_at, due))
     return replace(step, actions=(*step.actions, VerifyPods()), wake_at=soonest(step.wake_at, seen.now + LOOK_AGAIN))

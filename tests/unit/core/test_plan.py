@@ -186,6 +186,30 @@ def test_when_the_api_server_is_asked_for_the_pods(
     assert todo.wake_at == (None if wait_s is None else NOW + seconds(wait_s))
 
 
+@pytest.mark.parametrize(
+    ("began_s", "ago_s", "asks", "wait_s"),
+    [
+        pytest.param(29, 9000, False, 1, id="they have half a minute to go"),
+        pytest.param(30, 9000, True, 1, id="then it is asked"),
+        pytest.param(900, 29, False, 1, id="twice a minute"),
+        pytest.param(900, 30, True, 1, id="as long as they are there"),
+    ],
+)
+def test_a_suspended_job_does_not_wait_for_ever_for_the_end_of_pods_that_the_watch_missed(
+    began_s: float, ago_s: float, asks: bool, wait_s: float
+) -> None:
+    stopped = trains(members=(), transition=transition(Kind.SUSPEND, began_s=began_s, deadline=NOW - seconds(1)))
+    going = [(pod(n, kill_at=NOW - seconds(5)), None) for n in range(2)]
+    todo = plan(observed(job(stopped, policy(suspend=True)), going, listed_at=NOW - seconds(ago_s)))
+    assert (VerifyPods() in todo.actions) is asks
+    assert todo.wake_at == NOW + seconds(wait_s)
+
+
+def test_a_suspended_job_without_pods_rests() -> None:
+    stopped = trains(members=(), transition=transition(Kind.SUSPEND, began_s=900))
+    assert plan(observed(job(stopped, policy(suspend=True)), [], listed_at=NOW - seconds(900))).wake_at is None
+
+
 # ---- the time of the next look
 
 
