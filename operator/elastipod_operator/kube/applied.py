@@ -17,12 +17,14 @@ from typing import Any
 from ..core.caches import limited_cache
 from ..core.names import ANNOTATION_APPLIED, LABEL_SPEC
 from .identity import is_own
-from .reading import annotations_of, labels_of, mapping, mappings, text, uid_of
+from .reading import MAX_DEPTH, annotations_of, is_within_depth, labels_of, mapping, mappings, text, uid_of
 from .redaction import misses_values, redacted, restored, values_of
 
 Spec = dict[str, Any]
 # Whoever may edit the job may write anything there; nothing of ours unpacks to more (`limits.MAX_TEMPLATE_BYTES`).
 MAX_UNPACKED = 256 * 1024
+# Each template and each field of the rest stands so many levels within the whole, at most.
+MAX_KEPT_DEPTH = MAX_DEPTH + 4
 # Of what is kept as it was read, of all jobs together: characters, which may take ten times as many bytes.
 APPLIED_KEPT = 4 << 20
 
@@ -96,7 +98,8 @@ def _decoded(packed: str) -> Spec | None:
         unpacker = zlib.decompressobj()
         kept = json.loads(unpacker.decompress(base64.b85decode(packed), MAX_UNPACKED))
         are_templates = all(isinstance(one, dict) for one in kept["templates"].values())
-        return kept if unpacker.eof and are_templates and "nprocPerNode" in kept else None
+        is_sound = unpacker.eof and are_templates and "nprocPerNode" in kept
+        return kept if is_sound and is_within_depth(kept, MAX_KEPT_DEPTH) else None
     except (zlib.error, binascii.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -23,7 +23,7 @@ from ..core.names import (
 from .applied import applied_annotation
 from .identity import is_own
 from .limits import room_for_applied
-from .reading import annotations_of, finalizers_of, mapping
+from .reading import MAX_DEPTH, annotations_of, finalizers_of, is_within_depth, mapping
 from .store import Job
 
 
@@ -72,7 +72,7 @@ def status_change(job: Job, todo: Plan) -> dict[str, Any] | None:
     if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
         return None  # the object is gone, or goes with its last finalizer
     present = mapping(job.body.get("status"))
-    kept = present if todo.is_record_kept else todo.status
+    kept = present if todo.is_record_kept and is_within_depth(present, MAX_DEPTH) else todo.status
     status = {**kept, "conditions": [_condition_body(c) for c in todo.conditions]}
     return None if _same(present, status) else status
 

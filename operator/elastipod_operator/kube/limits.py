@@ -1,4 +1,4 @@
-"""How large what a job brings along may be: its templates go into every pod, and are kept in an annotation of the job. Pure."""
+"""How large and how deep what a job brings along may be: its templates go into every pod, and its spec into an annotation. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE
 from .applied import encode_applied
-from .reading import annotations_of, mapping
+from .reading import MAX_DEPTH, annotations_of, is_within_depth, mapping
 
 # Of all templates of a job together, as JSON. Scripts belong into images and ConfigMaps.
 MAX_TEMPLATE_BYTES = 128 * 1024
@@ -24,8 +24,10 @@ Body = Mapping[str, Any]
 
 
 def excess(body: Body) -> str:
-    """Say what of a job is too large, naming the field; empty when nothing is. Its spec must be one that can be read."""
+    """Say what of a job is too large or too deep, naming the field; empty when nothing is. Its spec must be one that can be read."""
     spec = body["spec"]
+    if deep := _deep_field(spec):
+        return f"{deep} is nested more than {MAX_DEPTH} levels deep"
     templates = _size([one.get("template") for one in spec.get("replicaSpecs") or ()])
     if templates > MAX_TEMPLATE_BYTES:
         return (
@@ -39,6 +41,14 @@ def excess(body: Body) -> str:
             "fewer rules or shorter patterns"
         )
     return _excess_of_annotations(body)
+
+
+def _deep_field(spec: Body) -> str:
+    """Name the field that is nested too deep to be copied or written, known or not; empty when none is."""
+    parts = {f"spec.{name}": part for name, part in spec.items() if name != "replicaSpecs"}
+    for one in spec.get("replicaSpecs") or ():
+        parts |= {f"spec.replicaSpecs[{one['name']}].{name}": part for name, part in one.items()}
+    return next((field for field, part in parts.items() if not is_within_depth([part], MAX_DEPTH + 1)), "")
 
 
 def room_for_applied(body: Body) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Body = Mapping[str, Any]
+# No pod is nested half as deep; what is deeper than Python's own limit can be neither copied nor sent.
+MAX_DEPTH = 100
 
 
 def mapping(found: Any) -> Body:

@@ -43,7 +43,17 @@ from .needs import pod_needs
 from .object_warnings import object_warnings
 from .placement import Placement
 from .pods import pod_manifest
-from .reading import annotations_of, finalizers_of, is_within_depth, labels_of, mapping, mappings, name_of, text
+from .reading import (
+    MAX_DEPTH,
+    annotations_of,
+    finalizers_of,
+    is_within_depth,
+    labels_of,
+    mapping,
+    mappings,
+    name_of,
+    text,
+)
 from .templates import check_worker_counts, snooze_warnings, template_warnings
 from .times import time_or
 from .tokens import secret_of
@@ -81,8 +91,6 @@ RECORDED_PODS_KEPT = 200_000
 
 # When it cannot be told when a job or a pod was made: the store takes a pod's time as no later than when it was first seen.
 LONG_AGO, NOT_YET = datetime(1970, 1, 1, tzinfo=UTC), datetime(2900, 1, 1, tzinfo=UTC)
-# No pod is nested half as deep; what is deeper than Python's own limit can be neither copied nor sent.
-MAX_DEPTH = 100
 # All that quota can add to a pod.
 SOME_PLACE = Placement({"label": "value"}, ({"key": "taint"},), {"label": "value"}, {"note": "value"}, ("gate",))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import json
+import zlib
 from typing import Any
 
 import pytest
@@ -11,7 +14,11 @@ from hypothesis import strategies as st
 from tests.unit.kube.bodies import JOB_UID, job_body, node_body, pod_body
 
 from elastipod_operator.core.facts import Observed
+from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_STATE
 from elastipod_operator.core.plan import plan
+from elastipod_operator.kube.api import as_yaml
+from elastipod_operator.kube.applied import applied_of
+from elastipod_operator.kube.changes import metadata_changes, status_change
 from elastipod_operator.kube.store import Store
 from elastipod_operator.kube.translate import job_fact
 
@@ -101,3 +108,70 @@ def test_the_nodes_of_a_job_that_cannot_be_read_any_more_are_judged_too(spec: An
     store.put_node(node_body(taints=[{"key": "maintenance", "effect": "NoExecute"}]))
     store.put_job({**job_body(version=11), "spec": spec})
     assert store.nodes_of(store.jobs[JOB_UID])["node-1"].doomed
+
+
+def within(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"x": [value]}
+    return value
+
+
+def deep_specs(**more: Any) -> list[dict[str, Any]]:
+    return [{**GOOD["replicaSpecs"][0], **more}]
+
+
+@pytest.mark.parametrize("levels", [60, 450, 5000])
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        pytest.param(lambda deep: {"unknown": deep}, "spec.unknown", id="an unknown field"),
+        pytest.param(
+            lambda deep: {"elasticPolicy": {"minReplicas": 1, "unknown": deep}}, "spec.elasticPolicy", id="a policy"
+        ),
+        pytest.param(lambda deep: {"runPolicy": {"unknown": deep}}, "spec.runPolicy", id="the run policy"),
+        pytest.param(lambda deep: {"elastipod": {"unknown": deep}}, "spec.elastipod", id="our part"),
+        pytest.param(
+            lambda deep: {"replicaSpecs": deep_specs(unknown=deep)},
+            "spec.replicaSpecs[workers].unknown",
+            id="a replica spec",
+        ),
+        pytest.param(
+            lambda deep: {
+                "replicaSpecs": deep_specs(
+                    template={"spec": {"containers": [{"name": "train", "image": "i", "unknown": deep}]}}
+                )
+            },
+            "spec.replicaSpecs[workers].template",
+            id="a template",
+        ),
+    ],
+)
+def test_a_spec_that_is_nested_too_deep_is_refused_and_the_field_named(levels: int, change: Any, field: str) -> None:
+    store = Store()
+    store.put_job(job_body(change(within(levels))))
+    job = store.jobs[JOB_UID]
+    assert job.fact.refusal == f"{field} is nested more than 100 levels deep"
+    json.dumps(metadata_changes(job, plan(Observed(now=job.fact.created_at, job=job.fact))))
+
+
+@pytest.mark.parametrize("levels", [60, 450, 5000])
+@pytest.mark.parametrize("field", ["elasticScalingStatus", "conditions", "unknown", "replicaStatuses", "managerPods"])
+@pytest.mark.parametrize("record", ["", '{"v": 99999}'])
+def test_a_status_that_is_nested_too_deep_can_be_written(levels: int, field: str, record: str) -> None:
+    store = Store()
+    deep = {"conditions": [{"type": within(levels)}], "elasticScalingStatus": {"x": within(levels)}}
+    annotations = {ANNOTATION_STATE: record} if record else {}
+    store.put_job({**job_body(annotations=annotations), "status": {field: deep.get(field, within(levels))}})
+    job = store.jobs[JOB_UID]
+    status = status_change(job, plan(Observed(now=job.fact.created_at, job=job.fact)))
+    as_yaml({"status": status})
+
+
+@pytest.mark.parametrize("levels", [60, 300, 450])
+def test_what_was_kept_of_a_spec_does_not_count_where_it_is_nested_too_deep(levels: int) -> None:
+    kept = {"nprocPerNode": None, "templates": {"workers": within(levels)}, "uid": JOB_UID}
+    packed = base64.b85encode(zlib.compress(json.dumps(kept).encode())).decode()
+    body = job_body(annotations={ANNOTATION_APPLIED: packed})
+    assert applied_of(body) is None
+    assert job_fact(body).policy is not None
