@@ -33,7 +33,7 @@ class Expected:
 
 
 def _pods(name: str, count: int, begin: int = 0) -> tuple[str, ...]:
-    return tuple(f"{name}-{number}-0" for number in range(begin, count))
+    return tuple(f"{name}-{number}" for number in range(begin, count))
 
 
 def _fixed(job: str, spec: str, count: int, **more: Any) -> Expected:

@@ -67,7 +67,7 @@ class FileSource:
                 for (info, place), (file, start) in zip(entries, views, strict=True):
                     try:
                         self._fill_chunk(file, start, info, self._chunk(place), wanted[place])
-                    except (Damaged, zipfile.BadZipFile, struct.error, KeyError, EOFError) as error:
+                    except (Damaged, struct.error, EOFError) as error:
                         problems.append(f"{self._store.location(self._id)}/{name}: {place[0]} is damaged ({error})")
         return problems
 
@@ -157,14 +157,27 @@ def _payload_start(file: BinaryIO, start: int, length: int) -> int:
     """Find the numbers of a tensor in what torch.save wrote of it: a zip file that compresses nothing. length: of that."""
     skipped = max(0, length - _DIRECTORY_BYTES)
     file.seek(start + skipped)
-    with zipfile.ZipFile(io.BytesIO(file.read(length - skipped))) as archive:
-        entry = next((each for each in archive.infolist() if each.filename.endswith("/data/0")), None)
+    entry = _entry_of_numbers(file.read(length - skipped))
+    header = skipped + entry.header_offset  # which is counted from where we began to read
+    if not 0 <= header <= length - _LOCAL_HEADER.size:
+        raise Damaged("its directory points elsewhere")
+    file.seek(start + header)
+    name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return start + header + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
+
+
+def _entry_of_numbers(directory: bytes) -> zipfile.ZipInfo:
+    """Find the entry that holds the numbers. directory: the end of the zip file."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(directory)) as archive:
+            entry = next((each for each in archive.infolist() if each.filename.endswith("/data/0")), None)
+    except (
+        Exception
+    ) as error:  # whatever zipfile makes of bytes that are not a directory: nothing is read from storage here
+        raise Damaged(f"its directory cannot be read: {type(error).__name__}") from error
     if entry is None:
         raise Damaged("it holds no tensor")
-    header = start + skipped + entry.header_offset  # which is counted from where we began to read
-    file.seek(header)
-    name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    return header + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
+    return entry
 
 
 def _read_into(file: BinaryIO, raw: torch.Tensor) -> int:

@@ -75,10 +75,10 @@ def _template_warnings(template: Mapping[str, Any], nproc: str, container: str) 
         yield f"starts hyperpodrun with --nproc-per-node {told}, which wins over spec.nprocPerNode {nproc}; leave one of them out"
 
 
-def snooze_warnings(spec: JobSpec, num_sizes: int) -> tuple[str, ...]:
+def snooze_warnings(spec: JobSpec) -> tuple[str, ...]:
     """Say that a job that cannot grow does not wait before growing either."""
     snooze = spec.run_policy.restart_policy.scale_up_snooze_time_in_seconds
-    if not snooze or num_sizes > 1:
+    if not snooze or spec.elastic_policy is not None:
         return ()
     return (
         f"spec.runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds {snooze} does nothing: the job has one size only; set "

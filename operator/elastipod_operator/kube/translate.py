@@ -257,7 +257,7 @@ def policy_of(spec: JobSpec) -> Policy:
         container=container,
         warnings=(
             *template_warnings(spec, container),
-            *snooze_warnings(spec, len(sizes.allowed)),
+            *snooze_warnings(spec),
             *_recovery_warnings(ours.recovery),
         ),
         has_token=ours.authentication is Switch.AUTO,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import random
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,8 @@ from tests.unit.library.test_checkpoint import Trainer
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint_directory import CheckpointDirectory
-from elastipod.checkpoint_store import CheckpointId
+from elastipod.checkpoint_store import CheckpointId, Damaged
+from elastipod.checkpoints.file_source import _payload_start
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +123,24 @@ def test_a_checkpoint_of_an_earlier_version_is_verified_as_a_whole(tmp_path: Pat
         changed = bytearray(part.read_bytes())
         changed[len(changed) // 2] ^= 1
         part.write_bytes(changed)
+
+
+def test_a_directory_with_any_changed_byte_is_damaged_or_points_into_the_entry() -> None:
+    """Never an error of another kind: that would end the resume, which can go on with the checkpoint before."""
+    file = io.BytesIO()
+    torch.save(torch.arange(4.0), file)
+    content = file.getvalue()
+    right = _payload_start(io.BytesIO(content), 0, len(content))
+    seen = 0
+    for at in range(len(content)):
+        for mask in (0x01, 0x80, 0xFF):
+            changed = bytearray(content)
+            changed[at] ^= mask
+            try:
+                start = _payload_start(io.BytesIO(changed), 0, len(content))
+            except (Damaged, struct.error):
+                seen += 1
+            else:
+                assert start >= 0
+    assert right > 0
+    assert seen > 100
