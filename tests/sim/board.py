@@ -13,6 +13,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import Body, SimPod
 
+from elastipod_operator.agents import board as shipped
 from elastipod_operator.agents.answers import BadAnswer, read
 from elastipod_operator.agents.board import Address
 from elastipod_operator.agents.peers import ASK_AFTER, PEERS_ASKED
@@ -163,17 +164,10 @@ class SimBoard:
         except BadAnswer:
             return
         watched.fact, watched.worker_data, watched.heard_at = answer.fact, answer.worker_data, self._kernel.now
-        back = before.last_answer is None or now - before.last_answer >= SILENCE_LIMIT
-        if back or _matters(before) != _matters(watched.fact):
+        is_news = shipped._matters(before) != shipped._matters(watched.fact)
+        if is_news or shipped._was_silent(before, watched.fact):
             self._wake(watched.address.job)
 
 
 def _can_tell(one: Watched, now: datetime) -> bool:
     return one.fact.can_reach and not one.is_retired and does_answer(one.fact, now)
-
-
-def _matters(fact: AgentFact) -> tuple[object, ...]:
-    is_first_step = fact.step is not None
-    return (
-        fact.state, fact.generation, fact.drained, fact.saving, fact.terminating, fact.failure, fact.reason, is_first_step
-    )  # fmt: skip

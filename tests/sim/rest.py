@@ -79,7 +79,8 @@ def _has_ended(pod: PodFact) -> bool:
 Event = Callable[[Resting], bool]
 ENDED = {"Completed": nothing, "Failed": nothing}
 WAITS_FOR: Mapping[tuple[str, str], tuple[Event, ...]] = {
-    ("Running", "Training"): (its_agents,),
+    **{("Running", reason): (its_agents,) for reason in ("Training", "Starting")},
+    ("Faulted", "Recovering"): (its_agents,),
     ("Suspended", "SuspendedByUser"): (an_edit,),
     ("Suspended", "InvalidSpec"): (an_edit,),
     **{("Suspended", reason): (kueue,) for reason in ("Queued", *EVICTION_CAUSES)},

@@ -205,6 +205,9 @@ STORIES: dict[str, Story] = {
         for whether, tells in (("the others reach it", True), ("nobody tells", False))
     },
     "two members cannot reach each other": _story(Event(100, "part_nodes", 0, 60), timeout_s=20.0),
+    "two members cannot reach each other, and neither can the pods made in their place": _story(
+        Event(100, "part_nodes", 0, 60), low=2, high=2, nodes=2, timeout_s=20.0, numRestartBeforeFullJobRestart=0
+    ),
     "two members cannot reach each other, and the operator one of them": _story(
         Event(100, "part_nodes", 0, 60), Event(100, "hide_node", 0, 60), timeout_s=20.0
     ),

@@ -164,6 +164,8 @@ class Training:
         waited = 0.0
         phase = run.phase
         while waited < self.collective_timeout_s or run.nnodes == 1:
+            if _is_parted(run):  # pods that were made after the fault are hit by it too
+                run.spoiled.add("its nodes cannot reach each other")
             yield 1.0
             waited += 1.0
             if run.phase is not phase:
@@ -176,11 +178,14 @@ class Training:
         return True
 
     def _all_there(self, run: Run) -> bool:
-        members = list(run.members.values())
-        return all(member.works(run.generation) for member in members) and not any(
-            one.pod.is_apart_from(other.pod) for one in members for other in members
-        )
+        return all(member.works(run.generation) for member in run.members.values()) and not _is_parted(run)
 
     def _commit(self, run: Run) -> None:
         if run.generation >= self.newest_claim:
             self.checkpoints.add(Checkpoint(run.step, run.generation))
+
+
+def _is_parted(run: Run) -> bool:
+    """Whether two of its members cannot reach each other though both run."""
+    members = run.members.values()
+    return any(one.pod.is_apart_from(other.pod) for one in members for other in members)
