@@ -219,9 +219,7 @@ def _start_not_taken(members: list[Replica], record: Record, now: datetime | Non
     """
     if record.begun_at is None or record.settled_at is not None or now is None:
         return None
-    late = [
-        r for r in members if r.ready and (r.agent.generation or 0) < record.generation and _had_time(r, record, now)
-    ]
+    late = [r for r in members if (until := start_limit(r, record)) is not None and now >= until]
     if not late:
         return None
     is_running = any(r.agent.state is AgentState.RUNNING and r.runs(record.generation) for r in members)
@@ -231,13 +229,19 @@ def _start_not_taken(members: list[Replica], record: Record, now: datetime | Non
         f"within {START_LIMIT.total_seconds():g} s"
     )
     is_hopeless = is_running or record.failures_in_row >= STARTS_TRIED
-    return Incident("StartNotTaken", message, counted=False, lost=tuple(r.id for r in late) if is_hopeless else ())
+    # Who is still stopping is told to hurry by the recovery, before it is given up.
+    lost = tuple(r.id for r in late if r.ready) if is_hopeless else ()
+    return Incident("StartNotTaken", message, counted=False, lost=lost)
 
 
-def _had_time(replica: Replica, record: Record, now: datetime) -> bool:
-    since = replica.agent.answering_since
-    assert record.begun_at is not None
-    return since is not None and now - max(since, record.begun_at) >= START_LIMIT
+def start_limit(replica: Replica, record: Record) -> datetime | None:
+    """Give until when an agent that answers must have taken the /start; None where it has, or need not."""
+    agent = replica.agent
+    is_stopping = replica.health is Health.GOOD and agent.state is AgentState.STOPPING and agent.generation is not None
+    is_older = (agent.generation or 0) < record.generation
+    if not (replica.ready or is_stopping) or not is_older or record.begun_at is None or agent.answering_since is None:
+        return None
+    return max(agent.answering_since, record.begun_at) + START_LIMIT
 
 
 def begin_recovery(

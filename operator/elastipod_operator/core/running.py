@@ -11,7 +11,7 @@ from .facts import AgentState
 from .gangs import next_look, watch_gang
 from .growth import growth_window
 from .health import Health, Replica
-from .incidents import find_incident, news_from
+from .incidents import find_incident, news_from, start_limit
 from .membership import room_for, soonest
 from .offenders import forget_old, next_pardon
 from .payback import with_pause
@@ -104,6 +104,8 @@ def _keep_running(record: Record, scene: Scene, members: list[Replica], wake: da
     for rank, member in enumerate(record.members):
         replica = scene.view.get(member)
         if replica is None or not awaits_start(replica, record):
+            if replica is not None and record.settled_at is None:
+                wake = soonest(wake, start_limit(replica, record))  # it is told nothing as long as it stops
             continue
         if record.settled_at is None or replica.agent.generation is None:
             actions.append(StartWorkers(replica.pod.name, rank))

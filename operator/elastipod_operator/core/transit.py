@@ -26,7 +26,10 @@ def recover(record: Record, scene: Scene, incident: Incident) -> Step:
     begun = begin_recovery(record, scene.view, scene.policy, scene.now, incident, scene.key)
     note = Note(incident.cause, incident.message, warning=True)
     step = in_transition(begun, scene)
-    return replace(step, notes=(note, *step.notes))
+    given_up = (scene.view.get(pod) for pod in incident.lost)
+    # Who is only given up here was judged before that: what follows for its pod is found by the next look.
+    is_new = any(replica is not None and replica.health is not Health.LOST for replica in given_up)
+    return replace(step, notes=(note, *step.notes), wake_at=scene.now if is_new else step.wake_at)
 
 
 def in_transition(record: Record, scene: Scene) -> Step:

@@ -82,6 +82,25 @@ def test_when_nobody_takes_it(failures: int, lost: tuple[object, ...]) -> None:
     assert (todo.record.restarts, todo.record.retries, todo.record.lost) == (1, 0, lost)
 
 
+def test_who_is_given_up_over_it_is_replaced_at_once() -> None:
+    """Its pod may go as soon as the record says so; the time of the next try is no reason to wait for that."""
+    todo = decided(starts(60, failures_in_row=STARTS_TRIED), ready(1), ready(1))
+    assert todo.wake_at == NOW
+    after = decided(todo.record, ready(1), ready(1))
+    assert {action.name for action in acts(after, DeletePod)} == {pod(0).name, pod(1).name}
+
+
+def test_who_is_still_stopping_an_older_generation_has_the_same_time() -> None:
+    """It is told nothing meanwhile, so that only a time to look again ends the wait."""
+    stopping = agent(AgentState.STOPPING, 1)
+    before = decided(starts(START_LIMIT.total_seconds() - 1), running(2), stopping)
+    assert before.record.transition is None
+    assert before.wake_at == NOW + seconds(1)
+    begun = decided(starts(START_LIMIT.total_seconds()), running(2), stopping).record.transition
+    assert begun is not None
+    assert begun.cause == "StartNotTaken"
+
+
 @pytest.mark.parametrize(
     ("record", "other"),
     [
