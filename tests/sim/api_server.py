@@ -10,18 +10,18 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.invariants import JOB_NAME, Violation, Watchman
+from tests.sim.invariants import JOB_NAME, JOB_UID, Violation, Watchman
 from tests.sim.kernel import EPOCH, Kernel, stamp
 from tests.sim.objects import NAMESPACE, Body, SimJob, SimNode, SimPod
 from tests.sim.training import Training
 
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, FINALIZER, LABEL_UID, pod_id_of
 from elastipod_operator.kube.api import ApiError
+from elastipod_operator.kube.translate import read_job
 
 if TYPE_CHECKING:
     from tests.sim.kueue_server import Tenant
 
-JOB_UID = "job-uid"
 CALL_LIMIT_S = 10.0
 KEPT_EVENTS = 25
 # From a cordon to a decision that knows of it.
@@ -86,8 +86,8 @@ class ApiServer(ABC):
         """How far the clock of the API server is ahead."""
         self.is_seen = True
         """Whether the operator hears in time how nodes are."""
-        self.last_good_spec: Body | None = None
-        """The spec that stays in force while an edit cannot be used."""
+        self._in_force: tuple[int, Body] = (-1, spec)
+        """The version of the job that it was read from, and the spec."""
         self.is_fenced = True
         """Whether no operator acts on what it saw before others went on."""
         self.writes = 0
@@ -221,6 +221,17 @@ class ApiServer(ABC):
             meta["deletionTimestamp"] = stamp(self.utc(job.deleted_at))
         return {"metadata": meta, "spec": copy.copy(job.spec), "status": copy.copy(job.status)}
 
+    def spec_in_force(self) -> Body:
+        """Give the job's spec or, while an edit cannot be used, the last one that could be (decision 31)."""
+        job = self._the_job()
+        if self._in_force[0] != job.version:
+            self._in_force = (job.version, dict(read_job(self.job_body())[0]["spec"]))
+        return self._in_force[1]
+
+    def copy_annotations(self, annotations: Mapping[str, str]) -> None:
+        """The job is applied from a manifest that was exported with these."""
+        self._the_job().annotations |= annotations
+
     def patch_metadata(self, version: str, metadata: Mapping[str, Any]) -> Body:
         job = self._the_job()
         if str(job.version) != version:
@@ -240,8 +251,9 @@ class ApiServer(ABC):
             and self.kernel.now - pod.node.cordoned_at > CORDON_SEEN_S
         }  # fmt: skip
         now = self.kernel.utc()
-        spec = self.last_good_spec or job.spec
-        self.watchman.record_written(job.annotations, annotations, spec, self.training, now, bound, cordoned)
+        self.watchman.record_written(
+            job.annotations, annotations, self.spec_in_force(), self.training, now, bound, cordoned
+        )
         job.annotations = annotations
         if "finalizers" in metadata:
             job.finalizers = list(metadata["finalizers"])
@@ -266,7 +278,7 @@ class ApiServer(ABC):
         pod = self.new_pod(manifest, f"pod-{self._uids}")
         if self.job is not None:
             images = {pod_id_of(p.labels): p.image for p in self.pods.values()}
-            self.watchman.pod_made(name, pod.avoids, pod.image, images, self.job.spec)
+            self.watchman.pod_made(name, pod.avoids, pod.image, images, self.spec_in_force())
         self.pods[pod.uid] = pod
         if self.tenant is not None:
             self.tenant.server.watch.pod_made(self.tenant, pod)

@@ -73,7 +73,7 @@ class Cluster(ApiServer):
         for_s = self.kernel.now - node.changed_at
         if node.ready:
             return for_s < RETURN_SEEN_S
-        grace = policy_of(JobSpec.model_validate(self.job.spec)).graceful_timeout.total_seconds()
+        grace = policy_of(JobSpec.model_validate(self.spec_in_force())).graceful_timeout.total_seconds()
         return for_s > grace - RETURN_SEEN_S
 
     def drop(self, pod: SimPod) -> None:

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from tests.sim import faults, queue_faults
+from tests.sim.copied import Copied
 from tests.sim.events import Event, Make
 from tests.sim.gang_owner import Gang
 from tests.sim.kueue_server import RESOURCE, QueueSettings
@@ -17,6 +18,8 @@ CHAOS_S = 420.0
 # So many stories have queues.
 QUEUED_SHARE = 0.12
 CONTAINER_WEIGHTS = (6, 1, 1)
+# So many jobs are applied with the annotations of another one.
+COPIED_SHARE = 0.05
 # So many stories have an API server whose clock differs from the operator's by one of these.
 SKEWED_SHARE = 0.3
 CLOCKS_S = (-3600.0, -240.0, -20.0, 20.0, 240.0, 3600.0)
@@ -62,6 +65,8 @@ class Story:
     """So many seconds the API server's clock is ahead of the true time."""
     agents_tell_of_others: bool = True
     """Whether agents can be asked if they reach another one; those of the version before cannot."""
+    copied: Copied | None = None
+    """What another job was doing when this one's manifest was exported from it, with the operator's annotations."""
 
     def spec(self) -> dict[str, Any]:
         """Give the job's spec."""
@@ -92,6 +97,8 @@ class Story:
         ]
         if self.containers is not Containers.PLAIN:
             lines.append(f"  pods: {self.containers.value}")
+        if self.copied is not None:
+            lines.append(f"  a manifest with the annotations of a job that was {self.copied.value}")
         if not self.agents_tell_of_others:
             lines.append("  agents do not tell of others")
         if self.queue is not None:
@@ -106,10 +113,17 @@ def draw(seed: int, *, queued: bool | None = None) -> Story:
     containers = Random(f"containers of {seed}").choices(list(Containers), CONTAINER_WEIGHTS)[0]
     clock_s = _draw_clock(Random(f"clocks of {seed}"))
     tells = Random(f"agents of {seed}").random() < 0.8
-    story = replace(_draw_plain(seed), containers=containers, api_clock_s=clock_s, agents_tell_of_others=tells)
+    story = replace(
+        _draw_plain(seed), containers=containers, api_clock_s=clock_s, agents_tell_of_others=tells,
+        copied=_draw_copied(Random(f"annotations of {seed}")),
+    )  # fmt: skip
     rng = Random(f"queues of {seed}")
     is_queued = rng.random() < QUEUED_SHARE
     return _draw_queued(rng, story) if (is_queued if queued is None else queued) else story
+
+
+def _draw_copied(rng: Random) -> Copied | None:
+    return rng.choice(list(Copied)) if rng.random() < COPIED_SHARE else None
 
 
 def _draw_clock(rng: Random) -> float:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
 JOB_NAME = "train"
+JOB_UID = "job-uid"
 AUXILIARY = ("Scaling", "PodsReady", "Warning")
 # From a decision to its write.
 WRITING_TIME = timedelta(seconds=1)
@@ -117,6 +118,8 @@ class Watchman:
         if self.has_true_time:
             _balanced(new, now)
         if old is None:
+            if self.are_names_known and new.generation > 1:
+                raise Violation(f"the job begins with generation {new.generation}, which is another's")
             return
         if new.generation < old.generation:
             raise Violation(f"the generation went back from {old.generation} to {new.generation}")
@@ -333,6 +336,13 @@ class Watchman:
         if record.generation == generation and record.transition is None and not record.outcome:
             raise Violation(f"generation {generation} has ended and nobody has noticed")
 
+    def must_have_recovered(self, generation: int) -> None:
+        """Nothing else was inflicted since a fault ended a generation: a later one trains by now, or the job has ended."""
+        record = self.record
+        is_at_work = record.generation > generation and record.transition is None and record.settled_at is not None
+        if not is_at_work and not record.outcome:
+            raise Violation(f"generation {generation} has ended and nobody has brought the training back")
+
     def must_count(self, generation: int) -> None:
         """A fault of its own, and nothing else, ends a generation: that costs a retry."""
         self._must_count[generation] = self.record.retries
@@ -481,10 +491,12 @@ def _balanced(record: Record, now: datetime) -> None:
 
 
 def _record(annotations: Mapping[str, str]) -> Record | None:
+    """Give the job's own record; that of another job is none."""
     try:
-        return decode(annotations[ANNOTATION_STATE])
+        record = decode(annotations[ANNOTATION_STATE])
     except (KeyError, RecordError):
         return None
+    return record if record.owner in ("", JOB_UID) else None
 
 
 def _short(pod: PodId) -> str:

@@ -9,7 +9,7 @@ from tests.sim.agents import Crash, Lie, SimAgent
 from tests.sim.events import Event, Make
 from tests.sim.objects import SimNode, SimPod
 from tests.sim.training import Phase
-from tests.sim.victims import AFTERMATH_S, DELAYS, HINDRANCES, a_node, a_pod, expect_notice, touch
+from tests.sim.victims import AFTERMATH_S, DELAYS, HINDRANCES, a_node, a_pod, expect_notice, expect_recovery, touch
 
 from elastipod_agent.core.states import AgentState
 
@@ -25,7 +25,10 @@ LONGEST_SAVE_S = 40
 
 def crash_worker(play: Play, event: Event) -> str:
     pod = a_pod(play, event, training=True)
-    return _crash(play, pod, event) if pod is not None else ""
+    if pod is None or pod.agent is None:
+        return ""
+    expect_recovery(play, pod.agent, event)
+    return _crash(play, pod, event)
 
 
 def _crash(play: Play, pod: SimPod, event: Event) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests.sim.copied import Copied
 from tests.sim.drawing import Containers, Story
 from tests.sim.events import Event, Make
 
@@ -32,6 +33,7 @@ def _story(
     api_clock_s: float = 0.0,
     deadlines: dict[str, int] | None = None,
     tells: bool = True,
+    copied: Copied | None = None,
     **restarts: int,
 ) -> Story:
     return Story(
@@ -53,6 +55,7 @@ def _story(
         containers=containers,
         api_clock_s=api_clock_s,
         agents_tell_of_others=tells,
+        copied=copied,
     )
 
 
@@ -188,6 +191,15 @@ STORIES: dict[str, Story] = {
     "a template is edited to nonsense, and a worker and a node are lost meanwhile": _story(
         Event(60, "break_spec", 3, 120), Event(80, "crash_worker", 0), Event(120, "drain_node", 0)
     ),
+    "a worker count is edited to nonsense, and a worker crashes meanwhile": _story(
+        Event(60, "break_spec", 4, 120), Event(80, "crash_worker", 0), Event(130, "scale", 1)
+    ),
+    **{
+        f"a manifest brings the annotations of a job that was {copied.value}": _story(
+            Event(100, "crash_worker", 0), copied=copied
+        )
+        for copied in Copied
+    },
     "a worker asks for new processes of all": _story(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": _story(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}

@@ -12,11 +12,10 @@ from random import Random
 from typing import Any
 
 from tests.sim.api_calls import ApiCalls
-from tests.sim.api_server import JOB_UID
 from tests.sim.board import SimBoard
 from tests.sim.cluster import Cluster
 from tests.sim.commands import SimCommander
-from tests.sim.invariants import Watchman
+from tests.sim.invariants import JOB_UID, Watchman
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
 from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop

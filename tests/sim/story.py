@@ -9,6 +9,7 @@ from random import Random
 
 from tests.sim import faults, gang_owner
 from tests.sim.cluster import Cluster
+from tests.sim.copied import copied_annotations
 from tests.sim.drawing import CHAOS_S, Containers, InQueue, Story
 from tests.sim.invariants import Violation, Watchman, lineage
 from tests.sim.kernel import Kernel
@@ -62,6 +63,8 @@ class Play:
         )  # fmt: skip
         self.cluster = Cluster(self.kernel, self.rng, self.watchman, self.training, self.story.spec())
         self.cluster.make = self.story.make
+        if self.story.copied is not None:
+            self.cluster.copy_annotations(copied_annotations(self.story.copied, self.story.spec()))
         self.cluster.api_clock_s = self.story.api_clock_s
         self.cluster.is_seen = not any(event.what in BLINDNESS for event in self.story.events)
         self.cluster.agents_tell_of_others = self.story.agents_tell_of_others
@@ -192,7 +195,7 @@ class Play:
         """How many pods can run: not on nodes that new ones avoid, unless one is there already."""
         avoided: tuple[str, ...] = ()
         if self.cluster.job is not None and avoiding:
-            policy = policy_of(JobSpec.model_validate(self.cluster.job.spec))
+            policy = policy_of(JobSpec.model_validate(self.cluster.spec_in_force()))
             avoided = offenders.avoided(self.watchman.record, policy, self.kernel.utc())
         usable = [node for node in self.cluster.nodes.values() if self.cluster.usable(node)]
         return sum(n.name not in avoided or any(not p.ended for p in self.cluster.on_node(n)) for n in usable)
@@ -211,7 +214,7 @@ class Play:
             return True
         if record.transition is not None or record.settled_at is None or not record.members:
             return False
-        allowed = sizes(job.spec)
+        allowed = sizes(self.cluster.spec_in_force())
         run = self.training.runs.get(record.generation)
         at_work = (
             run is not None and run.phase is Phase.STEPPING and all(m.works(m.generation) for m in run.members.values())
@@ -224,7 +227,8 @@ class Play:
         assert self.cluster.job is not None
         base = self._workloads().get(0)
         return shares_in_force(
-            policy_of(JobSpec.model_validate(self.cluster.job.spec)), workload_fact(base.body()) if base else None
+            policy_of(JobSpec.model_validate(self.cluster.spec_in_force())),
+            workload_fact(base.body()) if base else None,
         )
 
     def _workloads(self) -> dict[int, Workload]:

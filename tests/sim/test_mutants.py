@@ -37,7 +37,7 @@ from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.core.facts import AgentState
 from elastipod_operator.core.health import Replica
 from elastipod_operator.core.record import Reach, Record
-from elastipod_operator.kube import store
+from elastipod_operator.kube import store, translate
 
 TRIES = 150
 
@@ -378,6 +378,14 @@ def date_pods_by_the_clock_of_the_api_server(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store, "pod_as_seen", lambda fact, *rest: replace(real(fact, *rest), created_at=fact.created_at))
 
 
+def forget_the_last_good_spec(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store, "read_job", lambda body: (body, translate.job_fact(body)))
+
+
+def take_the_record_of_another_job(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(translate, "is_own", lambda *_: True)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     accept_a_stale_generation,
     reuse_the_generation,
@@ -438,6 +446,8 @@ MUTANTS: tuple[Mutant, ...] = (
     end_every_drain_at_once,
     date_jobs_by_the_clock_of_the_api_server,
     date_pods_by_the_clock_of_the_api_server,
+    forget_the_last_good_spec,
+    take_the_record_of_another_job,
 )
 
 

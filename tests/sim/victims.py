@@ -47,6 +47,8 @@ UNFENCED = {
     *("lossy_calls", "wipe_record", "wipe_state", "stop_from_outside", "operator_stands_still", "second_operator"),
     *("deafen_node", "mute_node", "agent_lags", "agent_lies"),
 }
+# From one fault to the next that is not disturbed by it, and from a crash to the training after it.
+CALM_S, RECOVERED_S = 60.0, 35.0
 # A power loss shows at last when its node is found not ready; a slow watch adds to it.
 AFTERMATH_S = 600.0
 
@@ -74,6 +76,24 @@ def expect_notice(play: Play, agent: SimAgent, within_s: float) -> None:
     generation = agent.generation
     if agent.works(generation) and all(e.what == "add_node" for e in play.story.events[1:]):
         play.kernel.after(within_s, lambda: play.watchman.must_notice(generation))
+
+
+def expect_recovery(play: Play, agent: SimAgent, event: Event) -> None:
+    """A fault while an edit cannot be used is recovered from as ever (decision 31), if nothing else disturbs that."""
+    generation, record, events = agent.generation, play.watchman.record, play.story.events
+    is_at_rest = record.generation == generation and record.transition is None and record.settled_at is not None
+    is_hindered = play.server is not None or any(e.what in HINDRANCES for e in events)
+    others = [e for e in events if e != event and e.what not in ("break_spec", "add_node")]
+    is_alone = all(e.at + e.seconds + CALM_S < event.at or e.at > event.at + RECOVERED_S for e in others)
+    if not (play.is_spec_broken and is_at_rest and is_alone) or is_hindered:
+        return
+
+    def look() -> None:
+        if play.is_spec_broken:
+            play.watchman.must_have_recovered(generation)
+            play.met["recovered while an edit cannot be used"] += 1
+
+    play.kernel.after(RECOVERED_S, look)
 
 
 def a_node(play: Play, event: Event) -> SimNode | None:

@@ -12,8 +12,9 @@ from tests.sim.victims import DELAYS, ENDS_OF_PODS, touch
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.api.models import MAX_LOG_RULES, MAX_PATTERN
-from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_DRAIN_ON_DELETE
+from elastipod_operator.core.names import ANNOTATION_DRAIN_ON_DELETE
 from elastipod_operator.core.sizes import SizeError, Sizes
+from elastipod_operator.kube.applied import last_good_spec
 from elastipod_operator.kube.limits import MAX_TEMPLATE_BYTES
 from elastipod_operator.kube.translate import policy_of
 
@@ -53,10 +54,9 @@ def edit_times(play: Play, event: Event) -> str:
 
 def break_spec(play: Play, event: Event) -> str:
     """An edit that cannot be used, mended later."""
-    if play.cluster.job is None or play.is_spec_broken or ANNOTATION_APPLIED not in play.cluster.job.annotations:
+    if play.cluster.job is None or play.is_spec_broken or last_good_spec(play.cluster.job_body()) is None:
         return ""
     play.is_spec_broken = True
-    play.cluster.last_good_spec = play.cluster.job.spec
     if play.cluster.tenant is not None:  # nobody drains what Kueue takes back meanwhile
         for pod in play.cluster.pods.values():
             touch(play, pod, event)
@@ -84,11 +84,16 @@ def _spoil_template(spec: Body) -> None:
     spec["replicaSpecs"][0]["template"]["metadata"] = "nonsense"
 
 
+def _spoil_worker_count(spec: Body) -> None:
+    spec["nprocPerNode"] = "many"
+
+
 _BAD_EDITS: tuple[tuple[str, Callable[[Body], None]], ...] = (
     ("replicaSpecs are renamed", _rename),
     ("a template without end", _swell_template),
     ("log rules without end", _swell_rules),
     ("an invalid template", _spoil_template),
+    ("a worker count that is none", _spoil_worker_count),
 )
 
 
@@ -102,10 +107,10 @@ def mend_spec(play: Play) -> None:
         first["name"] = play.story.specs[0]["name"]
         first["template"]["spec"]["containers"][0].pop("command", None)
         first["template"].pop("metadata", None)
+        spec["nprocPerNode"] = play.story.spec()["nprocPerNode"]
         spec["runPolicy"].pop("logMonitoringConfiguration", None)
 
     play.is_spec_broken = False
-    play.cluster.last_good_spec = None
     play.cluster.edit_job(mend)
 
 
@@ -113,7 +118,7 @@ def scale(play: Play, event: Event) -> str:
     job = play.cluster.job
     if job is None:
         return ""
-    spec = {**job.spec, "replicas": 0}
+    spec = {**play.cluster.spec_in_force(), "replicas": 0}
     allowed = sizes(spec).allowed
     ceiling = (0, *allowed, allowed[-1] + 1)[event.number % (len(allowed) + 2)]
     play.cluster.edit_job(lambda spec: spec.update(replicas=ceiling))
