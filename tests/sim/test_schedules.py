@@ -21,6 +21,8 @@ from tests.sim.scripted import STORIES, TURNS
 from tests.sim.story import Play, explain, failure_of
 
 LONG_RUN_S = 240.0
+# The schedules of an ordinary run follow each other in one process, which on a busy machine has a third of a processor.
+ORDINARY_RUN_S = 900.0
 MAX_STORIES = 3
 # The shortest turn has a record, four pods that go, and the status.
 LEAST_CALLS = 8
@@ -44,6 +46,7 @@ def _play_all(seeds: Iterable[int]) -> Counter[str]:
     return met
 
 
+@pytest.mark.timeout(ORDINARY_RUN_S)
 def test_every_schedule_keeps_the_invariants_and_ends_well(seeds: range, capsys: pytest.CaptureFixture[str]) -> None:
     met = _play_all(seeds)
     if len(seeds) == 1:
@@ -56,9 +59,10 @@ def test_every_schedule_keeps_the_invariants_and_ends_well(seeds: range, capsys:
 def _missed(met: Counter[str]) -> set[str]:
     """Give what was not met; told stories see to what chance leaves out."""
     names = (*ALL_FAULTS, *MUST_MEET)
-    if not all(met[name] for name in names):
-        for story in ALL_STORIES.values():
-            failure_of(story, met)
+    for story in ALL_STORIES.values():
+        if all(met[name] for name in names):
+            break
+        failure_of(story, met)
     return {name for name in names if not met[name]}
 
 
