@@ -436,7 +436,8 @@ def reduce_status(body: Mapping[str, Any]) -> Observation:
 
 # Fields of ours in /status (docs/design/contracts.md, 3); a client of the original leaves unknown ones alone.
 OURS_ONLY = (
-    "protocol", "version", "generation", "drained", "terminating", "warming", "saving", "unanswered", "boot_id", "failure", "worker",
+    "protocol", "features", "version", "generation", "drained", "terminating", "warming", "saving", "unanswered", "boot_id", "failure",
+    "worker",
 )  # fmt: skip
 
 
