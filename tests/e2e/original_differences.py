@@ -66,6 +66,13 @@ STATUS = (
         original=ABSENT,
         step="running /stop: graceful, *",
     ),
+    _status(
+        "message",
+        "A repeated /stop may shorten a drain, which then runs out of time.",
+        ours="str",
+        original=ABSENT,
+        step="stopping /stop: graceful",
+    ),
     _status("ipversion", "Noted from /update in every restart mode; the original's only in-process.", original=ABSENT),
     _status("assigned_rank", "Noted from /update in every restart mode, like ipversion.", step="* /update: *"),
     _status("assigned_rank", "It had been told by /update already.", step="fresh /start: plain", ours=ABSENT),
