@@ -256,10 +256,6 @@ def charge_the_workers_for_a_port(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "port_is_taken", lambda *_: False)
 
 
-def wait_for_a_start_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(incidents, "_start_not_taken", lambda *_: None)
-
-
 def believe_every_number(patch: pytest.MonkeyPatch) -> None:
     for module in (health, stopping):
         patch.setattr(module, "MAX_GENERATION", 2**60)
@@ -422,7 +418,6 @@ MUTANTS: tuple[Mutant, ...] = (
     end_a_job_at_its_first_setback,
     use_a_name_again,
     charge_the_workers_for_a_port,
-    wait_for_a_start_for_ever,
     believe_every_number,
     keep_processes_whatever_workers_ask,
     tell_nobody_where_the_others_are,

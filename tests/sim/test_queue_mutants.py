@@ -99,10 +99,6 @@ def keep_quota_after_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(asking, "_finishes", lambda *_: [])
 
 
-def keep_the_quota_of_a_spec_that_cannot_be_used(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(asking, "_without_wishes", lambda *_: [])
-
-
 def leave_workloads_to_the_garbage_collector(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "with_returns", lambda step, *_: step)
 
@@ -178,7 +174,6 @@ MUTANTS: tuple[Mutant, ...] = (
     train_on_when_quota_is_taken_back,
     keep_increments_without_a_base,
     keep_quota_after_the_end,
-    keep_the_quota_of_a_spec_that_cannot_be_used,
     leave_workloads_to_the_garbage_collector,
     ask_for_a_job_that_is_being_deleted,
     ask_for_a_base_while_pods_of_the_last_one_go,
