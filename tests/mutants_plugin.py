@@ -11,15 +11,18 @@ import json
 import os
 import resource
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-# The tests of a function need some seconds at most; what needs so much processor time has lost its way.
-CPU_LIMIT_S = 30
+# The tests of a function need a few seconds; a mutant that takes this much processor time or elapsed time does not terminate.
+CPU_LIMIT_S, WALL_LIMIT_S = 30, 120
+# For all tests, once, without a mutant.
+FIRST_LIMIT_S = 1800
 # A mistake in a bound must not take the machine's memory.
-MEMORY_LIMIT_BYTES = 3 << 30
+MEMORY_LIMIT_BYTES = int(os.environ.get("MUTANTS_MEMORY_BYTES", str(3 << 30)))
 FOUND, NOT_FOUND = 1, 0
 NONE = ""
 
@@ -30,7 +33,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     items = {item.nodeid: item for item in session.items}
     todo: dict[str, list[str]] = json.loads(Path("todo.json").read_text())
     gc.freeze()  # forks share what there is
-    assert try_out(NONE, session.items) == ("survived", None), "the tests fail without any mistake"
+    outcome, failing = try_out(NONE, session.items, cpu_s=FIRST_LIMIT_S, wall_s=FIRST_LIMIT_S)
+    assert outcome == "survived", f"without any mistake the tests are {outcome} by {failing and failing.nodeid}"
     finders: dict[
         str, list[str]
     ] = {}  # by function, the latest first: they are likely to find the next mistake there too
@@ -45,13 +49,18 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     return True
 
 
-def try_out(mutant: str, items: list[pytest.Item]) -> tuple[str, pytest.Item | None]:
-    """Say how one mutant fared, in a process of its own, and which test found it, if that is known."""
+def try_out(
+    mutant: str, items: list[pytest.Item], *, cpu_s: int = CPU_LIMIT_S, wall_s: int = WALL_LIMIT_S
+) -> tuple[str, pytest.Item | None]:
+    """Try one mutant in a process group of its own; give the outcome and the test that found it, if that is known."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 5))
+            os.setsid()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(wall_s)
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
             os.environ["MUTANT_UNDER_TEST"] = mutant
             finder = first_to_fail(items)
@@ -60,10 +69,12 @@ def try_out(mutant: str, items: list[pytest.Item]) -> tuple[str, pytest.Item | N
         finally:
             os._exit(FOUND)  # the test run itself broke
     os.close(writing)
+    _, status = os.waitpid(child, 0)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what its tests have started
     with os.fdopen(reading) as answer:
         number = answer.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL):
         return "timeout", None
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == NOT_FOUND:
         return "survived", None
@@ -73,6 +84,9 @@ def try_out(mutant: str, items: list[pytest.Item]) -> tuple[str, pytest.Item | N
 def first_to_fail(items: list[pytest.Item]) -> int | None:
     """Run tests until one fails; give its number."""
     for number, item in enumerate(items):
-        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=None)):
+        failed = next((report for report in runtestprotocol(item, log=False, nextitem=None) if report.failed), None)
+        if failed is not None:
+            if os.environ["MUTANT_UNDER_TEST"] == NONE:
+                print(failed.longreprtext, flush=True)
             return number
     return None

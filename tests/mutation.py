@@ -1,11 +1,11 @@
-"""Mutation testing of the operator's decisions: mutmut plants small mistakes in core/, and tests/unit/core must notice.
+"""Mutation testing: mutmut plants small mistakes in one part of the product, and that part's unit tests must notice.
 
-All work is done on a copy in a temporary folder, never on the checkout. There the package lies at the top (where `operator/`
-would hide the standard library's module), and what the core's tests do not need is left out: the leak checks and plugins
+All work is done on a copy in a temporary folder, never on the checkout. There the packages lie at the top (where `operator/`
+would hide the standard library's module), and what the unit tests do not need is left out: the leak checks and plugins
 of tests/conftest.py, and random choices (hypothesis is made to repeat itself). mutmut makes the mutants and sees which tests
 run which functions; the tests are collected once (tests/mutants_plugin.py), and a fork for each mutant runs those of its
 function until one fails. mutmut's own runner collects them anew for each mutant, which takes several times as long.
-`docs/design/testing.md` tells the rules.
+`docs/design/testing.md` gives the rules.
 """
 
 from __future__ import annotations
@@ -24,27 +24,94 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = "elastipod_operator"
-CORE = f"{PACKAGE}.core"
-# Two properties over arbitrary facts and the cost of jobs of thousands of pods: seconds for each mutant, and they do not
-# ask what comes out; and a test that holds the core against documents and other parts of the operator.
-NOT_TAKEN = ("test_any_observation.py", "test_scale.py", "test_fields.py")
-# mutmut makes the mutants of all modules whichever it is asked to try; this one has few.
-SMALLEST = f"{CORE}.backoff.*"
+# Where the packages lie in the checkout, by name; in the copy they all lie at the top.
+PACKAGES = {
+    "elastipod_operator": "operator", "elastipod": "agent", "elastipod_agent": "agent",
+    "hyperpod_elastic_agent": "agent", "elastipod_local": "localcluster", "bench": ".",
+}  # fmt: skip
+# What tests read beside the packages.
+BESIDE = ("tests", "docs", "crds", "charts", "examples", "requirements", "Dockerfile", "README.md")
 OUTCOMES = {"killed", "timeout", "survived", "untested"}
 
-SETTINGS = f"""\
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the product and the unit tests that must notice mistakes in it.
+
+    package: the package that is mutated. not_mutated: modules and packages in it that are not. tests: folders of tests.
+    tests_left_out: files in them that are not run. smallest: a module with few mutants: mutmut makes the mutants of all
+    modules whichever it is asked to try. sample: how many mutants are tried unless the caller asks for another number; 0 for
+    all. memory_gib: the address space of one try; torch's libraries reserve a lot of it.
+    """
+
+    package: str
+    tests: tuple[str, ...]
+    smallest: str
+    not_mutated: tuple[str, ...] = ()
+    tests_left_out: tuple[str, ...] = ()
+    sample: int = 300
+    memory_gib: int = 3
+
+
+PARTS = {
+    # Left out: two properties over arbitrary facts and the cost of jobs of thousands of pods, which take seconds for each
+    # mutant and do not ask what comes out; and a test that holds the core against documents and other parts of the operator.
+    "core": Part(
+        package="elastipod_operator.core",
+        tests=("tests/unit/core",),
+        tests_left_out=(
+            "tests/unit/core/test_any_observation.py",
+            "tests/unit/core/test_scale.py",
+            "tests/unit/core/test_fields.py",
+        ),
+        smallest="elastipod_operator.core.backoff",
+        sample=0,
+    ),
+    "shell": Part(
+        package="elastipod_operator",
+        not_mutated=("elastipod_operator.core", "elastipod_operator.api"),
+        tests=("tests/unit/agents", "tests/unit/kube", "tests/unit/operator_shell", "tests/unit/queues"),
+        smallest="elastipod_operator.logs",
+    ),
+    # Not mutated: scripts that an interpreter without the installed packages runs, and so without mutmut's own.
+    "agent": Part(
+        package="elastipod_agent",
+        not_mutated=("elastipod_agent.workers.matcher_process", "elastipod_agent.warm.boot"),
+        tests=("tests/unit/agent",),
+        smallest="elastipod_agent.scripts",
+        memory_gib=64,
+    ),
+    "library": Part(
+        package="elastipod",
+        # Beside its own: tests of its client for the agent, which a real agent answers.
+        tests=(
+            "tests/unit/library",
+            "tests/unit/agent/test_ipc.py",
+            "tests/unit/agent/test_ipc_names.py",
+            "tests/unit/agent/test_worker_file.py",
+        ),
+        tests_left_out=("tests/unit/library/test_cli.py",),
+        smallest="elastipod.progress",
+        memory_gib=64,
+    ),
+}
+
+SETTINGS = """\
 [tool.mutmut]
-source_paths = ["{PACKAGE}/core"]
-also_copy = ["{PACKAGE}", "conftest.py", "mutants_plugin.py"]
-pytest_add_cli_args_test_selection = ["tests/unit/core"]
+source_paths = {sources}
+do_not_mutate = {spared}
+also_copy = {copied}
+pytest_add_cli_args_test_selection = {tests}
 track_dependencies = false
 use_git_change_detection = false
 
 [tool.pytest.ini_options]
 pythonpath = ["."]
-addopts = "--import-mode=importlib -p no:cacheprovider"
+addopts = "--import-mode=importlib -p no:cacheprovider -p pytest_asyncio.plugin"
+asyncio_mode = "auto"
+asyncio_default_fixture_loop_scope = "function"
 filterwarnings = ["error"]
+markers = ["long", "timeout", "needs_root", "cluster"]
 """
 CONFTEST = """\
 from hypothesis import HealthCheck, settings
@@ -53,6 +120,10 @@ settings.register_profile(
     "mutation", derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("mutation")
+
+
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if item.get_closest_marker("long") is None]
 """
 
 
@@ -76,31 +147,45 @@ class Mutant:
 
 
 class Workshop:
-    """A folder in which mutants are made and tried on a copy of the core and its tests."""
+    """A folder in which mutants of one part are made and tried on a copy."""
 
-    def __init__(self, folder: Path, *, root: Path = ROOT) -> None:
+    def __init__(self, folder: Path, part: Part, *, root: Path = ROOT) -> None:
         self._folder = folder
+        self._part = part
         self._root = root
         self._mutated = folder / "mutants"
 
     def prepare(self) -> None:
         """Copy what is needed and have mutmut make the mutants and see which tests run which functions."""
-        unwanted = shutil.ignore_patterns("__pycache__", *NOT_TAKEN)
-        shutil.copytree(self._root / "operator" / PACKAGE, self._folder / PACKAGE, ignore=unwanted)
-        tests = Path("tests", "unit", "core")
-        shutil.copytree(self._root / tests, self._folder / tests, ignore=unwanted)
+        unwanted = shutil.ignore_patterns("__pycache__")
+        copied = {name: self._root / place / name for name, place in PACKAGES.items()}
+        copied |= {name: self._root / name for name in BESIDE}
+        for name, source in copied.items():
+            if source.is_dir():
+                shutil.copytree(source, self._folder / name, ignore=unwanted)
+            else:
+                shutil.copy(source, self._folder)
+        for left_out in ("tests/conftest.py", *self._part.tests_left_out):
+            (self._folder / left_out).unlink()
         shutil.copy(self._root / "tests" / "mutants_plugin.py", self._folder)
-        (self._folder / "pyproject.toml").write_text(SETTINGS)
+        lists = {
+            "sources": [_path_of(self._part.package)], "tests": self._part.tests,
+            "spared": [f"{_path_of(module)}{end}" for module in self._part.not_mutated for end in (".py", "/*")],
+            "copied": [*copied, "conftest.py", "mutants_plugin.py"],
+        }  # fmt: skip
+        settings = SETTINGS.format(**{name: json.dumps(list(values)) for name, values in lists.items()})
+        (self._folder / "pyproject.toml").write_text(settings)
         (self._folder / "conftest.py").write_text(CONFTEST)
-        self._run(self._folder, "mutmut", "run", "--max-children", "1", SMALLEST)
+        self._run(self._folder, "mutmut", "run", "--max-children", "1", f"{self._part.smallest}.*")
 
     def mutants(self) -> list[Mutant]:
         """Give every mutant that was made."""
-        return [
-            mutant
-            for path in sorted((self._mutated / PACKAGE / "core").glob("*.py"))
-            for mutant in _mutants_of(path.read_text(), f"{CORE}.{path.stem}")
-        ]
+        mutated = (self._mutated / _path_of(self._part.package)).rglob("*.py")
+        return [mutant for path in sorted(mutated) for mutant in _mutants_of(path.read_text(), self._module_of(path))]
+
+    def _module_of(self, path: Path) -> str:
+        parts = path.relative_to(self._mutated).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     def try_out(self, mutants: list[Mutant]) -> list[Mutant]:
         """Run for each mutant the tests that run its function, the shortest first, until one fails; give the outcomes."""
@@ -113,15 +198,16 @@ class Workshop:
             m.name: sorted(tests.get(_function_of(m.name), []), key=lambda test: (seconds[test], test)) for m in mutants
         }
         (self._mutated / "todo.json").write_text(json.dumps(todo))
-        self._run(self._mutated, "pytest", "-q", "-p", "mutants_plugin", "--rootdir=.", "tests/unit/core")
+        limits = {"MUTANTS_MEMORY_BYTES": str(self._part.memory_gib << 30)}
+        self._run(self._mutated, "pytest", "-q", "-p", "mutants_plugin", "--rootdir=.", *self._part.tests, **limits)
         outcomes = dict(line.split() for line in (self._mutated / "outcomes").read_text().splitlines())
         assert set(outcomes) == set(todo)
         assert set(outcomes.values()) <= OUTCOMES
         return [replace(mutant, outcome=outcomes[mutant.name]) for mutant in mutants]
 
-    def _run(self, folder: Path, *command: str) -> None:
+    def _run(self, folder: Path, *command: str, **variables: str) -> None:
         """Run a module of this environment in a folder; raises MutationError when it fails."""
-        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(folder)}
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(folder), **variables}
         log = self._folder / "log"
         with log.open("w") as output:
             done = subprocess.run(
@@ -129,6 +215,10 @@ class Workshop:
             )
         if done.returncode:
             raise MutationError(f"{command[0]} ended with {done.returncode}: {log.read_text()[-3000:]}")
+
+
+def _path_of(module: str) -> str:
+    return module.replace(".", "/")
 
 
 def _function_of(name: str) -> str:
@@ -152,7 +242,7 @@ def report(tried: list[Mutant]) -> dict[str, object]:
     """Give what `.run/long/mutation.json` tells besides the totals: the outcomes by module, and who survived."""
     modules: dict[str, Counter[str]] = {}
     for mutant in tried:
-        modules.setdefault(mutant.module.removeprefix(f"{CORE}."), Counter())[mutant.outcome] += 1
+        modules.setdefault(mutant.module, Counter())[mutant.outcome] += 1
     by_module = {
         name: {"found": round(_share(outcomes), 3), "total": outcomes.total(), **outcomes}
         for name, outcomes in modules.items()
@@ -171,7 +261,8 @@ def _share(outcomes: Counter[str]) -> float:
 
 def _mutants_of(source: str, module: str) -> Iterator[Mutant]:
     """Read the mutants from a module as mutmut wrote it: each is a copy of its function beside the original."""
-    functions = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)}
     for name, changed in functions.items():
         stem, mark, number = name.rpartition("__mutmut_")
         if not mark or number == "orig":

@@ -1,4 +1,4 @@
-"""Do the core's tests notice mistakes? The long run plants thousands; here also the rules by which they are counted."""
+"""Do the unit tests notice mistakes? The long run plants thousands; here also the rules by which they are counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.long_runs import LongRun
-from tests.mutation import Mutant, Workshop, _mutants_of, choose, report, share_found
+from tests.mutation import PACKAGES, PARTS, ROOT, Mutant, Part, Workshop, _mutants_of, choose, report, share_found
 
 WANTED_SHARE = 0.85
 HOURS = 3600
@@ -72,28 +72,51 @@ def test_who_was_not_run_by_any_test_has_not_been_found() -> None:
     outcomes = ["killed", "timeout", "survived", "untested"]
     tried = [Mutant(f"m.{o}", "m", is_wording=False, diff="-a\n+b", outcome=o) for o in outcomes]
     assert share_found(tried) == 0.5
-    assert [s["name"] for s in report(tried)["survivors"]] == ["m.survived", "m.untested"]  # type: ignore[index, attr-defined]
+    assert [s["name"] for s in report(tried)["survivors"]] == ["m.survived", "m.untested"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_parts_name_modules_and_tests_that_exist(part: Part) -> None:
+    modules = [part.package, part.smallest, *part.not_mutated]
+    places = [ROOT / PACKAGES[module.partition(".")[0]] / module.replace(".", "/") for module in modules]
+    missing = [place for place in places if not (place.is_dir() or place.with_suffix(".py").is_file())]
+    missing += [ROOT / test for test in (*part.tests, *part.tests_left_out) if not (ROOT / test).exists()]
+    assert not missing
 
 
 @pytest.mark.long("mutation")
-@pytest.mark.timeout(3 * HOURS)
-def test_the_tests_of_the_core_find_planted_mistakes(long_run: LongRun, tmp_path: Path) -> None:
-    """$MUTANTS: so many of them, chosen by the seed. $MUTATE: only those whose name contains it, such as `core.plan.`."""
-    shop = Workshop(tmp_path)
+@pytest.mark.timeout(6 * HOURS)
+def test_unit_tests_find_planted_mistakes(long_run: LongRun, tmp_path: Path) -> None:
+    """Try mutants of every part.
+
+    $MUTANTS: how many of each part, chosen by the seed. $MUTATE: only those whose name contains it, such as `core.plan.`.
+    $PARTS: only these parts, separated by commas.
+    """
+    shares = {}
+    for name in os.environ.get("PARTS", ",".join(PARTS)).split(","):
+        shares[name] = try_part(long_run, name, tmp_path / name)
+    long_run.count(**{f"{name}_share_found": round(share, 4) for name, share in shares.items()})
+    told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    assert min(shares.values()) >= WANTED_SHARE, (
+        f"of the planted mistakes were found: {told}; see .run/long/mutation.json"
+    )
+
+
+def try_part(long_run: LongRun, name: str, folder: Path) -> float:
+    """Plant mistakes in one part and record the outcomes; give the share that was found."""
+    part = PARTS[name]
+    folder.mkdir()
+    shop = Workshop(folder, part)
     shop.prepare()
     every = shop.mutants()
-    chosen = choose(
-        every, number=int(os.environ.get("MUTANTS", "0")), pattern=os.environ.get("MUTATE", ""), seed=long_run.seed
-    )
-    tried = shop.try_out(chosen)
+    number = int(os.environ.get("MUTANTS", str(part.sample)))
+    tried = shop.try_out(choose(every, number=number, pattern=os.environ.get("MUTATE", ""), seed=long_run.seed))
     outcomes = [mutant.outcome for mutant in tried]
-    share = share_found(tried)
-    long_run.count(
-        planted=len(tried), killed=outcomes.count("killed"), timeouts=outcomes.count("timeout"),
-        survived=outcomes.count("survived"), untested=outcomes.count("untested"), wording_left_out=sum(m.is_wording for m in every),
-        share_found=round(share, 4),
-    )  # fmt: skip
-    long_run.detail(**report(tried))
-    assert share >= WANTED_SHARE, (
-        f"{share:.1%} of {len(tried)} planted mistakes were found; .run/long/mutation.json names the others"
-    )
+    counts = {
+        "planted": len(tried), "killed": outcomes.count("killed"), "timeouts": outcomes.count("timeout"),
+        "survived": outcomes.count("survived"), "untested": outcomes.count("untested"),
+        "wording_left_out": sum(mutant.is_wording for mutant in every), "made": len(every),
+    }  # fmt: skip
+    long_run.count(**{f"{name}_{what}": count for what, count in counts.items()})
+    long_run.detail(**{name: report(tried)})
+    return share_found(tried)
