@@ -38,7 +38,7 @@ sim: env ## one schedule of the simulator, told step by step (SEED=number, as a 
 test-long: env ## large counts (NAME=one of the long runs, SEED=number); writes .run/long/<name>.json
 	@$(PY) tests/tiers.py --long "$(NAME)" $(TIERS) -- $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-lint: env ## ruff, mypy --strict, import directions, generated files
+lint: env ## ruff, mypy --strict, import directions, generated files, and gates of our own (tests/lint)
 	@status=0; \
 	step() { echo "lint: $$*"; "$$@" || status=1; }; \
 	step .venv/bin/ruff check --quiet .; \
@@ -46,6 +46,7 @@ lint: env ## ruff, mypy --strict, import directions, generated files
 	step .venv/bin/mypy; \
 	step .venv/bin/lint-imports; \
 	step $(PY) -m elastipod_operator.api.generate --check; \
+	step $(PY) -m tests.lint; \
 	exit $$status
 
 format: env ## let ruff format and sort

@@ -151,7 +151,7 @@ class Agreement:
             try:
                 store.wait(f"wake/{self._rank}", QUIET_WAIT_S)
             except TimeoutError:
-                continue
+                continue  # nobody has an event yet
             except ConnectionError:
                 return  # nobody is left to agree with; an event from now on fails in publishing, with its own words
             self._heard = True
@@ -163,7 +163,7 @@ class Agreement:
             try:
                 self._wake.get(timeout=POLL_S)
             except Empty:
-                continue
+                continue  # time to read the worker file again
         if self._closing:
             return
         try:

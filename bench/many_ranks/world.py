@@ -105,7 +105,7 @@ def run(
         began = time.thread_time()
         try:
             results[rank] = body(SimulatedExchange(wires, rank, teams or Teams.of(world_size), costs[rank]))
-        except BaseException as error:
+        except BaseException as error:  # raised by the thread that joins this one
             failures.append(error)
         costs[rank].cpu_s = time.thread_time() - began
 

@@ -140,7 +140,7 @@ class NodeGroup:
                 try:
                     group.rmdir()
                 except FileNotFoundError:
-                    continue
+                    continue  # removed in the meantime
                 except OSError as busy:  # a process in it is still dying
                     if time.monotonic() > end:
                         raise LocalClusterError(f"the control group {group} cannot be removed: {busy}") from busy

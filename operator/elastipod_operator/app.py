@@ -151,7 +151,7 @@ def _surviving(handler: Handler) -> Handler:
     async def surviving(**event: Any) -> None:
         try:
             await handler(**event)
-        except Exception as error:
+        except Exception as error:  # one odd object must not end the watch of all others
             note_mistake("object", error)
 
     return surviving

@@ -138,7 +138,7 @@ class InFlight(Generic[K]):
                 await call()
                 self.num_succeeded += 1
                 self._widen()
-            except Exception as error:
+            except Exception as error:  # one refused call must not end the others; the caller gets it
                 self._failed[key] = error
                 if self._stops is not None and self._stops(error):
                     self._stop()
@@ -164,7 +164,7 @@ class InFlight(Generic[K]):
         failed = dict(self._failed)
         try:
             await self._settle(failed)
-        except Exception:
+        except Exception:  # nobody awaits this task
             log.exception("what came of calls could not be told")
         finally:
             for key in failed:

@@ -118,7 +118,7 @@ class PodCreation:
         if taken:
             try:
                 refusals += await self._taken_by_others(job, taken)
-            except Exception as error:
+            except Exception as error:  # reported below, after the refusals of the other pods
                 broken.append(error)
         problem, self._problem = self._problem, ""
         if self.calls.num_succeeded:

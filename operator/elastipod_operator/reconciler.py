@@ -193,7 +193,7 @@ class Reconciler:
             )  # fmt: skip
         except CALL_ERRORS as second:
             log.warning("a failure could not be told: %s %s", type(second).__name__, second, extra=about(job.fact))
-        except Exception as second:
+        except Exception as second:  # the outer edge of one job's task, as above
             note_mistake("handling", second, job)
 
     async def _after_failure(self, job: Job, error: Exception) -> None:

@@ -1,7 +1,7 @@
 """What Kueue 0.15 decides about one Workload: which flavors it gets, and who is evicted for it (without fair sharing).
 
 The rules are those of its scheduler, for cohorts of one level, one group of resources and the default fungibility of
-flavors; `scenarios.py` is played on both.
+flavors; `kueue_scenarios.py` is played on both.
 """
 
 from __future__ import annotations

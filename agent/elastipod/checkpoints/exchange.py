@@ -340,7 +340,7 @@ class _Talk(threading.Thread):
                 if not self._is_said.wait(BEAT_S) and time.monotonic() > deadline:
                     raise TimeoutError(f"its part was not done within {PATIENCE_S:g} s")
                 self.verdict = self._tell(self._answer if self._is_said.is_set() else b"")
-        except Exception as error:
+        except Exception as error:  # kept for the caller, which is another thread
             self.failure = error
 
 

@@ -146,7 +146,7 @@ class MemoryDirectory:
                     if f"{header.name}.json" == name:
                         found.append(header)
             except (OSError, ValueError, KeyError, TypeError):
-                continue
+                continue  # an image that cannot be read does not exist for us
         return found
 
     def publish(self, header: Header) -> None:

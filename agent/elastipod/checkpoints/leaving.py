@@ -123,7 +123,7 @@ def _end(failure: BaseException | None) -> None:
 def _flush_files() -> None:
     """Write out what is buffered of open files, as the interpreter's own end does. A pipe may wait for ever for its reader."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
+        with suppress(Exception):  # the reader of a pipe may be gone, and the script may have replaced the stream
             stream.flush()
     for item in gc.get_objects():
         if issubclass(type(item), _BUFFERED):

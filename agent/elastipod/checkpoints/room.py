@@ -80,7 +80,7 @@ def cgroup_rooms(root: Path = Path("/")) -> list[Room]:
         try:
             limit, used = _limit_and_use(folder, version)
         except (OSError, ValueError, KeyError):
-            continue
+            continue  # a group without limit, or one that this container may not read
         if limit is not None:
             identity = os.stat(folder)
             name = f"the memory limit of {'the container' if not found else 'the group above the container'}"

@@ -143,7 +143,7 @@ class BatchCache:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    continue
+                    continue  # another rank is writing; try again after a pause
             else:
                 raise DataError(
                     f"another process loads into {self._directory}; give every data-parallel rank a folder of its own"

@@ -46,7 +46,7 @@ def run(kind: str, target: str, args: Sequence[str], command: Sequence[str]) -> 
         else:
             sys.argv = [target, *args]
             _run_file(target)
-    except BaseException as error:
+    except BaseException as error:  # the script's, reported as the interpreter would report it
         failure = error
     # Outside of the handler: a hook must not find an exception that is still being handled.
     return 0 if failure is None else _exit_code(failure)
@@ -102,7 +102,7 @@ def _exit_code(failure: BaseException) -> int:
         sys.excepthook(kind, failure, trace)
     except SystemExit as leaving:
         return _asked_for(leaving.code)
-    except BaseException as error:
+    except BaseException as error:  # the hook itself failed; the interpreter prints both
         print("Error in sys.excepthook:", file=sys.stderr)
         traceback.print_exception(type(error), error, _without_ours(error.__traceback__))
         print("\nOriginal exception was:", file=sys.stderr)

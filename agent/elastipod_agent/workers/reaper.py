@@ -52,7 +52,7 @@ class Child:
             except ProcessLookupError:  # a forked one that has not come to make its group
                 self.send(number)
             except PermissionError:
-                pass
+                pass  # every process of the group has another user's rights; only root can end them
 
 
 class Unborn(Protocol):

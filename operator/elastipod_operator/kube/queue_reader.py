@@ -90,7 +90,7 @@ class QueueReader:
                 async with asyncio.timeout(TROUBLED_AGAIN_S if is_troubled else READ_AGAIN_S):
                     await self._hurry.wait()
             except TimeoutError:
-                pass
+                pass  # nothing is urgent: time for the regular read
 
     async def _read(self, namespaces: Sequence[str]) -> None:
         asked = set(self._facts)

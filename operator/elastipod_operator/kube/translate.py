@@ -168,7 +168,7 @@ def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
     # anything, and whatever comes of reading that must not end the care for the job.
     try:
         return _checked_policy(body)
-    except Exception as error:
+    except Exception as error:  # whatever a user wrote becomes a sentence for that user
         return (
             None,
             f"the spec cannot be read ({_shown(error)}); compare it with kubectl explain hpjob.spec",
@@ -205,7 +205,7 @@ def _template_problem(fact: JobFact, policy: Policy, body: Mapping[str, Any]) ->
             if not is_within_depth(manifest, MAX_DEPTH):
                 return f"spec.replicaSpecs[{one['name']}].template is nested more than {MAX_DEPTH} levels deep"
             json.dumps(manifest)
-        except Exception as error:
+        except Exception as error:  # as above: the user's template, not a mistake of ours
             what = f"spec.replicaSpecs[{one['name']}].template is no template of a pod ({_shown(error)})"
             return f"{what}; compare it with kubectl explain pod"
     return ""

@@ -1,0 +1,24 @@
+"""The gates of `make lint` that are this repository's own: a line for each finding, exit 1 when there is any.
+
+Usage: python -m tests.lint
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.lint import code, glossary, references
+from tests.lint.sources import read_repository
+
+
+def main() -> int:
+    """Run every gate on the repository; give the exit status."""
+    repository = read_repository()
+    findings = sorted({finding for gate in (glossary, code, references) for finding in gate.check(repository)})
+    for finding in findings:
+        print(finding)
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

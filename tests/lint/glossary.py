@@ -1,0 +1,83 @@
+"""Terms that the glossary replaces: its last column, where it is in `code style`, names what no name may carry any more."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from tests.lint.sources import Finding, Repository, Source
+
+GLOSSARY = "docs/glossary.md"
+# Terms that names still carry; each goes from here with the last of them.
+NOT_YET = frozenset(
+    {
+        *("share", "sight", "look", "seen", "scene", "doom", "withdrawn", "held", "board", "shed", "keeper", "nursery"),
+        *("bear", "unborn", "newborn", "hands_off", "transit"),
+    }
+)
+# (term, name) that is right all the same, with the reason.
+ALLOWED: Mapping[tuple[str, str], str] = {}
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+CODE = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term that is not used, in words of lower case, and the glossary's own term for the concept."""
+
+    words: tuple[str, ...]
+    instead: str
+
+    def __str__(self) -> str:
+        return "_".join(self.words)
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """Split a name at underscores, capitals and figures: `AgentBoard` and `agent_board` give agent, board."""
+    return tuple(word.lower() for word in WORD.findall(name))
+
+
+def terms_of(page: str) -> Sequence[Term]:
+    """Read the glossary's tables: the terms in `code style` of the last column, each with the first one of its row."""
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|"))
+    return [Term(words_of(old), cells[0]) for cells in rows if len(cells) == 3 for old in CODE.findall(cells[2])]
+
+
+def check(repository: Repository) -> Iterator[Finding]:
+    """Give every name that is defined with a term of the last column."""
+    page = next(source.text for source in repository.sources if source.path == GLOSSARY)
+    terms = [term for term in terms_of(page) if str(term) not in NOT_YET]
+    for source in repository.python:
+        yield from forbidden_names(source, terms)
+
+
+def forbidden_names(source: Source, terms: Sequence[Term]) -> Iterator[Finding]:
+    """Find the terms in a file's own name and in the names that it defines."""
+    first = {term.words[0] for term in terms}
+    for number, name in [(1, PurePosixPath(source.path).stem), *_defined(source)]:
+        words = words_of(name)
+        if first.isdisjoint(words):
+            continue
+        for term in terms:
+            if _holds(words, term.words) and (str(term), name) not in ALLOWED:
+                yield Finding(
+                    source.path, number, f"the name {name} says '{term}'; the glossary's term is: {term.instead}"
+                )
+
+
+def _holds(words: tuple[str, ...], term: tuple[str, ...]) -> bool:
+    return any(words[at : at + len(term)] == term for at in range(len(words)))
+
+
+def _defined(source: Source) -> Iterator[tuple[int, str]]:
+    for node in source.nodes:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name

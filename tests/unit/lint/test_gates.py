@@ -1,0 +1,156 @@
+"""Each gate of `make lint` finds what it is for, and lets pass what is right."""
+
+from __future__ import annotations
+
+import pytest
+from tests.lint import code, glossary, references
+from tests.lint.sources import ROOT, Finding, Repository, Source
+
+GLOSSARY = """
+| term | meaning | not |
+|---|---|---|
+| increment | some replicas | `Lump`, step |
+| disruption | an announced end | `Doom`, `hands_on` |
+"""
+TERMS = glossary.terms_of(GLOSSARY)
+
+
+def texts(findings: object) -> list[str]:
+    assert hasattr(findings, "__iter__")
+    return [finding.text for finding in findings if isinstance(finding, Finding)]
+
+
+def python(text: str, path: str = "operator/elastipod_operator/core/one.py") -> Source:
+    return Source(path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class AgentLump: ...",
+        "def next_lump(): ...",
+        "def f(lump): ...",
+        "lump = 1",
+        "LUMP_S = 1",
+        "self.lump_of = 1",
+        "is_hands_on = True",
+    ],
+)
+def test_a_forbidden_term_is_found_in_every_kind_of_name(text: str) -> None:
+    (found,) = glossary.forbidden_names(python(text), TERMS)
+    assert "the glossary's term is:" in found.text
+
+
+def test_a_forbidden_term_is_found_in_the_name_of_a_file() -> None:
+    (found,) = glossary.forbidden_names(python("", "agent/elastipod/doom.py"), TERMS)
+    assert (found.path, found.line) == ("agent/elastipod/doom.py", 1)
+    assert "disruption" in found.text
+
+
+@pytest.mark.parametrize("text", ["lumps = 1", "step = 1", "hands = on = 1", "use(thing.lump)", "plump = 1"])
+def test_other_words_and_names_of_others_pass(text: str) -> None:
+    assert not list(glossary.forbidden_names(python(text), TERMS))
+
+
+def test_the_gate_reads_the_real_glossary() -> None:
+    terms = glossary.terms_of((ROOT / glossary.GLOSSARY).read_text())
+    assert len(terms) > 10
+    assert {str(term) for term in terms} >= glossary.NOT_YET, "a term in NOT_YET is not in the glossary"
+
+
+def test_a_function_of_more_than_70_lines_is_found() -> None:
+    body = "    x = 1\n"
+    assert not list(code.long_functions(python("def f():\n" + body * 69)))
+    (found,) = code.long_functions(python("def f():\n" + body * 70))
+    assert "71 lines" in found.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    f()\nexcept OSError:\n    pass",
+        "for x in y:\n    try:\n        f()\n    except OSError:\n        continue",
+        "try:\n    f()\nexcept Exception:\n    g()",
+        "try:\n    f()\nexcept:\n    g()",
+        "with suppress(Exception):\n    f()",
+        "with contextlib.suppress(BaseException):\n    f()",
+        "try:\n    f()\nexcept OSError:  # noqa: S110\n    pass",
+    ],
+)
+def test_a_lost_exception_is_found(text: str) -> None:
+    assert len(list(code.lost_exceptions(python(text)))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    f()\nexcept OSError:\n    pass  # it has ended already",
+        "try:\n    f()\nexcept Exception:  # the outer edge of a task\n    g()",
+        "try:\n    f()\nexcept Exception:\n    undo()\n    raise",
+        "try:\n    f()\nexcept OSError:\n    g()",
+        "with suppress(OSError):\n    f()",
+    ],
+)
+def test_exceptions_that_are_handled_or_explained_pass(text: str) -> None:
+    assert not list(code.lost_exceptions(python(text)))
+
+
+def test_two_classes_or_modules_of_one_family_that_share_a_name_are_found() -> None:
+    sources = [
+        python("class Status: ...", "operator/elastipod_operator/core/plan.py"),
+        python("class Status: ...", "operator/elastipod_operator/kube/plan.py"),
+        python("class Status: ...", "localcluster/elastipod_local/plan.py"),
+    ]
+    assert len(texts(code.shared_names(sources, set()))) == 2
+    assert not texts(code.shared_names(sources, {"plan", "Status"}))
+
+
+def test_private_classes_and_package_files_may_share_a_name() -> None:
+    sources = [
+        python("class _Status: ...", "operator/elastipod_operator/core/__init__.py"),
+        python("class _Status: ...", "operator/elastipod_operator/kube/__init__.py"),
+    ]
+    assert not texts(code.shared_names(sources, set()))
+
+
+@pytest.mark.parametrize(
+    "text", ["see decision" + " 26", "(Decisions" + " 5, 6)", "spec" + " 40 item 1", "As 05-decisions" + " 3"]
+)
+def test_a_document_that_is_not_in_the_repository_is_found(text: str) -> None:
+    assert len(texts(references.documents_outside(python(f"# {text}")))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "stale"),
+    [
+        ("# see docs/design/gone.md", 1),
+        ('"""See `core/gone.py`."""', 1),
+        ("# gone.py does it", 1),
+        ("# see docs/design/here.md and here.md", 0),
+        ("# see design/here.md", 0),
+        ("# https://example.com/docs/gone.md, /docs/gone.md, .run/gone.md, gen-<n>.md", 0),
+        ('open("docs/gone.md")', 0),
+    ],
+)
+def test_a_path_without_a_file_is_found_in_comments_and_docstrings(text: str, stale: int) -> None:
+    repository = Repository([], ["docs/design/here.md", "operator/elastipod_operator/core/one.py"])
+    assert len(texts(references.missing_files(python(text), repository))) == stale
+
+
+@pytest.mark.parametrize(
+    ("link", "broken"),
+    [
+        ("here.md", 0),
+        ("../here.md", 1),
+        ("here.md#what-it-does-in-30-s", 0),
+        ("here.md#nothing", 1),
+        ("#top", 0),
+        ("#nothing", 1),
+        ("https://example.com/x.md", 0),
+    ],
+)
+def test_a_link_without_a_file_or_heading_is_found(link: str, broken: int) -> None:
+    page = Source("docs/page.md", f"# Top\nSee [it]({link}).\n```\n[it](gone.md)\n```\n")
+    here = Source("docs/here.md", "# Here\n## What `it` does, in 30 s\n")
+    repository = Repository([page, here], ["docs/page.md", "docs/here.md"])
+    assert len(texts(references.broken_links(page, repository))) == broken
