@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from elastipod.batches.sizes import world_sizes as world_sizes
     from elastipod.checkpoint import CheckpointManager as CheckpointManager
     from elastipod.checkpoint import Resume as Resume
-    from elastipod.checkpoints.calls import load_checkpoint as load_checkpoint
-    from elastipod.checkpoints.calls import save_checkpoint as save_checkpoint
+    from elastipod.checkpoint.hyperpod_functions import load_checkpoint as load_checkpoint
+    from elastipod.checkpoint.hyperpod_functions import save_checkpoint as save_checkpoint
     from elastipod.data import Batch as Batch
     from elastipod.data import ElasticBatches as ElasticBatches
     from elastipod.data.batch_cache import BatchCache as BatchCache
@@ -65,12 +65,12 @@ _HOME = {
     "exact_sum": "batches.fixed_order",
     "fixed_order_passes": "batches.fixed_order",
     "gradient_sync": "gradients",
-    "load_checkpoint": "checkpoints.calls",
+    "load_checkpoint": "checkpoint.hyperpod_functions",
     "optimizer_norm": "moments",
     "plan_batch": "batches.sizes",
     "rate_factor": "batches.rates",
     "report": "progress",
-    "save_checkpoint": "checkpoints.calls",
+    "save_checkpoint": "checkpoint.hyperpod_functions",
     "shard_lengths": "data.sharded",
     "world_sizes": "batches.sizes",
 }

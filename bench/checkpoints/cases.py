@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoints.state import apply_state
+from elastipod.checkpoint.training_state import apply_state
 from elastipod.torch_names import DTensor
 
 LAYERS = 16

@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.many_ranks.world import Cost, SimulatedExchange, run
 
-from elastipod.checkpoints.plan import Chunk, Held, Plan
-from elastipod.checkpoints.staging import agreed_plan
+from elastipod.checkpoint.save_plan import Chunk, Held, Plan
+from elastipod.checkpoint.staging import agreed_plan
 
 PER_NODE = 8
 SHAPES = ((4096, 4096), (16384, 4096), (4096, 16384), (4096,))  # as the layers of a transformer have them

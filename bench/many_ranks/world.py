@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from elastipod.checkpoints.exchange import Exchange
-from elastipod.checkpoints.relay import Relay, Teams
+from elastipod.checkpoint.communicator import Exchange
+from elastipod.checkpoint.hierarchy import Relay, Teams
 
 
 @dataclass(slots=True)

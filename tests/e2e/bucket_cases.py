@@ -11,8 +11,8 @@ from typing import Any
 from tests.e2e.rank_worlds import run_world
 
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint_store import CheckpointId, Manifest
-from elastipod.checkpoints.bucket import CheckpointBucket
+from elastipod.checkpoint.bucket_store import CheckpointBucket
+from elastipod.checkpoint.store import CheckpointId, Manifest
 from elastipod.errors import CheckpointError, FencedError
 
 

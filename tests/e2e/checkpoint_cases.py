@@ -20,12 +20,11 @@ from tests.e2e.rank_worlds import World, run_world, serve
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from elastipod.checkpoint import CheckpointManager, Resume
-from elastipod.checkpoint_directory import CheckpointDirectory
-from elastipod.checkpoints import relay
-from elastipod.checkpoints.image import MemoryDirectory
-from elastipod.checkpoints.load import Filling
-from elastipod.checkpoints.staging import Staging
+from elastipod.checkpoint import CheckpointManager, Resume, hierarchy
+from elastipod.checkpoint.directory_store import CheckpointDirectory
+from elastipod.checkpoint.image import MemoryDirectory
+from elastipod.checkpoint.load_plan import Filling
+from elastipod.checkpoint.staging import Staging
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.torch_names import DTensor
 
@@ -440,12 +439,12 @@ def in_teams(case: Callable[..., Any]) -> Callable[..., Any]:
     """Give the case in worlds that form teams of two, as large worlds form larger ones."""
 
     def run(*arguments: Any) -> Any:
-        whole = relay.FLAT, relay.WHOLE
-        relay.FLAT = relay.WHOLE = 2
+        whole = hierarchy.FLAT, hierarchy.WHOLE
+        hierarchy.FLAT = hierarchy.WHOLE = 2
         try:
             return case(*arguments)
         finally:
-            relay.FLAT, relay.WHOLE = whole
+            hierarchy.FLAT, hierarchy.WHOLE = whole
 
     return run
 

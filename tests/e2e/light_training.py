@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import IO, Any, cast
 
 from elastipod import ElasticBatches, SampleLog, report
-from elastipod.checkpoint_directory import CheckpointDirectory
-from elastipod.checkpoint_store import CheckpointId, Manifest, record_file
+from elastipod.checkpoint.directory_store import CheckpointDirectory
+from elastipod.checkpoint.store import CheckpointId, Manifest, record_file
 from elastipod.local_worker import generation_from_env, local_worker, run_from_env
 from elastipod.worker_file import EventLevel
 

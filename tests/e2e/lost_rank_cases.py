@@ -14,10 +14,9 @@ import torch.distributed as dist
 from tests.e2e.rank_worlds import World, run_world
 from torch.distributed.device_mesh import init_device_mesh
 
-from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoints import exchange
-from elastipod.checkpoints.exchange import Exchange
-from elastipod.checkpoints.saving import Saver
+from elastipod.checkpoint import CheckpointManager, communicator
+from elastipod.checkpoint.communicator import Exchange
+from elastipod.checkpoint.saver import Saver
 from elastipod.errors import CheckpointError
 from elastipod.ranks import from_every_rank
 
@@ -49,7 +48,7 @@ class Shares:
 
 def lose_ranks(folder: Path) -> dict[str, Any]:
     """Let one of three ranks be slow, stop, fail and die in saves of one world; gives what each rank heard of each save."""
-    exchange.SILENCE_S, exchange.BEAT_S, exchange.BLOCK = SILENCE_S, 0.2, 4096
+    communicator.SILENCE_S, communicator.BEAT_S, communicator.BLOCK = SILENCE_S, 0.2, 4096
 
     def body(rank: int) -> list[list[str]]:
         state = Shares()

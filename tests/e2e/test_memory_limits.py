@@ -24,7 +24,7 @@ import os, sys, logging
 from pathlib import Path
 import torch
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoints.room import cgroup_rooms
+from elastipod.checkpoint.memory_limits import cgroup_rooms
 logging.basicConfig(level=logging.WARNING)
 group, room, checkpoints, memory = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 (group / "cgroup.procs").write_text(str(os.getpid()))

@@ -42,7 +42,12 @@ COMBINATIONS = [
     Combination("3.13", "torch", "numpy"),
 ]
 TOOLS = ("pytest>=8", "pytest-timeout", "pytest-asyncio", "hypothesis", "psutil", "prometheus-client", "torchdata")
-UNIT = ("--hypothesis-profile=ci", "tests/unit/agent", "tests/unit/library")  # no deadlines: the machine may be busy
+UNIT = (
+    "--hypothesis-profile=ci",
+    "tests/unit/agent",
+    "tests/unit/checkpoint",
+    "tests/unit/library",
+)  # no deadlines: the machine may be busy
 # Without the e2e tier's own conftest: the local cluster needs a newer Python than the agent does.
 E2E = (
     *("-p", "tests.conftest", "--noconftest"),

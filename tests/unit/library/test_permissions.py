@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.library.test_checkpoint import Trainer
+from tests.unit.checkpoint.test_save_and_load import Trainer
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.data.batch_cache import BatchCache

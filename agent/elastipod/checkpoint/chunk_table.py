@@ -1,0 +1,179 @@
+"""Plans of many ranks in columns: what a hundred thousand chunks have in common is held, and sent, once.
+
+Tensors that are cut alike over the ranks share a *division*: the boxes in which they lie. A model has as many divisions as its
+tensors have shapes, so a plan has some thousand numbers per rank and not an object per chunk.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any, overload
+
+from elastipod.checkpoint.chunk import Chunk, Path
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What all chunks of a tensor have in common. item_bytes: of one of its numbers."""
+
+    key: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    item_bytes: int
+
+    def chunk(self, box: Sequence[int]) -> Chunk:
+        """Give the chunk that a box of it is: offsets, then sizes."""
+        offsets, sizes = tuple(box[: len(self.shape)]), tuple(box[len(self.shape) :])
+        return Chunk(self.key, self.path, self.dtype, self.shape, offsets, sizes, self.item_bytes * math.prod(sizes))
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> Tensor:
+        return cls(chunk.key, chunk.path, chunk.dtype, chunk.shape, chunk.num_bytes // max(1, chunk.num_items))
+
+    def as_json(self) -> list[Any]:
+        return [self.key, self.path, self.dtype, self.shape, self.item_bytes]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Tensor:
+        key, path, dtype, shape, item_bytes = data
+        return cls(str(key), tuple(path), str(dtype), tuple(shape), int(item_bytes))
+
+
+class Chunks(Sequence[Chunk]):
+    """The chunks of tensors, one after the other; made when they are asked for."""
+
+    def __init__(self, tensors: Sequence[Tensor], divisions: Sequence[array[int]], division_of: Sequence[int]) -> None:
+        """divisions: boxes, side by side. division_of: by tensor."""
+        self.tensors, self.divisions, self.division_of = tensors, divisions, division_of
+        counts = [
+            len(divisions[number]) // (2 * len(tensor.shape)) if tensor.shape else 1
+            for tensor, number in zip(tensors, division_of, strict=True)
+        ]
+        self.starts = [0, *accumulate(counts)]
+
+    def byte_sizes(self) -> Iterator[int]:
+        """Give the bytes of every chunk, without making it."""
+        items: dict[int, list[int]] = {}  # numbers in each box, by division
+        for index, tensor in enumerate(self.tensors):
+            division = self.division_of[index]
+            if division not in items:
+                items[division] = [self._chunk(index, box).num_items for box in range(self._count(index))]
+            yield from (tensor.item_bytes * each for each in items[division])
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    @overload
+    def __getitem__(self, number: int) -> Chunk: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Chunk]: ...
+
+    def __getitem__(self, number: int | slice) -> Chunk | Sequence[Chunk]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        index = bisect_right(self.starts, number) - 1
+        return self._chunk(index, number - self.starts[index])
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for index in range(len(self.tensors)):
+            for box in range(self._count(index)):
+                yield self._chunk(index, box)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chunks) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.tensors))
+
+    def _count(self, index: int) -> int:
+        return self.starts[index + 1] - self.starts[index]
+
+    def _chunk(self, index: int, box: int) -> Chunk:
+        tensor = self.tensors[index]
+        width = 2 * len(tensor.shape)
+        return tensor.chunk(self.divisions[self.division_of[index]][box * width : (box + 1) * width])
+
+
+@dataclass(frozen=True, slots=True)
+class Sets(Sequence[tuple[int, ...]]):
+    """A sequence of sets of ranks, of which many are equal. kinds: the different ones; kind_of: which, by place."""
+
+    kinds: tuple[tuple[int, ...], ...]
+    kind_of: array[int]
+
+    def __len__(self) -> int:
+        return len(self.kind_of)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, ...]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[tuple[int, ...]]: ...
+
+    def __getitem__(self, place: int | slice) -> tuple[int, ...] | Sequence[tuple[int, ...]]:
+        if isinstance(place, slice):
+            return [self.kinds[kind] for kind in self.kind_of[place]]
+        return self.kinds[self.kind_of[place]]
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return (self.kinds[kind] for kind in self.kind_of)
+
+    def with_rank(self, rank: int) -> list[int]:
+        """Give the places of the sets that a rank is in."""
+        kinds = {kind for kind, ranks in enumerate(self.kinds) if rank in ranks}
+        return [place for place, kind in enumerate(self.kind_of) if kind in kinds]
+
+
+class SetsMaker:
+    """Makes `Sets` place by place."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[int, ...], int] = {}
+        self._kind_of = array("i")
+
+    def add(self, ranks: tuple[int, ...]) -> None:
+        self._kind_of.append(self._kinds.setdefault(ranks, len(self._kinds)))
+
+    def made(self) -> Sets:
+        return Sets(tuple(self._kinds), self._kind_of)
+
+
+def packed_numbers(numbers: array[int]) -> str:
+    """Give numbers as text that travels in JSON; what repeats itself takes little room."""
+    ordered = numbers[:]
+    if sys.byteorder == "big":
+        ordered.byteswap()
+    return base64.b64encode(zlib.compress(ordered.tobytes())).decode()
+
+
+def unpacked_numbers(kind: str, text: str) -> array[int]:
+    """Give what `packed_numbers` was given; kind: the array's type code. Raises ValueError for a text that is none."""
+    numbers: array[int] = array(kind)
+    try:
+        numbers.frombytes(zlib.decompress(base64.b64decode(text, validate=True)))
+    except zlib.error as error:
+        raise ValueError(f"no packed numbers: {error}") from error
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def runs(values: Iterable[str]) -> list[tuple[str, int]]:
+    """Give equal neighbours once, and how many they are."""
+    return [(value, len(list(same))) for value, same in groupby(values)]
+
+
+def unrun(pairs: Iterable[Sequence[Any]]) -> tuple[str, ...]:
+    return tuple(str(value) for value, count in pairs for _ in range(int(count)))

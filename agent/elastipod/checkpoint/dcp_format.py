@@ -1,0 +1,196 @@
+"""A checkpoint's files in the format of torch.distributed.checkpoint: torch's own readers can load them.
+
+Each rank writes one file with its chunks and values, checksummed on the way, so that nothing is read back; rank 0 adds
+the metadata that says which chunk lies where.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import IO, Any, BinaryIO, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from elastipod.checkpoint.image import sum_of
+from elastipod.checkpoint.save_plan import Place, Plan
+from elastipod.checkpoint.store import FileRecord
+from elastipod.checkpoint.value_codec import unpacked
+from elastipod.errors import CheckpointError
+
+_PART = 4 << 20
+_SMALL = 1 << 18  # bytes that are summed sooner than another thread is asked to
+
+PAYLOAD_SUM, VALUE_SUM = "s", "c"  # before the hex digits of `FileRecord.parts`: of a chunk's bytes; CRC-32 of an entry
+
+METADATA = ".metadata"  # which tensor is where: written by rank 0 when all ranks have finished
+
+
+class MeasuredFile:
+    """A file to write to, which keeps count of its bytes and their CRC-32; as much of one as torch.save wants.
+
+    The sum is there to find what was torn or has rotted; it is made in a thread beside the writing. It guards against nobody.
+    """
+
+    def __init__(self, file: BinaryIO, check: Callable[[], None] = lambda: None) -> None:
+        """check: is called before each part is written, and may raise CheckpointError to end the writing."""
+        self._file, self._check = file, check
+        self.size = self._crc32 = 0
+        self._failure: OSError | CheckpointError | None = None
+        self._summing = ThreadPoolExecutor(1, "elastipod-sum")
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), _PART):
+                part = view[start : start + _PART]
+                self._check()
+                summed = self._begin_sum(part)
+                try:
+                    self._file.write(part)
+                finally:
+                    if summed is not None:
+                        summed.result()  # before the memory is used for something else
+        except (OSError, CheckpointError) as error:
+            self._failure = error
+            raise
+        self.size += len(view)
+        return len(view)
+
+    def _begin_sum(self, part: memoryview[int]) -> Future[None] | None:
+        """Sum up beside the writing; at once what is small, and when Python ends: it waits for a save, but lets no thread begin."""
+        if len(part) >= _SMALL:
+            with suppress(RuntimeError):
+                return self._summing.submit(self._sum, part)
+        self._sum(part)
+        return None
+
+    def _sum(self, part: memoryview[int]) -> None:
+        self._crc32 = zlib.crc32(part, self._crc32)
+
+    def __enter__(self) -> MeasuredFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._summing.shutdown()
+
+    def save(self, value: object) -> list[int]:
+        """Write a value as torch does; gives [first byte, bytes]. Raises OSError where the file cannot be written."""
+        start = self.size
+        try:
+            torch.save(value, cast(IO[bytes], self))
+        except RuntimeError:
+            if self._failure is not None:  # torch's writer speaks of its own position when a write has failed
+                raise self._failure from None
+            raise
+        return [start, self.size - start]
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def record(self) -> FileRecord:
+        return FileRecord(self.size, f"{self._crc32:08x}")
+
+
+def file_name(rank: int) -> str:
+    return f"__{rank}_0.distcp"
+
+
+def write_part(
+    file: BinaryIO,
+    tensors: Iterable[tuple[int, torch.Tensor]],
+    values: Mapping[str, str],
+    check: Callable[[], None] = lambda: None,
+) -> tuple[FileRecord, dict[str, list[int]], dict[str, list[int]]]:
+    """Write a rank's part: chunks by number and packed values by key. check: as `MeasuredFile` takes it.
+
+    Gives the file's record and, for chunks (by number as text) and values (by key), [first byte, bytes].
+    """
+    chunks: dict[str, list[int]] = {}
+    entries: dict[str, list[int]] = {}
+    parts: dict[str, str] = {}
+    with MeasuredFile(file, check) as out:
+        for number, tensor in tensors:
+            place = chunks[str(number)] = out.save(_alone(tensor))
+            parts[str(place[0])] = payload_sum(sum_of(tensor.reshape(-1).view(torch.uint8)) if tensor.numel() else 0)
+        for key, text in values.items():
+            content = io.BytesIO()
+            torch.save(unpacked(text), content)
+            entries[key] = [out.size, len(content.getbuffer())]
+            parts[str(out.size)] = f"{VALUE_SUM}{zlib.crc32(content.getbuffer()):08x}"
+            out.write(content.getbuffer())
+    return replace(out.record(), parts=parts), chunks, entries
+
+
+def payload_sum(found: int) -> str:
+    """Write the sum of a chunk's bytes, as `sum_of` makes it, in the way of a manifest."""
+    return f"{PAYLOAD_SUM}{found:016x}"
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a contiguous tensor of the same memory that is all of its storage: torch.save writes a storage as a whole."""
+    start = tensor.storage_offset() * tensor.element_size()
+    storage = tensor.untyped_storage()[start : start + tensor.nbytes]
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, tensor.shape, tensor.stride())
+
+
+def metadata_of(plan: Plan) -> Metadata:
+    """Give torch's description of a planned state, without places in files."""
+    described: dict[str, Any] = {}
+    for chunk in plan.chunks:
+        entry = described.get(chunk.key)
+        if entry is None:
+            properties = TensorProperties(dtype=getattr(torch, chunk.dtype))
+            entry = described[chunk.key] = TensorStorageMetadata(properties, torch.Size(chunk.shape), [])
+        entry.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
+    paths = {chunk.key: chunk.path for chunk in plan.chunks}
+    for key, path, _ in plan.values:
+        described[key] = BytesStorageMetadata()
+        paths[key] = path
+    return Metadata(described, planner_data=paths)
+
+
+def write_metadata(
+    file: BinaryIO, plan: Plan, parts: Iterable[tuple[Mapping[str, list[int]], Mapping[str, list[int]]]]
+) -> FileRecord:
+    """Write what all ranks' parts (by rank: places of chunks and of values, as `write_part` gave them) add up to."""
+    metadata = metadata_of(plan)
+    where: dict[MetadataIndex, _StorageInfo] = {}
+    for rank, (chunks, values) in enumerate(parts):
+        for number, (start, length) in chunks.items():
+            chunk = plan.chunks[int(number)]
+            where[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(file_name(rank), start, length)
+        for key, (start, length) in values.items():
+            where[MetadataIndex(key)] = _StorageInfo(file_name(rank), start, length)
+    metadata.storage_data = where
+    with MeasuredFile(file) as out:
+        out.write(pickle.dumps(metadata))
+    return out.record()
+
+
+def place_of(index: MetadataIndex, metadata: Metadata) -> Place:
+    """Say which chunk a storage index of torch's means."""
+    if index.offset is not None:
+        return index.fqn, tuple(index.offset)
+    entry = metadata.state_dict_metadata[index.fqn]
+    assert isinstance(entry, TensorStorageMetadata)
+    return index.fqn, tuple(entry.chunks[0].offsets)
+
+
+def chunk_numbers(plan: Plan) -> dict[Place, int]:
+    """Number a plan's chunks by their places."""
+    return {chunk.place: number for number, chunk in enumerate(plan.chunks)}

@@ -1,0 +1,192 @@
+"""Checkpoints in a directory of a local or shared POSIX file system. No torch.
+
+A checkpoint is written in a hidden folder and appears by one rename; a claim renames the hidden folders of older
+generations away. What is alike for object stores is `CheckpointStore`.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from elastipod.checkpoint.store import CLAIMS, COMPLETE, MANIFEST, CheckpointId, CheckpointStore, Manifest
+from elastipod.errors import CheckpointError, FencedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_FLOW = 8 << 20
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # as file systems over object stores answer
+_TEMPORARY = re.compile(r"\.(?:tmp|dead)-step-\d{10}-gen-(\d{6})-[0-9a-f]+")
+
+
+class CheckpointDirectory(CheckpointStore):
+    """Checkpoints in a directory of a local or shared POSIX file system."""
+
+    seeks_quickly = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        super().__init__(str(self.path))
+
+    def begin(self, target: CheckpointId) -> Path:
+        path = self.path / f".tmp-{target.name}-{secrets.token_hex(4)}"
+        path.mkdir(parents=True)
+        try:
+            # After the directory is there: a claim that we do not see now will see the directory.
+            self.check_fence(target.generation)
+        except FencedError:
+            with suppress(OSError):
+                path.rmdir()
+            raise
+        return path
+
+    @contextmanager
+    def create_file(self, begun: str | Path, name: str) -> Iterator[BinaryIO]:
+        with io.BufferedWriter(_FlowingFile(Path(begun) / name, "xb")) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def commit(self, begun: str | Path, manifest: Manifest) -> Path:
+        begun = Path(begun)
+        final = self.path / manifest.id.name
+        try:
+            with self.create_file(begun, MANIFEST) as file:
+                file.write(manifest.to_json().encode())
+            sync_directory(begun)
+            self.check_fence(manifest.id.generation)
+            os.rename(begun, final)
+        except OSError as error:
+            self.check_fence(manifest.id.generation)  # a successor has taken away what we were writing
+            raise CheckpointError(
+                f"cannot commit {final}: {error.strerror}; move what is there out of the way, or make room"
+            ) from error
+        sync_directory(self.path)
+        return final
+
+    def abandon(self, begun: str | Path) -> None:
+        shutil.rmtree(begun, ignore_errors=True)
+
+    def complete(self) -> list[CheckpointId]:
+        found = [match for match in map(COMPLETE.fullmatch, self._names("")) if match]
+        return sorted((CheckpointId(int(match[1]), int(match[2])) for match in found), reverse=True)
+
+    @contextmanager
+    def open_file(self, of: CheckpointId, name: str) -> Iterator[BinaryIO]:
+        with open(self.path / of.name / name, "rb") as file:
+            yield file
+
+    def size_of(self, of: CheckpointId, name: str) -> int:
+        return (self.path / of.name / name).stat().st_size
+
+    def location(self, of: CheckpointId) -> Path:
+        return self.path / of.name
+
+    def _prepare(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is not a directory; name a directory for checkpoints")
+        if (self.path / ".metadata").exists() or (self.path / MANIFEST).exists():
+            raise CheckpointError(
+                f"{self.path} is itself one checkpoint, not a directory of checkpoints; name an empty directory or its parent"
+            )
+        (self.path / CLAIMS).mkdir(parents=True, exist_ok=True)
+
+    def _fence_off(self, generation: int) -> None:
+        for name in self._names(""):
+            found = _TEMPORARY.fullmatch(name)
+            if found and int(found[1]) < generation and name.startswith(".tmp-"):
+                with suppress(FileNotFoundError):  # it was committed at this moment, before us, or its writer gave up
+                    os.rename(self.path / name, self.path / name.replace(".tmp-", ".dead-", 1))
+
+    def _delete_unfinished(self, generation: int) -> None:
+        for name in self._names(""):
+            found = _TEMPORARY.fullmatch(name)
+            if found and int(found[1]) <= generation:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def _delete(self, old: CheckpointId) -> None:
+        """Hide first, then delete: a half-deleted checkpoint is never seen under its name."""
+        hidden = self.path / f".tmp-{old.name}-{secrets.token_hex(4)}"
+        try:
+            os.rename(self.path / old.name, hidden)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(hidden, ignore_errors=True)
+
+    def _place(self) -> str:
+        return os.path.realpath(self.path)
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return os.listdir(self.path / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _read(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self._draft(name, text)
+        os.rename(temporary, self.path / name)
+        sync_directory(temporary.parent)
+
+    def _create(self, name: str, text: str) -> bool:
+        temporary = self._draft(name, text)
+        try:
+            os.link(temporary, self.path / name)  # whole from its first moment, and for one caller only
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with suppress(FileExistsError), open(self.path / name, "x", encoding="utf-8") as file:
+                file.write(text)
+                return True
+            return False
+        finally:
+            temporary.unlink()
+        sync_directory(temporary.parent)
+        return True
+
+    def _draft(self, name: str, text: str) -> Path:
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        temporary.write_text(text, encoding="utf-8")
+        return temporary
+
+    def _remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+
+class _FlowingFile(io.FileIO):
+    """A file that flows to disk while it is being written, so that little is left for the sync at its end."""
+
+    _asked = 0  # bytes that the kernel was asked to write out
+
+    def write(self, data: Buffer, /) -> int:
+        count = super().write(data)
+        written = self.tell()
+        if written - self._asked >= _FLOW and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # where a file system knows no such advice
+                # Linux begins to write out pages that are not needed any more, and does not wait for it.
+                os.posix_fadvise(self.fileno(), self._asked, written - self._asked, os.POSIX_FADV_DONTNEED)
+            self._asked = written
+        return count
+
+
+def sync_directory(path: Path) -> None:
+    """Have the directory's entries on disk, so that a rename or a new name survives a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,196 @@
+"""Reading a state from a checkpoint's files: once, compared with its sums where it has arrived.
+
+A chunk is verified by the sum that its writer noted in the manifest, in the tensor that it is for wherever it fits there as
+it is. Files of earlier versions have no such sums: who reads them verifies them as a whole before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import pickle
+import struct
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import IO, Any, BinaryIO, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+
+from elastipod.checkpoint.dcp_format import METADATA, VALUE_SUM, payload_sum
+from elastipod.checkpoint.image import STRETCH, shaped, sum_of
+from elastipod.checkpoint.load_plan import Part
+from elastipod.checkpoint.save_plan import Chunk, Place, num_bytes
+from elastipod.checkpoint.store import CheckpointStore, Damaged, Manifest
+from elastipod.checkpoint.training_state import RANDOM
+
+_STREAMS = 8  # reads of an object store at once
+_DIRECTORY_BYTES = 4096  # at the end of a tensor's zip file, in which its directory is found
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's entry, up to the lengths of its name and its extra fields
+
+
+class FileSource:
+    """State in the files of a checkpoint. Its methods raise Damaged for what is not as it was saved, OSError where storage fails."""
+
+    def __init__(self, store: CheckpointStore, manifest: Manifest, rank: int) -> None:
+        """Read the metadata, and the plain values that this rank needs."""
+        self._store, self._manifest, self._id = store, manifest, manifest.id
+        content = self._read(METADATA, 0, manifest.files[METADATA].size) if METADATA in manifest.files else b""
+        if f"{zlib.crc32(content):08x}" != manifest.files[METADATA].crc32:
+            raise Damaged(f"{store.location(self._id)}/{METADATA} is not as its manifest has it")
+        self.metadata: Metadata = pickle.loads(content)  # noqa: S301  # its checksum is that of the manifest
+        self._where: Mapping[MetadataIndex, _StorageInfo] = dict(self.metadata.storage_data)
+        self._values = self._read_values(rank)
+
+    def has_value(self, key: str) -> bool:
+        return key in self._values
+
+    def value(self, key: str) -> Any:
+        return self._values[key]
+
+    def fill(self, wanted: Mapping[Place, Sequence[Part]]) -> list[str]:
+        """Fill live tensors; gives what is damaged, one sentence each."""
+        problems: list[str] = []
+        by_file: dict[str, list[tuple[_StorageInfo, Place]]] = {}
+        for place in wanted:
+            info = self._where[MetadataIndex(*place)]
+            by_file.setdefault(info.relative_path, []).append((info, place))
+        for name in sorted(by_file):
+            entries = sorted(by_file[name], key=lambda each: each[0].offset)
+            with self._views(name, [info for info, _ in entries]) as views:
+                for (info, place), (file, start) in zip(entries, views, strict=True):
+                    try:
+                        self._fill_chunk(file, start, info, self._chunk(place), wanted[place])
+                    except (Damaged, struct.error, EOFError) as error:
+                        problems.append(f"{self._store.location(self._id)}/{name}: {place[0]} is damaged ({error})")
+        return problems
+
+    def _fill_chunk(self, file: BinaryIO, start: int, info: _StorageInfo, chunk: Chunk, parts: Sequence[Part]) -> None:
+        """start: of the entry in this file."""
+        if not chunk.num_bytes:
+            return
+        file.seek(_payload_start(file, start, info.length))
+        memory = parts[0].memory(chunk) if len(parts) == 1 and parts[0].span(chunk) == (0, chunk.num_bytes) else None
+        raw = torch.empty(chunk.num_bytes, dtype=torch.uint8) if memory is None else memory
+        found = _read_into(file, raw)
+        wanted = self._manifest.files[info.relative_path].parts.get(str(info.offset))
+        if wanted is not None and wanted != payload_sum(found):
+            raise Damaged("its sum is not that of the manifest")
+        if memory is None:
+            for part in parts:
+                part.fill(shaped(raw, chunk))
+
+    def _chunk(self, place: Place) -> Chunk:
+        key, offsets = place
+        entry = self.metadata.state_dict_metadata[key]
+        assert isinstance(entry, TensorStorageMetadata)
+        sizes = next(tuple(each.sizes) for each in entry.chunks if tuple(each.offsets) == offsets)
+        dtype = entry.properties.dtype
+        name = str(dtype).removeprefix("torch.")
+        return Chunk(key, (), name, tuple(entry.size), offsets, sizes, num_bytes(sizes, dtype.itemsize))
+
+    @contextmanager
+    def _views(self, name: str, infos: Sequence[_StorageInfo]) -> Iterator[Iterator[tuple[BinaryIO, int]]]:
+        """Give, for one entry after the other, a file and where it begins there.
+
+        Of a store that is far away, several are on their way at once.
+        """
+        if self._store.seeks_quickly:
+            with self._store.open_file(self._id, name) as file:
+                yield ((file, info.offset) for info in infos)
+            return
+        with ThreadPoolExecutor(_STREAMS, "elastipod-checkpoint-read") as streams:
+
+            def fetched() -> Iterator[tuple[BinaryIO, int]]:
+                coming: deque[Future[bytes]] = deque()
+                left = deque(infos)
+                while left or coming:
+                    while left and len(coming) < _STREAMS:
+                        info = left.popleft()
+                        coming.append(streams.submit(self._read, name, info.offset, info.length))
+                    yield io.BytesIO(coming.popleft().result()), 0
+
+            yield fetched()
+
+    def _read_values(self, rank: int) -> dict[str, Any]:
+        """Read the plain values, but for other ranks' random states. Those of one file lie together, and come by one read."""
+        wanted: dict[str, list[tuple[_StorageInfo, str]]] = {}
+        for key, entry in self.metadata.state_dict_metadata.items():
+            is_others = key.startswith(f"{RANDOM}.") and key != f"{RANDOM}.{rank}"
+            info = self._where.get(MetadataIndex(key))
+            if isinstance(entry, BytesStorageMetadata) and info is not None and not is_others:
+                wanted.setdefault(info.relative_path, []).append((info, key))
+        values: dict[str, Any] = {}
+        for name, entries in wanted.items():
+            start = min(info.offset for info, _ in entries)
+            content = self._read(name, start, max(info.offset + info.length for info, _ in entries) - start)
+            for info, key in entries:
+                values[key] = self._value(name, info, content[info.offset - start :][: info.length])
+        return values
+
+    def _value(self, name: str, info: _StorageInfo, content: bytes) -> Any:
+        wanted = self._manifest.files[name].parts.get(str(info.offset))
+        if wanted is not None and wanted != f"{VALUE_SUM}{zlib.crc32(content):08x}":
+            raise Damaged(f"{self._store.location(self._id)}/{name} has a value that is not as its manifest has it")
+        try:
+            return torch.load(cast(IO[bytes], io.BytesIO(content)), map_location="cpu", weights_only=True)
+        except RuntimeError as error:  # what torch makes of a read that fails: the sums were right
+            raise OSError(errno.EIO, f"{name}: {error}") from error
+
+    def _read(self, name: str, start: int, length: int) -> bytes:
+        try:
+            content = self._store.read_range(self._id, name, start, length)
+        except FileNotFoundError:
+            raise Damaged(f"{self._store.location(self._id)}/{name} is missing") from None
+        if len(content) != length:
+            raise Damaged(f"{self._store.location(self._id)}/{name} is too short")
+        return content
+
+
+def _payload_start(file: BinaryIO, start: int, length: int) -> int:
+    """Find the numbers of a tensor in what torch.save wrote of it: a zip file that compresses nothing. length: of that."""
+    skipped = max(0, length - _DIRECTORY_BYTES)
+    file.seek(start + skipped)
+    entry = _entry_of_numbers(file.read(length - skipped))
+    header = skipped + entry.header_offset  # which is counted from where we began to read
+    if not 0 <= header <= length - _LOCAL_HEADER.size:
+        raise Damaged("its directory points elsewhere")
+    file.seek(start + header)
+    name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return start + header + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
+
+
+def _entry_of_numbers(directory: bytes) -> zipfile.ZipInfo:
+    """Find the entry that holds the numbers. directory: the end of the zip file."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(directory)) as archive:
+            entry = next((each for each in archive.infolist() if each.filename.endswith("/data/0")), None)
+    except (
+        Exception
+    ) as error:  # whatever zipfile makes of bytes that are not a directory: nothing is read from storage here
+        raise Damaged(f"its directory cannot be read: {type(error).__name__}") from error
+    if entry is None:
+        raise Damaged("it holds no tensor")
+    return entry
+
+
+def _read_into(file: BinaryIO, raw: torch.Tensor) -> int:
+    """Read the bytes of a tensor from a file, and give their sum, made while they are in the processor's cache."""
+    room = memoryview((ctypes.c_char * raw.numel()).from_address(raw.data_ptr())).cast("B")
+    total = 0
+    for start in range(0, raw.numel(), STRETCH):
+        end = min(start + STRETCH, raw.numel())
+        at = start
+        while at < end:
+            count = file.readinto(room[at:end])  # type: ignore[attr-defined]  # as all files that are open for reading have
+            if not count:
+                raise EOFError("the file ends too early")
+            at += count
+        total += sum_of(raw[start:end])
+    return total % (1 << 64)

@@ -1,0 +1,101 @@
+"""`save_checkpoint` and `load_checkpoint` with the call shapes of the HyperPod documents' samples.
+
+The samples give model and optimizer themselves to torch.distributed.checkpoint. On load a new optimizer has no moments
+yet, so that none are asked for and Adam begins anew, without a word. Here both go through get/set_state_dict.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from elastipod.checkpoint import CheckpointManager, Resume
+from elastipod.checkpoint.training_state import Scheduler
+from elastipod.errors import CheckpointError
+
+_managers: dict[tuple[str, str], CheckpointManager] = {}
+
+
+class _Loaded(NamedTuple):
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    lr_scheduler: Scheduler | None
+
+
+class Loaded(_Loaded):
+    """What `load_checkpoint` gives: the three objects, as the samples unpack them.
+
+    resume: where training goes on, None at the very beginning; step: completed steps, 0 then; user_content: what was saved.
+    """
+
+    resume: Resume | None = None
+
+    @property
+    def step(self) -> int:
+        return self.resume.step if self.resume else 0
+
+    @property
+    def user_content(self) -> Mapping[str, Any]:
+        return self.resume.extra if self.resume else {}
+
+
+def save_checkpoint(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    lr_scheduler: Scheduler | None = None,
+    user_content: Mapping[str, Any] | None = None,
+    checkpoint_path: str | os.PathLike[str] | None = None,
+    *,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    step: int | None = None,
+) -> Path | str:
+    """Save a checkpoint of ``step`` completed optimizer steps in a directory of checkpoints, as `CheckpointManager.save` does.
+
+    checkpoint_path or checkpoint_dir: that directory, the same each time. step: by default the ``step`` or ``global_step``
+    of user_content, which holds JSON values. Collective. Raises TypeError when directory or step is missing, CheckpointError.
+    """
+    content = dict(user_content or {})
+    known = next((content[name] for name in ("step", "global_step") if name in content), None)
+    number = known if step is None else step
+    if not isinstance(number, int):
+        raise TypeError("save_checkpoint needs the number of completed steps: pass step=, or user_content with 'step'")
+    manager = _manager(checkpoint_path, checkpoint_dir)
+    return manager.save(number, model=model, optimizer=optimizer, scheduler=lr_scheduler, extra=content)
+
+
+def load_checkpoint(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    lr_scheduler: Scheduler | None = None,
+    checkpoint_path: str | os.PathLike[str] | None = None,
+    *,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+) -> Loaded:
+    """Load the freshest complete checkpoint of a directory into the given objects, which stay as they are when there is none.
+
+    Unpacks as ``model, optimizer, lr_scheduler = load_checkpoint(...)``; its ``step`` says where to go on. Collective.
+    Raises TypeError when the directory is missing, CheckpointError as `CheckpointManager.load_latest`.
+    """
+    manager = _manager(checkpoint_path, checkpoint_dir)
+    loaded = Loaded(model, optimizer, lr_scheduler)
+    loaded.resume = manager.load_latest(model=model, optimizer=optimizer, scheduler=lr_scheduler)
+    return loaded
+
+
+def _manager(path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None) -> CheckpointManager:
+    """Give the manager of a directory; one per generation, because in-process restarts live over several."""
+    named = path if path is not None else directory
+    if named is None:
+        raise TypeError("name the directory of checkpoints: checkpoint_path or checkpoint_dir")
+    if path is not None and directory is not None and os.fspath(path) != os.fspath(directory):
+        raise CheckpointError(f"checkpoint_path is {path} and checkpoint_dir is {directory}; name one directory")
+    key = os.fspath(named), os.environ.get("ELASTIPOD_GENERATION", "")
+    if key not in _managers:
+        for older in [each for each in _managers if each[0] == key[0]]:
+            del _managers[older]  # its memory goes with it, once what it may still be writing has ended
+        _managers[key] = CheckpointManager(named)
+    return _managers[key]

@@ -1,0 +1,366 @@
+"""Reading a state from memory images, on whatever nodes they are: from this node's by one copy, from others' by the network.
+
+What is read is compared with its sums where it has arrived, stretch by stretch while it is in the processor's cache, so
+that what is verified is what is used. Only the stretches that are needed are read, and what fits as it is goes straight
+into the live tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elastipod.checkpoint.communicator import Exchange, Piece
+from elastipod.checkpoint.dcp_format import chunk_numbers, metadata_of
+from elastipod.checkpoint.image import STRETCH, Header, MappedImage, num_stretches, sum_of
+from elastipod.checkpoint.load_plan import Part
+from elastipod.checkpoint.save_plan import Chunk, Place, Plan
+from elastipod.checkpoint.value_codec import unpacked
+from elastipod.ranks import rank_and_world
+
+if TYPE_CHECKING:
+    from elastipod.checkpoint.image_inventory import Found, MemoryView
+
+_COPIERS = 4  # threads of one rank that copy out of this node's images; as many keep a node's memory busy
+
+Ask = tuple[int, int, int]  # number of a chunk, and which of its bytes: from, to
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An image of this node, to read from. positions: of its chunks in it, by number; sums: of their stretches."""
+
+    image: MappedImage
+    positions: Mapping[int, int]
+    sums: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, header: Header, image: MappedImage, plan: Plan) -> Opened:
+        """Find out what lies where. Sums that a damaged header lacks are taken for 0, which will be found wrong."""
+        positions, _ = plan.layout(header.rank)
+        words = iter(struct.unpack(f">{len(header.sums) // 16}Q", bytes.fromhex(header.sums)))
+        sums = {number: [next(words, 0) for _ in range(num_stretches(plan.chunks[number]))] for number in positions}
+        return cls(image, positions, sums)
+
+
+@dataclass(slots=True)
+class Errands:
+    """What one rank has to copy from its node's images, and to ask other ranks for.
+
+    here: saved rank, number of the chunk, part. asked: by the rank that gives it, pieces in the order in which they travel.
+    """
+
+    here: list[tuple[int, int, Part]] = field(default_factory=list)
+    asked: dict[int, list[_Coming]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[int, list[Any]]:
+        """Give what to ask for, by the rank that is asked."""
+        return {giver: [[piece.number, piece.start, piece.end] for piece in asks] for giver, asks in self.asked.items()}
+
+
+class Images:
+    """The images of one checkpoint. `fill` is collective."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        images: Sequence[Found],
+        view: MemoryView,
+        opened: Mapping[int, Opened],
+        values: Mapping[str, str],
+        extra: Mapping[str, Any],
+        wants_durable: bool = False,
+    ) -> None:
+        """opened: those of this node, by the rank that saved them; they are closed by `close`. wants_durable: as in `Header`."""
+        self._plan, self._view, self._opened, self._values = plan, view, opened, values
+        self._rank, _ = rank_and_world()
+        self._node = view.nodes[self._rank]
+        self._numbers = chunk_numbers(plan)
+        self._images = {(each.node, each.saved_rank): each for each in images}
+        self.world_size = plan.world_size
+        self.metadata = metadata_of(plan)
+        self.extra = extra
+        self.wants_durable = wants_durable
+
+    def names(self) -> list[str]:
+        """Name the images, as files of any node."""
+        return [each.name for each in self._images.values()]
+
+    def digests(self, except_for: Collection[str]) -> list[list[Any]]:
+        """Give, for this node's images, [node, saved rank, group, digest of its sums] of what other ranks copied too.
+
+        A group is the chunks that the same ranks copied. except_for: keys of tensors that may differ between replicas.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for number, copiers in enumerate(self._plan.copiers):
+            if len(copiers) > 1 and self._plan.chunks[number].key not in except_for:
+                groups.setdefault(copiers, []).append(number)
+        return [
+            [self._node, rank, group, _digest(opened.sums[number] for number in numbers)]
+            for rank, opened in sorted(self._opened.items())
+            for group, (copiers, numbers) in enumerate(groups.items())
+            if rank in copiers
+        ]
+
+    def differing(self, told: Sequence[Sequence[Sequence[Any]]]) -> set[Found]:
+        """Give the images that differ from their replicas, all of a group where no majority is alike. told: `digests`, by rank."""
+        votes: dict[int, dict[int, str]] = {}  # by group and saved rank: copies of an image are no votes of their own
+        holders: dict[tuple[int, int], set[str]] = {}
+        for node, rank, group, digest in (each for answer in told for each in answer):
+            votes.setdefault(group, {})[rank] = digest
+            holders.setdefault((group, rank), set()).add(node)
+        return {
+            self._images[node, rank]
+            for group, by_rank in votes.items()
+            for rank in minority(by_rank)
+            for node in holders[group, rank]
+        }
+
+    def has_value(self, key: str) -> bool:
+        """Tell whether a value is there; the random state of a rank is not where its node was lost."""
+        return key in self._values
+
+    def value(self, key: str) -> Any:
+        return unpacked(self._values[key])
+
+    def errands(self, wanted: Mapping[Place, Sequence[Part]]) -> Errands:
+        """Find out where everything is; changes nothing."""
+        found = Errands()
+        for place, parts in wanted.items():
+            number = self._numbers[place]
+            saved_rank = self._saved_by(number, self._node)
+            if saved_rank is not None:
+                found.here += [(saved_rank, number, part) for part in parts]
+                continue
+            pieces = [piece for part in parts for piece in _pieces(number, self._plan.chunks[number], part)]
+            if pieces:
+                found.asked.setdefault(self._giver(number), []).extend(pieces)
+        return found
+
+    def fill(self, errands: Errands, asked: Mapping[int, Sequence[Ask]], exchange: Exchange) -> set[Found]:
+        """Fill live tensors. asked: what others ask this rank for, by the rank that asks.
+
+        Gives, alike on every rank, the images in which something was not as its sum has it.
+        """
+        bad: set[tuple[str, int]] = set()
+        stream = torch.cuda.current_stream() if _uses_cuda() else None
+        with ThreadPoolExecutor(self._num_copiers(), "elastipod-checkpoint-copy") as beside:
+            # They end before this block does, whatever becomes of the transfer: the images are closed then.
+            copying = [beside.submit(self._copy, *each, bad, stream) for each in errands.here]
+            self._transfer(errands, asked, bad, exchange)
+
+        def all_bad() -> list[tuple[str, int]]:
+            for each in copying:
+                each.result()
+            return sorted(bad)
+
+        told = exchange.agree(all_bad, lambda of_ranks: sorted({tuple(each) for own in of_ranks for each in own}))
+        return {self._images[node, saved_rank] for node, saved_rank in told}
+
+    def close(self) -> threading.Thread:
+        """Let the mapped memory go, which takes a while, in a thread; whoever must know that it is gone joins that."""
+        thread = threading.Thread(target=self._unmap, name="elastipod-checkpoint-unmap")
+        thread.start()
+        return thread
+
+    def _unmap(self) -> None:
+        for each in self._opened.values():
+            each.image.close()
+
+    def _num_copiers(self) -> int:
+        """Share the processors with the other ranks of the node."""
+        return max(1, min(_COPIERS, len(os.sched_getaffinity(0)) // len(self._view.ranks_on(self._node))))
+
+    def _copy(self, saved_rank: int, number: int, part: Part, bad: set[tuple[str, int]], stream: Any) -> None:
+        """Copy a part from an image of this node; stream: of CUDA, that the caller works on, where it uses a device."""
+        with torch.cuda.stream(stream):
+            chunk, opened = self._plan.chunks[number], self._opened[saved_rank]
+            if not _copied(opened.image.raw(chunk, opened.positions[number]), chunk, part, opened.sums[number]):
+                bad.add((self._node, saved_rank))
+
+    def _transfer(
+        self,
+        errands: Errands,
+        asked: Mapping[int, Sequence[Ask]],
+        bad: set[tuple[str, int]],
+        exchange: Exchange,
+    ) -> None:
+        """Send what others ask for and receive what we asked for, between each two ranks in the order of the asking."""
+        out = {asker: self._given(asks) for asker, asks in asked.items()}
+        into = {giver: self._coming(giver, pieces, bad) for giver, pieces in errands.asked.items()}
+        exchange.transfer(out, into)
+
+    def _given(self, asks: Sequence[Ask]) -> Iterator[torch.Tensor]:
+        """Give the sums of all that is asked for, eight bytes each, and then what is asked for."""
+        raws: list[torch.Tensor] = []
+        sums = bytearray()
+        for number, start, end in asks:
+            saved_rank = self._saved_by(number, self._node)
+            assert saved_rank is not None
+            opened, chunk = self._opened[saved_rank], self._plan.chunks[number]
+            raws.append(opened.image.raw(chunk, opened.positions[number])[start:end])
+            for each in opened.sums[number][start // STRETCH : -(-end // STRETCH)]:
+                sums += each.to_bytes(8, "little")
+        yield torch.frombuffer(sums, dtype=torch.uint8)
+        yield from raws
+
+    def _coming(self, giver: int, pieces: Sequence[_Coming], bad: set[tuple[str, int]]) -> Iterator[Piece]:
+        """Give the room for each thing that comes from another rank, one after the other."""
+        node = self._view.nodes[giver]
+        sums = torch.empty(8 * sum(piece.num_stretches for piece in pieces), dtype=torch.uint8)
+        yield sums, None
+        first = 0
+        for piece in pieces:
+            last = first + piece.num_stretches
+            saved_rank = self._saved_by(piece.number, node)
+            assert saved_rank is not None
+
+            def wanted(first: int = first, last: int = last) -> list[int]:
+                return [each % (1 << 64) for each in sums[8 * first : 8 * last].view(torch.int64).tolist()]
+
+            def at_end(
+                is_right: bool,
+                piece: _Coming = piece,
+                image: tuple[str, int] = (node, saved_rank),
+            ) -> None:
+                if is_right:
+                    piece.land()
+                else:
+                    bad.add(image)
+
+            yield piece.make_room(), _summing(piece.end - piece.start, wanted, at_end)
+            first = last
+
+    def _saved_by(self, number: int, node: str) -> int | None:
+        """Give the saved rank whose image on a node holds a chunk; None where none does."""
+        return next((rank for rank in self._plan.copiers[number] if (node, rank) in self._images), None)
+
+    def _giver(self, number: int) -> int:
+        """Choose who sends us a chunk; different askers choose differently."""
+        nodes = sorted({node for node, rank in self._images if rank in self._plan.copiers[number]})
+        ranks = [rank for node in nodes for rank in self._view.ranks_on(node)]
+        return ranks[(self._rank + number) % len(ranks)]
+
+
+def minority(votes: Mapping[int, str]) -> set[int]:
+    """Give the ranks whose vote is not that of more than half; all of them where there is no such vote."""
+    counts = Counter(votes.values())
+    found, count = counts.most_common(1)[0]
+    return {rank for rank, vote in votes.items() if 2 * count <= len(votes) or vote != found}
+
+
+def _digest(sums: Iterable[Sequence[int]]) -> str:
+    found = hashlib.sha256()
+    for each in sums:
+        found.update(struct.pack(f"<{len(each)}Q", *each))
+    return found.hexdigest()[:32]
+
+
+@dataclass(slots=True)
+class _Coming:
+    """Whole stretches of a chunk, from byte ``start`` to ``end``, that another rank sends, and the part they are for.
+
+    is_direct: they go into the part's tensor as they are; else into a room, and from there when all is right.
+    """
+
+    number: int
+    start: int
+    end: int
+    chunk: Chunk
+    part: Part
+    is_direct: bool
+    _room: torch.Tensor | None = None
+
+    @property
+    def num_stretches(self) -> int:
+        return -(-(self.end - self.start) // STRETCH)
+
+    def make_room(self) -> torch.Tensor:
+        if self.is_direct:
+            memory, (first, _) = self.part.memory(self.chunk), self.part.span(self.chunk)
+            assert memory is not None
+            return memory[self.start - first : self.end - first]
+        self._room = torch.empty(self.end - self.start, dtype=torch.uint8)
+        return self._room
+
+    def land(self) -> None:
+        """Take to its place what is in a room."""
+        if self._room is not None:
+            _put(self._room, self.start, self.chunk, self.part)
+            self._room = None
+
+
+def _pieces(number: int, chunk: Chunk, part: Part) -> Iterator[_Coming]:
+    """Divide what a part needs into what goes straight into its tensor and what, at either end, holds more than the part."""
+    first, last = part.span(chunk)
+    start, end = first // STRETCH * STRETCH, min(-(-last // STRETCH) * STRETCH, chunk.num_bytes)
+    cuts = [start, end]
+    inner_start, inner_end = -(-first // STRETCH) * STRETCH, end if end == last else last // STRETCH * STRETCH
+    is_split = part.memory(chunk) is not None and inner_start < inner_end
+    if is_split:
+        cuts = [start, inner_start, inner_end, end]
+    for left, right in pairwise(cuts):
+        if left < right:
+            yield _Coming(number, left, right, chunk, part, is_split and left == inner_start)
+
+
+def _put(raw: torch.Tensor, start: int, chunk: Chunk, part: Part) -> None:
+    """Take to a part what of it lies in these bytes of the chunk, from byte ``start`` on: all of it, if the part must be converted."""
+    first, last = part.span(chunk)
+    left, right = max(first, start), min(last, start + raw.numel())
+    memory = part.memory(chunk)
+    if memory is None:
+        part.fill_from_span(raw[left - start : right - start], chunk)
+    else:
+        memory[left - first : right - first].copy_(raw[left - start : right - start])
+
+
+def _copied(raw: torch.Tensor, chunk: Chunk, part: Part, sums: Sequence[int]) -> bool:
+    """Copy a part of a chunk to where it belongs; gives whether the sums of what has arrived there, or was copied from, are right."""
+    is_right = True
+    for piece in _pieces(0, chunk, part):
+        place = piece.make_room() if piece.is_direct else None
+        for start in range(piece.start, piece.end, STRETCH):
+            block = raw[start : min(start + STRETCH, piece.end)]
+            if place is not None:
+                block = place[start - piece.start :][: len(block)].copy_(block)
+            is_right &= sum_of(block) == sums[start // STRETCH]
+        if place is None:
+            _put(raw[piece.start : piece.end], piece.start, chunk, part)
+    return is_right
+
+
+def _uses_cuda() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _summing(
+    size: int, wanted: Callable[[], list[int]], at_end: Callable[[bool], None]
+) -> Callable[[torch.Tensor], None]:
+    """Add up ``size`` bytes as they arrive in blocks, stretch by stretch, and tell at the end whether the sums are right.
+
+    wanted: gives those; asked at the end.
+    """
+    arrived = 0
+    sums = [0] * -(-size // STRETCH)
+
+    def add(block: torch.Tensor) -> None:
+        nonlocal arrived
+        while count := min(block.numel(), STRETCH - arrived % STRETCH):
+            sums[arrived // STRETCH] += sum_of(block[:count])
+            arrived += count
+            block = block[count:]
+        if arrived == size:
+            at_end([each % (1 << 64) for each in sums] == wanted())
+
+    return add

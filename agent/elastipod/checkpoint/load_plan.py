@@ -1,0 +1,116 @@
+"""Filling a live state from a saved one, on whatever ranks there are now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType
+
+from elastipod.checkpoint.dcp_format import place_of
+from elastipod.checkpoint.optimizer_state import Saved
+from elastipod.checkpoint.save_plan import Chunk, Place
+from elastipod.checkpoint.training_state import RANDOM, SCHEDULER
+
+_OPTIONS = "optimizer.param_groups"  # torch's versions differ in the options that a group has
+_NAMED = 3  # so many examples in a message
+
+
+class Filling:
+    """One load: what fits is known when it is made, and nothing has been changed yet."""
+
+    def __init__(self, nested: dict[str, Any], source: Saved) -> None:
+        """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit."""
+        self._nested, self._source = nested, source
+        self._planner = DefaultLoadPlanner(allow_partial_load=True)
+        self._planner.set_up_planner(nested, source.metadata, is_coordinator=True)
+        if problem := misfit(self._planner.state_dict, source.metadata):
+            raise ValueError(problem)
+        self._items = self._planner.finish_plan(self._planner.create_local_plan()).items
+
+    def parts(self) -> dict[Place, list[Part]]:
+        """Give what is to be filled from which chunk; tensors are filled in place."""
+        wanted: dict[Place, list[Part]] = {}
+        for item in self._items:
+            if item.type != LoadItemType.BYTE_IO:
+                target = self._planner.resolve_tensor(item).detach()
+                part = Part(tuple(item.storage_offsets), tuple(item.lengths), target)
+                wanted.setdefault(place_of(item.storage_index, self._source.metadata), []).append(part)
+        return wanted
+
+    def copy_values(self) -> None:
+        """Put the saved plain values in the place of those there."""
+        for item in self._items:
+            if item.type == LoadItemType.BYTE_IO:
+                key = item.storage_index.fqn
+                *path, last = self._planner.mappings[key]
+                holder: Any = self._nested
+                for each in path:
+                    holder = holder[each]
+                holder[last] = self._source.value(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a live tensor, and which part of a saved chunk belongs there: from ``starts`` on, of sizes ``lengths``."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    target: torch.Tensor
+
+    def fill(self, chunk: torch.Tensor) -> None:
+        for dim, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            chunk = chunk.narrow(dim, start, length)
+        self.target.copy_(chunk)
+
+    def span(self, chunk: Chunk) -> tuple[int, int]:
+        """Give the bytes of the chunk that the part lies in, from and to: whole rows of its first dimension."""
+        if not chunk.sizes:
+            return 0, chunk.num_bytes
+        row = chunk.num_bytes // chunk.sizes[0] if chunk.num_bytes else 0
+        return self.starts[0] * row, (self.starts[0] + self.lengths[0]) * row
+
+    def memory(self, chunk: Chunk) -> torch.Tensor | None:
+        """Give the target's bytes where those of `span` can go into them as they are; None where they must be converted or cut.
+
+        Whole words of the chunk are whole words there.
+        """
+        target = self.target
+        is_same = self.lengths[1:] == chunk.sizes[1:] and target.dtype == getattr(torch, chunk.dtype)
+        if not is_same or target.device.type != "cpu" or not target.is_contiguous():
+            return None
+        first, _ = self.span(chunk)
+        if (target.storage_offset() * target.element_size() - first) % 8:
+            return None
+        return target.as_strided((target.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+
+    def fill_from_span(self, raw: torch.Tensor, chunk: Chunk) -> None:
+        """Fill from the bytes of `span`."""
+        rows = raw.view(getattr(torch, chunk.dtype)).view((*self.lengths[:1], *chunk.sizes[1:]))
+        replace(self, starts=(*(0 for _ in self.starts[:1]), *self.starts[1:])).fill(rows)
+
+
+def misfit(flat: dict[str, Any], metadata: Metadata) -> str | None:
+    """Say in a sentence what a saved state and a live one do not have in common; None when they fit."""
+    saved = metadata.state_dict_metadata
+    tensors = {key: value for key, value in flat.items() if isinstance(value, torch.Tensor)}
+    if missing := [key for key in flat if key not in saved and not key.startswith(_OPTIONS)]:
+        return f"it has no {_listed(missing)}"
+    if left := [key for key in saved if key not in flat and not key.startswith((_OPTIONS, f"{RANDOM}.", SCHEDULER))]:
+        return f"it also has {_listed(left)}, which this model and optimizer have not"
+    for key, tensor in tensors.items():
+        found = saved[key]
+        if not isinstance(found, TensorStorageMetadata):
+            return f"its {key} is no tensor"
+        if tuple(found.size) != tuple(tensor.size()):
+            return f"its {key} has the shape {list(found.size)}, here it is {list(tensor.size())}"
+    return None
+
+
+def _listed(keys: Collection[str]) -> str:
+    named = ", ".join(sorted(keys)[:_NAMED])
+    return named if len(keys) <= _NAMED else f"{named} and {len(keys) - _NAMED} more"

@@ -1,0 +1,53 @@
+"""The state of a rank's random number generators: Python's, torch's, NumPy's and the accelerator's, where they are in use."""
+
+from __future__ import annotations
+
+import base64
+import random
+import sys
+from typing import Any
+
+import torch
+
+from elastipod.checkpoint.value_codec import packed, unpacked
+
+
+def random_state() -> str:
+    """Give the state of all generators of this process as text."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": _text(torch.get_rng_state())}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = _text(torch.cuda.get_rng_state())
+    if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
+        name, keys, position, has_gauss, gauss = numpy.random.get_state()
+        state["numpy"] = (name, keys.tolist(), position, has_gauss, gauss)
+    return packed(state, "the random state")
+
+
+def restore_random_state(text: str) -> None:
+    """Set the generators back to a state. Those that the state does not know are left alone."""
+    state = unpacked(text)
+    random.setstate(state["python"])
+    torch.set_rng_state(_tensor(state["torch"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_tensor(state["cuda"]))
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+
+
+def seed_newcomer(step: int, rank: int) -> None:
+    """Give a rank that the saving run did not have a random state of its own: it follows from the step and the rank alone."""
+    seed = (step * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F + 1) % (1 << 63)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
+        numpy.random.seed(seed % (1 << 32))
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(bytes(state.tolist())).decode()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

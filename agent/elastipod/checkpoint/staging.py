@@ -1,0 +1,360 @@
+"""The copy of the state in host memory: the one thing that training waits for, and what all tiers are made from."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastipod.checkpoint.chunk_table import runs, unrun
+from elastipod.checkpoint.communicator import Exchange, RanksLost, first_of, nothing
+from elastipod.checkpoint.image import SLOTS, Header, MappedImage, MemoryDirectory, image_name
+from elastipod.checkpoint.image_copies import Copies
+from elastipod.checkpoint.memory_limits import Demand, Room, rooms_for, shortage
+from elastipod.checkpoint.save_plan import Chunk, Form, Held, Holding, Plan, digest_of, plan_of
+from elastipod.checkpoint.state_keys import refuse_differing
+from elastipod.checkpoint.store import CheckpointId
+from elastipod.checkpoint.training_state import State
+from elastipod.errors import CheckpointError
+from elastipod.ranks import rank_and_world
+
+log = logging.getLogger(__name__)
+
+DOMAIN_ENV = "ELASTIPOD_FAILURE_DOMAIN"  # what fails together with this pod's node, such as its rack or zone
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One rank's copy of the state at one step; good until the save after the next."""
+
+    id: CheckpointId
+    plan: Plan
+    slot: int
+    image: MappedImage
+    boxes: Mapping[int, torch.Tensor]  # by number of the chunk
+    values: Mapping[str, str]
+    extra: Mapping[str, Any]
+
+    def tensors_to_write(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Give the chunks that are this rank's to write to durable storage."""
+        rank, _ = rank_and_world()
+        return ((number, self.boxes[number]) for number in self.plan.written_by(rank))
+
+    def values_to_write(self) -> dict[str, str]:
+        return {key: self.values[key] for key in self.plan.values_of(rank_and_world()[0])}
+
+
+class Staging:
+    """This rank's memory for copies. One save is under way at a time; two slots, so that the last whole image stays."""
+
+    def __init__(self, directory: MemoryDirectory | None, exchange: Exchange) -> None:
+        """directory: where images stay for those who come after this process; None on all ranks for memory of processes alone."""
+        self.directory = directory
+        self.durable: CheckpointId | None = None  # the newest known to be there: what was resumed, or saved since
+        self._exchange = exchange
+        self._plan: Plan | None = None
+        self._domains: list[str] = []
+        self._signature: tuple[object, ...] = ()
+        self._images: list[MappedImage] = []
+        self._boxes: list[dict[int, torch.Tensor]] = []
+        self._headers: dict[str, Header] = {}  # of our images that stand
+        self._saves = 0
+        self._whole: tuple[int, int] | None = None  # number and slot of the newest save that is whole on all ranks
+        self._copies: Copies | None = None
+
+    def copy(self, look: Callable[[], State], target: CheckpointId, extra: Callable[[], Mapping[str, Any]]) -> Staged:
+        """Copy the state that ``look`` gives into host memory. Collective, of the training's threads.
+
+        The ranks agree before the copy on whether their states' form is the last one's (a new form needs a new plan) and all
+        are still connected, and after it that all have one: what is raised on one rank is raised as CheckpointError on
+        all, as it is when the state cannot be saved or there is not memory enough.
+        """
+        seen: list[tuple[State, Mapping[str, Any]]] = []
+
+        def asked() -> list[Any]:
+            seen.append((look(), extra()))
+            return [seen[0][0].signature() == self._signature, self._exchange.is_open, self._whole]
+
+        is_same, is_open, whole = self._exchange.meet(asked, _common)
+        ((state, plain),) = seen
+        self._saves += 1
+        self._whole = tuple(whole) if whole else None
+        if not is_open:
+            self._exchange.open()
+        if not is_same:
+            self._make_plan(state, target.generation)
+            self._signature = state.signature()
+        plan = self._plan
+        assert plan is not None
+        slot = 0 if self._whole is None or len(self._images) == 1 else 1 - self._whole[1]
+        values: dict[str, str] = {}
+
+        def fill() -> None:
+            if self.directory is not None:
+                name = image_name(target.generation, rank_and_world()[0], slot)
+                self._headers.pop(name, None)
+                self.directory.withdraw(name)
+            values.update(state.values())
+            self._copy_tensors(state, slot)
+
+        self._exchange.meet(fill, nothing)
+        return Staged(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
+
+    def keep_in_memory(
+        self, staged: Staged, check_fence: Callable[[], None], *, wants_durable: bool = False
+    ) -> str | None:
+        """Let the copy stand as an image for those who come after this process, here and where its partner is. Collective.
+
+        check_fence: collective; raises FencedError on all ranks when a newer generation has taken over. That one may have
+        looked for images before ours were there, so it is asked again when they are, and they are withdrawn. Gives the reason
+        where a rank could not keep its image: then there is none of this copy on any rank. wants_durable: as in `Header`.
+        """
+        if self.directory is None:
+            return None
+        check_fence()
+        is_last = False
+        try:
+            problem = self._publish(staged, self.directory, wants_durable)
+            is_last = True
+            if problem is None:
+                check_fence()
+        except CheckpointError as error:
+            if not (is_last and isinstance(error, RanksLost)):  # at the very last another rank may have called it kept
+                self._withdraw(staged)
+            raise
+        if problem is not None:
+            self._withdraw(staged)
+            return problem
+        self._whole = self._saves, staged.slot
+        self.forget_others((), staged.id.generation)  # for all ranks have their images now
+        return None
+
+    def _publish(self, staged: Staged, directory: MemoryDirectory, wants_durable: bool) -> str | None:
+        rank, world_size = rank_and_world()
+        positions, _ = staged.plan.layout(rank)
+
+        made: list[Header] = []
+
+        def publish() -> str | None:
+            header = Header(
+                staged.id,
+                rank,
+                staged.slot,
+                world_size,
+                staged.plan.digest,
+                staged.image.size,
+                staged.image.sums((staged.plan.chunks[number], at) for number, at in positions.items()),
+                self.durable,
+                staged.values,
+                staged.extra,
+                wants_durable,
+            )
+            try:
+                directory.keep_plan(staged.plan)
+                directory.publish(header)
+                self._headers[header.name] = header
+            except OSError as error:
+                return f"rank {rank}: {error}"
+            made.append(header)
+            return None
+
+        self._copies = self._copies or Copies(directory)
+        self._copies.kept_by = {}
+        sent = self._copies.keepers(staged.plan, self._domains)
+        problem = self._exchange.agree(publish, first_of)
+        if problem is None and sent:
+            self._copies.exchange(staged.plan, sent, staged.image, made[0], self._exchange)
+        return problem
+
+    def _withdraw(self, staged: Staged) -> None:
+        """Take back all images of this copy that are on this node; one of the same step that was kept before stays."""
+        if self.directory is None:
+            return
+        if self._copies is not None:
+            self._copies.forget(staged.id)
+        with suppress(OSError):  # where the folder is gone there is nothing to take back
+            for header in self.directory.headers():
+                if header.id == staged.id and header.slot == staged.slot:
+                    self._headers.pop(header.name, None)
+                    self.directory.withdraw(header.name)
+
+    def outlives(self, plan: Plan, leaving: Sequence[bool | None]) -> bool:
+        """Tell whether the memory of the nodes that stay for sure holds all of the newest copy. leaving: by rank, as told."""
+        staying = {plan.nodes[rank] for rank, leaves in enumerate(leaving) if leaves is False}
+        kept = self._copies.kept_by if self._copies is not None else {}
+        ranks = {rank for rank, node in enumerate(plan.nodes) if node in staying}
+        return plan.is_covered_by(ranks | {source for source, keeper in kept.items() if plan.nodes[keeper] in staying})
+
+    def note_durable(self, of: CheckpointId) -> None:
+        """Note, here and in the images that this rank has made or keeps, that a checkpoint is durable now."""
+        self.durable = of
+        if self.directory is not None:
+            self.directory.note_durable(self._headers, of)
+            if self._copies is not None:
+                self._copies.note_durable(of)
+
+    def forget_others(self, keep: Iterable[str], generation: int) -> None:
+        """Delete the images of generations before this one, but for those named: what was resumed is all that is of use."""
+        if self.directory is not None:
+            self.directory.remove_others(keep, older_than=generation)
+
+    def close(self) -> None:
+        """Let the mapped memory go; images stay."""
+        self._boxes.clear()
+        for image in self._images:
+            image.close()
+        self._images.clear()
+        self._headers.clear()
+        self._signature = ()
+        if self._copies is not None:
+            self._copies.close()
+
+    def _make_plan(self, state: State, generation: int) -> None:
+        refuse_differing(state, self._exchange)
+        if self.directory is not None and not self._plan_with(state, generation, self.directory):
+            self.directory = None  # on all ranks
+        if self.directory is None:
+            self._plan_with(state, generation, None)
+
+    def _plan_with(self, state: State, generation: int, directory: MemoryDirectory | None) -> bool:
+        """Plan, and make the memory that the plan needs. Gives False where a rank has no room for images."""
+        rank, _ = rank_and_world()
+
+        node = directory.node if directory else lambda: f"rank {rank}"
+        text, self._domains = agreed_plan(
+            self._exchange, lambda: state.held(node()), is_in_memory=directory is not None
+        )
+        self._plan = Plan.from_json(text)
+        refused = self._shortage(generation, directory) if directory is not None else None
+        if refused is None:
+            refused = self._exchange.meet(lambda: self._make_images(generation, directory), first_of)
+        if refused is None:
+            return True
+        self.close()
+        if directory is not None:
+            directory.remove_unfinished(self._names(generation))
+        if directory is None:
+            raise CheckpointError(f"there is not memory enough on the host for a copy of the state: {refused}")
+        if rank == 0:
+            log.warning(
+                "no checkpoints are kept in memory, because there is no room for %d of them: %s; make it larger (in a pod, an emptyDir "
+                "of medium Memory at /dev/shm, and the container's memory limit), or pass memory=False",
+                SLOTS,
+                refused,
+            )
+        return False
+
+    def _shortage(self, generation: int, directory: MemoryDirectory) -> str | None:
+        """Say which limit the images and copies would pass, asked before they are made: past some limits the kernel kills."""
+        plan = self._plan
+        assert plan is not None
+        self._copies = self._copies or Copies(directory)
+        names = [*self._names(generation), *self._copies.names()]
+
+        def asked() -> list[Any]:
+            rooms = rooms_for(directory.path, directory.node())
+            return [[each.as_json() for each in rooms], directory.size_of(names)]
+
+        keepers = self._copies.keepers(plan, self._domains)
+
+        def short(told: list[list[Any]]) -> str | None:
+            sizes = plan.image_sizes()
+            needed = list(sizes)
+            for source, keeper in keepers.items():
+                needed[keeper] += sizes[source]
+            return shortage(
+                Demand([Room(*each) for each in rooms], SLOTS * size, replaced)
+                for size, (rooms, replaced) in zip(needed, told, strict=True)
+            )
+
+        return self._exchange.meet(asked, short)
+
+    def _names(self, generation: int) -> list[str]:
+        return [image_name(generation, rank_and_world()[0], slot) for slot in range(SLOTS)]
+
+    def _make_images(self, generation: int, directory: MemoryDirectory | None) -> str | None:
+        """Make the slots; gives the reason where there is no room."""
+        assert self._plan is not None
+        rank, _ = rank_and_world()
+        self.close()
+        self._whole = None
+        positions, size = self._plan.layout(rank)
+        chunks: dict[int, Chunk] = {number: self._plan.chunks[number] for number in positions}
+        try:
+            for slot in range(SLOTS if directory else 1):
+                path = None
+                if directory is not None:
+                    name = image_name(generation, rank, slot)
+                    directory.withdraw(name)
+                    path = directory.path / f"{name}.bin"
+                self._images.append(MappedImage.create(path, size))
+        except OSError as error:
+            return str(error)
+        self._boxes = [
+            {number: image.box(chunk, positions[number]) for number, chunk in chunks.items()} for image in self._images
+        ]
+        return None
+
+    def _copy_tensors(self, state: State, slot: int) -> None:
+        """Copy every chunk of ours; when this returns or raises, no device writes into the image any more."""
+        assert self._plan is not None
+        devices: set[torch.device] = set()
+        try:
+            for number, box in self._boxes[slot].items():
+                tensor = state.tensor(self._plan.chunks[number])
+                if tensor.is_cuda and tensor.device not in devices:
+                    self._images[slot].pin(tensor.device)
+                    devices.add(tensor.device)
+                box.copy_(tensor, non_blocking=tensor.is_cuda)
+        finally:
+            for device in devices:  # each copy went the way of its device's current stream
+                torch.cuda.current_stream(device).synchronize()
+
+
+def _common(told: Sequence[Sequence[Any]]) -> list[Any]:
+    """Make one of what all ranks ask before a copy: has no state's form changed, are all connected, which save is whole?
+
+    Where the ranks lost touch at the end of a save, one may know that it is whole and another not.
+    """
+    same, opened, whole = zip(*told, strict=True)
+    return [all(same), all(opened), max((each for each in whole if each), default=None)]
+
+
+def agreed_plan(exchange: Exchange, look: Callable[[], Held], *, is_in_memory: bool) -> tuple[str, list[str]]:
+    """Have rank 0 divide the state, from what all ranks hold; give the plan as text, and the ranks' failure domains.
+
+    A rank tells where its boxes lie, in numbers. What ranks usually have in common, names and shapes, comes from one rank of each
+    kind only. From the training's threads; collective. Raises CheckpointError.
+    """
+    forms: dict[str, Form] = {}  # this rank's; on rank 0, all
+    holdings: list[Holding] = []  # on rank 0
+
+    def told() -> dict[str, Any]:
+        own, form = look().in_numbers(exchange.rank)
+        forms[own.form] = form
+        return {"holding": own.as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
+
+    def heard(answers: list[dict[str, Any]]) -> dict[str, Any]:
+        holdings.extend(Holding.from_json(answer["holding"]) for answer in answers)
+        tellers = {own.form: rank for rank, own in reversed([*enumerate(holdings)]) if own.form not in forms}
+        return {"domains": runs(answer["domain"] for answer in answers), "tellers": [*tellers.values()]}
+
+    def learnt(told: list[list[str]]) -> None:
+        forms.update((digest_of(text), Form.from_json(text)) for texts in told for text in texts)
+
+    answer = exchange.meet(told, heard)
+    if tellers := answer["tellers"]:
+        exchange.meet(lambda: [form.to_json() for form in forms.values()] if exchange.rank in tellers else [], learnt)
+
+    def planned() -> str:
+        try:
+            return plan_of(holdings, forms, is_in_memory=is_in_memory).to_json()
+        except ValueError as error:
+            raise CheckpointError(f"this state cannot be saved: {error}") from error
+
+    return exchange.meet_zero(planned), list(unrun(answer["domains"]))

@@ -1,0 +1,139 @@
+"""The training state as checkpoints see it: tensors that this rank holds a box of, and plain values."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.state_dict import _get_fqns, get_model_state_dict, set_model_state_dict
+
+from elastipod.checkpoint.optimizer_state import OPTIMIZER, apply_optimizer_state, optimizer_state
+from elastipod.checkpoint.rng import random_state
+from elastipod.checkpoint.save_plan import Chunk, Held, num_bytes
+from elastipod.checkpoint.value_codec import packed
+from elastipod.errors import CheckpointError
+from elastipod.ranks import rank_and_world
+from elastipod.torch_names import DTensor
+
+SCHEDULER = "scheduler"
+RANDOM = "random"  # one per rank, under "random.<rank>"
+
+
+class Scheduler(Protocol):
+    """Anything that gives and takes its state as a dictionary of plain values, as torch's LR schedulers do."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class State:
+    """One look at the live state; its tensors are those that training goes on with, nothing is copied."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None, rank: int
+    ) -> None:
+        """Collective, as far as torch's get_model_state_dict is. Raises CheckpointError for a value that cannot be saved."""
+        self.nested = nested_state(model, optimizer)
+        if scheduler is not None:
+            self.nested[SCHEDULER] = _packed(scheduler.state_dict(), "the scheduler's state")
+        self.nested[RANDOM] = {str(rank): random_state()}
+        self._planner = DefaultSavePlanner()
+        self._planner.set_up_planner(self.nested, is_coordinator=True)
+        self.flat: dict[str, Any] = self._planner.state_dict
+
+    def signature(self) -> tuple[object, ...]:
+        """Give what a plan depends on; equal signatures have equal plans."""
+        return tuple(
+            (key, value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else key
+            for key, value in self.flat.items()
+        )
+
+    def held(self, node: str) -> Held:
+        """List what this rank holds."""
+        paths = self._planner.mappings
+        chunks: list[Chunk] = []
+        values: list[tuple[str, tuple[str | int, ...]]] = []
+        for item in self._planner.create_local_plan().items:
+            key = item.index.fqn
+            if item.type == WriteItemType.BYTE_IO or item.tensor_data is None:
+                values.append((key, tuple(paths[key])))
+                continue
+            data = item.tensor_data
+            sizes, shape, dtype = tuple(data.chunk.sizes), tuple(data.size), data.properties.dtype
+            if 0 in sizes and 0 not in shape:
+                continue  # a rank beyond the end of a small sharded tensor
+            bytes_of_box = num_bytes(sizes, dtype.itemsize)
+            name = str(dtype).removeprefix("torch.")
+            chunks.append(Chunk(key, tuple(paths[key]), name, shape, tuple(data.chunk.offsets), sizes, bytes_of_box))
+        return Held(node, tuple(chunks), tuple(values))
+
+    def tensor(self, chunk: Chunk) -> torch.Tensor:
+        """Give the live tensor of a chunk that this rank holds."""
+        found = self._planner.lookup_object(MetadataIndex(chunk.key, torch.Size(chunk.offsets)))
+        assert isinstance(found, torch.Tensor), chunk.key
+        return found.detach()
+
+    def values(self) -> dict[str, str]:
+        """Give the plain values that this rank holds, packed. Raises CheckpointError for one that cannot be saved."""
+        return {key: _packed(value, key) for key, value in self.flat.items() if not isinstance(value, torch.Tensor)}
+
+
+def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Give model and optimizer as nested dictionaries of live tensors, under names that do not depend on DDP or sharding.
+
+    Neither is changed. Raises CheckpointError for an optimizer of another model.
+    """
+    with _no_process_group_needed():
+        return {"model": get_model_state_dict(model), OPTIMIZER: optimizer_state(model, optimizer)}
+
+
+def own_of_replicas(model: torch.nn.Module) -> set[str]:
+    """Give the keys of tensors that may differ between replicas of a model: its buffers, and what DDP was told to leave alone."""
+    wrapped = (model, getattr(model, "module", model))  # before and after DDP wrapped it
+    ignored: set[str] = set().union(*(getattr(each, "_ddp_params_and_buffers_to_ignore", ()) for each in wrapped))
+    names = [name for name, _ in model.named_buffers()]
+    return {f"model.{fqn}" for name in names for fqn in _get_fqns(model, name)} | {f"model.{name}" for name in ignored}
+
+
+def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give the state to model and optimizer."""
+    live = {_memory_of(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    # The parameters themselves, where what was filled is their memory: torch would copy it onto itself otherwise.
+    weights = {
+        key: live.get(_memory_of(value), value) if isinstance(value, torch.Tensor) else value
+        for key, value in nested["model"].items()
+    }
+    with _no_process_group_needed():
+        set_model_state_dict(model, weights)
+    apply_optimizer_state(nested[OPTIMIZER], model, optimizer)
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Give what two tensors have in common only if they are two names of the same numbers."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return isinstance(tensor, DTensor), local.device, local.data_ptr(), local.stride(), tensor.shape, tensor.dtype
+
+
+def _packed(value: object, name: str) -> str:
+    try:
+        return packed(value, name)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+@contextmanager
+def _no_process_group_needed() -> Iterator[None]:
+    """torch warns of a missing process group even where one process is all there is."""
+    if rank_and_world()[1] > 1:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is .*unavailable or uninitialized")
+        yield

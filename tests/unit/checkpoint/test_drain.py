@@ -1,0 +1,236 @@
+"""Ends of a process in the middle of a save: a failure is told at once, a good end waits, a drain has a deadline."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.checkpoint.test_save_and_load import Trainer
+
+from elastipod import local_worker
+from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint.directory_store import CheckpointDirectory
+from elastipod.checkpoint.drain import MARGIN_S, SHORT_S, patience_s
+from elastipod.checkpoint.save_plan import Chunk, Held, make_plan
+from elastipod.checkpoint.store import CheckpointId
+from elastipod.worker_file import ENV_NAME, EventLevel, WorkerFile
+
+# A process whose storage takes as long as argv[2] says for every file; argv[1] says how it ends while its save is under way.
+SCRIPT = """
+import atexit, sys, time
+from pathlib import Path
+import torch
+from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint.directory_store import CheckpointDirectory
+
+how, seconds, folder = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])
+create_file = CheckpointDirectory.create_file
+def slow(self, *arguments):
+    (folder / "writing").touch()
+    time.sleep(seconds)
+    return create_file(self, *arguments)
+CheckpointDirectory.create_file = slow
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+notes = open(folder / "notes", "w")
+notes.write("buffered")
+atexit.register(lambda: (folder / "handler").touch())
+def begin(manager):
+    manager.save_async(1, model=model, optimizer=optimizer)
+    while not (folder / "writing").exists():
+        time.sleep(0.01)
+    print("saving", flush=True)
+if how == "raises in with":
+    with CheckpointManager(folder / "disk", memory=folder / "memory") as manager:
+        begin(manager)
+        raise RuntimeError("training failed")
+manager = CheckpointManager(folder / "disk", memory=folder / "memory")
+begin(manager)
+if how == "raises":
+    raise RuntimeError("training failed")
+"""
+
+
+def ended(folder: Path, how: str, seconds: float) -> tuple[int, str, float]:
+    """Run it; gives exit code, what it said on stderr, and the seconds from its save to its end."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_JOB", ENV_NAME):
+        environ.pop(name, None)
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, how, str(seconds), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "saving\n"
+        began = time.monotonic()
+        _, said = process.communicate(timeout=100)
+        return process.returncode, said, time.monotonic() - began
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["raises", "raises in with"])
+def test_a_failure_does_not_wait_for_a_save(tmp_path: Path, how: str) -> None:
+    code, said, seconds = ended(tmp_path, how, 90)
+    assert (code, seconds < 30) == (1, True)
+    assert "RuntimeError: training failed" in said
+    assert (tmp_path / "notes").read_text() == "buffered", "files that were open are written out"
+    assert (tmp_path / "handler").exists(), "exit handlers have run"
+    assert CheckpointDirectory(tmp_path / "disk").complete() == []
+    trainer = Trainer()
+    with CheckpointManager(tmp_path / "disk", memory=False) as manager:
+        trainer.save(manager, 2)
+    assert [name for name in os.listdir(tmp_path / "disk") if name.startswith((".tmp", ".dead"))] == []
+
+
+def test_a_good_end_waits_for_a_save(tmp_path: Path) -> None:
+    code, said, _ = ended(tmp_path, "ends", 1.0)
+    assert code == 0, said
+    assert CheckpointDirectory(tmp_path / "disk").complete() == [CheckpointId(1, 1)]
+
+
+# -- drains ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    left_s=st.lists(st.floats(-1e4, 1e6), min_size=1, max_size=5),
+    outlives=st.booleans(),
+)
+def test_how_long_a_drain_waits_for_storage(left_s: list[float], outlives: bool) -> None:
+    waits_s = patience_s(left_s, outlives=outlives)
+    assert 0 <= waits_s <= max(0.0, min(left_s) - MARGIN_S)
+    if not outlives or min(left_s) >= SHORT_S:
+        assert waits_s == max(0.0, min(left_s) - MARGIN_S), "nobody who stays holds it, or there is time"
+    else:
+        assert waits_s == 0
+
+
+@contextmanager
+def page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile]:
+    """Be the worker of an agent that has this page."""
+    with WorkerFile.create(folder / "page", 1) as file:
+        monkeypatch.setenv(ENV_NAME, str(folder / "page"))
+        local_worker._opened.cache_clear()
+        yield file
+        local_worker._opened.cache_clear()
+
+
+def held_back(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None:
+    create_file = CheckpointDirectory.create_file
+
+    def slow(self: CheckpointDirectory, *arguments: Any) -> Any:
+        assert release.wait(60)
+        return create_file(self, *arguments)
+
+    monkeypatch.setattr(CheckpointDirectory, "create_file", slow)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "leaves", "is_early"),
+    [
+        pytest.param(100, False, True, id="this pod stays, and its memory with it"),
+        pytest.param(100, True, False, id="nobody stays: storage is waited for"),
+        pytest.param(MARGIN_S, None, True, id="the time is over, and memory may outlive it"),
+        pytest.param(1000, False, False, id="there is time"),
+    ],
+)
+def test_a_short_drain_leaves_with_the_step_in_memory_and_who_comes_next_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, leaves: bool | None, is_early: bool
+) -> None:
+    trainer, release = Trainer(), threading.Event()
+    trainer.step(1)
+    durable = tmp_path / "disk" / CheckpointId(1, 1).name
+    with page(tmp_path, monkeypatch) as file, monkeypatch.context() as patched:
+        held_back(patched, release)
+        manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
+        assert manager.generation == 1
+        file.set_event(EventLevel.DRAIN, time.time() + left_s, leaves=leaves)
+        if not is_early:
+            threading.Timer(0.5, release.set).start()
+        path = trainer.save(manager, 1)
+        assert (path == durable) is not is_early
+        assert not file.is_in_checkpoint(0)
+        if is_early:
+            assert str(path).startswith(str(tmp_path / "memory"))
+            assert not durable.exists()
+    if is_early:
+        again = Trainer(seed=2)
+        with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as successor:
+            assert again.load(successor) == 1
+            assert successor.wait() == tmp_path / "disk" / CheckpointId(1, 2).name
+        release.set()
+        manager._save.thread.join(60)  # type: ignore[union-attr]
+        assert not durable.exists(), "what was given up does not appear"
+    with CheckpointManager(tmp_path / "disk", memory=False) as last:
+        assert Trainer(seed=3).load(last) == 1
+
+
+def test_what_is_being_written_is_given_up_for_the_newest_step_when_time_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, release = Trainer(), threading.Event()
+    trainer.step(1)
+    with page(tmp_path, monkeypatch) as file:
+        held_back(monkeypatch, release)
+        manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
+        manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
+        trainer.step(2)
+        file.set_event(EventLevel.DRAIN, time.time() + 100, leaves=True)
+        threading.Timer(0.5, release.set).start()
+        assert trainer.save(manager, 2) == tmp_path / "disk" / CheckpointId(2, 1).name
+    assert CheckpointDirectory(tmp_path / "disk").complete() == [CheckpointId(2, 1)]
+
+
+def test_calls_of_a_manager_are_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, seen = Trainer(), []
+    create_file, open_file = CheckpointDirectory.create_file, CheckpointDirectory.open_file
+
+    def looks(method: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*arguments: Any) -> Any:
+            seen.append(file.is_in_checkpoint(0))
+            return method(*arguments)
+
+        return instead
+
+    with page(tmp_path, monkeypatch) as file:
+        monkeypatch.setattr(CheckpointDirectory, "create_file", looks(create_file))
+        monkeypatch.setattr(CheckpointDirectory, "open_file", looks(open_file))
+        with CheckpointManager(tmp_path / "disk", memory=False) as manager:
+            trainer.save(manager, 1)
+        with CheckpointManager(tmp_path / "disk", memory=False) as manager:
+            trainer.load(manager)
+        assert not file.is_in_checkpoint(0)
+    assert seen
+    assert all(seen)
+
+
+def test_memory_outlives_a_drain_where_those_who_stay_hold_all() -> None:
+    from elastipod.checkpoint.image_copies import Copies
+    from elastipod.checkpoint.staging import Staging
+
+    def shard(rank: int) -> Held:
+        return Held(f"node-{rank}", (Chunk("w", ("w",), "float32", (4, 2), (rank, 0), (1, 2), 8),), ())
+
+    plan = make_plan([shard(rank) for rank in range(4)], is_in_memory=True)
+    staging: Any = Staging.__new__(Staging)
+    staging._copies = Copies.__new__(Copies)
+    staging._copies.kept_by = {0: 2, 1: 3, 2: 0, 3: 1}
+    assert staging.outlives(plan, [False] * 4)
+    assert staging.outlives(plan, [True, False, False, False])
+    assert staging.outlives(plan, [True, True, False, False])
+    assert not staging.outlives(plan, [True, False, True, False]), "a node and its partner"
+    assert not staging.outlives(plan, [True, False, None, False]), "nobody knows about the partner"
+    staging._copies = None
+    assert not staging.outlives(plan, [True, False, False, False])

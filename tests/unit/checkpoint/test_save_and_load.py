@@ -1,0 +1,484 @@
+"""Checkpoints of one process: what is kept, what is believed, who may write."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.library.logs import PLAN
+
+from elastipod import SampleLog
+from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint.dcp_format import write_part
+from elastipod.checkpoint.directory_store import CheckpointDirectory
+from elastipod.checkpoint.store import CheckpointId, Manifest, record_file
+from elastipod.errors import CheckpointError, FencedError
+from elastipod.moments import optimizer_norm
+
+WANTS = "its format is 3, this library reads 2; use the version that wrote it, or another directory"
+
+
+@pytest.fixture(autouse=True)
+def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Trainer:
+    """A little model that can make steps."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4], gamma=0.5)
+
+    def step(self, number: int) -> None:
+        inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(number))
+        self.optimizer.zero_grad()
+        self.model(inputs).square().mean().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    def save(self, manager: CheckpointManager, step: int, **extra: object) -> Path:
+        return manager.save(
+            step, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, extra={"note": step, **extra}
+        )
+
+    def weights(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def load(self, manager: CheckpointManager) -> int | None:
+        resume = manager.load_latest(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
+        return resume.step if resume else None
+
+
+def entries(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def shard(checkpoint: Path) -> Path:
+    return next(checkpoint.glob("__0_*"))
+
+
+def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    whole, first, second = Trainer(), Trainer(), Trainer(seed=9)
+    for number in range(6):
+        whole.step(number)
+    for number in range(3):
+        first.step(number)
+    first.save(CheckpointManager(tmp_path), 3, epoch=1)
+
+    resume = CheckpointManager(tmp_path).load_latest(
+        model=second.model, optimizer=second.optimizer, scheduler=second.scheduler
+    )
+    assert resume is not None
+    assert (resume.step, resume.generation, resume.world_size) == (3, 1, 1)
+    assert dict(resume.extra) == {"note": 3, "epoch": 1}
+    assert optimizer_norm(second.optimizer) == optimizer_norm(first.optimizer) > 0
+    for number in range(3, 6):
+        second.step(number)
+    for mine, wanted in zip(second.weights(), whole.weights(), strict=True):
+        assert torch.equal(mine, wanted)
+    assert second.scheduler.get_last_lr() == whole.scheduler.get_last_lr()
+
+
+def test_an_empty_directory_starts_from_nothing(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "new")
+    assert Trainer().load(manager) is None
+    assert manager.generation == 1
+
+
+def test_outside_a_pod_each_run_is_the_next_generation(tmp_path: Path) -> None:
+    assert [CheckpointManager(tmp_path).generation for _ in range(3)] == [1, 2, 3]
+
+
+def test_in_a_pod_the_generation_is_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIPOD_GENERATION", "7")
+    assert CheckpointManager(tmp_path).generation == CheckpointManager(tmp_path).generation == 7
+    monkeypatch.delenv("ELASTIPOD_GENERATION")
+    monkeypatch.setenv("JOB_RESTART_COUNT", "8")
+    assert CheckpointManager(tmp_path).generation == 9
+
+
+def test_the_newest_are_kept_and_nothing_else_is_left(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path, keep=2)
+    (tmp_path / ".tmp-step-0000000001-gen-000001-0abc").mkdir()
+    for number in range(1, 5):
+        trainer.step(number)
+        trainer.save(manager, number)
+    assert entries(tmp_path) == [".claims", "step-0000000003-gen-000001", "step-0000000004-gen-000001"]
+
+
+def test_the_manifest_names_every_file(tmp_path: Path) -> None:
+    path = Trainer().save(CheckpointManager(tmp_path), 1)
+    manifest = Manifest.from_json((path / "elastipod.json").read_text())
+    assert set(manifest.files) == {each.name for each in path.iterdir()} - {"elastipod.json"}
+    assert all(record_file(path / name) == record for name, record in manifest.files.items())
+
+
+def test_a_part_of_memory_is_written_alone_and_summed_on_the_way(tmp_path: Path) -> None:
+    """Pieces of an image are views of one memory, of any type and size, also of none."""
+    memory = torch.randint(0, 256, (12 << 20,), dtype=torch.uint8)
+    tensors = [
+        memory[64 : 64 + (9 << 20)].view(torch.float32),
+        memory[128:130].view(torch.bfloat16)[0],
+        memory[256 : 256 + 24].view(torch.int64).view(3, 1),
+        memory[512:515].view(torch.bool),
+        memory[1024:1024].view(torch.float64),
+    ]
+    with open(tmp_path / "part", "xb") as file:
+        record, chunks, _ = write_part(file, enumerate(tensors), {})
+    assert record == record_file(tmp_path / "part")
+    content = (tmp_path / "part").read_bytes()
+    assert len(content) < (9 << 20) + 20_000
+    for number, (start, length) in chunks.items():
+        read = torch.load(io.BytesIO(content[start : start + length]), weights_only=True)
+        wanted = tensors[int(number)]
+        assert (read.dtype, read.shape) == (wanted.dtype, wanted.shape)
+        assert torch.equal(read.flatten().view(torch.uint8), wanted.flatten().view(torch.uint8))
+
+
+def test_a_process_that_ends_without_waiting_finishes_its_save(tmp_path: Path) -> None:
+    """Large enough that the end comes in the middle of it."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LEAVES, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=50, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    directory = CheckpointDirectory(tmp_path)
+    (only,) = directory.complete()
+    manifest = directory.manifest(only)
+    assert directory.problems(manifest, manifest.files) == []
+
+
+LEAVES = """
+import sys, torch
+from elastipod.checkpoint import CheckpointManager
+model = torch.nn.Linear(3000, 3000)
+optimizer = torch.optim.AdamW(model.parameters())
+CheckpointManager(sys.argv[1]).save_async(1, model=model, optimizer=optimizer)
+"""
+
+
+def test_a_step_is_saved_once(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    path = trainer.save(manager, 1)
+    before = (path / "elastipod.json").stat().st_mtime_ns
+    assert trainer.save(manager, 1) == path
+    assert (path / "elastipod.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "harm", ["flipped byte", "cut short", "missing file", "torn manifest", "no manifest", "renamed"]
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    trainer.step(1)
+    trainer.save(manager, 1)
+    trainer.step(2)
+    newest = trainer.save(manager, 2)
+    match harm:
+        case "flipped byte":
+            flip_a_byte(shard(newest))
+        case "cut short":
+            shard(newest).write_bytes(shard(newest).read_bytes()[:-1])
+        case "missing file":
+            (newest / ".metadata").unlink()
+        case "torn manifest":
+            (newest / "elastipod.json").write_text('{"format": 1, "st')
+        case "no manifest":
+            (newest / "elastipod.json").unlink()
+        case "renamed":
+            newest.rename(tmp_path / "step-0000000003-gen-000001")
+    assert Trainer(seed=5).load(CheckpointManager(tmp_path)) == 1
+    assert caplog.text.count("passing over a damaged checkpoint") == 1
+
+
+def test_a_damaged_checkpoint_makes_room_for_the_next(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path, keep=2)
+    for number in (1, 2):
+        trainer.step(number)
+        trainer.save(manager, number)
+    flip_a_byte(shard(tmp_path / "step-0000000002-gen-000001"))
+    again, next_manager = Trainer(), CheckpointManager(tmp_path, keep=2)
+    again.load(next_manager)
+    again.step(2)
+    again.save(next_manager, 2)
+    assert entries(tmp_path) == [".claims", "step-0000000001-gen-000001", "step-0000000002-gen-000002"]
+
+
+def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    for number in (1, 2):
+        trainer.save(manager, number)
+    open_file, read = CheckpointDirectory.open_file, CheckpointDirectory._read
+
+    def throttled(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def throttled_manifest(self: CheckpointDirectory, name: str) -> str:
+        return read(self, name) if name.startswith(".claims") else throttled()  # type: ignore[return-value]
+
+    again, resumed = Trainer(seed=3), CheckpointManager(tmp_path)
+    for name, broken, whole in (("open_file", throttled, open_file), ("_read", throttled_manifest, read)):
+        monkeypatch.setattr(CheckpointDirectory, name, broken)
+        with pytest.raises(CheckpointError, match="cannot be read at the moment: Input/output error; start again"):
+            again.load(resumed)
+        monkeypatch.setattr(CheckpointDirectory, name, whole)
+    assert again.load(resumed) == 2
+    again.save(resumed, 3)
+    assert entries(tmp_path)[1:] == ["step-0000000002-gen-000001", "step-0000000003-gen-000002"]
+
+
+def test_another_versions_checkpoint_is_no_damage(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path)
+    trainer.save(manager, 1)
+    manifest = trainer.save(manager, 2) / "elastipod.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 3}))
+    with pytest.raises(CheckpointError, match="its format is 3, this library reads 2; use the version that wrote it"):
+        trainer.load(CheckpointManager(tmp_path))
+    assert [each.step for each in CheckpointDirectory(tmp_path).complete()] == [2, 1]
+
+
+def test_what_another_version_wrote_is_not_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer()
+    foreign = [trainer.save(CheckpointManager(tmp_path, generation=1), step) / "elastipod.json" for step in (1, 2)]
+    for manifest in foreign:
+        manifest.write_text(json.dumps({"format": 3, "all": "else"}))
+    CheckpointDirectory(tmp_path).prune(1, keep=1)
+    manager = CheckpointManager(tmp_path, generation=2, keep=1)
+    for number in (3, 4, 5):
+        trainer.save(manager, number)
+    left = [f"step-000000000{step}-gen-00000{generation}" for step, generation in ((1, 1), (2, 1), (5, 2))]
+    assert entries(tmp_path)[1:] == left
+    said = [record.message for record in caplog.records if "not deleted, however old" in record.message]
+    assert sorted(said) == sorted(2 * [f"not deleted, however old: {path} cannot be used: {WANTS}" for path in foreign])
+
+
+def test_starting_over_in_silence_is_refused(tmp_path: Path) -> None:
+    flip_a_byte(shard(Trainer().save(CheckpointManager(tmp_path), 1)))
+    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* is intact"):
+        Trainer().load(CheckpointManager(tmp_path))
+
+
+def test_an_unfinished_checkpoint_does_not_exist(tmp_path: Path) -> None:
+    path = Trainer().save(CheckpointManager(tmp_path), 1)
+    path.rename(tmp_path / ".tmp-step-0000000001-gen-000001-0abc")
+    assert Trainer().load(CheckpointManager(tmp_path)) is None
+
+
+@pytest.mark.parametrize("name", [".metadata", "elastipod.json"])
+def test_somebody_elses_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match="is itself one checkpoint, not a directory of checkpoints"):
+        Trainer().load(CheckpointManager(tmp_path))
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        Trainer().load(CheckpointManager(tmp_path / "file"))
+
+
+def test_a_replaced_generation_can_neither_commit_nor_delete(tmp_path: Path) -> None:
+    trainer, old = Trainer(), CheckpointManager(tmp_path, keep=1, generation=1)
+    trainer.save(old, 1)
+    assert Trainer().load(CheckpointManager(tmp_path, generation=2)) == 1
+    with pytest.raises(FencedError, match=r"generation 2 has taken over .* generation 1 and must stop"):
+        trainer.save(old, 2)
+    assert CheckpointDirectory(tmp_path).complete() == [CheckpointId(1, 1)]
+    with pytest.raises(FencedError):
+        CheckpointDirectory(tmp_path).prune(1, keep=1)
+
+
+def test_a_claim_in_the_middle_of_a_save_stops_the_commit(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    directory.claim(1)
+    target = CheckpointId(5, 1)
+    temporary = directory.begin(target)
+    directory.claim(2)
+    with pytest.raises(FencedError):
+        directory.commit(temporary, Manifest(target, 1, {}, {}))
+    assert directory.complete() == []
+
+
+def test_an_older_generation_cannot_claim(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    directory.claim(4)
+    with pytest.raises(FencedError, match="generation 4 has taken over"):
+        directory.claim(3)
+
+
+def test_the_freshest_is_the_highest_step_then_generation(tmp_path: Path) -> None:
+    for step, generation in ((10, 1), (12, 1), (12, 3), (11, 4)):
+        (tmp_path / CheckpointId(step, generation).name).mkdir()
+    assert CheckpointDirectory(tmp_path).complete() == [
+        CheckpointId(12, 3),
+        CheckpointId(12, 1),
+        CheckpointId(11, 4),
+        CheckpointId(10, 1),
+    ]
+
+
+def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    Trainer().save(CheckpointManager(tmp_path), 1)
+    other = torch.nn.Linear(4, 9)
+    with pytest.raises(CheckpointError, match="does not fit this model and optimizer"):
+        CheckpointManager(tmp_path).load_latest(model=other, optimizer=torch.optim.AdamW(other.parameters()))
+
+
+def test_the_optimizer_of_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    mine, other = Trainer(), Trainer()
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(
+        CheckpointError, match="4 parameters of the optimizer are not the model's; make the optimizer from"
+    ):
+        manager.save(1, model=mine.model, optimizer=other.optimizer)
+    mine.save(manager, 1)
+    with pytest.raises(CheckpointError, match="4 parameters of the optimizer are not the model's"):
+        manager.load_latest(model=mine.model, optimizer=other.optimizer)
+
+
+@pytest.mark.parametrize("step", ["9", -1, 1.0, True, torch.tensor(3)])
+def test_a_step_that_is_none_is_refused_before_anything_is_copied(tmp_path: Path, step: int) -> None:
+    with pytest.raises(ValueError, match="it is the number of completed optimizer steps"):
+        Trainer().save(CheckpointManager(tmp_path), step)
+    assert entries(tmp_path) == []
+
+
+def test_a_run_that_begins_anew_below_an_older_one_is_warned_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, before = Trainer(), CheckpointManager(tmp_path)
+    trainer.save(before, 8)
+    trainer.save(before, 9)
+    assert caplog.messages == []
+    anew = CheckpointManager(tmp_path)
+    trainer.save(anew, 3)
+    trainer.save(anew, 4)
+    (told,) = caplog.messages
+    assert told.startswith(
+        f"{tmp_path} holds the checkpoint of step 9, from which this run did not go on: until 2 saves"
+    )
+    caplog.clear()
+    after = CheckpointManager(tmp_path)
+    assert trainer.load(after) == 4
+    trainer.save(after, 4)
+    assert caplog.messages == []
+
+
+def test_a_schedule_that_was_not_saved_is_missed(tmp_path: Path) -> None:
+    trainer = Trainer()
+    CheckpointManager(tmp_path).save(1, model=trainer.model, optimizer=trainer.optimizer)
+    with pytest.raises(CheckpointError, match="was saved without a scheduler"):
+        trainer.load(CheckpointManager(tmp_path))
+
+
+def test_extra_values_must_be_plain(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="extra must hold JSON values only"):
+        Trainer().save(CheckpointManager(tmp_path), 1, weights=torch.zeros(1))
+
+
+def test_a_manifest_that_points_outside_is_not_believed(tmp_path: Path) -> None:
+    path = Trainer().save(CheckpointManager(tmp_path), 1)
+    manifest = json.loads((path / "elastipod.json").read_text())
+    manifest["files"]["../../etc/passwd"] = {"size": 1, "crc32": "00000000"}
+    (path / "elastipod.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="outside its own directory"):
+        CheckpointDirectory(tmp_path).manifest(CheckpointId(1, 1))
+
+
+def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep is 0"):
+        CheckpointManager(tmp_path, keep=0)
+
+
+def test_the_sample_log_notes_the_checkpoint_with_its_moments(tmp_path: Path) -> None:
+    trainer, manager = Trainer(), CheckpointManager(tmp_path / "checkpoints")
+    trainer.step(1)
+    with SampleLog(tmp_path, PLAN, generation=manager.generation, rank=0, world_size=1) as log:
+        manager.save(1, model=trainer.model, optimizer=trainer.optimizer, sample_log=log)
+    last = json.loads(log.path.read_text().splitlines()[-1])
+    assert (last["kind"], last["step"], last["optimizer_norm"]) == ("saved", 1, optimizer_norm(trainer.optimizer))
+
+
+def test_the_sample_log_is_durable_before_the_checkpoint_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash in between would otherwise leave a checkpoint whose samples nobody knows."""
+    order: list[str] = []
+
+    def noted(place: type, name: str) -> None:
+        whole = getattr(place, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            order.append(name)
+            return whole(*arguments, **named)
+
+        monkeypatch.setattr(place, name, call)
+
+    noted(SampleLog, "sync")
+    noted(CheckpointDirectory, "commit")
+    noted(SampleLog, "saved")
+    trainer, manager = Trainer(), CheckpointManager(tmp_path / "checkpoints")
+    with SampleLog(tmp_path, PLAN, generation=manager.generation, rank=0, world_size=1) as log:
+        manager.save(1, model=trainer.model, optimizer=trainer.optimizer, sample_log=log)
+    assert order[:3] == ["sync", "commit", "saved"]
+
+
+def test_moments_of_all_parameter_groups_are_kept_and_counted(tmp_path: Path) -> None:
+    def made() -> tuple[torch.nn.Linear, torch.optim.Adam]:
+        model = torch.nn.Linear(3, 2)
+        return model, torch.optim.Adam([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}])
+
+    model, optimizer = made()
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert len(moments) == 4
+    norm = torch.cat([each.flatten().double() for each in moments]).norm()
+    assert optimizer_norm(optimizer) == pytest.approx(float(norm), rel=1e-12)
+    CheckpointManager(tmp_path).save(1, model=model, optimizer=optimizer)
+    other, resumed = made()
+    assert CheckpointManager(tmp_path).load_latest(model=other, optimizer=resumed) is not None
+    for mine, theirs in zip((model.weight, model.bias), (other.weight, other.bias), strict=True):
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[mine][name], resumed.state[theirs][name])
+    assert optimizer_norm(resumed) == optimizer_norm(optimizer)
+
+
+def test_the_norm_is_that_of_all_moments() -> None:
+    trainer = Trainer()
+    assert optimizer_norm(trainer.optimizer) == 0
+    trainer.step(1)
+    state = trainer.optimizer.state.values()
+    moments = torch.cat([each[name].flatten().double() for each in state for name in ("exp_avg", "exp_avg_sq")])
+    assert optimizer_norm(trainer.optimizer) == pytest.approx(float(moments.norm()), rel=1e-12)
+
+
+def test_a_job_applied_again_goes_on_after_its_former_self(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    assert [directory.claim(1, "first"), directory.claim(2, "first")] == [1, 2]
+    assert [directory.claim(1, "second"), directory.claim(1, "second"), directory.claim(2, "second")] == [3, 3, 4]
+    with pytest.raises(FencedError, match="another job has taken over"):
+        directory.claim(9, "first")

@@ -1,0 +1,135 @@
+"""Who copies and who writes what: nothing is left out, nothing is written twice, whoever holds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod.checkpoint.save_plan import ALIGNMENT, Chunk, Held, Plan, make_plan, partners
+from elastipod.checkpoint.value_codec import packed, unpacked
+
+
+def chunk(key: str, start: int, length: int, total: int) -> Chunk:
+    return Chunk(key, (key,), "float32", (total,), (start,), (length,), 4 * length)
+
+
+@st.composite
+def held(draw: st.DrawFn) -> list[Held]:
+    """Ranks on nodes; each tensor is either the same everywhere or cut over the ranks."""
+    world = draw(st.integers(1, 6))
+    nodes = [f"n{draw(st.integers(0, 3))}" for _ in range(world)]
+    chunks: list[list[Chunk]] = [[] for _ in range(world)]
+    for number in range(draw(st.integers(1, 6))):
+        size = draw(st.integers(1, 40))
+        if draw(st.booleans()):
+            for own in chunks:
+                own.append(chunk(f"t{number}", 0, size, size))
+        else:
+            edges = [size * rank // world for rank in range(world + 1)]
+            for rank, own in enumerate(chunks):
+                if edges[rank] < edges[rank + 1]:
+                    own.append(chunk(f"t{number}", edges[rank], edges[rank + 1] - edges[rank], size))
+    return [
+        Held(node, tuple(own), (("v", ("v",)), (f"random.{rank}", ("random", str(rank)))))
+        for rank, (node, own) in enumerate(zip(nodes, chunks, strict=True))
+    ]
+
+
+@given(held(), st.booleans())
+def test_everything_is_written_once_and_kept_once_per_node(ranks: list[Held], is_in_memory: bool) -> None:
+    plan = make_plan(ranks, is_in_memory=is_in_memory)
+    places = {each.place for own in ranks for each in own.chunks}
+    assert Counter(each.place for each in plan.chunks) == Counter(places)
+    written = [number for rank in range(len(ranks)) for number in plan.written_by(rank)]
+    assert sorted(written) == list(range(len(places)))
+    for each, copiers, writer in zip(plan.chunks, plan.copiers, plan.writers, strict=True):
+        holders = [rank for rank, own in enumerate(ranks) if each in own.chunks]
+        assert writer in copiers
+        assert set(copiers) <= set(holders)
+        by_node = Counter(ranks[rank].node for rank in copiers)
+        if is_in_memory:
+            assert by_node == Counter({ranks[rank].node for rank in holders})
+        else:
+            assert copiers == (writer,)
+    assert sorted(key for rank in range(len(ranks)) for key in plan.values_of(rank)) == sorted(
+        ["v", *(f"random.{rank}" for rank in range(len(ranks)))]
+    )
+    assert plan.is_covered_by(range(len(ranks)))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@given(held())
+def test_an_image_holds_its_chunks_side_by_side(ranks: list[Held]) -> None:
+    plan = make_plan(ranks, is_in_memory=True)
+    assert plan.image_sizes() == [plan.layout(rank)[1] for rank in range(len(ranks))]
+    for rank in range(len(ranks)):
+        positions, size = plan.layout(rank)
+        end = 0
+        for number, start in positions.items():
+            assert start >= end
+            assert start % ALIGNMENT == 0
+            end = start + plan.chunks[number].num_bytes
+        assert end <= size
+
+
+@given(held())
+def test_what_a_lost_node_would_take_along_is_known(ranks: list[Held]) -> None:
+    plan = make_plan(ranks, is_in_memory=True)
+    keepers = {
+        source: keeper for source, keeper in partners(plan.nodes, [""] * len(ranks)).items() if source in plan.exposed()
+    }
+    for lost in set(plan.nodes):
+        there = [rank for rank, node in enumerate(plan.nodes) if node != lost]
+        copies = [source for source, keeper in keepers.items() if plan.nodes[keeper] != lost]
+        if there:
+            assert plan.is_covered_by([*there, *copies])
+
+
+def test_different_tensors_of_one_name_are_refused() -> None:
+    ranks = [Held("a", (chunk("w", 0, size, size),), ()) for size in (3, 4)]
+    with pytest.raises(ValueError, match="different tensors under the name w"):
+        make_plan(ranks, is_in_memory=False)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "domains", "wanted"),
+    [
+        pytest.param("aabb", ["", "", "", ""], {0: 2, 1: 3, 2: 0, 3: 1}, id="the other node, rank by rank"),
+        pytest.param("abcd", [""] * 4, {0: 2, 1: 3, 2: 0, 3: 1}, id="half-way round the ring"),
+        pytest.param("abcd", list("xyxy"), {0: 3, 1: 0, 2: 1, 3: 2}, id="in another domain"),
+        pytest.param("aaaa", [""] * 4, {}, id="one node has no partner"),
+        pytest.param("ab", list("xx"), {0: 1, 1: 0}, id="another node of the same domain is better than none"),
+    ],
+)
+def test_partners(nodes: str, domains: list[str], wanted: dict[int, int]) -> None:
+    assert partners(list(nodes), domains) == wanted
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        0.1,
+        float("inf"),
+        "x",
+        [1, (2, "y")],
+        {"a": {"b": (0.9, 0.999)}},
+        {2: 1},
+        Counter({2: 1, 4: 1}),
+        {"__tuple__": 1},
+    ],
+)
+def test_values_come_back_as_they_were(value: object) -> None:
+    found = unpacked(packed(value, "it"))
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_what_cannot_be_kept_is_named() -> None:
+    with pytest.raises(ValueError, match=r"options\.hook\[1\] is a builtins\.object, which a checkpoint cannot hold"):
+        packed({"hook": [1, object()]}, "options")

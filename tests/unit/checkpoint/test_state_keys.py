@@ -1,0 +1,53 @@
+"""States whose ranks hold different things are refused when they are saved, by name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod.checkpoint.state_keys import Keys, difference
+
+STATE = "optimizer.state"
+
+
+def keys(*names: str, empty: tuple[str, ...] = ()) -> Keys:
+    return Keys(frozenset(names), frozenset(empty))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        pytest.param(
+            [keys("model.0.w", "model.0.b"), keys("model.0.w", "model.0.b"), keys("model.1.w"), keys("model.1.w")],
+            "ranks 2-3 lack model.0.b, model.0.w, which ranks 0-1 have; stages of a pipeline",
+            id="stages of a pipeline",
+        ),
+        pytest.param(
+            [keys("model.w", *(f"{STATE}.w.{n}" for n in range(5))), keys("model.w")],
+            f"rank 1 lacks {STATE}.w.0, {STATE}.w.1, {STATE}.w.2 and 2 more, which rank 0 has; ",
+            id="optimizer state on one replica only",
+        ),
+        pytest.param(
+            [keys("model.w", f"{STATE}.w.m"), keys("model.w", empty=("other",))],
+            f"rank 1 lacks {STATE}.w.m, which rank 0 has; ",
+            id="the shard of another parameter is empty",
+        ),
+        pytest.param(
+            [keys("model.w", "model.x"), keys("model.w", empty=("x",))],
+            "rank 1 lacks model.x, which rank 0 has; ",
+            id="a weight is there also where its shard is empty",
+        ),
+    ],
+)
+def test_which_ranks_lack_what(ranks: list[Keys], words: str) -> None:
+    assert f"this state cannot be saved: {words}" in (difference(ranks) or "")
+
+
+def test_an_empty_shard_needs_no_optimizer_state() -> None:
+    assert difference([keys("model.w", f"{STATE}.w.m"), keys("model.w", empty=("w",))]) is None
+
+
+@given(st.lists(st.frozensets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5))
+def test_only_equal_keys_are_taken(ranks: list[frozenset[str]]) -> None:
+    assert (difference([Keys(each, frozenset()) for each in ranks]) is None) == (len(set(ranks)) == 1)
