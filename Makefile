@@ -24,7 +24,7 @@ env: .venv/.ready
 	@.ci/environment
 
 demo: env ## a real elastic job on a real local cluster: nodes come and go, a crash, an urgent job in its queue (ARGS=--help)
-	@$(PY) -m elastipod_local.demo $(ARGS)
+	@$(PY) -m elastipod_local.demo.main $(ARGS)
 
 test: env ## everything that this machine can run: lint, then every tier with small counts
 	@status=0; $(MAKE) lint || status=1; $(PY) tests/tiers.py $(TIERS) -- $(ARGS) || status=1; exit $$status

@@ -26,7 +26,7 @@ from pathlib import Path
 from elastipod_local.images import IMAGE_PYTHON
 from elastipod_local.paths import cache_dir
 from elastipod_local.pip import install_into
-from elastipod_local.registryenv import settings
+from elastipod_local.registry_access import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALL_DEADLINE_S = 1800

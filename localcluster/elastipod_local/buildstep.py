@@ -19,7 +19,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BuildStep:
     """One step. lower: folders of the layers below, topmost first; files: what is shown read-only in BUILD_FILES."""
 
     stage: str  # a scratch folder
@@ -37,7 +37,7 @@ class Step:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decode(cls, text: str) -> "Step":
+    def decode(cls, text: str) -> "BuildStep":
         record = json.loads(text)
         for name in ("lower", "command", "source"):
             record[name] = tuple(record[name])
@@ -46,7 +46,7 @@ class Step:
 
 def main(step_file: str) -> int:
     """Carry out the step and give its exit code."""
-    step = Step.decode(Path(step_file).read_text())
+    step = BuildStep.decode(Path(step_file).read_text())
     run(["mount", "--make-rprivate", "/"])
     root = _mount_root(step)
     _mount_inside(step, root)
@@ -62,7 +62,7 @@ def main(step_file: str) -> int:
     return subprocess.run(step.command, env=step.env, stdin=subprocess.DEVNULL).returncode
 
 
-def _mount_root(step: Step) -> Path:
+def _mount_root(step: BuildStep) -> Path:
     stage = Path(step.stage)
     root, work = stage / "root", stage / "work"
     for folder in (root, work):
@@ -72,7 +72,7 @@ def _mount_root(step: Step) -> Path:
     return root
 
 
-def _mount_inside(step: Step, root: Path) -> None:
+def _mount_inside(step: BuildStep, root: Path) -> None:
     for name in ("proc", "dev", "run", "tmp", "root/.cache"):
         (root / name).mkdir(parents=True, exist_ok=True)
     run(["mount", "-t", "proc", "proc", root / "proc"])
@@ -98,7 +98,7 @@ def _bind_file(source: Path, target: Path) -> None:
     run(["mount", "--bind", "-o", "ro", source, target])
 
 
-def _mount_source(step: Step, target: Path) -> None:
+def _mount_source(step: BuildStep, target: Path) -> None:
     target.mkdir()
     if len(step.source) == 1:
         run(["mount", "--bind", "-o", "rw" if step.source_writable else "ro", step.source[0], target])

@@ -13,7 +13,16 @@ from elastipod_local.api import ApiServer
 from elastipod_local.cgroups import NodeGroup, machine_layout
 from elastipod_local.controlplane import KUEUE, ControlPlane
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import Progress, delete_tree, is_root, quiet, require_linux, require_root, run, undisturbed
+from elastipod_local.host import (
+    Progress,
+    delete_tree,
+    is_root,
+    quiet,
+    require_linux,
+    require_root,
+    run,
+    signals_ignored,
+)
 from elastipod_local.images import ImageSet, ensure_images, stored_seed
 from elastipod_local.kueue import Kueue
 from elastipod_local.kueue_config import KueueOptions
@@ -134,7 +143,7 @@ class Cluster:
                 cluster._bring_up(nodes, images, options, kueue)
             except BaseException:
                 progress("that did not work; taking down what was made")
-                with undisturbed():
+                with signals_ignored():
                     tear_down(cluster._files)
                 raise
         progress(f"the cluster {name!r} is up; export KUBECONFIG={cluster.kubeconfig}")
@@ -154,7 +163,7 @@ class Cluster:
         """Take the cluster down, leaving nothing but its logs; False when there was nothing. Safe to repeat."""
         if not self.folder.exists():
             return False
-        with undisturbed(), self._files.locked(wait_s=CHANGE_WAIT_S):
+        with signals_ignored(), self._files.locked(wait_s=CHANGE_WAIT_S):
             return tear_down(self._files, self._progress)
 
     def __enter__(self) -> "Cluster":

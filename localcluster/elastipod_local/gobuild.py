@@ -15,7 +15,7 @@ from elastipod_local.errors import LocalClusterError
 from elastipod_local.golang import go_environment, go_program
 from elastipod_local.host import Progress, quiet, run, tail_of
 from elastipod_local.paths import PACKAGE, cache_dir
-from elastipod_local.processes import dies_with_us
+from elastipod_local.processes import ends_with_parent
 from elastipod_local.state import BUILD_WAIT_S, exclusive
 
 BUILD_DEADLINE_S = 3600
@@ -134,7 +134,7 @@ def _go_build(
     """Build programs in one call, so that Go spreads the work itself."""
     with log.open("ab") as output:
         build = subprocess.Popen(
-            dies_with_us([go, "build", "-v", "-ldflags", module.flags, "-o", f"{target}/", *packages.values()]),
+            ends_with_parent([go, "build", "-v", "-ldflags", module.flags, "-o", f"{target}/", *packages.values()]),
             cwd=module.folder,
             stdin=subprocess.DEVNULL,
             stdout=output,

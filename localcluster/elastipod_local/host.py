@@ -127,7 +127,7 @@ def wait_until(
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def signals_ignored() -> Iterator[None]:
     """Keep Ctrl-C and SIGTERM out while something is cleaned up; children started meanwhile ignore them as well."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in the main thread only

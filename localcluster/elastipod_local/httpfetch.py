@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.registryenv import settings
+from elastipod_local.registry_access import settings
 
 # `off`, or the URL of a mirror that has below it `<host>/<path>` of what it mirrors. Empty: the hosts themselves.
 VARIABLE = "ELASTIPOD_DOWNLOADS"

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from elastipod_local import dockerfile
 from elastipod_local.buildcontext import BuildContext
-from elastipod_local.buildstep import SOURCE, Step
+from elastipod_local.buildstep import SOURCE, BuildStep
 from elastipod_local.dockerfile import Instruction, Stage
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import Progress, delete_tree, quiet, tail_of, tool_environment
 from elastipod_local.oci import Blob, Image, ImageConfig, pack_layer
 from elastipod_local.paths import PACKAGE
 from elastipod_local.processes import isolated
-from elastipod_local.registryenv import RegistryAccess
+from elastipod_local.registry_access import RegistryAccess
 
 STEP_DEADLINE_S = 1800
 LAYERS_KEPT = 120  # an image set needs about twenty
@@ -116,7 +116,7 @@ class ImageBuilder:
             blobs.append(Blob.of(tar))
         return Image(name, tuple(blobs), built.config)
 
-    def forget_unused(self) -> None:
+    def delete_unused(self) -> None:
         """Delete all but the layers used last; every change of our code makes some."""
         by_use = sorted(self._layers.iterdir(), key=lambda layer: layer.stat().st_mtime, reverse=True)
         for layer in by_use[LAYERS_KEPT:]:
@@ -199,9 +199,9 @@ class ImageBuilder:
             step = replace(self._step(built, command, {"PATH": DEFAULT_PATH}), source=layers, workdir="/", user="")
             return self._layer(key, step, built, f"{stage}: COPY {' '.join(words)}", instruction)
 
-    def _step(self, built: Built, command: tuple[str, ...], env: dict[str, str]) -> Step:
+    def _step(self, built: Built, command: tuple[str, ...], env: dict[str, str]) -> BuildStep:
         config = built.config
-        return Step(
+        return BuildStep(
             stage="",
             lower=self._folders(built),
             upper="",
@@ -216,7 +216,7 @@ class ImageBuilder:
     def _folders(self, built: Built) -> tuple[str, ...]:
         return tuple(str(self._layers / key / "fs") for key in reversed(built.layers))
 
-    def _layer(self, key: str, step: Step, built: Built, what: str, instruction: Instruction) -> Built:
+    def _layer(self, key: str, step: BuildStep, built: Built, what: str, instruction: Instruction) -> Built:
         """Give `built` with the step's layer on top, carrying the step out unless its layer is in the cache."""
         folder = self._layers / key
         if folder.exists():
@@ -236,7 +236,7 @@ class ImageBuilder:
                 raise
         return replace(built, layers=(*built.layers, key))
 
-    def _perform(self, step: Step, what: str) -> None:
+    def _perform(self, step: BuildStep, what: str) -> None:
         script = Path(step.stage) / "step.json"
         script.parent.mkdir()
         script.write_text(step.encode())

@@ -21,7 +21,7 @@ from elastipod_local.node_config import PAUSE_IMAGE, SITE_PACKAGES_MOUNT
 from elastipod_local.oci import Blob, Image, ImageConfig, pack_layer
 from elastipod_local.paths import PACKAGE, cache_dir, checkout_root
 from elastipod_local.pip import install_into
-from elastipod_local.registryenv import registry_access
+from elastipod_local.registry_access import registry_access
 from elastipod_local.seed import make_seed, present_layers
 from elastipod_local.state import BUILD_WAIT_S, exclusive
 
@@ -96,7 +96,7 @@ def ensure_images(progress: Progress = quiet) -> ImageSet:
         for used in (found.seed, site_packages):
             used.touch()
             _keep_newest(used.parent)
-        builder.forget_unused()
+        builder.delete_unused()
     return found
 
 

@@ -64,7 +64,7 @@ def delete_link(name: str) -> None:
     wait_until(lambda: not (LINKS / name).exists(), deadline_s=20, what=f"the link {name} to be gone")
 
 
-def plug_in(addressing: Addressing, index: int, pid: int, others: list[int]) -> None:
+def connect_node(addressing: Addressing, index: int, pid: int, others: list[int]) -> None:
     """Give the network namespace of process `pid` its wire, address and routes, and tell all others about its pods.
 
     index: number of the node; others: numbers of the nodes that exist. Each node routes pods of the others directly.
@@ -93,13 +93,13 @@ def _pod_route(addressing: Addressing, index: int) -> str:
     return f"route replace {addressing.pod_network(index)} via {addressing.node_address(index)}"
 
 
-def cut_wire(addressing: Addressing, index: int) -> None:
+def cut_link(addressing: Addressing, index: int) -> None:
     """Cut the wire to a node; one that was never plugged in has none to cut."""
     wire = addressing.link_name(index)
     if (LINKS / wire).exists():
         run(["ip", "link", "set", wire, "down"])
 
 
-def mend_wire(addressing: Addressing, index: int) -> None:
+def restore_link(addressing: Addressing, index: int) -> None:
     """Mend the wire to a running node."""
     run(["ip", "link", "set", addressing.link_name(index), "up"])

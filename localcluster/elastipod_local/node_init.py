@@ -18,7 +18,7 @@ from elastipod_local.host import run, tool_environment, wait_until
 from elastipod_local.node_config import NODE_FOLDERS, RUNTIME_ENDPOINT, SHARED_MOUNT, InitConfig
 from elastipod_local.node_status import keep_slots
 
-PLUGGED_DEADLINE_S = 60
+CONNECTED_DEADLINE_S = 60
 CONTAINERD_DEADLINE_S = 60
 RESTART_DELAY_S = 1.0
 
@@ -39,7 +39,7 @@ def mount(source: str | Path, target: str | Path, *options: str) -> None:
     run(["mount", *options, source, target])
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
@@ -106,14 +106,14 @@ def shield_sysctls() -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")  # of this network namespace
 
 
-def wait_plugged() -> None:
+def wait_connected() -> None:
     """Wait for the node's wire: the default route is the last thing that it gets, after all else is in its place."""
 
     def has_default_route() -> bool:
         lines = Path("/proc/net/route").read_text().splitlines()[1:]
         return any(line.split()[1] == "00000000" for line in lines)
 
-    wait_until(has_default_route, deadline_s=PLUGGED_DEADLINE_S, what="the node's network")
+    wait_until(has_default_route, deadline_s=CONNECTED_DEADLINE_S, what="the node's network")
 
 
 class Services:
@@ -124,20 +124,20 @@ class Services:
         self._running: dict[int, str] = {}
 
     def start(self, name: str) -> None:
-        with Path(f"/var/log/{name}.log").open("ab") as log:
+        with Path(f"/var/log/{name}.log").open("ab") as file:
             child = subprocess.Popen(
-                self._commands[name], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=tool_environment()
+                self._commands[name], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=tool_environment()
             )
         child.returncode = 0  # this process reaps for the whole namespace; Popen must not wait for it as well
         self._running[child.pid] = name
-        say(f"{name} started")
+        log(f"{name} started")
 
     def run_for_ever(self) -> None:
         """Reap whatever ends in the namespace and start services anew."""
         while True:
             pid, status = os.wait()
             if name := self._running.pop(pid, None):
-                say(f"{name} ended ({os.waitstatus_to_exitcode(status)}); starting it again")
+                log(f"{name} ended ({os.waitstatus_to_exitcode(status)}); starting it again")
                 time.sleep(RESTART_DELAY_S)
                 self.start(name)
 
@@ -148,9 +148,9 @@ def main(config_file: str) -> None:
     socket.sethostname(config.node)
     enter_own_root(config)
     shield_sysctls()
-    wait_plugged()
+    wait_connected()
     mount_cgroups(config)
-    say("the node's root and network are there")
+    log("the node's root and network are there")
     services = Services(config.commands)
     services.start("containerd")
     wait_until(_containerd_answers, deadline_s=CONTAINERD_DEADLINE_S, what="containerd to answer")

@@ -10,7 +10,7 @@ from elastipod_local import network
 from elastipod_local.addressing import MAX_NODES, free_node_index
 from elastipod_local.controlplane import ControlPlane
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import Progress, run, tail_of, undisturbed, wait_until
+from elastipod_local.host import Progress, run, signals_ignored, tail_of, wait_until
 from elastipod_local.node import Disk, Node
 from elastipod_local.node_config import SLOT_RESOURCE
 from elastipod_local.oci import Image
@@ -49,7 +49,7 @@ class Nodes:
                 names.append(self._register())
             self._start_all(names, disk)
         except BaseException:
-            with undisturbed():
+            with signals_ignored():
                 for name in names:
                     self._discard(name)
             raise
@@ -100,9 +100,9 @@ class Nodes:
         self._demand(name, "partition" if cut else "heal")
         node = self._node(name)
         if cut:
-            network.cut_wire(node.addressing, node.index)
+            network.cut_link(node.addressing, node.index)
         else:
-            network.mend_wire(node.addressing, node.index)
+            network.restore_link(node.addressing, node.index)
         self._set_phase(name, NodePhase.PARTITIONED if cut else NodePhase.UP)
 
     def import_images(self, images: Iterable[Image]) -> None:
@@ -124,7 +124,7 @@ class Nodes:
         """End the node's processes at once, and then its wire."""
         node = self._node(name)
         # The wire is cut first: a node without power closes no connection of its pods.
-        network.cut_wire(node.addressing, node.index)
+        network.cut_link(node.addressing, node.index)
         node.end(_processes(self._record(name)))
         network.delete_link(node.addressing.link_name(node.index))
         return node
@@ -191,14 +191,14 @@ class Nodes:
         node, record = self._node(name), self._record(name)
         assert record.outer is not None  # it was started
         inner = node.wait_inner(record.outer)
-        self._plug_in(node, inner.pid)
+        self._connect_to_network(node, inner.pid)
         connected = replace(record, inner=inner, phase=NodePhase.UP)
         self._files.update(lambda state: state.with_node(name, connected))
 
-    def _plug_in(self, node: Node, pid: int) -> None:
+    def _connect_to_network(self, node: Node, pid: int) -> None:
         """Wire the node; each node knows the way to all others' pods, so the others are told about this one's."""
         others = {name: record for name, record in self._state().nodes.items() if name != node.name}
-        network.plug_in(node.addressing, node.index, pid, [record.index for record in others.values()])
+        network.connect_node(node.addressing, node.index, pid, [record.index for record in others.values()])
         for record in others.values():
             # A node that is still to be connected learns all ways then.
             if record.phase in (NodePhase.UP, NodePhase.PARTITIONED) and record.inner and record.inner.is_alive():

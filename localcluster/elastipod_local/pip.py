@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import find_program, run
-from elastipod_local.registryenv import settings
+from elastipod_local.registry_access import settings
 
 INSTALL_DEADLINE_S = 1800
 

@@ -49,14 +49,14 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
-def dies_with_us(command: Sequence[str | Path]) -> list[str]:
+def ends_with_parent(command: Sequence[str | Path]) -> list[str]:
     """Give the command made so that the kernel kills its process when ours dies, whatever ours dies of."""
     return ["setpriv", "--pdeathsig", "KILL", "--", *map(str, command)]
 
 
 def isolated(command: Sequence[str | Path]) -> list[str]:
     """Give the command made so that it runs with mounts and processes of its own, none of which outlasts it or us."""
-    return dies_with_us(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", *command])
+    return ends_with_parent(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", *command])
 
 
 def spawn(command: Sequence[str | Path], *, owner: Path, log: Path, env: Mapping[str, str] | None = None) -> ProcessId:

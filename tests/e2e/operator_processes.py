@@ -20,7 +20,7 @@ from tests.e2e.conftest import OPERATOR_NAMESPACE
 
 from elastipod_local.api import ApiServer
 from elastipod_local.cluster import Cluster
-from elastipod_local.processes import dies_with_us
+from elastipod_local.processes import ends_with_parent
 
 # What an operator says when the API server kept it waiting for too long.
 OTHERS_DOING = ("the lease was lost", "Request attempt")
@@ -40,7 +40,7 @@ class Operators:
         """Start the operator of this name; its log goes on in <name>.log."""
         with self.log(name).open("ab") as log:
             self.running[name] = subprocess.Popen(
-                dies_with_us([sys.executable, "-m", "elastipod.cli", "operator"]),
+                ends_with_parent([sys.executable, "-m", "elastipod.cli", "operator"]),
                 env={**self.environment, "POD_NAME": name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -143,7 +143,7 @@ def test_a_node_that_cannot_be_added_leaves_nothing(cluster: Cluster, monkeypatc
     def fail(*_: object) -> None:
         raise LocalClusterError("no network today")
 
-    monkeypatch.setattr(Nodes, "_plug_in", fail)
+    monkeypatch.setattr(Nodes, "_connect_to_network", fail)
     with pytest.raises(LocalClusterError, match="no network today"):
         cluster.add_node()
     assert cluster.state().nodes == nodes

@@ -16,7 +16,7 @@ from tests.e2e.agent_process import AgentProcess, free_port, until
 
 from elastipod.audit import audit
 from elastipod.audit_logs import read_logs
-from elastipod_local.registryenv import settings
+from elastipod_local.registry_access import settings
 
 SCRIPT = Path(__file__).with_name("versions_worker.py")
 PODS = 2

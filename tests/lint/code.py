@@ -27,7 +27,6 @@ SHARED_YET = frozenset(
         *("alike", "calls", "exchange", "ipc", "keeper", "log_watch", "plan", "progress", "room", "server", "stacks"),
         *("Answer", "Exchange", "Generation", "Part", "Refused", "Room", "Start", "Target", "Verdict"),
         *("asking", "ports", "status", "Condition", "Health", "Limits", "Line"),
-        *("Phase", "Step"),
     }
 )
 # Names that two may share, each with the reason.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.unit.demo.stories import log
+from tests.unit.demo.runs import log
 
-from elastipod_local.run_log import find_logs, generations, parse_log, read_run
+from elastipod_local.demo.run_log import find_logs, generations, parse_log, read_run
 
 
 def test_a_line_torn_by_a_kill_is_left_out() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.demo.stories import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, elastic_run, urgent_visit
+from tests.unit.demo.runs import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, elastic_run, urgent_run
 
-from elastipod_local.demo_report import Phase, Run, Span, parse_history, spans
-from elastipod_local.run_log import generations
-from elastipod_local.timeline import COLOURS, Note, Timeline, draw, note_places, of_run
+from elastipod_local.demo.report import JobPhase, Run, Span, parse_history, spans
+from elastipod_local.demo.run_log import generations
+from elastipod_local.demo.timeline import COLOURS, Note, Timeline, draw, note_places, timeline_of
 
 
 @pytest.fixture
@@ -18,11 +18,11 @@ def run() -> Run:
 
 
 def test_every_phase_has_a_colour() -> None:
-    assert set(COLOURS) == set(Phase)
+    assert set(COLOURS) == set(JobPhase)
 
 
 def test_each_change_is_noted_with_its_cause_and_gap(run: Run) -> None:
-    timeline = of_run(run, "a run")
+    timeline = timeline_of(run, "a run")
     assert timeline.spans == spans(run)
     assert timeline.notes == (
         Note(10.0, "2 → 4, 1.80 s gap\nCapacityAvailable"),
@@ -32,17 +32,17 @@ def test_each_change_is_noted_with_its_cause_and_gap(run: Run) -> None:
 
 
 def test_the_urgent_job_stands_on_the_replicas_that_train_beside_it() -> None:
-    timeline = of_run(elastic_run(), "both acts", urgent_visit())
-    assert timeline.guest is not None
-    assert timeline.guest.floor == 2
-    assert timeline.guest.spans == (
-        Span(Phase.STARTING, 60.5, 64.5, 2),  # from when the increments had stopped
-        Span(Phase.TRAINING, 64.5, 76.0, 2),
+    timeline = timeline_of(elastic_run(), "both acts", urgent_run())
+    assert timeline.urgent is not None
+    assert timeline.urgent.floor == 2
+    assert timeline.urgent.spans == (
+        Span(JobPhase.STARTING, 60.5, 64.5, 2),  # from when the increments had stopped
+        Span(JobPhase.TRAINING, 64.5, 76.0, 2),
     )
 
 
 def test_an_urgent_job_that_never_trained_is_not_drawn() -> None:
-    assert of_run(elastic_run(), "both acts", urgent_visit(logs=[])).guest is None
+    assert timeline_of(elastic_run(), "both acts", urgent_run(logs=[])).urgent is None
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_notes_do_not_run_into_each_other(moments: list[float], places: list[tup
 
 
 def test_the_same_run_gives_the_same_picture(run: Run, tmp_path: Path) -> None:
-    draw(of_run(run, "a run", urgent_visit()), tmp_path / "one.svg", tmp_path / "one.png")
-    draw(of_run(run, "a run", urgent_visit()), tmp_path / "two.svg")
+    draw(timeline_of(run, "a run", urgent_run()), tmp_path / "one.svg", tmp_path / "one.png")
+    draw(timeline_of(run, "a run", urgent_run()), tmp_path / "two.svg")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elastipod_local.buildstep import BUILD_FILES
-from elastipod_local.registryenv import settings, shown_in_step
+from elastipod_local.registry_access import settings, shown_in_step
 
 
 def test_settings_of_registries_are_handed_on_and_others_are_not(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from elastipod_local.demo_queue import Visit, queue_report, queue_shortcomings
-from elastipod_local.demo_report import Json, Run, build, shortcomings
+from elastipod_local.demo.report import Json, Run, build_report, shortcomings
+from elastipod_local.demo.timeline import draw, timeline_of
+from elastipod_local.demo.urgent_job import UrgentRun, queue_report, queue_shortcomings
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.timeline import draw, of_run
 
 AUDIT_DEADLINE_S = 60
 MODEL_PARAMETERS = 2_700_000  # of examples/lm with its defaults
@@ -32,11 +32,11 @@ class Audit:
 
     exit_status: int
     report: Mapping[str, Any]
-    said: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class DemoResult:
     """How a run ended: the report as written, what it failed to show, and its summary for people."""
 
     report: Json
@@ -54,39 +54,41 @@ def audit(logs: Path) -> Audit:
         return Audit(done.returncode, {}, done.stderr.strip())
 
 
-def conclude(run: Run, audited: Audit, state: str, visit: Visit, seconds: Mapping[str, float], folder: Path) -> Ending:
+def write_result(
+    run: Run, audited: Audit, state: str, urgent: UrgentRun, seconds: Mapping[str, float], folder: Path
+) -> DemoResult:
     """Write report.json, timeline.svg and timeline.png into `folder`, and give how the run ended.
 
     run, audited and state (the last condition) are the elastic job's; seconds: how long each step of the demo took.
     """
     folder.mkdir(parents=True, exist_ok=True)
     report = {
-        **build(run, audited.report),
-        "queue": queue_report(run, visit),
+        **build_report(run, audited.report),
+        "queue": queue_report(run, urgent),
         "state": state,
         "demo_seconds": dict(seconds),
         "versions": versions(),
         "machine": machine(),
     }
     failed = shortcomings(report, state=state, audit_exit=audited.exit_status) + queue_shortcomings(report["queue"])
-    if audited.said:
-        failed.append(audited.said)
+    if audited.problem:
+        failed.append(audited.problem)
     report["ok"], report["shortcomings"] = not failed, failed
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    guest = report["queue"]["newcomer"]
+    newcomer = report["queue"]["newcomer"]
     lines = [
         table(report),
         *queue_lines(report["queue"]),
         samples_line("the elastic job", report),
-        samples_line(guest["job"], guest),
+        samples_line(newcomer["job"], newcomer),
         SCALE_NOTE,
     ]
     if report["phases"]:
         picture = folder / "timeline.svg"
-        draw(of_run(run, title(report), visit), picture, picture.with_suffix(".png"))
+        draw(timeline_of(run, title(report), urgent), picture, picture.with_suffix(".png"))
         lines.append(f"picture: {picture}")
     lines.append(f"report:  {folder / 'report.json'}")
-    return Ending(report, failed, "\n".join(lines))
+    return DemoResult(report, failed, "\n".join(lines))
 
 
 def title(report: Mapping[str, Any]) -> str:
@@ -94,8 +96,8 @@ def title(report: Mapping[str, Any]) -> str:
     sizes = " → ".join(map(str, report["sizes"]))
     recovered = len(report["recoveries"])
     crashes = f", {recovered} recovery" if recovered == 1 else f", {recovered} recoveries" if recovered else ""
-    guest = report["queue"]["newcomer"]
-    visit = f"; {guest['job']} comes and goes" if guest["steps"] else ""
+    urgent = report["queue"]["newcomer"]
+    visit = f"; {urgent['job']} comes and goes" if urgent["steps"] else ""
     return f"{sizes} replicas{crashes}{visit}"
 
 
@@ -122,13 +124,13 @@ def table(report: Mapping[str, Any]) -> str:
 
 def queue_lines(report: Mapping[str, Any]) -> list[str]:
     """Tell the second act in sentences."""
-    guest, shrink = report["newcomer"], report["given_up"]
-    if not guest["steps"] or guest["quota_after_s"] is None or shrink is None:
+    urgent, shrink = report["newcomer"], report["given_up"]
+    if not urgent["steps"] or urgent["quota_after_s"] is None or shrink is None:
         return []
-    waited_s = guest["first_step_s"] - guest["arrived_s"]
+    waited_s = urgent["first_step_s"] - urgent["arrived_s"]
     return [
-        f"{guest['job']}: had its quota {guest['quota_after_s']:.1f} s after it was applied and made its first step after "
-        f"{waited_s:.1f} s; while it made {guest['steps']} steps, the elastic job made {report['meanwhile']['steps']}",
+        f"{urgent['job']}: had its quota {urgent['quota_after_s']:.1f} s after it was applied and made its first step after "
+        f"{waited_s:.1f} s; while it made {urgent['steps']} steps, the elastic job made {report['meanwhile']['steps']}",
         f"Kueue's reason: {shrink['kueue_said']}",
     ]
 
@@ -167,7 +169,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-DIAGNOSES = {
+DIAGNOSTICS = {
     "jobs.txt": ("describe", "hyperpodpytorchjobs"),
     "pods.txt": ("describe", "pods", "--all-namespaces"),
     "nodes.txt": ("describe", "nodes"),
@@ -178,11 +180,11 @@ DIAGNOSES = {
 }
 
 
-def collect(kubectl: Callable[..., str], folder: Path) -> Path:
+def collect_diagnostics(kubectl: Callable[..., str], folder: Path) -> Path:
     """Write what the cluster can say about a failure below `folder`; give where. What cannot be asked is said there."""
     target = folder / "failure"
     target.mkdir(parents=True, exist_ok=True)
-    for name, arguments in DIAGNOSES.items():
+    for name, arguments in DIAGNOSTICS.items():
         try:
             text = kubectl(*arguments, timeout_s=20)
         except LocalClusterError as error:

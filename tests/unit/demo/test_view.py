@@ -7,12 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
-from elastipod_local.demo_view import LiveView, PlainView, View, size_text
-from elastipod_local.demo_watch import Progress, Seen
+from elastipod_local.demo.view import LiveView, PlainView, View, size_text
+from elastipod_local.demo.watcher import JobSnapshot, Progress
 
-SEEN = (
-    Seen(job="lm", state="Running", size="2/2/4", progress=Progress(3, 41, 2.5, 60.0)),
-    Seen(job="urgent", state="Suspended", size="0/2/2", message="waits in queue default"),
+SNAPSHOTS = (
+    JobSnapshot(job="lm", state="Running", size="2/2/4", progress=Progress(3, 41, 2.5, 60.0)),
+    JobSnapshot(job="urgent", state="Suspended", size="0/2/2", message="waits in queue default"),
 )
 
 
@@ -20,8 +20,8 @@ def show(view: View) -> None:
     view.act("Act 2: somebody needs the room")
     view.step(9, 13, "apply the urgent job")
     view.detail("urgent created")
-    for seen in SEEN:
-        view.seen(seen)
+    for snapshot in SNAPSHOTS:
+        view.job(snapshot)
     view.event("lm", "Draining: 4 -> 2")
     view.act("Act 3: the end")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastipod_local.demo_queue import Visit
-from elastipod_local.demo_report import KILL_MARK, Mark, Run, parse_history
-from elastipod_local.demo_watch import Told
-from elastipod_local.run_log import generations
+from elastipod_local.demo.report import KILL_MARK, Mark, Run, parse_history
+from elastipod_local.demo.run_log import generations
+from elastipod_local.demo.urgent_job import UrgentRun
+from elastipod_local.demo.watcher import JobEvent
 
 CREATED_AT = 1_700_000_000.0
 CREATED = "2023-11-14T22:13:20.000Z"
@@ -98,8 +98,8 @@ URGENT = [entry(1, 0, 2, "start", "Admitted", 63.5)]
 URGENT_LOGS = [log(1, 0, 2, steps={1: 64.5, 2: 68.0, 3: 76.0}, loss=4.0)]
 URGENT_AT_S = 60.0
 WORDS = "Preempted to accommodate a workload due to prioritization in the ClusterQueue"
-EVICTED = Told("Workload", "EvictedDueToPreempted", WORDS)
-QUOTED = Told("HyperPodPyTorchJob", "Draining", f"4 -> 2: Kueue takes the quota of 2 replicas back: {WORDS}")
+EVICTED = JobEvent("Workload", "EvictedDueToPreempted", WORDS)
+QUOTED = JobEvent("HyperPodPyTorchJob", "Draining", f"4 -> 2: Kueue takes the quota of 2 replicas back: {WORDS}")
 
 
 def elastic_run(history: list[dict[str, Any]] = BOTH_ACTS, logs: list[list[dict[str, Any]]] = BOTH_ACTS_LOGS) -> Run:
@@ -107,9 +107,9 @@ def elastic_run(history: list[dict[str, Any]] = BOTH_ACTS, logs: list[list[dict[
     return Run(CREATED_AT, parse_history(history), generations(logs), (Mark(KILL_MARK, CREATED_AT + 30.01),))
 
 
-def urgent_visit(
+def urgent_run(
     history: list[dict[str, Any]] = URGENT, logs: list[list[dict[str, Any]]] = URGENT_LOGS, **more: Any
-) -> Visit:
+) -> UrgentRun:
     """Give the urgent job's stay as it should be, or with other records."""
     run = Run(CREATED_AT + URGENT_AT_S, parse_history(history), generations(logs), ())
-    return Visit(**{"job": "urgent", "run": run, "state": "Completed", "told": (QUOTED, EVICTED), **more})
+    return UrgentRun(**{"job": "urgent", "run": run, "state": "Completed", "events": (QUOTED, EVICTED), **more})

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.unit.demo.stories import (
+from tests.unit.demo.runs import (
     CREATED,
     CREATED_AT,
     GROW_SHRINK_CRASH,
@@ -16,20 +16,20 @@ from tests.unit.demo.stories import (
     log,
 )
 
-from elastipod_local.demo_report import (
+from elastipod_local.demo.report import (
     KILL_MARK,
+    JobPhase,
     Mark,
-    Phase,
     Run,
-    build,
+    build_report,
     changes,
     parse_history,
     shortcomings,
     sizes,
     spans,
-    unix,
+    unix_seconds,
 )
-from elastipod_local.run_log import generations
+from elastipod_local.demo.run_log import generations
 
 AUDIT = {"samples_total": 96, "samples_unique": 64, "samples_expected": 64, "duplicates": 0, "missing": 0}
 
@@ -44,7 +44,7 @@ def story() -> Run:
 
 
 def test_the_operators_moments_are_utc() -> None:
-    assert unix(CREATED) == CREATED_AT
+    assert unix_seconds(CREATED) == CREATED_AT
 
 
 def test_gaps_run_from_the_last_old_step_to_the_first_new_step_of_the_slowest_rank(story: Run) -> None:
@@ -71,8 +71,8 @@ def test_a_recovery_at_the_same_size_is_no_new_size(story: Run) -> None:
 def test_phases_follow_each_other_without_holes(story: Run) -> None:
     found = spans(story)
     assert [span.phase for span in found] == [
-        Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RESTARTING, Phase.TRAINING, Phase.DRAINING,
-        Phase.RESTARTING, Phase.TRAINING, Phase.RECOVERING, Phase.TRAINING,
+        JobPhase.STARTING, JobPhase.TRAINING, JobPhase.DRAINING, JobPhase.RESTARTING, JobPhase.TRAINING, JobPhase.DRAINING,
+        JobPhase.RESTARTING, JobPhase.TRAINING, JobPhase.RECOVERING, JobPhase.TRAINING,
     ]  # fmt: skip
     assert found[0].start_s == 0
     assert all(before.end_s == after.start_s for before, after in pairwise(found))
@@ -80,7 +80,7 @@ def test_phases_follow_each_other_without_holes(story: Run) -> None:
 
 
 def test_draining_begins_with_the_decision_and_ends_when_the_last_rank_has_stopped(story: Run) -> None:
-    drain = next(span for span in spans(story) if span.phase is Phase.DRAINING)
+    drain = next(span for span in spans(story) if span.phase is JobPhase.DRAINING)
     assert (drain.start_s, drain.end_s, drain.size) == (10.0, 10.5, 2)
 
 
@@ -96,7 +96,7 @@ def test_a_generation_that_made_no_step_gives_its_gap_to_the_next() -> None:
 
 
 def test_the_report_holds_what_is_promised(story: Run) -> None:
-    report = build(story, AUDIT)
+    report = build_report(story, AUDIT)
     assert report["resizes"] == [
         {"generation": 2, "from": 2, "to": 4, "cause": "CapacityAvailable", "gap_s": 1.8, "steps_repeated": 0},
         {"generation": 3, "from": 4, "to": 2, "cause": "NodeDrained", "gap_s": 1.25, "steps_repeated": 0},
@@ -114,11 +114,11 @@ def test_the_loss_of_a_step_is_the_mean_over_its_ranks(story: Run) -> None:
 
 
 def test_a_run_that_showed_everything_has_no_shortcomings() -> None:
-    assert shortcomings(build(elastic_run(), AUDIT), state="Completed", audit_exit=0) == []
+    assert shortcomings(build_report(elastic_run(), AUDIT), state="Completed", audit_exit=0) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "state", "audit_exit", "said"),
+    ("change", "state", "audit_exit", "problem"),
     [
         pytest.param({}, "Failed", 0, "ended as Failed", id="a job that did not complete"),
         pytest.param({}, "Completed", 1, "exactly once", id="an audit that is not clean"),
@@ -134,12 +134,12 @@ def test_a_run_that_showed_everything_has_no_shortcomings() -> None:
         ),
     ],
 )  # fmt: skip
-def test_shortcomings_are_named(change: dict[str, Any], state: str, audit_exit: int, said: str) -> None:
-    [sentence] = shortcomings({**build(elastic_run(), AUDIT), **change}, state=state, audit_exit=audit_exit)
-    assert said in sentence
+def test_shortcomings_are_named(change: dict[str, Any], state: str, audit_exit: int, problem: str) -> None:
+    [sentence] = shortcomings({**build_report(elastic_run(), AUDIT), **change}, state=state, audit_exit=audit_exit)
+    assert problem in sentence
 
 
 def test_a_job_that_never_trained_still_gives_a_report() -> None:
-    report = build(run_of([entry(1, 0, 2, "start", "GangReady", 3.0)], []), {})
+    report = build_report(run_of([entry(1, 0, 2, "start", "GangReady", 3.0)], []), {})
     assert (report["sizes"], report["final_loss"], report["size_history"]) == ([], None, [])
     assert shortcomings(report, state="Failed", audit_exit=2)[1].startswith("the sizes that trained were none")

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastipod_local.demo_queue import Visit, visit_losses, visit_spans
-from elastipod_local.demo_report import Change, Phase, Run, Span, changes, losses, spans
+from elastipod_local.demo.report import Change, JobPhase, Run, Span, changes, losses, spans
+from elastipod_local.demo.urgent_job import UrgentRun, urgent_losses, urgent_spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {
-    Phase.STARTING: "#c9ced6",
-    Phase.TRAINING: "#7fb8a4",
-    Phase.DRAINING: "#f2c14e",
-    Phase.RESTARTING: "#e8833a",
-    Phase.RECOVERING: "#cf4d5b",
+    JobPhase.STARTING: "#c9ced6",
+    JobPhase.TRAINING: "#7fb8a4",
+    JobPhase.DRAINING: "#f2c14e",
+    JobPhase.RESTARTING: "#e8833a",
+    JobPhase.RECOVERING: "#cf4d5b",
 }
 LOSS_COLOUR = "#33506e"
-GUEST_COLOUR = "#8d7fc0"
+URGENT_COLOUR = "#8d7fc0"
 WAITING_COLOUR = "#dcd8ec"
 INK = "#2b2f36"
 FAINT = "#8a919c"
@@ -55,7 +55,7 @@ Curves = Sequence[Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class UrgentTrack:
     """The other job in the picture. spans: until it trains, and then; floor: the replicas on which they are stacked."""
 
     job: str
@@ -75,7 +75,7 @@ class Timeline:
     spans: Sequence[Span]
     losses: Curves
     notes: Sequence[Note]
-    guest: Guest | None = None
+    urgent: UrgentTrack | None = None
 
     @property
     def end_s(self) -> float:
@@ -83,12 +83,14 @@ class Timeline:
         return max(span.end_s for span in self.spans)
 
 
-def of_run(run: Run, title: str, visit: Visit | None = None) -> Timeline:
-    """Give the picture's content for a run: its phases, its loss, a note for each change of generation, and the guest."""
+def timeline_of(run: Run, title: str, urgent: UrgentRun | None = None) -> Timeline:
+    """Give the picture's content for a run: its phases, its loss, a note for each change of generation, and the urgent job."""
     curves = tuple(tuple((at_s, loss) for at_s, _, loss in curve) for curve in losses(run))
     notes = tuple(Note(run.since_creation(change.entry.began_at), _cause(change)) for change in changes(run))
     phases = spans(run)
-    return Timeline(title, phases, curves, notes, _guest(run, visit, phases) if visit and visit.steps else None)
+    return Timeline(
+        title, phases, curves, notes, _urgent_track(run, urgent, phases) if urgent and urgent.steps else None
+    )
 
 
 def _cause(change: Change) -> str:
@@ -96,14 +98,14 @@ def _cause(change: Change) -> str:
     return f"{change.entry.size_before} → {change.entry.size}{gap}\n{change.entry.cause}"
 
 
-def _guest(run: Run, visit: Visit, phases: Sequence[Span]) -> Guest:
-    """Stack the visitor on the replicas that train beside it; it waits from the moment when they are no more than that."""
-    shown = visit_spans(run, visit)
+def _urgent_track(run: Run, urgent: UrgentRun, phases: Sequence[Span]) -> UrgentTrack:
+    """Stack the urgent job on the replicas that train beside it. It waits from the moment their number has shrunk to that."""
+    shown = urgent_spans(run, urgent)
     begin, end = shown[0].start_s, shown[-1].end_s
     floor = max((p.size for p in phases if p.start_s < end and p.end_s > begin), default=0)
     freed_s = max((p.end_s for p in phases if p.end_s <= begin and p.size > floor), default=0.0)
-    waiting = Span(Phase.STARTING, max(freed_s, run.since_creation(visit.run.created_at)), begin, shown[0].size)
-    return Guest(visit.job, (waiting, *shown), floor, visit_losses(run, visit))
+    waiting = Span(JobPhase.STARTING, max(freed_s, run.since_creation(urgent.run.created_at)), begin, shown[0].size)
+    return UrgentTrack(urgent.job, (waiting, *shown), floor, urgent_losses(run, urgent))
 
 
 def draw(timeline: Timeline, *targets: Path) -> None:
@@ -132,17 +134,17 @@ def _draw_sizes(axes: Axes, timeline: Timeline) -> None:
 
     least = SHORT_SPAN * timeline.end_s
     for span in timeline.spans:
-        width = max(span.end_s - span.start_s, 0 if span.phase is Phase.TRAINING else least)
-        order = 1 if span.phase is Phase.TRAINING else 2
+        width = max(span.end_s - span.start_s, 0 if span.phase is JobPhase.TRAINING else least)
+        order = 1 if span.phase is JobPhase.TRAINING else 2
         axes.bar(span.start_s, span.size, width, align="edge", color=COLOURS[span.phase], linewidth=0, zorder=order)
-    used = [phase for phase in Phase if any(span.phase is phase for span in timeline.spans)]
+    used = [phase for phase in JobPhase if any(span.phase is phase for span in timeline.spans)]
     handles = [Patch(color=COLOURS[phase], label=phase.value) for phase in used]
-    if timeline.guest:
-        _draw_guest(axes, timeline.guest)
-        name = timeline.guest.job
+    if timeline.urgent:
+        _draw_urgent(axes, timeline.urgent)
+        name = timeline.urgent.job
         handles += [
             Patch(color=WAITING_COLOUR, label=f"{name} waits, starts"),
-            Patch(color=GUEST_COLOUR, label=f"{name} trains"),
+            Patch(color=URGENT_COLOUR, label=f"{name} trains"),
         ]
     axes.set_ylabel("replicas")
     axes.set_yticks(range(_highest(timeline) + 1))
@@ -154,16 +156,16 @@ def _draw_sizes(axes: Axes, timeline: Timeline) -> None:
 
 
 def _highest(timeline: Timeline) -> int:
-    guest = timeline.guest
-    stacked = [span.size + guest.floor for span in guest.spans] if guest else []
+    urgent = timeline.urgent
+    stacked = [span.size + urgent.floor for span in urgent.spans] if urgent else []
     return max([span.size for span in timeline.spans] + stacked)
 
 
-def _draw_guest(axes: Axes, guest: Guest) -> None:
-    for span in guest.spans:
-        colour = GUEST_COLOUR if span.phase is Phase.TRAINING else WAITING_COLOUR
+def _draw_urgent(axes: Axes, urgent: UrgentTrack) -> None:
+    for span in urgent.spans:
+        colour = URGENT_COLOUR if span.phase is JobPhase.TRAINING else WAITING_COLOUR
         width = span.end_s - span.start_s
-        axes.bar(span.start_s, span.size, width, bottom=guest.floor, align="edge", color=colour, linewidth=0, zorder=1)
+        axes.bar(span.start_s, span.size, width, bottom=urgent.floor, align="edge", color=colour, linewidth=0, zorder=1)
 
 
 def note_places(moments: Sequence[float], end: float, width: float) -> list[tuple[float, int]]:
@@ -199,10 +201,10 @@ def _draw_notes(axes: Axes, timeline: Timeline) -> None:
 
 def _draw_loss(axes: Axes, timeline: Timeline) -> None:
     _draw_curves(axes, timeline.losses, LOSS_COLOUR)
-    if timeline.guest:
-        _draw_curves(axes, timeline.guest.losses, GUEST_COLOUR)
+    if timeline.urgent:
+        _draw_curves(axes, timeline.urgent.losses, URGENT_COLOUR)
     for span in timeline.spans:
-        if span.phase is not Phase.TRAINING:
+        if span.phase is not JobPhase.TRAINING:
             axes.axvspan(span.start_s, span.end_s, color=COLOURS[span.phase], alpha=0.35, linewidth=0, zorder=0)
     axes.set_ylabel("training loss")
     axes.set_xlabel("seconds since the job was created")

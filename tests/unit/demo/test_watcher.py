@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.demo.stories import CREATED, GROW_SHRINK_CRASH, log
+from tests.unit.demo.runs import CREATED, GROW_SHRINK_CRASH, log
 
-from elastipod_local.demo_watch import Seen, Told, Watcher, concerns, read_job, read_progress
+from elastipod_local.demo.watcher import JobEvent, JobSnapshot, Watcher, is_about, read_job, read_progress
 from elastipod_local.errors import LocalClusterError
 
 
@@ -53,11 +53,11 @@ class Api:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Api], Watcher]:
-    monkeypatch.setattr("elastipod_local.demo_watch.POLL_EVERY_S", 0.01)
+    monkeypatch.setattr("elastipod_local.demo.watcher.POLL_EVERY_S", 0.01)
     events: list[str] = []
 
     def make(api: Api) -> Watcher:
-        watcher = Watcher(api, name="lm", shared=tmp_path, on_seen=lambda seen: None, on_event=events.append)
+        watcher = Watcher(api, name="lm", shared=tmp_path, on_snapshot=lambda snapshot: None, on_event=events.append)
         watcher.shown = events  # type: ignore[attr-defined]
         return watcher
 
@@ -104,16 +104,16 @@ def test_there_is_no_progress_before_the_first_log(tmp_path: Path) -> None:
 
 def test_a_wait_ends_with_what_was_waited_for(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api([], [job()])) as watcher:
-        assert watcher.wait_for(lambda seen: seen.state == "Running", "running", deadline_s=10).size == "2/4/4"
+        assert watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=10).size == "2/4/4"
 
 
 def test_a_wait_that_runs_out_says_what_was_seen_last(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api([job(), event("1", "Resized")])) as watcher:
-        watcher.wait_for(lambda seen: bool(seen.events), "an event", deadline_s=10)
+        watcher.wait_for(lambda snapshot: bool(snapshot.last_events), "an event", deadline_s=10)
         with pytest.raises(
             LocalClusterError, match=r"waited 0 s for 4 replicas; last seen: lm: state Running .*Resized: said so"
         ):
-            watcher.wait_for(lambda seen: False, "4 replicas", deadline_s=0)
+            watcher.wait_for(lambda snapshot: False, "4 replicas", deadline_s=0)
 
 
 def test_a_job_that_ends_early_ends_the_wait(watch: Callable[[Api], Watcher]) -> None:
@@ -121,17 +121,17 @@ def test_a_job_that_ends_early_ends_the_wait(watch: Callable[[Api], Watcher]) ->
         watch(Api([job("Failed")])) as watcher,
         pytest.raises(LocalClusterError, match="lm ended before 4 replicas"),
     ):
-        watcher.wait_for(lambda seen: False, "4 replicas", deadline_s=10)
+        watcher.wait_for(lambda snapshot: False, "4 replicas", deadline_s=10)
 
 
 def test_an_api_server_that_does_not_answer_is_not_the_end(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api(LocalClusterError("connection refused"), [job()])) as watcher:
-        watcher.wait_for(lambda seen: seen.state == "Running", "running", deadline_s=10)
+        watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=10)
 
 
 def test_a_failure_of_the_watch_itself_reaches_the_one_who_waits(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api([{"kind": "HyperPodPyTorchJob"}])) as watcher, pytest.raises(KeyError):
-        watcher.wait_for(lambda seen: False, "anything", deadline_s=10)
+        watcher.wait_for(lambda snapshot: False, "anything", deadline_s=10)
 
 
 def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Callable[[Api], Watcher]) -> None:
@@ -141,7 +141,7 @@ def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Calla
         [job("Completed"), event("1", "Started", count=2)],
     )
     with watch(api) as watcher:
-        watcher.wait_for(lambda seen: seen.state == "Completed", "the end", deadline_s=10, may_end=True)
+        watcher.wait_for(lambda snapshot: snapshot.state == "Completed", "the end", deadline_s=10, may_end=True)
     assert watcher.shown == ["Started: said so", "Started: said so"]  # type: ignore[attr-defined]
 
 
@@ -157,15 +157,15 @@ def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Calla
     ],
 )
 def test_events_of_a_job_are_its_own_and_those_of_its_workloads(kind: str, name: str, is_ours: bool) -> None:
-    assert concerns({"involvedObject": {"kind": kind, "name": name}}, "lm") is is_ours
+    assert is_about({"involvedObject": {"kind": kind, "name": name}}, "lm") is is_ours
 
 
 def test_what_kueue_says_of_a_workload_is_kept_and_not_shown(watch: Callable[[Api], Watcher]) -> None:
     evicted = event("2", "EvictedDueToPreempted", about="lm-more-1-13de4")
     evicted["involvedObject"]["kind"] = "Workload"
     with watch(Api([job("Completed"), evicted])) as watcher:
-        watcher.wait_for(lambda seen: seen.state == "Completed", "the end", deadline_s=10, may_end=True)
-        assert watcher.told == (Told("Workload", "EvictedDueToPreempted", "said so"),)
+        watcher.wait_for(lambda snapshot: snapshot.state == "Completed", "the end", deadline_s=10, may_end=True)
+        assert watcher.events == (JobEvent("Workload", "EvictedDueToPreempted", "said so"),)
     assert watcher.shown == []  # type: ignore[attr-defined]
 
 
@@ -173,9 +173,9 @@ def test_each_watcher_sees_its_own_job(watch: Callable[[Api], Watcher]) -> None:
     other = job("Failed")
     other["metadata"]["name"] = "another"
     with watch(Api([other, job()])) as watcher:
-        seen = watcher.wait_for(lambda seen: seen.state == "Running", "running", deadline_s=10)
-    assert seen.job == "lm"
+        snapshot = watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=10)
+    assert snapshot.job == "lm"
 
 
 def test_the_training_size_is_that_of_the_generation_that_makes_steps() -> None:
-    assert Seen().training_size == 0
+    assert JobSnapshot().training_size == 0

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.unit.demo.stories import (
+from tests.unit.demo.runs import (
     BOTH_ACTS,
     BOTH_ACTS_LOGS,
     EVICTED,
@@ -15,17 +15,23 @@ from tests.unit.demo.stories import (
     elastic_run,
     entry,
     log,
-    urgent_visit,
+    urgent_run,
 )
 
-from elastipod_local.demo_queue import Visit, queue_report, queue_shortcomings, visit_losses, visit_spans
-from elastipod_local.demo_report import Phase, Run, Span
+from elastipod_local.demo.report import JobPhase, Run, Span
+from elastipod_local.demo.urgent_job import (
+    UrgentRun,
+    queue_report,
+    queue_shortcomings,
+    urgent_losses,
+    urgent_spans,
+)
 
 SHRINK, GROWTH = 5, 6  # their places in the records of both acts
 
 
 def test_the_report_tells_who_came_what_was_given_up_and_what_came_back() -> None:
-    report = queue_report(elastic_run(), urgent_visit())
+    report = queue_report(elastic_run(), urgent_run())
     assert report["newcomer"] == {
         "job": "urgent", "state": "Completed", "replicas": 2, "arrived_s": 60.0, "quota_after_s": 3.5, "first_step_s": 64.5,
         "last_step_s": 76.0, "steps": 3, "samples_total": None, "samples_unique": None, "samples_expected": None,
@@ -42,7 +48,7 @@ def test_the_report_tells_who_came_what_was_given_up_and_what_came_back() -> Non
 
 
 def test_a_stay_as_it_should_be_has_no_shortcomings() -> None:
-    assert queue_shortcomings(queue_report(elastic_run(), urgent_visit())) == []
+    assert queue_shortcomings(queue_report(elastic_run(), urgent_run())) == []
 
 
 def without(*places: int) -> Run:
@@ -75,48 +81,48 @@ TOO_EARLY_LOGS = [
 
 
 @pytest.mark.parametrize(
-    ("run", "visit", "said"),
+    ("run", "urgent", "problem"),
     [
-        pytest.param(without(SHRINK, GROWTH), urgent_visit(), "gave up no replicas", id="increments were kept"),
-        pytest.param(without(GROWTH), urgent_visit(), "did not grow back", id="the room was not taken again"),
+        pytest.param(without(SHRINK, GROWTH), urgent_run(), "gave up no replicas", id="increments were kept"),
+        pytest.param(without(GROWTH), urgent_run(), "did not grow back", id="the room was not taken again"),
         pytest.param(
-            beside(entry(6, 4, 2, "resize", "NodeDrained", 60.2), BOTH_ACTS_LOGS[6]), urgent_visit(),
+            beside(entry(6, 4, 2, "resize", "NodeDrained", 60.2), BOTH_ACTS_LOGS[6]), urgent_run(),
             "because of NodeDrained, not Preempted", id="the room came from something else",
         ),
         pytest.param(
-            beside(BOTH_ACTS[SHRINK], log(6, 0, 2, resumed_step=13, steps={14: 61.5, 15: 78.0})), urgent_visit(),
+            beside(BOTH_ACTS[SHRINK], log(6, 0, 2, resumed_step=13, steps={14: 61.5, 15: 78.0})), urgent_run(),
             "made no step while urgent trained", id="the minimum stood still",
         ),
         pytest.param(
-            elastic_run(AFTER_CRASH, AFTER_CRASH_LOGS), urgent_visit(), "had to recover 1 time", id="the minimum crashed"
+            elastic_run(AFTER_CRASH, AFTER_CRASH_LOGS), urgent_run(), "had to recover 1 time", id="the minimum crashed"
         ),
         pytest.param(
-            elastic_run(TOO_EARLY, TOO_EARLY_LOGS), urgent_visit(), "trained with [2, 4] replicas beside urgent",
+            elastic_run(TOO_EARLY, TOO_EARLY_LOGS), urgent_run(), "trained with [2, 4] replicas beside urgent",
             id="the elastic job grew while the quota was used",
         ),
         pytest.param(
-            elastic_run(), urgent_visit(logs=[log(1, 0, 2, steps={1: 60.3, 2: 76.0})]), "more than the quota",
-            id="the newcomer began before the increments had stopped",
+            elastic_run(), urgent_run(logs=[log(1, 0, 2, steps={1: 60.3, 2: 76.0})]), "more than the quota",
+            id="the urgent job began before the increments had stopped",
         ),
-        pytest.param(elastic_run(), urgent_visit(logs=[]), "urgent made no step", id="the newcomer did not train"),
-        pytest.param(elastic_run(), urgent_visit(state="Failed"), "urgent ended as Failed", id="the newcomer failed"),
+        pytest.param(elastic_run(), urgent_run(logs=[]), "urgent made no step", id="the urgent job did not train"),
+        pytest.param(elastic_run(), urgent_run(state="Failed"), "urgent ended as Failed", id="the urgent job failed"),
         pytest.param(
-            elastic_run(), urgent_visit(audit_exit=1, audit={"missing": 8}), "exactly once: {'missing': 8}",
-            id="the newcomer lost samples",
+            elastic_run(), urgent_run(audit_exit=1, audit={"missing": 8}), "exactly once: {'missing': 8}",
+            id="the urgent job lost samples",
         ),
-        pytest.param(elastic_run(), urgent_visit(told=(QUOTED,)), "no Event of Kueue", id="Kueue gave no reason"),
+        pytest.param(elastic_run(), urgent_run(events=(QUOTED,)), "no Event of Kueue", id="Kueue gave no reason"),
         pytest.param(
-            elastic_run(), urgent_visit(told=(EVICTED,)), "quotes Kueue's reason", id="the operator kept the reason back"
+            elastic_run(), urgent_run(events=(EVICTED,)), "quotes Kueue's reason", id="the operator kept the reason back"
         ),
     ],
 )  # fmt: skip
-def test_shortcomings_are_named(run: Run, visit: Visit, said: str) -> None:
-    [sentence] = queue_shortcomings(queue_report(run, visit))
-    assert said in sentence
+def test_shortcomings_are_named(run: Run, urgent: UrgentRun, problem: str) -> None:
+    [sentence] = queue_shortcomings(queue_report(run, urgent))
+    assert problem in sentence
 
 
-def test_a_newcomer_that_never_came_is_no_error_of_the_report() -> None:
-    report = queue_report(without(SHRINK, GROWTH), urgent_visit([], [], state="Suspended"))
+def test_an_urgent_job_that_never_came_is_no_error_of_the_report() -> None:
+    report = queue_report(without(SHRINK, GROWTH), urgent_run([], [], state="Suspended"))
     assert report["newcomer"]["quota_after_s"] is None
     assert [sentence.split(" ", 1)[1] for sentence in queue_shortcomings(report)] == [
         "ended as Suspended, not Completed",
@@ -125,9 +131,9 @@ def test_a_newcomer_that_never_came_is_no_error_of_the_report() -> None:
     ]
 
 
-def test_the_newcomer_is_drawn_on_the_elastic_jobs_clock() -> None:
-    run, visit = elastic_run(), urgent_visit()
-    assert visit_spans(run, visit) == (Span(Phase.TRAINING, 64.5, 76.0, 2),)
-    [curve] = visit_losses(run, visit)
+def test_the_urgent_job_is_drawn_on_the_elastic_jobs_clock() -> None:
+    run, urgent = elastic_run(), urgent_run()
+    assert urgent_spans(run, urgent) == (Span(JobPhase.TRAINING, 64.5, 76.0, 2),)
+    [curve] = urgent_losses(run, urgent)
     assert curve[0] == (64.5, 4.0)
     assert all(before[0] < after[0] for before, after in pairwise(curve))

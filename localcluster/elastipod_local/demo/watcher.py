@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from elastipod_local.demo_report import Entry, parse_history
+from elastipod_local.demo.report import HistoryEntry, parse_history
+from elastipod_local.demo.run_log import find_logs, parse_log
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.run_log import find_logs, parse_log
 
 POLL_EVERY_S = 2.0
 RATE_OVER_S = 5.0
@@ -37,7 +37,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JobEvent:
     """What a Kubernetes Event said. kind: of the object that it is about."""
 
     kind: str
@@ -49,7 +49,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobSnapshot:
     """The job as it was seen at one moment. size: running/target/max as the operator prints it."""
 
     job: str = "the job"
@@ -58,10 +58,10 @@ class Seen:
     reason: str = ""
     message: str = ""
     size: str = "-"
-    history: tuple[Entry, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
     progress: Progress | None = None
-    events: tuple[str, ...] = ()
-    trouble: str = ""
+    last_events: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def generation(self) -> int:
@@ -76,8 +76,8 @@ class Seen:
     def __str__(self) -> str:
         step = f"step {self.progress.step} of generation {self.generation}" if self.progress else "no step yet"
         said = f" ({self.reason}: {self.message})" if self.reason else ""
-        last = f"; last event: {self.events[-1]}" if self.events else ""
-        return f"{self.job}: state {self.state}{said}, size {self.size}, {step}{last}{f'; {self.trouble}' if self.trouble else ''}"
+        last = f"; last event: {self.last_events[-1]}" if self.last_events else ""
+        return f"{self.job}: state {self.state}{said}, size {self.size}, {step}{last}{f'; {self.problem}' if self.problem else ''}"
 
 
 class Kubectl(Protocol):
@@ -123,12 +123,12 @@ def _rate(steps: Sequence[Mapping[str, Any]]) -> float:
     return (len(recent) - 1) / passed if passed > 0 else 0.0
 
 
-def told(event: Mapping[str, Any]) -> Told:
+def read_event(event: Mapping[str, Any]) -> JobEvent:
     """Read a Kubernetes Event; its message becomes one line."""
-    return Told(event["involvedObject"]["kind"], event["reason"], " ".join(event["message"].split()))
+    return JobEvent(event["involvedObject"]["kind"], event["reason"], " ".join(event["message"].split()))
 
 
-def concerns(event: Mapping[str, Any], job: str) -> bool:
+def is_about(event: Mapping[str, Any], job: str) -> bool:
     """Whether an Event is about this job or one of its Workloads, which are named after it."""
     about = event["involvedObject"]
     if about.get("kind") == "Workload":
@@ -144,27 +144,27 @@ def _written(event: Mapping[str, Any]) -> tuple[str, int]:
 
 
 @dataclass(slots=True)
-class _EventBook:
+class _EventLog:
     """Events in the order in which they were first seen; a repeated one counts again."""
 
     known: dict[str, int] = field(default_factory=dict)
-    told: list[Told] = field(default_factory=list)
+    all: list[JobEvent] = field(default_factory=list)
 
-    def add(self, events: Sequence[Mapping[str, Any]]) -> list[Told]:
+    def add(self, events: Sequence[Mapping[str, Any]]) -> list[JobEvent]:
         fresh = []
         for event in sorted(events, key=_written):
             uid, count = event["metadata"]["uid"], event.get("count") or 1
             if self.known.get(uid) != count:
                 self.known[uid] = count
-                fresh.append(told(event))
-        self.told += fresh
+                fresh.append(read_event(event))
+        self.all += fresh
         return fresh
 
 
 class Watcher:
     """Looks at one job every two seconds in a thread of its own while it is entered as a context.
 
-    on_event gets the Events of the job itself; those of its Workloads are only kept, in `told`.
+    on_event gets the Events of the job itself; those of its Workloads are only kept, in `events`.
     """
 
     def __init__(
@@ -173,18 +173,18 @@ class Watcher:
         *,
         name: str,
         shared: Path,
-        on_seen: Callable[[Seen], None],
+        on_snapshot: Callable[[JobSnapshot], None],
         on_event: Callable[[str], None],
     ) -> None:
         self._kubectl = kubectl
         self._name = name
         self._shared = shared
-        self._on_seen = on_seen
+        self._on_snapshot = on_snapshot
         self._on_event = on_event
-        self._events = _EventBook()
+        self._events = _EventLog()
         self._stopped = threading.Event()
         self._changed = threading.Condition()
-        self._seen = Seen()
+        self._snapshot = JobSnapshot()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="demo-watcher", daemon=True)
 
@@ -199,16 +199,18 @@ class Watcher:
         self._thread.join(timeout=30)
 
     @property
-    def seen(self) -> Seen:
+    def snapshot(self) -> JobSnapshot:
         """What was seen last."""
-        return self._seen
+        return self._snapshot
 
     @property
-    def told(self) -> tuple[Told, ...]:
+    def events(self) -> tuple[JobEvent, ...]:
         """All Events of the job and its Workloads so far, in order."""
-        return tuple(self._events.told)
+        return tuple(self._events.all)
 
-    def wait_for(self, holds: Callable[[Seen], bool], what: str, *, deadline_s: float, may_end: bool = False) -> Seen:
+    def wait_for(
+        self, holds: Callable[[JobSnapshot], bool], what: str, *, deadline_s: float, may_end: bool = False
+    ) -> JobSnapshot:
         """Wait until `holds` of what is seen, and give that.
 
         Raises LocalClusterError with what was seen last after deadline_s, and at once when the job has ended
@@ -219,49 +221,49 @@ class Watcher:
             while True:
                 if self._failure:
                     raise self._failure
-                if holds(self._seen):
-                    return self._seen
-                if self._seen.state in ENDED and not may_end:
-                    raise LocalClusterError(f"{self._name} ended before {what}: {self._seen}")
+                if holds(self._snapshot):
+                    return self._snapshot
+                if self._snapshot.state in ENDED and not may_end:
+                    raise LocalClusterError(f"{self._name} ended before {what}: {self._snapshot}")
                 remaining = end - time.monotonic()
                 if remaining <= 0:
-                    raise LocalClusterError(f"waited {deadline_s:g} s for {what}; last seen: {self._seen}")
+                    raise LocalClusterError(f"waited {deadline_s:g} s for {what}; last seen: {self._snapshot}")
                 self._changed.wait(remaining)
 
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
-                self._look()
+                self._poll()
                 self._stopped.wait(POLL_EVERY_S)
         except BaseException as failure:  # handed to whoever waits
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _look(self) -> None:
-        items, trouble = self._fetch()
+    def _poll(self) -> None:
+        items, problem = self._fetch()
         jobs = (item for item in items if item["kind"] == "HyperPodPyTorchJob")
         job = next((item for item in jobs if item["metadata"]["name"] == self._name), None)
-        fresh = self._events.add([item for item in items if item["kind"] == "Event" and concerns(item, self._name)])
+        fresh = self._events.add([item for item in items if item["kind"] == "Event" and is_about(item, self._name)])
         facts = read_job(job) if job else {}
-        seen = Seen(
+        snapshot = JobSnapshot(
             job=self._name,
             at=time.time(),
             progress=read_progress(self._shared, self._name),
-            events=tuple(str(event) for event in self._events.told[-8:]),
-            trouble=trouble,
+            last_events=tuple(str(event) for event in self._events.all[-8:]),
+            problem=problem,
             **facts,
         )
         for event in fresh:
             if event.kind != "Workload":
                 self._on_event(str(event))
-        self._on_seen(seen)
+        self._on_snapshot(snapshot)
         with self._changed:
-            self._seen = seen
+            self._snapshot = snapshot
             self._changed.notify_all()
 
     def _fetch(self) -> tuple[list[Mapping[str, Any]], str]:
-        """Give the job and its Events; an API server that does not answer for a moment is trouble, not the end."""
+        """Give the job and its Events; an API server that does not answer for a moment is problem, not the end."""
         try:
             answer = self._kubectl("get", "hyperpodpytorchjobs,events", "--output=json", timeout_s=20)
         except LocalClusterError as error:

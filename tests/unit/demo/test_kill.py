@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastipod_local.demo_worker import Worker, kill_worker, workers_of
+from elastipod_local.demo.kill import Worker, kill_worker, workers_of
 from elastipod_local.errors import LocalClusterError
 
 POD = "0d1e"

@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from elastipod_local.run_log import Generation
+from elastipod_local.demo.run_log import Generation
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ class Kind(StrEnum):
     RECOVERY = "recovery"
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """What the job does at a moment."""
 
     STARTING = "starting"
@@ -37,7 +37,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """One entry of the annotation elastipod.io/history: the decision that began a generation."""
 
     generation: int
@@ -67,7 +67,7 @@ class Mark:
 class Span:
     """One phase of the job, seconds since its creation; size: replicas that train (or are about to)."""
 
-    phase: Phase
+    phase: JobPhase
     start_s: float
     end_s: float
     size: int
@@ -81,7 +81,7 @@ class Change:
     kill to the moment when the operator knew; None for a resize, or without such a mark.
     """
 
-    entry: Entry
+    entry: HistoryEntry
     gap_s: float | None
     steps_repeated: int
     detection_s: float | None = None
@@ -92,7 +92,7 @@ class Run:
     """All that was written down about one run; `created_at` is the job's creation."""
 
     created_at: float
-    history: tuple[Entry, ...]
+    history: tuple[HistoryEntry, ...]
     generations: tuple[Generation, ...]
     marks: tuple[Mark, ...]
 
@@ -104,24 +104,24 @@ class Run:
 KILL_MARK = "worker killed"
 
 
-def parse_history(entries: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+def parse_history(entries: Sequence[Mapping[str, Any]]) -> tuple[HistoryEntry, ...]:
     """Read the annotation's JSON list. Raises KeyError or ValueError when it is not as the contract says."""
     return tuple(
-        Entry(
+        HistoryEntry(
             generation=int(entry["generation"]),
             size_before=int(entry["from"]),
             size=int(entry["to"]),
             kind=Kind(entry["kind"]),
             cause=str(entry["cause"]),
-            at=unix(entry["at"]),
-            detected_at=unix(entry["detected_at"]) if entry.get("detected_at") else None,
-            running_at=unix(entry["running_at"]) if entry.get("running_at") else None,
+            at=unix_seconds(entry["at"]),
+            detected_at=unix_seconds(entry["detected_at"]) if entry.get("detected_at") else None,
+            running_at=unix_seconds(entry["running_at"]) if entry.get("running_at") else None,
         )
         for entry in entries
     )
 
 
-def unix(moment: str) -> float:
+def unix_seconds(moment: str) -> float:
     """Give an RFC 3339 moment as Unix seconds."""
     return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
 
@@ -162,7 +162,7 @@ def _steps_repeated(old: Generation, new: Generation | None) -> int:
     return max(0, old.last.number - new.resumed_step)
 
 
-def _detection_s(entry: Entry, marks: Sequence[Mark]) -> float | None:
+def _detection_s(entry: HistoryEntry, marks: Sequence[Mark]) -> float | None:
     kills = [mark.at for mark in marks if mark.name == KILL_MARK and mark.at <= entry.at]
     if entry.kind is not Kind.RECOVERY or entry.detected_at is None or not kills:
         return None
@@ -181,23 +181,23 @@ def spans(run: Run) -> tuple[Span, ...]:
     clock = run.created_at
     for index, (entry, generation) in enumerate(stages):
         first, last = generation.steps[0], generation.steps[-1]
-        found.append(_span(run, _way_in(entry, index), clock, first.at, entry.size))
+        found.append(_span(run, _phase_before_training(entry, index), clock, first.at, entry.size))
         following = stages[index + 1][0] if index + 1 < len(stages) else None
         drained_at = generation.drained_at if following and following.kind is Kind.RESIZE else None
         asked_at = min(last.at, max(first.at, following.began_at)) if following and drained_at else last.at
-        found.append(_span(run, Phase.TRAINING, first.at, asked_at, entry.size))
+        found.append(_span(run, JobPhase.TRAINING, first.at, asked_at, entry.size))
         clock = max(last.at, drained_at or last.at)
-        found.append(_span(run, Phase.DRAINING, asked_at, clock, entry.size))
+        found.append(_span(run, JobPhase.DRAINING, asked_at, clock, entry.size))
     return tuple(span for span in found if span.end_s > span.start_s)
 
 
-def _way_in(entry: Entry, index: int) -> Phase:
+def _phase_before_training(entry: HistoryEntry, index: int) -> JobPhase:
     if index == 0:
-        return Phase.STARTING
-    return Phase.RECOVERING if entry.kind is Kind.RECOVERY else Phase.RESTARTING
+        return JobPhase.STARTING
+    return JobPhase.RECOVERING if entry.kind is Kind.RECOVERY else JobPhase.RESTARTING
 
 
-def _span(run: Run, phase: Phase, start: float, end: float, size: int) -> Span:
+def _span(run: Run, phase: JobPhase, start: float, end: float, size: int) -> Span:
     return Span(phase, run.since_creation(start), run.since_creation(end), size)
 
 
@@ -217,7 +217,7 @@ def losses(run: Run) -> tuple[tuple[tuple[float, int, float], ...], ...]:
     )
 
 
-def build(run: Run, audit: Mapping[str, Any]) -> Json:
+def build_report(run: Run, audit: Mapping[str, Any]) -> Json:
     """Give the report. audit: what `elastipod audit --json` printed; its totals are taken over as they are."""
     found = changes(run)
     phases = spans(run)
@@ -232,7 +232,8 @@ def build(run: Run, audit: Mapping[str, Any]) -> Json:
         "size_history": _size_history(phases),
         "phases": [asdict(span) for span in phases],
         "phase_seconds": {
-            phase: round(sum(span.end_s - span.start_s for span in phases if span.phase is phase), 3) for phase in Phase
+            phase: round(sum(span.end_s - span.start_s for span in phases if span.phase is phase), 3)
+            for phase in JobPhase
         },
         "marks": [{"name": mark.name, "t_s": run.since_creation(mark.at)} for mark in run.marks],
         "audit": dict(audit),
@@ -265,13 +266,13 @@ def _recovery(change: Change) -> Json:
 
 def _size_history(phases: Sequence[Span]) -> list[Json]:
     """Give each moment at which the number of training replicas changed; 0 where nothing trains."""
-    seen: list[tuple[float, int]] = []
+    moments: list[tuple[float, int]] = []
     for span in phases:
-        trains = span.phase in (Phase.TRAINING, Phase.DRAINING)
-        seen.append((span.start_s, span.size if trains else 0))
+        trains = span.phase in (JobPhase.TRAINING, JobPhase.DRAINING)
+        moments.append((span.start_s, span.size if trains else 0))
     if phases:
-        seen.append((phases[-1].end_s, 0))
-    changed = [next(group) for _, group in groupby(seen, key=lambda moment: moment[1])]
+        moments.append((phases[-1].end_s, 0))
+    changed = [next(group) for _, group in groupby(moments, key=lambda moment: moment[1])]
     return [{"t_s": at, "size": size} for at, size in changed]
 
 
@@ -284,26 +285,26 @@ def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> l
 
     state: the job's last condition; audit_exit: exit status of `elastipod audit`.
     """
-    said = []
+    problems: list[str] = []
     if state != "Completed":
-        said.append(f"the job ended as {state}, not Completed")
+        problems.append(f"the job ended as {state}, not Completed")
     if report["sizes"] != EXPECTED_SIZES:
-        said.append(f"the sizes that trained were {_arrows(report['sizes'])}, not {_arrows(EXPECTED_SIZES)}")
-    said += [
+        problems.append(f"the sizes that trained were {_arrows(report['sizes'])}, not {_arrows(EXPECTED_SIZES)}")
+    problems += [
         f"the resize {resize['from']} -> {resize['to']} repeated {resize['steps_repeated']} steps, not 0"
         for resize in report["resizes"]
         if resize["steps_repeated"] != 0
     ]
-    said += [
+    problems += [
         f"the recovery repeated {recovery['steps_repeated']} steps, although memory holds every step"
         for recovery in report["recoveries"]
         if recovery["steps_repeated"] > REPEATED_MAX
     ]
     if not report["recoveries"]:
-        said.append("no recovery was seen, although a worker was killed")
+        problems.append("no recovery was seen, although a worker was killed")
     if audit_exit != 0:
-        said.append(f"the audit found that samples were not trained exactly once: {report['audit']}")
-    return said
+        problems.append(f"the audit found that samples were not trained exactly once: {report['audit']}")
+    return problems
 
 
 def _arrows(sizes: Sequence[int]) -> str:

@@ -14,23 +14,23 @@ import yaml
 
 from elastipod_local import binaries
 from elastipod_local.cluster import Cluster
-from elastipod_local.demo_outcome import Ending, audit, conclude
-from elastipod_local.demo_queue import Visit
-from elastipod_local.demo_report import KILL_MARK, Kind, Mark, Run
-from elastipod_local.demo_view import View
-from elastipod_local.demo_watch import ENDED, Seen, Told, Watcher
-from elastipod_local.demo_worker import kill_worker
+from elastipod_local.demo.kill import kill_worker
+from elastipod_local.demo.report import KILL_MARK, Kind, Mark, Run
+from elastipod_local.demo.result import DemoResult, audit, write_result
+from elastipod_local.demo.run_log import find_logs, read_run
+from elastipod_local.demo.urgent_job import UrgentRun
+from elastipod_local.demo.view import View
+from elastipod_local.demo.watcher import ENDED, JobEvent, JobSnapshot, Watcher
 from elastipod_local.errors import LocalClusterError, UnsupportedError
 from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.paths import cluster_dir
 from elastipod_local.prepare import prepare
-from elastipod_local.run_log import find_logs, read_run
 from elastipod_local.state import NodeOptions
 
 CLUSTER = "demo"
 OPERATOR_NAMESPACE = "aws-hyperpod"
 QUEUE = "examples/lm/queue.yaml"
-SURROUNDINGS = ("examples/storage.yaml", QUEUE)
+CLUSTER_MANIFESTS = ("examples/storage.yaml", QUEUE)
 JOB = "examples/lm/job.yaml"
 URGENT_JOB = "examples/lm/job-urgent.yaml"
 NODES = NodeOptions(cpus=1)  # room for one of the examples' replicas each, whatever the machine has
@@ -46,19 +46,19 @@ END_DEADLINE_S = 240
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ExampleJob:
     """An example that is applied: its file, and its name as the manifest gives it."""
 
     file: Path
     name: str
 
     @classmethod
-    def of_file(cls, file: Path) -> Job:
+    def of_file(cls, file: Path) -> ExampleJob:
         return cls(file, yaml.safe_load(file.read_text())["metadata"]["name"])
 
 
 @dataclass(slots=True)
-class Notes:
+class DemoLog:
     """What the demo itself writes down: when it applied the jobs, what it did to the cluster, and its own seconds."""
 
     created_at: dict[str, float] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class Demo:
     def __init__(self, root: Path, view: View) -> None:
         self._root = root
         self._view = view
-        self._job = Job.of_file(root / JOB)
-        self._urgent = Job.of_file(root / URGENT_JOB)
-        self._notes = Notes()
+        self._job = ExampleJob.of_file(root / JOB)
+        self._urgent_job = ExampleJob.of_file(root / URGENT_JOB)
+        self._log = DemoLog()
         self._number = 0
         self._cluster = Cluster(CLUSTER, cluster_dir(CLUSTER), view.detail)
 
@@ -86,7 +86,7 @@ class Demo:
         """The demo's cluster, whether it is up or not."""
         return self._cluster
 
-    def run(self) -> Ending:
+    def run(self) -> DemoResult:
         """Do all steps; give how the run ended. Raises LocalClusterError where one does not get there."""
         with self._step("build", "get what is missing: programs and images"):
             self._build()
@@ -98,45 +98,45 @@ class Demo:
             self._view.act("Act 1: nodes come and go, and a worker dies")
             self._act_one(watcher)
             self._view.act("Act 2: an urgent job needs the room")
-            guest = self._act_two(watcher)
+            urgent = self._act_two(watcher)
             with self._step("complete", "let the job complete"):
-                seen = _await_end(watcher, END_DEADLINE_S)
+                snapshot = _wait_for_end(watcher, END_DEADLINE_S)
         with self._step("audit", "audit what both jobs trained: every sample exactly once?"):
-            return self._conclude(seen, guest, watcher.told)
+            return self._write_result(snapshot, urgent, watcher.events)
 
     def _act_one(self, watcher: Watcher) -> None:
         with self._step("start", f"apply {JOB}; wait until 2 replicas train"):
             self._apply(self._job)
-            self._await_size(watcher, 2, START_DEADLINE_S)
+            self._train_at_size(watcher, 2, START_DEADLINE_S)
         with self._step("grow", "add 2 nodes; the job grows to 4 replicas"):
-            self._notes.mark("2 nodes added")
+            self._log.mark("2 nodes added")
             self._added = self._cluster.add_nodes(2)
-            self._await_size(watcher, 4, RESIZE_DEADLINE_S)
+            self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
         with self._step("shrink", "drain these 2 nodes; the job saves and goes on with 2"):
             self._drain()
-            self._await_size(watcher, 2, RESIZE_DEADLINE_S)
+            self._train_at_size(watcher, 2, RESIZE_DEADLINE_S)
         with self._step(
             "crash", "kill one worker with SIGKILL; the job goes on from the last step, which memory holds"
         ):
             self._crash(watcher)
 
-    def _act_two(self, watcher: Watcher) -> Seen:
+    def _act_two(self, watcher: Watcher) -> JobSnapshot:
         """Give the urgent job as it was at its end."""
         with self._step("return", "let pods onto these 2 nodes again; the job grows to 4, all that its queue has"):
-            self._notes.mark("2 nodes returned")
+            self._log.mark("2 nodes returned")
             self._cluster.kubectl("uncordon", *self._added)
-            self._await_size(watcher, 4, RESIZE_DEADLINE_S)
-        with self._watching(self._urgent) as visitor:
+            self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
+        with self._watching(self._urgent_job) as urgent_watcher:
             with self._step("arrive", f"apply {URGENT_JOB}; the job saves, gives up 2 replicas and goes on with 2"):
-                self._notes.mark(f"job {self._urgent.name} applied")
-                self._apply(self._urgent)
-                _await(watcher, 2, RESIZE_DEADLINE_S)
+                self._log.mark(f"job {self._urgent_job.name} applied")
+                self._apply(self._urgent_job)
+                _wait_for_size(watcher, 2, RESIZE_DEADLINE_S)
             with self._step("urgent", "the urgent job trains on what was given up, to its end"):
-                _await(visitor, 2, START_DEADLINE_S)
-                guest = _await_end(visitor, URGENT_DEADLINE_S)
+                _wait_for_size(urgent_watcher, 2, START_DEADLINE_S)
+                urgent = _wait_for_end(urgent_watcher, URGENT_DEADLINE_S)
         with self._step("regrow", "the urgent job is gone; the job grows back to 4"):
-            _await(watcher, 4, RESIZE_DEADLINE_S)
-        return guest
+            _wait_for_size(watcher, 4, RESIZE_DEADLINE_S)
+        return urgent
 
     def _build(self) -> None:
         names = [*binaries.CONTROL_PLANE, *binaries.NODE, *binaries.KUEUE]
@@ -154,18 +154,18 @@ class Demo:
             *("--wait", "--timeout", f"{INSTALL_DEADLINE_S}s"),
             timeout_s=INSTALL_DEADLINE_S + 30,
         )
-        for name in SURROUNDINGS:
+        for name in CLUSTER_MANIFESTS:
             self._kubectl_apply(self._root / name)
 
-    def _apply(self, job: Job) -> None:
-        self._notes.created_at[job.name] = time.time()
+    def _apply(self, job: ExampleJob) -> None:
+        self._log.created_at[job.name] = time.time()
         self._kubectl_apply(job.file)
 
     def _kubectl_apply(self, file: Path) -> None:
         self._view.detail(self._cluster.kubectl("apply", "--filename", str(file)).strip().replace("\n", ", "))
 
     def _drain(self) -> None:
-        self._notes.mark("2 nodes drained")
+        self._log.mark("2 nodes drained")
         self._cluster.kubectl(
             *("drain", *self._added, "--ignore-daemonsets", "--delete-emptydir-data"),
             f"--timeout={RESIZE_DEADLINE_S}s",
@@ -175,18 +175,18 @@ class Demo:
     def _crash(self, watcher: Watcher) -> None:
         """Kill a worker some steps after a durable checkpoint, so that the report shows what memory saves."""
         watcher.wait_for(
-            lambda seen: seen.progress is not None and seen.progress.unsaved_steps >= UNSAVED_STEPS,
+            lambda snapshot: snapshot.progress is not None and snapshot.progress.unsaved_steps >= UNSAVED_STEPS,
             f"{UNSAVED_STEPS} steps after a durable checkpoint",
             deadline_s=RECOVERY_DEADLINE_S,
         )
-        before = watcher.seen.generation
+        before = watcher.snapshot.generation
         worker, at = kill_worker(self._newest_pod_uid())
-        self._notes.mark(KILL_MARK, at)
+        self._log.mark(KILL_MARK, at)
         self._view.detail(f"killed the worker with rank {worker.rank} (pid {worker.pid})")
 
-        def is_back(seen: Seen) -> bool:
-            entry = next((entry for entry in seen.history if entry.generation == seen.generation), None)
-            return seen.generation > before and entry is not None and entry.kind is Kind.RECOVERY
+        def is_back(snapshot: JobSnapshot) -> bool:
+            entry = next((entry for entry in snapshot.history if entry.generation == snapshot.generation), None)
+            return snapshot.generation > before and entry is not None and entry.kind is Kind.RECOVERY
 
         watcher.wait_for(is_back, "the recovery from the killed worker", deadline_s=RECOVERY_DEADLINE_S)
 
@@ -197,45 +197,45 @@ class Demo:
         uid: str = max(running, key=lambda pod: int(pod["labels"]["elastipod.io/ordinal"]))["uid"]
         return uid
 
-    def _await_size(self, watcher: Watcher, size: int, deadline_s: float) -> None:
+    def _train_at_size(self, watcher: Watcher, size: int, deadline_s: float) -> None:
         """Wait until the job trains at this size, and then has trained at it long enough to be seen."""
-        what = _await(watcher, size, deadline_s)
+        what = _wait_for_size(watcher, size, deadline_s)
         until = time.time() + TRAIN_S
-        watcher.wait_for(lambda seen: seen.at >= until, what, deadline_s=TRAIN_S + 30)
+        watcher.wait_for(lambda snapshot: snapshot.at >= until, what, deadline_s=TRAIN_S + 30)
 
     @contextmanager
-    def _watching(self, job: Job) -> Iterator[Watcher]:
+    def _watching(self, job: ExampleJob) -> Iterator[Watcher]:
         watcher = Watcher(
             self._cluster.kubectl,
             name=job.name,
             shared=self._cluster.shared,
-            on_seen=self._view.seen,
+            on_snapshot=self._view.job,
             on_event=partial(self._view.event, job.name),
         )
         with watcher:
             yield watcher
 
-    def _conclude(self, seen: Seen, guest: Seen, told: Sequence[Told]) -> Ending:
-        logs, run = self._run_of(self._job, seen)
-        guest_logs, guest_run = self._run_of(self._urgent, guest)
-        guest_audit = audit(guest_logs)
-        visit = Visit(
-            job=self._urgent.name,
-            run=guest_run,
-            state=guest.state,
-            audit=guest_audit.report or {"said": guest_audit.said},
-            audit_exit=guest_audit.exit_status,
-            told=told,
+    def _write_result(self, snapshot: JobSnapshot, urgent: JobSnapshot, events: Sequence[JobEvent]) -> DemoResult:
+        logs, run = self._run_of(self._job, snapshot)
+        urgent_logs, urgent_run = self._run_of(self._urgent_job, urgent)
+        urgent_audit = audit(urgent_logs)
+        visit = UrgentRun(
+            job=self._urgent_job.name,
+            run=urgent_run,
+            state=urgent.state,
+            audit=urgent_audit.report or {"said": urgent_audit.problem},
+            audit_exit=urgent_audit.exit_status,
+            events=events,
         )
         folder = self._root / ".run" / "demo"
-        return conclude(run, audit(logs), seen.state, visit, self._notes.seconds, folder)
+        return write_result(run, audit(logs), snapshot.state, visit, self._log.seconds, folder)
 
-    def _run_of(self, job: Job, seen: Seen) -> tuple[Path, Run]:
+    def _run_of(self, job: ExampleJob, snapshot: JobSnapshot) -> tuple[Path, Run]:
         logs = find_logs(self._cluster.shared, job.name)
         if logs is None:
-            raise LocalClusterError(f"no worker wrote a sample log below {self._cluster.shared}; last seen: {seen}")
-        marks = tuple(self._notes.marks) if job is self._job else ()
-        return logs, Run(self._notes.created_at[job.name], seen.history, read_run(logs), marks)
+            raise LocalClusterError(f"no worker wrote a sample log below {self._cluster.shared}; last seen: {snapshot}")
+        marks = tuple(self._log.marks) if job is self._job else ()
+        return logs, Run(self._log.created_at[job.name], snapshot.history, read_run(logs), marks)
 
     @contextmanager
     def _step(self, name: str, title: str) -> Iterator[None]:
@@ -249,15 +249,15 @@ class Demo:
             raise
         except LocalClusterError as error:
             raise LocalClusterError(f"step {self._number}/{STEPS} ({title}) did not get there: {error}") from error
-        self._notes.seconds[name] = round(time.monotonic() - began, 1)
+        self._log.seconds[name] = round(time.monotonic() - began, 1)
 
 
-def _await(watcher: Watcher, size: int, deadline_s: float) -> str:
+def _wait_for_size(watcher: Watcher, size: int, deadline_s: float) -> str:
     """Wait until a job trains at this size; give that in words."""
     what = f"training with {size} replicas"
-    watcher.wait_for(lambda seen: seen.training_size == size, what, deadline_s=deadline_s)
+    watcher.wait_for(lambda snapshot: snapshot.training_size == size, what, deadline_s=deadline_s)
     return what
 
 
-def _await_end(watcher: Watcher, deadline_s: float) -> Seen:
-    return watcher.wait_for(lambda seen: seen.state in ENDED, "its end", deadline_s=deadline_s, may_end=True)
+def _wait_for_end(watcher: Watcher, deadline_s: float) -> JobSnapshot:
+    return watcher.wait_for(lambda snapshot: snapshot.state in ENDED, "its end", deadline_s=deadline_s, may_end=True)

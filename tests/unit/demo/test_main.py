@@ -11,10 +11,10 @@ import pytest
 import yaml
 from kubernetes.utils.quantity import parse_quantity
 
-from elastipod_local import demo
-from elastipod_local.demo import main
-from elastipod_local.demo_outcome import Ending
-from elastipod_local.demo_steps import JOB, QUEUE, SURROUNDINGS, URGENT_JOB, Job
+from elastipod_local.demo import main as demo
+from elastipod_local.demo.main import main
+from elastipod_local.demo.result import DemoResult
+from elastipod_local.demo.steps import CLUSTER_MANIFESTS, JOB, QUEUE, URGENT_JOB, ExampleJob
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.paths import checkout_root
 
@@ -51,11 +51,11 @@ class FakeCluster:
 class FakeDemo:
     """Ends as it is told to, with a cluster that is up."""
 
-    def __init__(self, outcome: Ending | BaseException) -> None:
+    def __init__(self, outcome: DemoResult | BaseException) -> None:
         self._outcome = outcome
         self.cluster = FakeCluster()
 
-    def run(self) -> Ending:
+    def run(self) -> DemoResult:
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome
@@ -70,7 +70,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     return monkeypatch
 
 
-def run_demo(machine: pytest.MonkeyPatch, outcome: Ending | BaseException, *arguments: str) -> tuple[int, FakeCluster]:
+def run_demo(
+    machine: pytest.MonkeyPatch, outcome: DemoResult | BaseException, *arguments: str
+) -> tuple[int, FakeCluster]:
     fake = FakeDemo(outcome)
     machine.setattr(demo, "Demo", lambda root, view: fake)
     return main(list(arguments)), fake.cluster
@@ -91,14 +93,14 @@ def test_a_plain_user_gets_one_sentence(machine: pytest.MonkeyPatch, capsys: pyt
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [
-        pytest.param(Ending({}, [], "all shown"), 0, id="all shown"),
-        pytest.param(Ending({}, ["a resize repeated steps"], "not all shown"), 1, id="something was not shown"),
+        pytest.param(DemoResult({}, [], "all shown"), 0, id="all shown"),
+        pytest.param(DemoResult({}, ["a resize repeated steps"], "not all shown"), 1, id="something was not shown"),
         pytest.param(LocalClusterError("waited 120 s"), 1, id="a step did not get there"),
         pytest.param(demo.Interrupted(), 130, id="Ctrl-C"),
     ],
 )
 def test_whatever_happens_the_cluster_is_taken_down(
-    machine: pytest.MonkeyPatch, outcome: Ending | BaseException, status: int
+    machine: pytest.MonkeyPatch, outcome: DemoResult | BaseException, status: int
 ) -> None:
     ended, cluster = run_demo(machine, outcome)
     assert (ended, cluster.is_up) == (status, False)
@@ -115,7 +117,7 @@ def test_an_unforeseen_error_takes_the_cluster_down_and_is_not_hidden(machine: p
 def test_keep_leaves_the_cluster_and_says_how_to_use_it(
     machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, cluster = run_demo(machine, Ending({}, [], "all shown"), "--keep")
+    _, cluster = run_demo(machine, DemoResult({}, [], "all shown"), "--keep")
     assert cluster.is_up
     assert "elastipod local down --name demo" in capsys.readouterr().out
 
@@ -127,8 +129,8 @@ def test_ctrl_c_ends_the_cluster_even_with_keep(machine: pytest.MonkeyPatch) -> 
 
 def test_the_examples_that_are_applied_exist() -> None:
     root = checkout_root()
-    assert [Job.of_file(root / name).name for name in (JOB, URGENT_JOB)] == ["lm", "urgent"]
-    assert all((root / name).is_file() for name in SURROUNDINGS)
+    assert [ExampleJob.of_file(root / name).name for name in (JOB, URGENT_JOB)] == ["lm", "urgent"]
+    assert all((root / name).is_file() for name in CLUSTER_MANIFESTS)
 
 
 def test_the_queue_has_quota_for_both_jobs_at_their_smallest_and_for_the_elastic_one_at_its_largest() -> None:

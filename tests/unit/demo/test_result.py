@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.demo.stories import (
+from tests.unit.demo.runs import (
     BOTH_ACTS_LOGS,
     CREATED_AT,
     GROW_SHRINK_CRASH,
@@ -16,14 +16,22 @@ from tests.unit.demo.stories import (
     WORDS,
     elastic_run,
     log,
-    urgent_visit,
+    urgent_run,
 )
 
-from elastipod_local.demo_outcome import MODEL_PARAMETERS, Audit, collect, conclude, queue_lines, samples_line, table
-from elastipod_local.demo_queue import queue_report
-from elastipod_local.demo_report import Run, build, parse_history
+from elastipod_local.demo.report import Run, build_report, parse_history
+from elastipod_local.demo.result import (
+    MODEL_PARAMETERS,
+    Audit,
+    collect_diagnostics,
+    queue_lines,
+    samples_line,
+    table,
+    write_result,
+)
+from elastipod_local.demo.run_log import generations
+from elastipod_local.demo.urgent_job import queue_report
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.run_log import generations
 
 ROOT = Path(__file__).resolve().parents[3]
 AUDIT = {"samples_total": 96, "samples_unique": 64, "samples_expected": 64}
@@ -31,7 +39,7 @@ STORY = Run(CREATED_AT, parse_history(GROW_SHRINK_CRASH), generations(GROW_SHRIN
 
 
 def test_the_table_has_a_line_for_each_change() -> None:
-    assert table(build(STORY, AUDIT)).splitlines() == [
+    assert table(build_report(STORY, AUDIT)).splitlines() == [
         "generation  replicas  cause              detected after  training gap  steps repeated",
         "2           2 -> 4    CapacityAvailable  -               1.800 s       0",
         "3           4 -> 2    NodeDrained        -               1.250 s       0",
@@ -40,9 +48,11 @@ def test_the_table_has_a_line_for_each_change() -> None:
 
 
 def test_a_good_run_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
-    ending = conclude(elastic_run(), Audit(0, AUDIT), "Completed", urgent_visit(), {"cluster": 12.5}, tmp_path / "demo")
+    result = write_result(
+        elastic_run(), Audit(0, AUDIT), "Completed", urgent_run(), {"cluster": 12.5}, tmp_path / "demo"
+    )
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
-    assert (report["ok"], report["shortcomings"], ending.shortcomings) == (True, [], [])
+    assert (report["ok"], report["shortcomings"], result.shortcomings) == (True, [], [])
     assert report["demo_seconds"] == {"cluster": 12.5}
     assert report["queue"]["given_up"]["kueue_said"] == WORDS
     assert {"elastipod", "torch", "python"} <= report["versions"].keys()
@@ -50,16 +60,16 @@ def test_a_good_run_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
 
 
 def test_what_the_audit_could_not_say_is_a_shortcoming(tmp_path: Path) -> None:
-    ending = conclude(elastic_run(), Audit(2, {}, "no logs"), "Completed", urgent_visit(), {}, tmp_path)
-    assert ending.shortcomings[-1] == "no logs"
-    assert samples_line("lm", ending.report) == "samples of lm: the audit gave no verdict"
+    result = write_result(elastic_run(), Audit(2, {}, "no logs"), "Completed", urgent_run(), {}, tmp_path)
+    assert result.shortcomings[-1] == "no logs"
+    assert samples_line("lm", result.report) == "samples of lm: the audit gave no verdict"
 
 
 def test_shortcomings_of_both_acts_count(tmp_path: Path) -> None:
     repeats = log(6, 0, 2, resumed_step=11, steps={12: 61.5, 13: 66.0, 14: 80.2}, drained_s=80.4)
     run = elastic_run(logs=[*BOTH_ACTS_LOGS[:6], repeats, BOTH_ACTS_LOGS[-1]])
-    ending = conclude(run, Audit(0, AUDIT), "Completed", urgent_visit(state="Failed"), {}, tmp_path)
-    assert ending.shortcomings == [
+    result = write_result(run, Audit(0, AUDIT), "Completed", urgent_run(state="Failed"), {}, tmp_path)
+    assert result.shortcomings == [
         "the resize 4 -> 2 repeated 2 steps, not 0",
         "urgent ended as Failed, not Completed",
     ]
@@ -67,7 +77,7 @@ def test_shortcomings_of_both_acts_count(tmp_path: Path) -> None:
 
 
 def test_the_summary_tells_the_second_act_and_quotes_kueue() -> None:
-    lines = queue_lines(queue_report(elastic_run(), urgent_visit()))
+    lines = queue_lines(queue_report(elastic_run(), urgent_run()))
     assert lines == [
         "urgent: had its quota 3.5 s after it was applied and made its first step after 4.5 s; while it made 3 steps, "
         "the elastic job made 3",
@@ -76,12 +86,12 @@ def test_the_summary_tells_the_second_act_and_quotes_kueue() -> None:
 
 
 def test_the_summary_is_silent_about_a_second_act_that_was_not() -> None:
-    assert queue_lines(queue_report(elastic_run(), urgent_visit([], []))) == []
+    assert queue_lines(queue_report(elastic_run(), urgent_run([], []))) == []
 
 
 def test_the_summary_says_what_its_figures_are_taken_from(tmp_path: Path) -> None:
-    ending = conclude(elastic_run(), Audit(0, AUDIT), "Completed", urgent_visit(), {}, tmp_path)
-    assert "CPU workers on one machine that train a model of 2.7 million parameters" in ending.summary
+    result = write_result(elastic_run(), Audit(0, AUDIT), "Completed", urgent_run(), {}, tmp_path)
+    assert "CPU workers on one machine that train a model of 2.7 million parameters" in result.summary
 
 
 def test_the_models_size_is_the_examples() -> None:
@@ -103,6 +113,6 @@ def test_a_cluster_that_cannot_be_asked_still_gives_its_answer(tmp_path: Path) -
             raise LocalClusterError("connection refused")
         return "described\n"
 
-    folder = collect(kubectl, tmp_path)
+    folder = collect_diagnostics(kubectl, tmp_path)
     assert (folder / "jobs.txt").read_text() == "described\n"
     assert (folder / "operator.log").read_text() == "connection refused\n"

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 
 from elastipod_local.cluster import Cluster
-from elastipod_local.demo_outcome import Ending, collect
-from elastipod_local.demo_steps import Demo
-from elastipod_local.demo_view import make_view
+from elastipod_local.demo.result import DemoResult, collect_diagnostics
+from elastipod_local.demo.steps import Demo
+from elastipod_local.demo.view import make_view
 from elastipod_local.errors import LocalClusterError, UnsupportedError
 from elastipod_local.host import is_root
 from elastipod_local.paths import checkout_root
@@ -71,15 +71,18 @@ def _require_machine() -> None:
 def _run(root: Path, *, keep: bool) -> int:
     view = make_view()
     demo = Demo(root, view)
-    ending: Ending | None = None
+    result: DemoResult | None = None
     status = FAILED
     try:
-        ending = demo.run()
-        status = FAILED if ending.shortcomings else DONE
+        result = demo.run()
+        status = FAILED if result.shortcomings else DONE
     except LocalClusterError as error:
         view.close()
         print(f"\ndemo: {error}", file=sys.stderr)
-        print(f"what the cluster said is in {collect(demo.cluster.kubectl, root / '.run' / 'demo')}", file=sys.stderr)
+        print(
+            f"what the cluster said is in {collect_diagnostics(demo.cluster.kubectl, root / '.run' / 'demo')}",
+            file=sys.stderr,
+        )
         print(f"the logs of its own processes are in {demo.cluster.folder / 'logs'}", file=sys.stderr)
     except Interrupted:
         status = INTERRUPTED
@@ -87,9 +90,9 @@ def _run(root: Path, *, keep: bool) -> int:
     finally:
         view.close()
         _take_down(demo.cluster, keep=keep and status != INTERRUPTED)
-    if ending:
-        print(f"\n{ending.summary}")
-        for sentence in ending.shortcomings:
+    if result:
+        print(f"\n{result.summary}")
+        for sentence in result.shortcomings:
             print(f"not as it should be: {sentence}", file=sys.stderr)
     return status
 

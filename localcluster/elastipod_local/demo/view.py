@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from elastipod_local.demo_watch import Seen
+from elastipod_local.demo.watcher import JobSnapshot
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +26,7 @@ class View(Protocol):
     def act(self, title: str) -> None: ...
     def step(self, number: int, count: int, title: str) -> None: ...
     def detail(self, text: str) -> None: ...
-    def seen(self, seen: Seen) -> None: ...
+    def job(self, snapshot: JobSnapshot) -> None: ...
     def event(self, job: str, text: str) -> None: ...
     def close(self) -> None: ...
 
@@ -36,12 +36,12 @@ def make_view() -> View:
     return LiveView() if sys.stdout.isatty() else PlainView()
 
 
-def status_line(seen: Seen) -> str:
+def status_line(snapshot: JobSnapshot) -> str:
     """Give job, size, step, loss and rate as one line; the parts that are not known yet are left out."""
-    parts = [seen.job, size_text(seen.size), seen.state]
-    if seen.state in EXPLAINED:
-        parts.append(seen.message)
-    if progress := seen.progress:
+    parts = [snapshot.job, size_text(snapshot.size), snapshot.state]
+    if snapshot.state in EXPLAINED:
+        parts.append(snapshot.message)
+    if progress := snapshot.progress:
         parts.append(f"step {progress.step}")
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.3f}")
@@ -68,26 +68,26 @@ class PlainView:
         self._lock = threading.Lock()
 
     def act(self, title: str) -> None:
-        self._say(title)
+        self._print(title)
 
     def step(self, number: int, count: int, title: str) -> None:
-        self._say(f"[{number}/{count}] {title}")
+        self._print(f"[{number}/{count}] {title}")
 
     def detail(self, text: str) -> None:
-        self._say(f"  {text}")
+        self._print(f"  {text}")
 
-    def seen(self, seen: Seen) -> None:
-        if time.monotonic() >= self._due.get(seen.job, 0.0):
-            self._due[seen.job] = time.monotonic() + LINE_EVERY_S
-            self._say(f"  {status_line(seen)}")
+    def job(self, snapshot: JobSnapshot) -> None:
+        if time.monotonic() >= self._due.get(snapshot.job, 0.0):
+            self._due[snapshot.job] = time.monotonic() + LINE_EVERY_S
+            self._print(f"  {status_line(snapshot)}")
 
     def event(self, job: str, text: str) -> None:
-        self._say(f"  {job}  {text}")
+        self._print(f"  {job}  {text}")
 
     def close(self) -> None:
         """Nothing to put back."""
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         with self._lock:
             print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
 
@@ -107,7 +107,7 @@ class LiveView:
     def __init__(self) -> None:
         self._steps: list[_Step] = []
         self._detail = ""
-        self._seen: dict[str, Seen] = {}
+        self._snapshots: dict[str, JobSnapshot] = {}
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
         self._lock = threading.Lock()
         self._began = time.monotonic()
@@ -128,9 +128,9 @@ class LiveView:
         with self._lock:
             self._detail = text.strip()
 
-    def seen(self, seen: Seen) -> None:
+    def job(self, snapshot: JobSnapshot) -> None:
         with self._lock:
-            self._seen[seen.job] = seen
+            self._snapshots[snapshot.job] = snapshot
 
     def event(self, job: str, text: str) -> None:
         with self._lock:
@@ -163,8 +163,8 @@ class LiveView:
             parts: list[RenderableType] = [*lines]
             if self._detail:
                 parts.append(Text(f"      {self._detail}", style="dim", no_wrap=True, overflow="ellipsis"))
-            if self._seen:
-                status = "\n".join(map(status_line, self._seen.values()))
+            if self._snapshots:
+                status = "\n".join(map(status_line, self._snapshots.values()))
                 parts.append(Panel(Text(status, style="bold"), title="jobs", title_align="left"))
             parts += [Text(event, no_wrap=True, overflow="ellipsis") for event in self._events]
             return Group(*parts)
