@@ -344,7 +344,7 @@ class Storm:
         self._bring_back()
 
     def quiet_round(self, patience_s: float = 30.0) -> None:
-        """Run one generation signals_ignored, to its completion."""
+        """Run one generation undisturbed, to its completion."""
         self.let_clients_go()
         for pod in self.pods:
             for worker in pod.below()["worker"]:  # that stand at the barrier

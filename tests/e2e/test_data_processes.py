@@ -29,9 +29,9 @@ def nursery() -> Iterator[WorkerNursery]:
 
 
 @pytest.fixture(scope="module")
-def signals_ignored(nursery: WorkerNursery, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def undisturbed(nursery: WorkerNursery, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The loss at every step of the same job, trained by one process from beginning to end."""
-    return losses_of(nursery, tmp_path_factory.mktemp("signals_ignored"), "fixed-order", [Stay(1, STEPS)])
+    return losses_of(nursery, tmp_path_factory.mktemp("undisturbed"), "fixed-order", [Stay(1, STEPS)])
 
 
 def losses_of(nursery: WorkerNursery, folder: Path, mode: str, fate: list[Stay]) -> dict[int, float]:
@@ -67,26 +67,26 @@ def test_ddp_fsdp2_and_hsdp_give_the_gradient_of_one_process(nursery: WorkerNurs
 
 
 def test_resizes_and_crashes_leave_every_bit_of_the_loss_as_it_was(
-    nursery: WorkerNursery, signals_ignored: dict[int, float], tmp_path: Path
+    nursery: WorkerNursery, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     """Sums in a fixed order: not nearly the same losses but the same ones."""
     fate = stays(SEED, resizes=4)
     assert any(stay.dies is not None for stay in fate)
-    assert losses_of(nursery, tmp_path, "fixed-order", fate) == signals_ignored
-    assert signals_ignored[STEPS] < signals_ignored[1] - 1, "it learns, so that equal losses say something"
+    assert losses_of(nursery, tmp_path, "fixed-order", fate) == undisturbed
+    assert undisturbed[STEPS] < undisturbed[1] - 1, "it learns, so that equal losses say something"
 
 
 def test_resizes_under_ddp_change_the_loss_by_rounding_only(
-    nursery: WorkerNursery, signals_ignored: dict[int, float], tmp_path: Path
+    nursery: WorkerNursery, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     losses = losses_of(nursery, tmp_path, "ddp", stays(SEED + 1, resizes=2))
-    assert max(abs(losses[step] / signals_ignored[step] - 1) for step in signals_ignored) <= LOSS_TOLERANCE
+    assert max(abs(losses[step] / undisturbed[step] - 1) for step in undisturbed) <= LOSS_TOLERANCE
 
 
 @pytest.mark.long("data")
 @pytest.mark.timeout(3600)
 def test_a_dozen_jobs_with_ten_resizes_are_exact(
-    nursery: WorkerNursery, signals_ignored: dict[int, float], tmp_path: Path, long_run: LongRun
+    nursery: WorkerNursery, undisturbed: dict[int, float], tmp_path: Path, long_run: LongRun
 ) -> None:
     worst, num_bitwise, crashes = 0.0, 0, 0
     for number in range(LONG_RUNS):
@@ -95,9 +95,9 @@ def test_a_dozen_jobs_with_ten_resizes_are_exact(
         mode = ("fixed-order", "ddp")[number % 2]
         losses = losses_of(nursery, tmp_path / str(number), mode, fate)
         if mode == "ddp":
-            worst = max(worst, *(abs(losses[step] / signals_ignored[step] - 1) for step in signals_ignored))
+            worst = max(worst, *(abs(losses[step] / undisturbed[step] - 1) for step in undisturbed))
         else:
-            assert losses == signals_ignored, f"run {number}"
+            assert losses == undisturbed, f"run {number}"
             num_bitwise += 1
         long_run.count(real_runs=number + 1, bitwise=num_bitwise, crashes=crashes, worst_relative_loss=worst)
     assert worst <= LOSS_TOLERANCE

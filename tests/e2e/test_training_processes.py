@@ -43,7 +43,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
 
 
 @pytest.fixture(scope="module")
-def signals_ignored(make_run: MakeRun) -> dict[int, float]:
+def undisturbed(make_run: MakeRun) -> dict[int, float]:
     """The loss at every step of the same job at a fixed size."""
     run = make_run("examples/lm/train.py", *LM)
     run.start(2)
@@ -56,7 +56,7 @@ def signals_ignored(make_run: MakeRun) -> dict[int, float]:
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_resizes_and_a_crash_leave_no_trace_in_the_training(
-    make_run: MakeRun, signals_ignored: dict[int, float], parallel: str
+    make_run: MakeRun, undisturbed: dict[int, float], parallel: str
 ) -> None:
     run = make_run("examples/lm/train.py", *LM, f"--parallel={parallel}")
     run.start(2)
@@ -81,7 +81,7 @@ def test_resizes_and_a_crash_leave_no_trace_in_the_training(
     assert 0 <= report.steps_repeated[4] <= 10, "a crash repeats what came after the last checkpoint, no more"
 
     losses = run.losses()
-    assert max(abs(losses[step] / signals_ignored[step] - 1) for step in signals_ignored) <= LOSS_TOLERANCE
+    assert max(abs(losses[step] / undisturbed[step] - 1) for step in undisturbed) <= LOSS_TOLERANCE
 
     saved = {(line["file"], line["step"]): float(str(line["optimizer_norm"])) for line in run.lines("saved")}
     norms_by_step = {step: norm for (_, step), norm in saved.items()}
