@@ -1,6 +1,6 @@
 """Each field of the resource and the tests that prove what it does; `python -m tests.fields` writes docs/design/fields.md.
 
-tests/unit/core/test_fields.py holds this against the models, so that a new field without a proof fails, and against the
+tests/unit/core/test_status_fields.py holds this against the models, so that a new field without a proof fails, and against the
 tests themselves, so that a test that was renamed is missed.
 """
 
@@ -52,7 +52,7 @@ SPEC: dict[str, tuple[str, ...]] = {
                           CORE + "test_planned_changes.py::test_a_resumed_job_wants_its_size_back_and_no_deadline_ran_meanwhile"),
     "runPolicy.ttlSecondsAfterFinished": (CORE + "test_ends_and_deadlines.py::test_the_time_to_live_after_the_end",
                                           KUBE + "test_translate.py::test_no_time_to_live_means_never"),
-    "runPolicy.workloadMode": (CORE + "test_fields.py::test_what_is_accepted_and_changes_nothing",),
+    "runPolicy.workloadMode": (CORE + "test_status_fields.py::test_what_is_accepted_and_changes_nothing",),
     "runPolicy.logMonitoringConfiguration[].name": (AGENT + "test_log_rules.py::test_a_rule_with_every_field",
                                                     "tests/e2e/test_log_rules.py::test_a_rule_that_is_broken_is_a_fault_in_every_pod"),
     "runPolicy.logMonitoringConfiguration[].logPattern": (AGENT + "test_log_lines.py::test_no_line_that_matches_is_left_out",),
@@ -80,7 +80,7 @@ SPEC: dict[str, tuple[str, ...]] = {
     "elastipod.payback": (CORE + "test_growth.py::test_how_long_growth_is_put_off",
                           CORE + "test_growth.py::test_growth_that_does_not_pay_is_not_asked_for"),
     "elastipod.recovery": (CORE + "test_strange_agents.py::test_how_workers_come_back",
-                           CORE + "test_fields.py::test_what_does_not_do_what_it_seems_to_is_said"),
+                           CORE + "test_status_fields.py::test_what_does_not_do_what_it_seems_to_is_said"),
     "elastipod.authentication": (KUBE + "test_tokens.py::test_who_gets_none",),
     "elastipod.gracefulShutdownTimeoutInSeconds": (KUBE + "test_translate.py::test_the_time_of_a_drain",),
     "elastipod.agentPort": (KUBE + "test_translate.py::test_the_port_of_the_agent",),
@@ -88,20 +88,27 @@ SPEC: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 STATUS: dict[str, tuple[str, ...]] = {
-    "startTime": (CORE + "test_telling.py::test_the_whole_status",),
-    "completionTime": (CORE + "test_telling.py::test_the_whole_status",),
-    "conditions": (CORE + "test_telling.py::test_conditions", CORE + "test_conditions.py::test_the_state_is_the_last_condition"),
-    "restartCount": (CORE + "test_telling.py::test_the_whole_status",),
+    "startTime": (CORE + "test_warnings_and_events.py::test_the_whole_status",),
+    "completionTime": (CORE + "test_warnings_and_events.py::test_the_whole_status",),
+    "conditions": (
+        CORE + "test_warnings_and_events.py::test_conditions",
+        CORE + "test_conditions.py::test_the_state_is_the_last_condition",
+    ),
+    "restartCount": (CORE + "test_warnings_and_events.py::test_the_whole_status",),
     "restartStatus": (CORE + "test_escalation.py::test_the_status_tells_of_window_and_culprits",),
-    "masterAddr": (CORE + "test_telling.py::test_the_whole_status",),
-    "masterPort": (CORE + "test_written.py::test_the_port_of_a_generation",),
+    "masterAddr": (CORE + "test_warnings_and_events.py::test_the_whole_status",),
+    "masterPort": (CORE + "test_record_codec.py::test_the_port_of_a_generation",),
     "latestFaultyPodInstanceList": (CORE + "test_escalation.py::test_the_status_tells_of_window_and_culprits",),
-    "elasticScalingStatus": (CORE + "test_conditions.py::test_target_replicas",
-                             CORE + "test_conditions.py::test_pods_are_scaled_when_those_of_the_target_exist",
-                             CORE + "test_conditions.py::test_a_shrink_after_a_fault_is_told_from_others"),
-    "elasticWorkloadRef": (CORE + "test_conditions.py::test_target_replicas",
-                           "tests/api/test_kubectl.py::test_the_scale_subresource_tells_how_many_train"),
-}  # fmt: skip
+    "elasticScalingStatus": (
+        CORE + "test_conditions.py::test_target_replicas",
+        CORE + "test_conditions.py::test_pods_are_scaled_when_those_of_the_target_exist",
+        CORE + "test_conditions.py::test_a_shrink_after_a_fault_is_told_from_others",
+    ),
+    "elasticWorkloadRef": (
+        CORE + "test_conditions.py::test_target_replicas",
+        "tests/api/test_kubectl.py::test_the_scale_subresource_tells_how_many_train",
+    ),
+}
 
 UNWRITTEN = ("jobPods", "managerPods", "podManagerStatuses", "podSets", "podSetInfos")
 """Fields of the status that are known to clients, and that this operator does not write: it has no such objects."""
@@ -145,7 +152,7 @@ def document() -> str:
         "",
         "The meaning of a field is in [the API reference](../api-reference.md). Beside these tests the simulator plays random jobs with",
         "nearly all of the fields; `tests/sim/must_meet.py` names what shows that a field decided something there. That each is",
-        "read as the wish that it is: test_each_wish_is_taken_for_what_it_is_and_for_nothing_else (tests/unit/core/test_fields.py).",
+        "read as the wish that it is: test_each_wish_is_taken_for_what_it_is_and_for_nothing_else (tests/unit/core/test_status_fields.py).",
         "",
         "| spec | proven by |",
         "|---|---|",

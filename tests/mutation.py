@@ -62,7 +62,7 @@ PARTS = {
         tests_left_out=(
             "tests/unit/core/test_any_observation.py",
             "tests/unit/core/test_scale.py",
-            "tests/unit/core/test_fields.py",
+            "tests/unit/core/test_status_fields.py",
         ),
         smallest="elastipod_operator.core.backoff",
         sample=0,

@@ -6,7 +6,7 @@ import math
 
 from . import clock, metrics
 from .core.actions import Plan
-from .core.ledger import Phase, booked_since, goodput
+from .core.phase_accounting import Phase, booked_since, goodput
 from .core.record import Ledger, Record
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import metrics
 from .core.actions import Note
-from .core.mistakes import OPERATOR_ERROR, with_mistake
+from .core.operator_error_condition import OPERATOR_ERROR, with_mistake
 from .job_writes import JobWrites
 from .kube.changes import status_with_conditions
 from .kube.ports import EventSink, JobCalls

@@ -23,7 +23,7 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 from tests.api.etcd_history import Change
 
-from elastipod_operator.core.codec import decode
+from elastipod_operator.core.record_codec import decode
 
 POD, WORKLOAD, JOB = "Pod", "Workload", "HyperPodPyTorchJob"
 OVER_QUOTA = "over quota"

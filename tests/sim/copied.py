@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.sim.kernel import EPOCH
 
-from elastipod_operator.core.codec import encode
 from elastipod_operator.core.history import HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
 from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.applied import applied_annotation
 
 OTHER_UID = "uid-of-another-job"

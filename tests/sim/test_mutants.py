@@ -23,9 +23,9 @@ from elastipod_operator.core import (
     growth,
     health,
     incidents,
-    ledger,
     membership,
     offenders,
+    phase_accounting,
     plan,
     running,
     scene,
@@ -240,7 +240,7 @@ def let_pods_come_that_nobody_wants_any_more(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_to_book_a_phase(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "_book", lambda kept, until: kept.booked)
+    patch.setattr(phase_accounting, "_book", lambda kept, until: kept.booked)
 
 
 def end_a_job_at_its_first_setback(patch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ from .facts import NOT_CONSIDERED, AgentState, Condition, Observed, PodFact, Pol
 from .growth import growth_due
 from .health import Health, Replica, View
 from .membership import soonest, wanted_slots
-from .mistakes import OPERATOR_ERROR
+from .operator_error_condition import OPERATOR_ERROR
 from .payback import growth_hold
 from .queue_warnings import Warnings, late_evictions, queue_warnings
 from .quota import Quota
 from .record import Kind, Record
-from .status import size_text, status_fields
+from .status_fields import size_text, status_fields
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
 FAULT_SHOWN_AFTER = timedelta(seconds=30)

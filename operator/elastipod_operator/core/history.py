@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from .codec import RecordError, needed_time, read_time, stamp
 from .record import Kind
+from .record_codec import RecordError, needed_time, read_time, stamp
 
 MAX_HISTORY = 64
 

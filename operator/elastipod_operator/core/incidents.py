@@ -10,7 +10,7 @@ from .backoff import backoff
 from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId
-from .quotes import quoted
+from .quoted_output import quoted
 from .record import Culprit, Kind, Reach, Record, Transition, Window
 from .silence import SILENCE_LIMIT
 

@@ -14,7 +14,7 @@ from .actions import Action, Note, Plan, SetFinalizer, VerifyPods
 from .asking import resting_slots, with_asks, with_returns
 from .backoff import longest_wait
 from .base_first import base_first
-from .clocks import not_later
+from .clock_skew import not_later
 from .conditions import describe
 from .deadlines import accepted, next_deadline, overdue
 from .ending import plan_deletion, plan_end
@@ -22,11 +22,11 @@ from .facts import Observed
 from .gangs import restrict
 from .health import Health, View, judge
 from .incidents import STOP_TIME
-from .ledger import keep_ledger, next_change
 from .membership import Limits, remember, soonest, supply, wanted_slots
 from .names import Slot
 from .offenders import avoided
 from .payback import growth_hold
+from .phase_accounting import keep_ledger, next_change
 from .quota import Quota, must_ask_anew, under_quota, with_queue
 from .record import RECORD_LOST, Kind, Record, Transition
 from .running import running

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from .facts import JobFact, Observed, Policy, WorkloadFact
 from .health import Health, Replica, View
+from .queue_capacity import largest_size, most_replicas
 from .queue_facts import ClusterQueueFact, QueueFact
-from .queue_room import largest_size, most_replicas
 from .quota import Quota, is_on
 
 # So long after the time for a checkpoint the pods of an evicted Workload may take to go.

@@ -1,7 +1,7 @@
 """The one record of a job (decision 1): everything that must outlive the operator, in annotation `elastipod.io/state`.
 
 Every write that allocates a generation or spends a budget carries the job's resourceVersion and comes before the first
-call to an agent. `codec` writes and reads it.
+call to an agent. `record_codec` writes and reads it.
 """
 
 from __future__ import annotations

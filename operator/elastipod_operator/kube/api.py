@@ -15,7 +15,7 @@ from kubernetes.aio import client, config
 from ..core.actions import Note
 from ..core.facts import JobFact
 from ..core.names import API_VERSION, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
-from ..core.quotes import without_quotations
+from ..core.quoted_output import without_quotations
 
 MERGE_PATCH = "application/merge-patch+json"
 # With its charset: without one the client would write the body itself, as JSON that is no YAML.

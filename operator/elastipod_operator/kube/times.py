@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ..core.codec import YEARS
+from ..core.record_codec import YEARS
 
 
 def time_of(text: Any) -> datetime:

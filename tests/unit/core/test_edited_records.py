@@ -24,9 +24,9 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.codec import RecordError, decode, encode
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Gang, Kind, Offence, Record
+from elastipod_operator.core.record_codec import RecordError, decode, encode
 
 DRAINS = transition(Kind.RECOVERY, not_before=NOW + seconds(5), graceful=True)
 RECORDS = {

@@ -22,10 +22,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers
-from elastipod_operator.core.codec import decode, encode
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
 
 TWO = [(pod(0), running()), (pod(1), running())]

@@ -13,8 +13,8 @@ from elastipod_operator.core.actions import DropWorkload, RankWorkload
 from elastipod_operator.core.facts import NodeFact, Observed, SpecShape, WorkloadFact
 from elastipod_operator.core.names import workload_name
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.queue_capacity import largest_size, most_replicas
 from elastipod_operator.core.queue_facts import ClusterQueueFact, FlavorRoom, PodNeeds, QueueFact
-from elastipod_operator.core.queue_room import largest_size, most_replicas
 from elastipod_operator.core.queue_warnings import late_at
 from elastipod_operator.core.sizes import Sizes
 

@@ -35,7 +35,6 @@ from elastipod_operator.core.actions import (
     ReleaseBase,
     StopWorkers,
 )
-from elastipod_operator.core.codec import decode, encode
 from elastipod_operator.core.facts import (
     AgentFact,
     AgentState,
@@ -50,6 +49,7 @@ from elastipod_operator.core.names import PodId, Slot, workload_name
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.quota import shares_of
 from elastipod_operator.core.record import Gang, Kind, Record, Shed
+from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
 
 QUEUE = "gpus"

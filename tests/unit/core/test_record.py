@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.builders import NOW, pid, trains, transition
 
-from elastipod_operator.core.codec import MAX_BYTES, PACKED, NewerRecordError, RecordError, decode, encode
 from elastipod_operator.core.history import MAX_HISTORY, HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import (
@@ -29,6 +28,7 @@ from elastipod_operator.core.record import (
     Transition,
     Window,
 )
+from elastipod_operator.core.record_codec import MAX_BYTES, PACKED, NewerRecordError, RecordError, decode, encode
 
 times = st.datetimes(
     datetime(2020, 1, 1), datetime(2040, 1, 1), timezones=st.just(UTC)

@@ -10,9 +10,9 @@ import pytest
 from tests.unit.core.test_bounds import MIB, kept_bytes
 from tests.unit.kube.bodies import JOB_UID, job_body
 
-from elastipod_operator.core.codec import encode
 from elastipod_operator.core.names import ANNOTATION_STATE
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube import applied
 from elastipod_operator.kube.applied import applied_of, encode_applied
 from elastipod_operator.kube.limits import MAX_ANNOTATION_BYTES, MAX_LOG_RULE_BYTES, MAX_TEMPLATE_BYTES, excess, slim

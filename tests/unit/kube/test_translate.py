@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import CREATED, container, job_body, node_body, pod_body
 
-from elastipod_operator.core.codec import encode
 from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, PodId
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.translate import doom_of, job_fact, node_fact, pod_fact, tolerations_of
 

@@ -13,7 +13,6 @@ from tests.unit.kube.bodies import CREATED, JOB_UID, container, job_body, node_b
 from tests.unit.kube.mutations import SURROGATE, TOO_DEEP, at, mutated, nested, places
 from tests.unit.kube.queue_bodies import flavor_body, workload_body
 
-from elastipod_operator.core.codec import encode
 from elastipod_operator.core.history import HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.record import (
@@ -28,6 +27,7 @@ from elastipod_operator.core.record import (
     Transition,
     Window,
 )
+from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.applied import encode_applied
 
 Body = dict[str, Any]

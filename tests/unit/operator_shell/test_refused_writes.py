@@ -20,9 +20,9 @@ from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.agents.board import open_session
 from elastipod_operator.agents.ports import agents_over
 from elastipod_operator.core.actions import DeletePod
-from elastipod_operator.core.codec import encode
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Job, Store

@@ -22,8 +22,8 @@ from tests.api.quota_checker import (
     check,
 )
 
-from elastipod_operator.core.codec import encode
 from elastipod_operator.core.record import Kind, Record, Transition
+from elastipod_operator.core.record_codec import encode
 
 GRACE_S = 3.0
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_operator.core.quotes import CLOSE, OPEN, quoted, without_quotations
+from elastipod_operator.core.quoted_output import CLOSE, OPEN, quoted, without_quotations
 
 ELSEWHERE = "(see the job's conditions and the pod's log)"
 

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.core.builders import NOW, trains
 from tests.unit.kube.bodies import JOB_UID, job_body, node_body
 
-from elastipod_operator.core.codec import encode
 from elastipod_operator.core.names import ANNOTATION_STATE
 from elastipod_operator.core.record import Gang, Record
+from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.store import Store
 
 RESTS = trains(gang=Gang(NOW, 0, 2, NOW + timedelta(hours=1)))

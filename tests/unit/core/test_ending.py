@@ -25,13 +25,13 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers, VerifyPods
-from elastipod_operator.core.codec import decode, encode
 from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
 from elastipod_operator.core.ending import deletion_notes, plan_deletion, plan_end
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record_codec import decode, encode
 
 Seen = tuple[PodFact, AgentFact | None]
 ACCEPTED = NOW - seconds(100)

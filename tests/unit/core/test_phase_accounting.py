@@ -25,7 +25,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact
-from elastipod_operator.core.ledger import Phase, booked_since, goodput, total
+from elastipod_operator.core.phase_accounting import Phase, booked_since, goodput, total
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Kind, Ledger, Record
 

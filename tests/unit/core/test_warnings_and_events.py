@@ -27,12 +27,20 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.conditions import Report, describe
 from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed, PodFact, SpecShape
 from elastipod_operator.core.health import judge
-from elastipod_operator.core.ledger import Phase, booked_since, goodput, keep_ledger, next_change, phase_of, total
 from elastipod_operator.core.names import PodId
+from elastipod_operator.core.phase_accounting import (
+    Phase,
+    booked_since,
+    goodput,
+    keep_ledger,
+    next_change,
+    phase_of,
+    total,
+)
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Culprit, Gang, Kind, Ledger, Measures, Record, Window
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.status import size_text, status_fields
+from elastipod_operator.core.status_fields import size_text, status_fields
 
 Seen = tuple[PodFact, AgentFact | None]
 Told = list[tuple[str, bool, str]]

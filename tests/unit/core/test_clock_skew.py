@@ -9,7 +9,7 @@ import pytest
 from tests.unit.core.builders import NOW, job, observed, pod, policy, ready, running, seconds, trains, transition
 
 from elastipod_operator.core.backoff import longest_wait
-from elastipod_operator.core.clocks import TOLERANCE, not_later
+from elastipod_operator.core.clock_skew import TOLERANCE, not_later
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Gang, Kind, Ledger, Offence, Record, Shed, Window
 

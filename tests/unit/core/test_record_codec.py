@@ -9,17 +9,6 @@ from datetime import timedelta, timezone
 import pytest
 from tests.unit.core.builders import NOW, pid, seconds, trains, transition
 
-from elastipod_operator.core.codec import (
-    MAX_PODS,
-    MAX_UNPACKED,
-    NewerRecordError,
-    RecordError,
-    decode,
-    encode,
-    needed_time,
-    read_time,
-    stamp,
-)
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot, master_port
 from elastipod_operator.core.record import (
@@ -32,6 +21,17 @@ from elastipod_operator.core.record import (
     Reach,
     Record,
     Window,
+)
+from elastipod_operator.core.record_codec import (
+    MAX_PODS,
+    MAX_UNPACKED,
+    NewerRecordError,
+    RecordError,
+    decode,
+    encode,
+    needed_time,
+    read_time,
+    stamp,
 )
 
 AT = [NOW + seconds(n) for n in range(20)]
