@@ -6,8 +6,8 @@ import math
 
 from . import clock, metrics
 from .core.actions import Plan
-from .core.phase_accounting import Phase, booked_since, goodput
-from .core.record import Ledger, Record
+from .core.phase_accounting import Phase, goodput, phase_times_since
+from .core.record import PhaseTimes, Record
 
 
 class JobCounts:
@@ -15,25 +15,25 @@ class JobCounts:
 
     def __init__(self) -> None:
         self._states: dict[str, str] = {}
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers: dict[str, PhaseTimes] = {}
         metrics.GOODPUT.set_function(self._goodput)
         metrics.export_leading()
         for name in metrics.STATES:
             metrics.JOBS.labels(name).set(0)
 
-    def note(self, uid: str, state: str, ledger: Ledger) -> None:
+    def note(self, uid: str, state: str, phase_times: PhaseTimes) -> None:
         """Take what a job is in now."""
         self._note_state(uid, state)
-        self._note_phase(uid, ledger)
+        self._note_phase(uid, phase_times)
 
     def forget(self, uid: str) -> None:
         """Leave a job out that is gone."""
         self._note_state(uid, None)
-        self._note_phase(uid, Ledger())
+        self._note_phase(uid, PhaseTimes())
 
     def written(self, before: Record, todo: Plan) -> None:
         """Count what became true with a record that was written: the ends of phases, and generations."""
-        for phase, spent in booked_since(before.ledger, todo.record.ledger).items():
+        for phase, spent in phase_times_since(before.phase_times, todo.record.phase_times).items():
             metrics.PHASE_SECONDS.labels(phase).inc(spent.total_seconds())
         for entry in todo.history:
             metrics.GENERATIONS.labels(entry.kind.value).inc()
@@ -48,12 +48,12 @@ class JobCounts:
             self._states[uid] = state
             metrics.JOBS.labels(state).inc()
 
-    def _note_phase(self, uid: str, ledger: Ledger) -> None:
-        before = self._ledgers.pop(uid, Ledger())
-        if ledger != Ledger():
-            self._ledgers[uid] = ledger
-        if before.phase != ledger.phase:
-            for phase, change in ((before.phase, -1), (ledger.phase, 1)):
+    def _note_phase(self, uid: str, phase_times: PhaseTimes) -> None:
+        before = self._ledgers.pop(uid, PhaseTimes())
+        if phase_times != PhaseTimes():
+            self._ledgers[uid] = phase_times
+        if before.phase != phase_times.phase:
+            for phase, change in ((before.phase, -1), (phase_times.phase, 1)):
                 if phase in tuple(Phase):
                     metrics.JOBS_IN_PHASE.labels(phase).inc(change)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import metrics
 from .core.actions import Note
-from .core.operator_error_condition import OPERATOR_ERROR, with_mistake
+from .core.operator_error_condition import OPERATOR_ERROR, with_operator_error
 from .job_writes import JobWrites
 from .kube.changes import status_with_conditions
 from .kube.ports import EventSink, JobCalls
@@ -53,7 +53,7 @@ async def tell_mistake(
     text: str, job: Job, now: datetime, *, api: JobCalls, store: Store, events: EventSink, writes: JobWrites
 ) -> None:
     """Put a failed pass into the status of its job, with an Event when it is new. Raises as Api does."""
-    conditions = with_mistake(job.fact.conditions, text, now)
+    conditions = with_operator_error(job.fact.conditions, text, now)
     if conditions is None:
         return
     events.tell(job.fact, [Note(OPERATOR_ERROR, text, warning=True)])

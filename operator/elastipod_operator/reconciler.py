@@ -208,7 +208,7 @@ class Reconciler:
         if job.fact.record is None:
             job.listed = False  # it was another operator, perhaps
         try:
-            body = await self._api.read_job(job.fact.namespace, job.fact.name)
+            body = await self._api.effective_job(job.fact.namespace, job.fact.name)
         except CALL_ERRORS as second:
             if isinstance(second, ApiError) and second.status == 404:
                 self._is_gone(job)
@@ -244,7 +244,7 @@ class Reconciler:
         calls, todo = self._calls(made), made.todo
         # The status tells what the record says, so neither it nor the actions wait for the other.
         await together(self._act(made, calls), self._report_and_supply(job, worker, made, calls, may_create=may_create))
-        self._counts.note(job.fact.uid, todo.conditions[-1].type, todo.record.ledger)
+        self._counts.note(job.fact.uid, todo.conditions[-1].type, todo.record.phase_times)
         if calls:  # what came of them is looked at soon: they may be needed again
             return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
         return todo.wake_at

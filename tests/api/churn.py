@@ -25,7 +25,7 @@ from tests.api.quota_checker import JOB, POD, WORKLOAD, holds_quota, lives
 from elastipod_agent.core.states import AgentState
 from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.names import ANNOTATION_HISTORY
-from elastipod_operator.core.record import Kind
+from elastipod_operator.core.record import TransitionKind
 
 KIND = "ml.g6e.12xlarge"
 NODE_LABELS = {"node.kubernetes.io/instance-type": KIND}
@@ -176,7 +176,7 @@ class Churn:
         self._client = client
         self._nodes = nodes
         self._recorder = recorder
-        self._manners = manners
+        self._strategy_warnings = manners
         self._say = say
         self._queues = [f"{namespace}-{letter}" for letter in QUEUES]
         self._wished = (plan.elastic, 0)
@@ -276,7 +276,7 @@ class Churn:
             train_s=self._rng.uniform(*self._plan.trains_s),
         )
         if is_elastic and self._rng.random() < 0.15:
-            self._manners[life.name] = "deaf"
+            self._strategy_warnings[life.name] = "deaf"
         self.lives[life.name] = life
         self._client.call("POST", _jobs_path(self._namespace), self._manifest(life))
         return True
@@ -362,7 +362,7 @@ def starts(history: list[Change]) -> Counter[str]:
 
 
 def _what(entry: HistoryEntry) -> str:
-    if entry.kind is not Kind.RESIZE:
+    if entry.kind is not TransitionKind.RESIZE:
         return str(entry.kind.value)
     return "growths" if entry.to_size > entry.from_size else "shrinks"
 

@@ -185,7 +185,7 @@ class PlayedNodes:
         self._kubeconfig = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
         self._folder = kubeconfig.parent
         self._nodes = {f"{kind.split('.')[1]}-{n}": kind for kind, count in counts.items() for n in range(count)}
-        self._manners = manners
+        self._strategy_warnings = manners
         self._selector = selector
         self._addresses: dict[str, str] = {}
         self._runners: dict[str, web.AppRunner] = {}
@@ -370,7 +370,7 @@ class PlayedNodes:
         number = next(NUMBERS)
         address = self._addresses[meta["uid"]] = f"127.{64 + os.getpid() % 128}.{number // 250}.{number % 250 + 1}"
         job = meta.get("labels", {}).get("HPJob")
-        manner = self._manners.get(job, "") if job else "mute"
+        manner = self._strategy_warnings.get(job, "") if job else "mute"
         if manner != "mute":
             await self._open(pod, address, manner)
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

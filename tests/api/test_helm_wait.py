@@ -14,7 +14,7 @@ from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError
 from elastipod_operator.core.facts import AgentFact, Observed, PodFact
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 
 NAME = "rendered"
 PENDING = (
@@ -24,14 +24,23 @@ PENDING = (
 RUN: list[tuple[PodFact, AgentFact | None]] = [(given.pod(n), given.running()) for n in range(2)]
 SCENES: dict[str, Observed] = {
     "Created": given.observed(given.job()),
-    "PodsRunning": given.observed(given.job(Record(transition=given.transition(Kind.START))), [(given.pod(n), None) for n in range(2)]),
+    "PodsRunning": given.observed(
+        given.job(Record(transition=given.transition(TransitionKind.START))), [(given.pod(n), None) for n in range(2)]
+    ),
     "Running": given.observed(given.job(given.trains()), [*RUN, PENDING]),
     "Suspended": given.observed(given.job(given.trains(), given.policy(suspend=True)), RUN),
     "Faulted": given.observed(
-        given.job(given.trains(incident_at=given.LONG_AGO, failures_in_row=3, transition=given.transition(Kind.RECOVERY))), RUN
+        given.job(
+            given.trains(
+                incident_at=given.LONG_AGO, consecutive_failures=3, transition=given.transition(TransitionKind.RECOVERY)
+            )
+        ),
+        RUN,
     ),
-    "Failed": given.observed(given.job(given.trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=given.NOW))),
-}  # fmt: skip
+    "Failed": given.observed(
+        given.job(given.trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=given.NOW))
+    ),
+}
 
 
 @pytest.fixture(scope="module")

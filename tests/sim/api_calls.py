@@ -35,7 +35,7 @@ class ApiCalls:
         found: tuple[list[Body], int] = await Wait(self._call(self._cluster.list_pods, writes=False))
         return found
 
-    async def read_job(self, namespace: str, name: str) -> Body:
+    async def effective_job(self, namespace: str, name: str) -> Body:
         return await self._answer(self._cluster.job_body, writes=False)
 
     async def patch_metadata(self, job: JobFact, version: str, metadata: Mapping[str, Any]) -> Body:

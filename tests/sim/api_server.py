@@ -11,13 +11,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.invariants import JOB_NAME, JOB_UID, Violation, Watchman
-from tests.sim.kernel import EPOCH, Kernel, stamp
+from tests.sim.kernel import EPOCH, Kernel, format_time
 from tests.sim.objects import NAMESPACE, Body, SimJob, SimNode, SimPod
 from tests.sim.training import Training
 
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, FINALIZER, LABEL_UID, pod_id_of
 from elastipod_operator.kube.api import ApiError
-from elastipod_operator.kube.translate import read_job
+from elastipod_operator.kube.translate import effective_job
 
 if TYPE_CHECKING:
     from tests.sim.kueue_server import Tenant
@@ -214,18 +214,18 @@ class ApiServer(ABC):
         job = self._the_job()
         meta: Body = {
             "name": JOB_NAME, "namespace": NAMESPACE, "uid": JOB_UID, "resourceVersion": str(job.version),
-            "creationTimestamp": stamp(self.utc(0.0)), "annotations": {**job.annotations, **job.wishes},
+            "creationTimestamp": format_time(self.utc(0.0)), "annotations": {**job.annotations, **job.wishes},
             "finalizers": list(job.finalizers), "labels": dict(self.labels),
         }  # fmt: skip
         if job.deleted_at is not None:
-            meta["deletionTimestamp"] = stamp(self.utc(job.deleted_at))
+            meta["deletionTimestamp"] = format_time(self.utc(job.deleted_at))
         return {"metadata": meta, "spec": copy.copy(job.spec), "status": copy.copy(job.status)}
 
     def spec_in_force(self) -> Body:
         """Give the job's spec or, while an edit cannot be used, the last one that could be (decision 31)."""
         job = self._the_job()
         if self._in_force[0] != job.version:
-            self._in_force = (job.version, dict(read_job(self.job_body())[0]["spec"]))
+            self._in_force = (job.version, dict(effective_job(self.job_body())[0]["spec"]))
         return self._in_force[1]
 
     def copy_annotations(self, annotations: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tests.sim import faults, queue_faults
 from tests.sim.copied import Copied
 from tests.sim.events import Event, Make
-from tests.sim.gang_owner import Gang
+from tests.sim.gang_owner import PartialGang
 from tests.sim.kueue_server import RESOURCE, QueueSettings
 from tests.sim.victims import UNFENCED
 
@@ -33,7 +33,7 @@ class InQueue:
     priority: int = 0
     at: int = 0
     rivals: tuple[Story, ...] = ()
-    gangs: tuple[Gang, ...] = ()
+    gangs: tuple[PartialGang, ...] = ()
 
 
 class Containers(Enum):
@@ -146,7 +146,7 @@ def _draw_queued(rng: Random, story: Story) -> Story:
         settings = replace(settings, quota=tuple(2 * one for one in quota))
     rivals = tuple(_draw_rival(rng, story, settings, at) for at in range(rng.choice((0, 1, 1, 2))))
     gangs = tuple(
-        Gang(round(rng.uniform(0, CHAOS_S), 1), rng.randint(1, min(quota[0], 4)), rng.choice(queue_faults.PRIORITIES),
+        PartialGang(round(rng.uniform(0, CHAOS_S), 1), rng.randint(1, min(quota[0], 4)), rng.choice(queue_faults.PRIORITIES),
              rng.randrange(queues), float(rng.choice((20, 60, 150))), float(rng.choice((0, 2, 10))))
         for _ in range(rng.choice((0, 1, 2, 3)))
     )  # fmt: skip

@@ -13,7 +13,7 @@ from elastipod_operator.kube.workload_status import release_patch
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class PartialGang:
     """A job of fixed size. at: when it comes; runs_s: for how long it needs its quota; stops_s: how long its pods take to go."""
 
     at: float
@@ -24,7 +24,7 @@ class Gang:
     stops_s: float = 5.0
 
 
-def manifest(gang: Gang, name: str) -> dict[str, Any]:
+def manifest(gang: PartialGang, name: str) -> dict[str, Any]:
     """Give its Workload."""
     container = {"name": "main", "resources": {"requests": {RESOURCE: "1"}}}
     pod_set = {"name": "main", "count": gang.count, "template": {"spec": {"containers": [container]}}}
@@ -32,7 +32,7 @@ def manifest(gang: Gang, name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def live(server: KueueServer, gang: Gang, name: str) -> Script:
+def live(server: KueueServer, gang: PartialGang, name: str) -> Script:
     """The life of one: it asks, runs, gives way and comes back, and ends."""
     tenant = server.tenant(name, gang.queue)
     yield max(0.0, gang.at - server.kernel.now)
@@ -56,7 +56,7 @@ def live(server: KueueServer, gang: Gang, name: str) -> Script:
     server.watch.met["a gang finishes"] += 1
 
 
-def _give_back(server: KueueServer, tenant: Tenant, one: Workload, gang: Gang) -> Script:
+def _give_back(server: KueueServer, tenant: Tenant, one: Workload, gang: PartialGang) -> Script:
     yield gang.stops_s
     while server.is_away:
         yield 1.0

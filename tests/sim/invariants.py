@@ -17,7 +17,7 @@ from elastipod_operator.core.growth import CAUSE as GROWTH
 from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
 from elastipod_operator.core.phase_accounting import total
-from elastipod_operator.core.record import RECORD_LOST, Kind, Record
+from elastipod_operator.core.record import RECORD_LOST, Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
 from elastipod_operator.kube.translate import policy_of
 
@@ -46,9 +46,9 @@ class Watchman:
         self._started: dict[tuple[int, int], str] = {}
         self._masters: dict[int, tuple[str, int]] = {}
         self._members: dict[int, tuple[PodId, ...]] = {}
-        self._kinds: dict[int, Kind] = {}
+        self._kinds: dict[int, TransitionKind] = {}
         self._causes: dict[int, str] = {}
-        self._ran_at: dict[Kind, datetime] = {}
+        self._ran_at: dict[TransitionKind, datetime] = {}
         """When a generation of each kind last ran, by the operator's clock."""
         self._stepped = 0
         self._excused = 0
@@ -166,7 +166,7 @@ class Watchman:
                 f"generation {new.generation} trains with {of_base} pods of the base spec, which holds the minimum"
             )
         self._noted(old, new)
-        is_first = new.generation == 1 and old.transition is not None and old.transition.kind is Kind.START
+        is_first = new.generation == 1 and old.transition is not None and old.transition.kind is TransitionKind.START
         if (
             is_first
             and old.transition is not None
@@ -209,18 +209,18 @@ class Watchman:
 
     def _grows(self, old: Record, new: Record, policy: Policy, now: datetime) -> None:
         """A growth does not begin before all the times are over that the user set for it."""
-        if old.settled_at is None and new.settled_at is not None:
+        if old.running_since is None and new.running_since is not None:
             kind, cause = self._kinds.get(new.generation), self._causes.get(new.generation)
             if kind is not None and cause != RECORD_LOST:  # that is nobody's fault
-                self._ran_at[kind] = new.settled_at
+                self._ran_at[kind] = new.running_since
         begun = new.transition
         if old.transition is not None or begun is None or begun.cause != GROWTH or not self.has_true_time:
             return
         tries = min(max(old.resize_failures, 1), 16)
         waits: dict[str, tuple[datetime | None, timedelta]] = {
             "scalingTimeoutInSeconds": (old.window_since or now, policy.scaling_timeout),
-            "scaleUpSnoozeTimeInSeconds": (self._ran_at.get(Kind.RECOVERY), policy.snooze),
-            "minStableSeconds": (self._ran_at.get(Kind.RESIZE), policy.min_stable),
+            "scaleUpSnoozeTimeInSeconds": (self._ran_at.get(TransitionKind.RECOVERY), policy.snooze),
+            "minStableSeconds": (self._ran_at.get(TransitionKind.RESIZE), policy.min_stable),
             "backoff": (old.resize_failed_at, min(policy.backoff_max, policy.backoff_base * int(2 ** (tries - 1)))),
         }
         ends = {name: since + wait for name, (since, wait) in waits.items() if since is not None and wait}
@@ -233,7 +233,7 @@ class Watchman:
     def _noted(self, old: Record, new: Record) -> None:
         """Note what the new generation shows of the fields of the job."""
         before = old.transition
-        if before is None or before.kind is not Kind.RECOVERY:
+        if before is None or before.kind is not TransitionKind.RECOVERY:
             return
         before_it = self._members.get(old.generation, ())
         slots = {member.slot for member in before_it}
@@ -248,11 +248,11 @@ class Watchman:
         unasked = max(0, window.full - self.asked_for_pods)
         faults = window.restarts + (policy.restarts_before_full or 0) * unasked + window.full
         # Until all are accounted for, what turns out to be a lost node is counted too.
-        is_settled = new.transition is None or new.transition.weighed or not new.transition.counted
+        is_settled = new.transition is None or new.transition.is_budget_checked or not new.transition.uses_budget
         if is_settled and faults > self.worker_faults:
             raise Violation(f"{window} for {self.worker_faults} worker faults")
-        if sum(offence.times for offence in new.offences) > self.worker_faults + self._inflicted:
-            raise Violation(f"{new.offences} for {self._inflicted} faults")
+        if sum(offence.times for offence in new.node_faults) > self.worker_faults + self._inflicted:
+            raise Violation(f"{new.node_faults} for {self._inflicted} faults")
         is_new = self.has_true_time and window.restarts > old.window.restarts and old.transition is None
         if is_new and window.since is not None and now - window.since > policy.eval_period + WRITING_TIME:
             raise Violation(
@@ -288,8 +288,8 @@ class Watchman:
         for budget in ("jobMaxRetryCount", "maxFullJobRestarts"):
             self.met[f"used up: {budget}"] += f"{budget} " in new.outcome_message
         begun = {
-            "DeadlineExceeded": (EPOCH + old.idle, policy.active_deadline),
-            "StartupDeadlineExceeded": (old.pods_at if old.started_at is None else None, policy.startup_deadline),
+            "DeadlineExceeded": (EPOCH + old.suspended_time, policy.active_deadline),
+            "StartupDeadlineExceeded": (old.first_pod_at if old.started_at is None else None, policy.startup_deadline),
             "FaultDeadlineExceeded": (old.incident_at, policy.fault_deadline),  # being suspended ends a fault
         }
         if new.outcome_reason in begun:
@@ -317,12 +317,12 @@ class Watchman:
             raise Violation(f"restarts went from {old.restarts} to {new.restarts} in one write")
         cause = new.transition.cause if new.transition else new.outcome_reason or "see the next line"
         self._say(f"recovery of generation {old.generation}: {cause}")
-        if old.transition is not None and old.transition.kind is Kind.RECOVERY:
+        if old.transition is not None and old.transition.kind is TransitionKind.RECOVERY:
             raise Violation("a recovery was booked twice")
         run = training.runs.get(old.generation)
         at = (now - EPOCH).total_seconds()
         touched = any(self._touched.get(member.name(JOB_NAME), -1.0) >= at for member in old.members)
-        in_transit = old.transition is not None or old.settled_at is None
+        in_transit = old.transition is not None or old.running_since is None
         hidden = any(self._hidden.get(member.name(JOB_NAME), -1.0) >= at for member in old.members)
         if not touched and not (in_transit and hidden) and not (run is not None and run.spoiled):
             if self._excused:
@@ -339,7 +339,7 @@ class Watchman:
     def must_have_recovered(self, generation: int) -> None:
         """Nothing else was inflicted since a fault ended a generation: a later one trains by now, or the job has ended."""
         record = self.record
-        is_at_work = record.generation > generation and record.transition is None and record.settled_at is not None
+        is_at_work = record.generation > generation and record.transition is None and record.running_since is not None
         if not is_at_work and not record.outcome:
             raise Violation(f"generation {generation} has ended and nobody has brought the training back")
 
@@ -418,7 +418,7 @@ class Watchman:
         last = max(before, key=lambda r: r.generation, default=None)
         repeated = last.step - run.resumed.step if last is not None else 0
         self._say(f"generation {run.generation} trains from step {run.resumed.step} ({repeated} repeated)")
-        planned = self._kinds.get(run.generation) is not Kind.RECOVERY
+        planned = self._kinds.get(run.generation) is not TransitionKind.RECOVERY
         # With a wrong clock the time that a pod has until it is killed is misjudged.
         if last is None or last.spoiled or not self.has_true_time:
             return
@@ -483,11 +483,11 @@ def lineage(training: Training, total: int) -> None:
 
 def _balanced(record: Record, now: datetime) -> None:
     """The phases sum to the life of the job."""
-    spent = sum(total(record.ledger, now).values(), timedelta(0))
+    spent = sum(total(record.phase_times, now).values(), timedelta(0))
     assert record.accepted_at is not None
     alive = (record.ended_at or now) - record.accepted_at
     if abs(spent - alive) > timedelta(milliseconds=5):
-        raise Violation(f"the ledger sums to {spent} in a life of {alive}: {record.ledger}")
+        raise Violation(f"the phase_times sums to {spent} in a life of {alive}: {record.phase_times}")
 
 
 def _record(annotations: Mapping[str, str]) -> Record | None:

@@ -96,6 +96,6 @@ class Kernel:
         return False
 
 
-def stamp(time: datetime) -> str:
+def format_time(time: datetime) -> str:
     """Write a time as Kubernetes does: whole seconds."""
     return time.isoformat(timespec="seconds").replace("+00:00", "Z")

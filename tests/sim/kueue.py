@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.sim.kernel import stamp
+from tests.sim.kernel import format_time
 from tests.sim.kueue_choice import Asker, Assignment, Chooser, Mode
 from tests.sim.kueue_workload import AT_ITS_TIME, Body, Workload, asker
 from tests.sim.quota_room import NOTHING, Allowance, ClusterQueue, Place, Room
@@ -71,7 +71,7 @@ class Kueue:
         meta = {
             **copy.deepcopy(dict(manifest["metadata"])),
             "uid": f"{self._made * 7919 % 10007:05d}-wl",
-            "creationTimestamp": stamp(self._now()),
+            "creationTimestamp": format_time(self._now()),
             "generation": 1,
         }
         one = Workload(tenant, meta, copy.deepcopy(dict(manifest["spec"])), version)
@@ -398,7 +398,7 @@ class Kueue:
 
     def _note(self, one: Workload, kind: str, status: bool, reason: str, message: str) -> None:
         before, text = one.conditions.get(kind, {}), "True" if status else "False"
-        since = before["lastTransitionTime"] if before.get("status") == text else stamp(self._now())
+        since = before["lastTransitionTime"] if before.get("status") == text else format_time(self._now())
         one.conditions[kind] = {
             "status": text,
             "reason": reason,

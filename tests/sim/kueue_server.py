@@ -34,7 +34,7 @@ LABELS = {flavor: {"pool": flavor} for flavor in FLAVORS}
 LOCAL_QUEUE = "training"
 CLASS_PREFIX = "value-"
 AWAY = (
-    "conversion webhook for kueue.x-k8s.io/v1beta1, Kind=Workload failed: Post "
+    "conversion webhook for kueue.x-k8s.io/v1beta1, TransitionKind=Workload failed: Post "
     '"https://kueue-webhook-service.kueue-system.svc:443/convert": connection refused'
 )
 

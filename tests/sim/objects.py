@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.agents import SimAgent
-from tests.sim.kernel import EPOCH, stamp
+from tests.sim.kernel import EPOCH, format_time
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
@@ -107,11 +107,11 @@ class SimPod:
         meta: Body = {
             "name": self.name, "namespace": NAMESPACE, "uid": self.uid, "labels": self.labels,
             "annotations": self.annotations, "resourceVersion": str(self.version),
-            "creationTimestamp": stamp(self._cluster.utc(self.created_at)),
+            "creationTimestamp": format_time(self._cluster.utc(self.created_at)),
             "ownerReferences": self.owners,
         }  # fmt: skip
         if self.deleted_at is not None:
-            meta["deletionTimestamp"] = stamp(self._cluster.utc(self.deleted_at + self.grace_s))
+            meta["deletionTimestamp"] = format_time(self._cluster.utc(self.deleted_at + self.grace_s))
             meta["deletionGracePeriodSeconds"] = int(self.grace_s)
         status: Body = {"phase": self.phase, "podIP": self.ip, "conditions": []}
         if self.disrupted:
@@ -127,7 +127,7 @@ class SimPod:
 
     def _containers(self) -> list[Body]:
         """Give the states of its containers by name, as kubelets do."""
-        running: Body = {"running": {"startedAt": stamp(EPOCH)}}
+        running: Body = {"running": {"startedAt": format_time(EPOCH)}}
         has_ended = self.ended or self.is_end_reported
         state = {"terminated": {"exitCode": self.exit_code or 0}} if has_ended else running
         mine = {"name": "train", "ready": not has_ended, "state": state, "restartCount": self.restarts}

@@ -50,7 +50,7 @@ def _note_what_is_asked(play: Play, agent: SimAgent, asks: str) -> None:
     play.watchman.met[f"asks for {asks or 'nothing'}"] += 1
     play.watchman.asked_for_pods += asks == "job_level_restart"
     run, record = play.training.runs.get(agent.generation), play.watchman.record
-    is_alone = run is not None and not run.spoiled and record.transition is None and record.settled_at is not None
+    is_alone = run is not None and not run.spoiled and record.transition is None and record.running_since is not None
     is_wished = play.story.ours.get("recovery") == "Process"
     # Who is being stopped by somebody else fails in a drain, which is no fault of a worker.
     is_asked = (is_wished or asks == "process_level_restart") and agent.state is AgentState.RUNNING

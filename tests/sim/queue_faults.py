@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim import gang_owner
 from tests.sim.events import Event
-from tests.sim.gang_owner import Gang
+from tests.sim.gang_owner import PartialGang
 from tests.sim.kueue_server import KueueServer, priority_label
 from tests.sim.kueue_workload import Workload
 from tests.sim.victims import Fault
@@ -142,7 +142,7 @@ def gang_comes(play: Play, event: Event) -> str:
     queues = server.settings.queues()
     queue = event.number // 3 % len(queues)
     most = max(allowance.nominal for allowance in queues[queue].allowances.values())
-    gang = Gang(
+    gang = PartialGang(
         play.kernel.now,
         1 + event.number // 5 % most,  # one that can never fit would stand in everybody's way under StrictFIFO
         PRIORITIES[event.number % len(PRIORITIES)],

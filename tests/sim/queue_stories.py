@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.sim.drawing import InQueue, Story
 from tests.sim.events import Event
-from tests.sim.gang_owner import Gang
+from tests.sim.gang_owner import PartialGang
 from tests.sim.kueue_server import QueueSettings
 from tests.sim.scripted import PATIENT
 
@@ -15,7 +15,7 @@ from tests.sim.scripted import PATIENT
 def _story(
     *events: Event,
     quota: tuple[int, ...] = (4,),
-    gangs: tuple[Gang, ...] = (),
+    gangs: tuple[PartialGang, ...] = (),
     rivals: tuple[Story, ...] = (),
     low: int = 2,
     high: int = 4,
@@ -43,8 +43,8 @@ def _rival(priority: int = 0, **more: Any) -> Story:
     return _story(seed=2, priority=priority, **more)
 
 
-SMALL = Gang(100.0, 2, 0)
-WHOLE = Gang(100.0, 4, 1000)
+SMALL = PartialGang(100.0, 2, 0)
+WHOLE = PartialGang(100.0, 4, 1000)
 
 QUEUE_STORIES: dict[str, Story] = {
     "increments give way to a gang and come back": _story(gangs=(SMALL,)),
@@ -53,8 +53,8 @@ QUEUE_STORIES: dict[str, Story] = {
     "two flavors": _story(quota=(6,), flavors=2, gangs=(SMALL,)),
     "a node of an increment is lost for good": _story(Event(100.0, "delete_node", 2)),
     "somebody deactivates the base": _story(Event(100.0, "deactivate", 0, 60.0)),
-    "a gang comes first": _story(gangs=(Gang(0.0, 3, 0, runs_s=100.0),)),
-    "a gang gives way to a stronger job": _story(priority=1000, gangs=(Gang(0.0, 3, 0, runs_s=100.0),)),
+    "a gang comes first": _story(gangs=(PartialGang(0.0, 3, 0, runs_s=100.0),)),
+    "a gang gives way to a stronger job": _story(priority=1000, gangs=(PartialGang(0.0, 3, 0, runs_s=100.0),)),
     "Kueue goes away while it waits for quota": _story(Event(101.0, "kueue_away", 0, 60.0), gangs=(SMALL,)),
     "calls to Kueue hang while it waits for the base's quota": _story(
         Event(101.0, "kueue_away", 1, 60.0), gangs=(WHOLE,)
@@ -66,7 +66,7 @@ QUEUE_STORIES: dict[str, Story] = {
     "the spec cannot be used while Kueue waits for the base": _story(Event(95.0, "break_spec", 0, 600.0), gangs=(WHOLE,)),
     **{  # how many pods wait for their turn meanwhile is drawn
         f"increments give way while their pods wait for admission: {seed}": _story(
-            Event(0.0, "slow_admission", 0, 200.0), gangs=tuple(Gang(at, 2, 0) for at in (12.0, 60.0, 90.0)), seed=seed
+            Event(0.0, "slow_admission", 0, 200.0), gangs=tuple(PartialGang(at, 2, 0) for at in (12.0, 60.0, 90.0)), seed=seed
         )
         for seed in (1, 2)
     },
@@ -85,29 +85,29 @@ QUEUE_STORIES: dict[str, Story] = {
     "somebody deletes the base": _story(Event(100.0, "delete_workload", 0)),
     "somebody deletes the base, and another flavor has room": _story(
         Event(100.0, "delete_workload", 0), quota=(4,), flavors=2, high=2,
-        gangs=(Gang(10.0, 2, 0, runs_s=90.5), Gang(50.0, 2, 0, runs_s=100.0)),
+        gangs=(PartialGang(10.0, 2, 0, runs_s=90.5), PartialGang(50.0, 2, 0, runs_s=100.0)),
     ),
     "the watch misses the end of the pods while the base gives way": _story(
         Event(102.0, "broken_watch", 0, 40.0), gangs=(WHOLE,)
     ),
     "the watch misses the end of the pods after somebody deleted the base": _story(
         Event(100.0, "delete_workload", 0), Event(102.0, "broken_watch", 0, 40.0), flavors=2, high=2,
-        gangs=(Gang(10.0, 2, 0, runs_s=90.5), Gang(50.0, 2, 0, runs_s=100.0)),
+        gangs=(PartialGang(10.0, 2, 0, runs_s=90.5), PartialGang(50.0, 2, 0, runs_s=100.0)),
     ),
     "somebody deletes an increment": _story(Event(100.0, "delete_workload", 1)),
-    "the quota shrinks and grows": _story(Event(60.0, "edit_quota", 7 * 2), gangs=(Gang(100.0, 1, 0),)),
+    "the quota shrinks and grows": _story(Event(60.0, "edit_quota", 7 * 2), gangs=(PartialGang(100.0, 1, 0),)),
     "two jobs share a queue": _story(quota=(7,), rivals=(_rival(),)),
     "there is room for one job only": _story(quota=(3,), rivals=(_rival(),)),
     "a stronger job comes back from another queue": _story(
-        quota=(4, 2), priority=1000, rivals=(_rival(0, at=1),), gangs=(Gang(150.0, 2, 10, queue=1),)
+        quota=(4, 2), priority=1000, rivals=(_rival(0, at=1),), gangs=(PartialGang(150.0, 2, 10, queue=1),)
     ),
     "the class of a job is lowered": _story(Event(100.0, "edit_priority", 0), quota=(5,), rivals=(_rival(10),)),
     "increments wait in order": _story(strategy="StrictFIFO", quota=(5,), rivals=(_rival(),), gangs=(SMALL,)),
     "there is quota but no node": _story(nodes=3),
     "the user scales down and up": _story(Event(60.0, "scale", 1), Event(120.0, "scale", 0)),
-    "the minimum is lowered while the job trains": _story(Event(100.0, "set_bounds", 6), gangs=(Gang(200.0, 2, 0),)),
+    "the minimum is lowered while the job trains": _story(Event(100.0, "set_bounds", 6), gangs=(PartialGang(200.0, 2, 0),)),
     "the minimum is lowered, and the quota taken back": _story(
-        Event(100.0, "set_bounds", 6), gangs=(Gang(150.0, 4, 1000),)
+        Event(100.0, "set_bounds", 6), gangs=(PartialGang(150.0, 4, 1000),)
     ),
     "the minimum is lowered, and the job suspended": _story(
         Event(100.0, "set_bounds", 9), Event(150.0, "suspend", 0, 40.0)
@@ -119,7 +119,7 @@ QUEUE_STORIES: dict[str, Story] = {
         Event(100.0, "delete_node", 0), Event(300.0, "add_node"), pods_ready_s=60
     ),
     "a spare is in the base": _story(
-        Event(100.0, "kill_node", 0), quota=(5,), nodes=5, gangs=(Gang(150.0, 2, 0),),
+        Event(100.0, "kill_node", 0), quota=(5,), nodes=5, gangs=(PartialGang(150.0, 2, 0),),
         specs=[{"name": "workers", "replicas": 2, "maxReplicas": 4, "spares": 1}],
     ),
 }  # fmt: skip

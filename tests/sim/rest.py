@@ -153,6 +153,8 @@ class RestWatch:
 
 
 def _is_new(job: Job, todo: Plan) -> bool:
-    """Whether the record would be another one; when repeated steps are over is estimated, so the ledger does not count."""
+    """Whether the record would be another one; when repeated steps are over is estimated, so the phase_times does not count."""
     before = job.fact.record
-    return before is None or (not todo.is_record_kept and replace(todo.record, ledger=before.ledger) != before)
+    return before is None or (
+        not todo.is_record_kept and replace(todo.record, phase_times=before.phase_times) != before
+    )

@@ -212,7 +212,7 @@ class Play:
             raise Violation("the job is completed though its workers never finished")
         if record.outcome or job is None:
             return True
-        if record.transition is not None or record.settled_at is None or not record.members:
+        if record.transition is not None or record.running_since is None or not record.members:
             return False
         allowed = sizes(self.cluster.spec_in_force())
         run = self.training.runs.get(record.generation)

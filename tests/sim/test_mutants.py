@@ -36,7 +36,7 @@ from elastipod_operator.core import (
 from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.core.facts import AgentState
 from elastipod_operator.core.health import Replica
-from elastipod_operator.core.record import Reach, Record
+from elastipod_operator.core.record import Record, RestartMode
 from elastipod_operator.kube import store, translate
 
 TRIES = 150
@@ -173,7 +173,7 @@ def weigh_a_recovery_again_and_again(patch: pytest.MonkeyPatch) -> None:
 
     def weigh(record: Record, *rest: Any) -> escalation.Weighed:
         weighed = real(record, *rest)
-        forgotten = replace(weighed.record, transition=replace(weighed.record.transition, weighed=False))  # type: ignore[type-var]
+        forgotten = replace(weighed.record, transition=replace(weighed.record.transition, is_budget_checked=False))  # type: ignore[type-var]
         return replace(weighed, record=forgotten)
 
     patch.setattr(transit, "weigh", weigh)
@@ -244,7 +244,7 @@ def forget_to_book_a_phase(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_a_job_at_its_first_setback(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(escalation, "does_not_progress", lambda record: record.stalled >= 1)
+    patch.setattr(escalation, "does_not_progress", lambda record: record.stalled_recoveries >= 1)
 
 
 def use_a_name_again(patch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def believe_every_number(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_processes_whatever_workers_ask(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(incidents, "reach_asked", lambda *_: Reach.IN_PROCESS)
+    patch.setattr(incidents, "reach_asked", lambda *_: RestartMode.IN_PROCESS)
 
 
 def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_a_clock_that_was_wrong(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "not_later", lambda record, *_: record)
+    patch.setattr(plan, "without_future_times", lambda record, *_: record)
 
 
 def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_processes_whatever_the_job_wishes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(incidents, "LEAST_REACH", dict.fromkeys((False, True), Reach.IN_PROCESS))
+    patch.setattr(incidents, "LEAST_REACH", dict.fromkeys((False, True), RestartMode.IN_PROCESS))
 
 
 def _grow_without(patch: pytest.MonkeyPatch, **nothing: timedelta) -> None:
@@ -375,7 +375,7 @@ def date_pods_by_the_clock_of_the_api_server(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_last_good_spec(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store, "read_job", lambda body: (body, translate.job_fact(body)))
+    patch.setattr(store, "effective_job", lambda body: (body, translate.job_fact(body)))
 
 
 def take_the_record_of_another_job(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.actions import Action, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
 from ..core.facts import AgentFact, PodFact
 from ..core.names import master_port
-from ..core.record import Reach, Record
+from ..core.record import Record, RestartMode
 from .board import Address
 from .commands import Command
 from .fragments import Fragment
@@ -59,7 +59,7 @@ class Orders:
         return Command(pod.uid, self.address(pod), path, body, key)
 
     def _start(self, group_rank: int, fact: AgentFact) -> dict[str, Any]:
-        is_kept = fact.restart_mode == Reach.IN_PROCESS  # its workers hold state that others may want to reach
+        is_kept = fact.restart_mode == RestartMode.IN_PROCESS  # its workers hold state that others may want to reach
         return {
             "rank": group_rank,
             "nnodes": len(self.record.members),
@@ -82,7 +82,7 @@ class Orders:
             body["timeout"] = action.timeout_s
             if action.leaves is not None:
                 body["leaves"] = action.leaves
-        elif action.reach is not Reach.IN_PROCESS:
+        elif action.reach is not RestartMode.IN_PROCESS:
             body["restart_mode"] = (
                 action.reach.value
             )  # absent means in process, where workers can outlive a fault at all

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-_ABOUT_FIELD = "about_field"
-_ABOUT_VALUE = "about_value"
+_ABOUT_FIELD = "field_error"
+_ABOUT_VALUE = "value_error"
 
-_DEMANDS: Mapping[str, str] = {
+_REQUIREMENTS: Mapping[str, str] = {
     "int_type": "it must be a whole number",
     "int_parsing": "it must be a whole number",
     "int_from_float": "it must be a whole number",
@@ -41,12 +41,12 @@ _DEMANDS: Mapping[str, str] = {
 }
 
 
-def about_field(message: str) -> PydanticCustomError:
+def field_error(message: str) -> PydanticCustomError:
     """Give the error of a rule over several fields of one model; `message` begins with the name of one of them."""
     return PydanticCustomError(_ABOUT_FIELD, "{text}", {"text": message})
 
 
-def about_value(demand: str) -> PydanticCustomError:
+def value_error(demand: str) -> PydanticCustomError:
     """Give the error of a rule on one value; `demand` says what it must be."""
     return PydanticCustomError(_ABOUT_VALUE, "{text}", {"text": demand})
 
@@ -79,7 +79,7 @@ def _sentence(detail: ErrorDetails) -> str:
         return f"{path}.{context['text']}" if path else str(context["text"])
     if kind == "missing":
         return f"{path} is missing; add it"
-    demand = context["text"] if kind == _ABOUT_VALUE else _DEMANDS.get(kind, detail["msg"]).format(**context)
+    demand = context["text"] if kind == _ABOUT_VALUE else _REQUIREMENTS.get(kind, detail["msg"]).format(**context)
     return f"{path or 'the object'} is {_shown(detail['input'])}; {demand}"
 
 

@@ -14,16 +14,16 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from elastipod_operator.api.base import (
     MAX_INT32,
-    Budget,
     Count,
     Model,
     Port,
     PositiveCount,
     PositiveSeconds,
+    RestartLimit,
     Seconds,
     Timestamp,
 )
-from elastipod_operator.api.explain import about_field, about_value
+from elastipod_operator.api.explain import field_error, value_error
 from elastipod_operator.api.status import JobStatus
 from elastipod_operator.core.names import API_VERSION, KIND
 
@@ -107,7 +107,7 @@ class LogRule(Model):
         try:
             re.compile(pattern or "")
         except (re.error, OverflowError, RecursionError, ValueError) as error:
-            raise about_value(f"it must be a regular expression ({error})") from error
+            raise value_error(f"it must be a regular expression ({error})") from error
         return pattern
 
 
@@ -117,10 +117,10 @@ class RestartPolicy(Model):
     eval_period_seconds: PositiveSeconds = 3600
     """Restarts are counted in windows of this length."""
 
-    num_restart_before_full_job_restart: Budget | None = None
+    num_restart_before_full_job_restart: RestartLimit | None = None
     """So many process-level restarts in a window are tolerated; the next one makes all pods anew. Absent: no limit."""
 
-    max_full_job_restarts: Budget | None = None
+    max_full_job_restarts: RestartLimit | None = None
     """So many full job restarts are tolerated; the next one fails the job. Absent: no limit."""
 
     max_num_repeat_offenders_to_avoid: Count = 0
@@ -145,7 +145,7 @@ class RunPolicy(Model):
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
     """Which pods go when the job has ended: All, Running (the unfinished), OnlyComplete (all, if completed) or None."""
 
-    job_max_retry_count: Budget | None = None
+    job_max_retry_count: RestartLimit | None = None
     """So many faults of workers are recovered over the life of the job; the next one fails it. Absent: no limit.
     Lost nodes, evictions and resizes do not count."""
 
@@ -193,9 +193,9 @@ class ElasticPolicy(Model):
     def _some_size_is_left(self) -> Self:
         low, high, values = self.min_replicas, self.max_replicas, self.replica_discrete_values
         if low is not None and high is not None and low > high:
-            raise about_field(f"minReplicas is {low} but maxReplicas is {high}; raise maxReplicas or lower minReplicas")
+            raise field_error(f"minReplicas is {low} but maxReplicas is {high}; raise maxReplicas or lower minReplicas")
         if values and not any((low or 0) <= value and (high is None or value <= high) for value in values):
-            raise about_field(
+            raise field_error(
                 "replicaDiscreteValues holds no size between minReplicas and maxReplicas; "
                 "add one, or change minReplicas or maxReplicas"
             )
@@ -224,7 +224,7 @@ class ReplicaSpec(Model):
     @classmethod
     def _is_a_dns_label(cls, name: str) -> str:
         if not re.fullmatch(DNS_LABEL_PATTERN, name):
-            raise about_value("it must be lower-case letters, digits and '-', and begin and end with a letter or digit")
+            raise value_error("it must be lower-case letters, digits and '-', and begin and end with a letter or digit")
         return name
 
 
@@ -291,14 +291,14 @@ class JobSpec(Model):
     @classmethod
     def _is_a_worker_count(cls, value: str) -> str:
         if not re.fullmatch(NPROC_PATTERN, value):
-            raise about_value("it must be auto, cpu, gpu or a positive number up to 9999")
+            raise value_error("it must be auto, cpu, gpu or a positive number up to 9999")
         return value
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [spec.name for spec in self.replica_specs]
         if len(set(names)) < len(names):
-            raise about_field(f"replicaSpecs has two specs named {names[0]}; give each its own name")
+            raise field_error(f"replicaSpecs has two specs named {names[0]}; give each its own name")
         return self
 
 

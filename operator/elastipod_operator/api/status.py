@@ -33,7 +33,7 @@ class RestartType(StrEnum):
     JOB_LEVEL = "JLR"
 
 
-class Condition(Model):
+class JobCondition(Model):
     """One thing that is true of the job; the last one of the list is its present state."""
 
     type: str
@@ -148,7 +148,7 @@ class JobStatus(Model):
     completion_time: Timestamp | None = None
     """When the job ended."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[JobCondition, ...] = ()
     """What is true of the job; the last one is its present state."""
 
     restart_count: int = 0
@@ -188,11 +188,11 @@ class JobStatus(Model):
     """Where the size is going."""
 
     @property
-    def state(self) -> Condition | None:
+    def state(self) -> JobCondition | None:
         """The present state of the job: the last condition; None before the first."""
         return self.conditions[-1] if self.conditions else None
 
-    def condition(self, type_: str) -> Condition | None:
+    def condition(self, type_: str) -> JobCondition | None:
         """Give the condition of that type; None when there is none."""
         return next((condition for condition in self.conditions if condition.type == type_), None)
 

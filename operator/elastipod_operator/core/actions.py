@@ -9,7 +9,7 @@ from typing import Any
 from .facts import Condition
 from .history import HistoryEntry
 from .names import PodId
-from .record import Reach, Record
+from .record import Record, RestartMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StopWorkers:
     generation: int
     graceful: bool
     timeout_s: int
-    reach: Reach = Reach.IN_PROCESS
+    reach: RestartMode = RestartMode.IN_PROCESS
     leaves: bool | None = None
 
 

@@ -23,14 +23,14 @@ from .actions import (
     SetFinalizer,
 )
 from .backoff import backoff
-from .ending import patience_until
+from .ending import deletion_due_at
 from .facts import Observed, Policy, WorkloadFact
 from .health import Health, Replica, View
 from .membership import remove, soonest, soonest_allowed
 from .names import Slot
 from .payback import growth_hold
 from .quota import Quota, Share, filled, fits, is_on, left_until, shares_in_force
-from .record import Record, Shed
+from .record import Record, RequeueBackoff
 from .scene import Step
 
 # Of the increments of one job so many wait in the queue at a time: a job of thousands must not flood Kueue.
@@ -108,7 +108,7 @@ def with_returns(step: Step, seen: Observed, view: View) -> Step:
 
 def returns_until(seen: Observed) -> datetime:
     """Give until when a job that is being deleted stays for quota that cannot be given back."""
-    return patience_until(seen) + RETURN_PATIENCE
+    return deletion_due_at(seen) + RETURN_PATIENCE
 
 
 def rest_until(record: Record, now: datetime) -> datetime | None:
@@ -127,7 +127,7 @@ def resting_slots(record: Record, quota: Quota, now: datetime) -> frozenset[Slot
 def increments_from(record: Record, policy: Policy, now: datetime) -> datetime | None:
     """Give until when no increment is asked for; None when they are: after faults, losses of quota, and vain attempts."""
     snooze = record.recovered_at + policy.snooze if record.recovered_at is not None else None
-    shed = record.shed.until if record.shed is not None else None
+    shed = record.requeue_backoff.until if record.requeue_backoff is not None else None
     until = soonest_allowed(rest_until(record, now), snooze, shed, growth_hold(record, policy))
     return until if until is not None and until > now else None
 
@@ -219,7 +219,7 @@ def _shed(
     record: Record, workloads: Sequence[WorkloadFact], policy: Policy, seen: Observed
 ) -> tuple[Record, Note | None]:
     """Note that increments were taken back: those that go together are told of together, with the first that is empty."""
-    shed = record.shed
+    shed = record.requeue_backoff
     if shed is not None and seen.now < shed.until:
         return record, None
     tries = shed.tries + 1 if shed is not None and seen.now - shed.until < SHED_MEMORY else 1
@@ -229,7 +229,7 @@ def _shed(
     what = f"{'increments' if len(workloads) > 1 else 'increment'} {names}"
     queues = ", ".join(dict.fromkeys(w.queue for w in workloads))
     note = Note("QuotaGivenBack", f"the quota of {pods} replicas ({what}) is given back to queue {queues}")
-    return replace(record, shed=Shed(tries, until)), note
+    return replace(record, requeue_backoff=RequeueBackoff(tries, until)), note
 
 
 def _ranks(quota: Quota) -> list[Action]:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from .facts import Policy
 from .health import Replica, View
 from .names import PodId, Slot
-from .record import Kind, Record
+from .record import Record, TransitionKind
 
 # So long a pod of the base spec waits for a place before one of the elastic spec gives its own away.
 BASE_PATIENCE = timedelta(seconds=60)
@@ -42,7 +42,7 @@ def base_first(
     transition = record.transition
     if transition is None or lacking <= 0 or not elastic:
         return wanted, None
-    is_shrink = transition.kind is Kind.RECOVERY and not transition.full
+    is_shrink = transition.kind is TransitionKind.RECOVERY and not transition.recreates_pods
     patience = max(LEAST_PATIENCE, policy.faulty_timeout) if is_shrink else BASE_PATIENCE
     due = min(r.pod.created_at for r in waiting) + patience
     if now < due:

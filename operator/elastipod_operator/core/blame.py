@@ -7,7 +7,7 @@ from dataclasses import replace
 from .health import CONTAINER_RESTARTED, POD_FAILED, Health, Replica
 from .incidents import AGENT_RESTARTED, first_line, given_back, is_gone, own_end, port_is_taken
 from .names import PodId
-from .record import Culprit, Kind, Record
+from .record import FaultyReplica, Record, TransitionKind
 from .silence import AGENT_ENDED
 
 OWN_ENDS = frozenset({POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED, AGENT_RESTARTED})
@@ -16,22 +16,27 @@ OWN_ENDS = frozenset({POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED, AGENT_RESTAR
 def blame_own_end(record: Record, member: PodId, replica: Replica | None) -> Record:
     """Name the agent that ended as the root cause, where the workers of others failed first because it did; it costs the same."""
     transition = record.transition
-    if replica is None or transition is None or transition.kind is not Kind.RECOVERY:
+    if replica is None or transition is None or transition.kind is not TransitionKind.RECOVERY:
         return record
     end = own_end(replica, record)
-    if end is None or not transition.counted or transition.weighed or transition.cause in OWN_ENDS:
+    if end is None or not transition.uses_budget or transition.is_budget_checked or transition.cause in OWN_ENDS:
         return record
     cause, message = end
     blamed = replace(transition, cause=cause, message=message)
-    return replace(record, transition=blamed, culprits=(_culprit(record, member, replica),))
+    return replace(record, transition=blamed, faulty_replicas=(_culprit(record, member, replica),))
 
 
 def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
     """Give a retry back when the workers' fault turns out to come from a lost node or a deleted pod (decision 17)."""
     transition = record.transition
-    if transition is None or transition.kind is not Kind.RECOVERY or not transition.counted or transition.weighed:
+    if (
+        transition is None
+        or transition.kind is not TransitionKind.RECOVERY
+        or not transition.uses_budget
+        or transition.is_budget_checked
+    ):
         return record
-    if transition.cause in OWN_ENDS and member in (culprit.pod for culprit in record.culprits):
+    if transition.cause in OWN_ENDS and member in (culprit.pod for culprit in record.faulty_replicas):
         return record  # that it was given up since says nothing new
     if replica is None:
         cause, message = "PodLost", is_gone(member)
@@ -43,13 +48,13 @@ def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Rec
         cause, message = "MasterPortTaken", first_line(replica.agent.message)
     else:
         return record
-    blamed = replace(transition, cause=cause, message=message, counted=False)
+    blamed = replace(transition, cause=cause, message=message, uses_budget=False)
     return replace(
         record, transition=blamed, retries=max(0, record.retries - 1), window=given_back(record.window),
-        stalled=max(0, record.stalled - 1), culprits=(_culprit(record, member, replica),),
+        stalled_recoveries=max(0, record.stalled_recoveries - 1), faulty_replicas=(_culprit(record, member, replica),),
     )  # fmt: skip
 
 
-def _culprit(record: Record, member: PodId, replica: Replica | None) -> Culprit:
+def _culprit(record: Record, member: PodId, replica: Replica | None) -> FaultyReplica:
     rank = record.members.index(member) if member in record.members else -1
-    return Culprit(member, rank, replica.pod.node if replica is not None else "")
+    return FaultyReplica(member, rank, replica.pod.node if replica is not None else "")

@@ -10,7 +10,7 @@ from typing import Any
 from .actions import Note
 from .asking import increments_from, returns_until
 from .base_first import base_minimum
-from .ending import not_ended
+from .ending import blocked_deletion
 from .escalation import NO_PROGRESS_LIMIT, does_not_progress
 from .facts import NOT_CONSIDERED, AgentState, Condition, Observed, PodFact, Policy
 from .growth import growth_due
@@ -18,22 +18,22 @@ from .health import Health, Replica, View
 from .membership import soonest, wanted_slots
 from .operator_error_condition import OPERATOR_ERROR
 from .payback import growth_hold
-from .queue_warnings import Warnings, late_evictions, queue_warnings
+from .queue_warnings import Warnings, overdue_evictions, queue_warnings
 from .quota import Quota
-from .record import Kind, Record
+from .record import Record, TransitionKind
 from .status_fields import size_text, status_fields
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
-FAULT_SHOWN_AFTER = timedelta(seconds=30)
+FAULT_REPORTED_AFTER = timedelta(seconds=30)
 # A kubelet tries again 10 to 15 s after what did not work: what outlasts two more tries hardly heals by itself.
-TROUBLE_SHOWN_AFTER = timedelta(seconds=30)
+TROUBLE_REPORTED_AFTER = timedelta(seconds=30)
 # Characters of a condition's message; Kubernetes' own conditions stop at 32,768.
 MAX_TEXT = 8192
-MAY_HEAL = ("ImagePullFailed", "ContainerCannotStart", NOT_CONSIDERED)
+TRANSIENT_TROUBLES = ("ImagePullFailed", "ContainerCannotStart", NOT_CONSIDERED)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StatusReport:
     """conditions: oldest first, the present state last. notes: Events for what newly became worth telling."""
 
     conditions: tuple[Condition, ...]
@@ -44,7 +44,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ConditionDraft:
     """A condition before its time is known."""
 
     type: str
@@ -55,11 +55,11 @@ class Line:
     """Of several things that are told together: reason and sentence of each."""
 
 
-def describe(seen: Observed, record: Record, view: View, quota: Quota | None = None) -> Report:
+def describe(seen: Observed, record: Record, view: View, quota: Quota | None = None) -> StatusReport:
     """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
-    late, late_at = _late(seen, view, quota)
-    lines, wake = _lines(seen, record, view, quota, late)
-    lines = _with_stuck(lines, seen, view, record)
+    late, eviction_due_at = _overdue_evictions(seen, view, quota)
+    lines, wake = _drafts(seen, record, view, quota, late)
+    lines = _with_operator_warnings(lines, seen, view, record)
     old = {condition.type: condition for condition in seen.job.conditions}
     conditions = tuple(_dated(line, old, seen.now) for line in lines)
     notes = tuple(
@@ -67,13 +67,13 @@ def describe(seen: Observed, record: Record, view: View, quota: Quota | None = N
         for line in lines
         if line.type in ("PodsReady", "Warning", "Suspended")
         for reason, message in line.parts or ((line.reason, line.message),)
-        if reason in WORTH_AN_EVENT and not _is_told(old.get(line.type), reason, message if line.parts else "")
+        if reason in WORTH_AN_EVENT and not _is_reported(old.get(line.type), reason, message if line.parts else "")
     )
-    wake = soonest(wake, late_at)
-    return Report(conditions, size_text(seen, record, view), status_fields(seen, record, view), notes, wake)
+    wake = soonest(wake, eviction_due_at)
+    return StatusReport(conditions, size_text(seen, record, view), status_fields(seen, record, view), notes, wake)
 
 
-def _is_told(before: Condition | None, reason: str, message: str) -> bool:
+def _is_reported(before: Condition | None, reason: str, message: str) -> bool:
     """Whether a condition says so already. message: of one of several things; "" where the reason tells enough."""
     return before is not None and (before.reason == reason or (bool(message) and message in before.message))
 
@@ -118,7 +118,7 @@ FOREIGN_RECORD = (
 PRIORITY_TROUBLES = ("PriorityClassMissing", "PriorityRefused")
 
 
-def _dated(line: Line, old: dict[str, Condition], now: datetime) -> Condition:
+def _dated(line: ConditionDraft, old: dict[str, Condition], now: datetime) -> Condition:
     """Give a condition; a message that repeats something endless of the user's is cut."""
     before = old.get(line.type)
     since = before.since if before is not None and before.status == line.status else now
@@ -126,22 +126,22 @@ def _dated(line: Line, old: dict[str, Condition], now: datetime) -> Condition:
     return Condition(line.type, line.status, line.reason, message, since)
 
 
-def _late(seen: Observed, view: View, quota: Quota | None) -> tuple[Warnings, datetime | None]:
-    return late_evictions(seen, seen.job.policy, view, quota) if seen.job.policy is not None else ([], None)
+def _overdue_evictions(seen: Observed, view: View, quota: Quota | None) -> tuple[Warnings, datetime | None]:
+    return overdue_evictions(seen, seen.job.policy, view, quota) if seen.job.policy is not None else ([], None)
 
 
-def _lines(
+def _drafts(
     seen: Observed, record: Record, view: View, quota: Quota | None, late: Warnings
-) -> tuple[list[Line], datetime | None]:
-    created = Line("Created", True, "Accepted", "the job was accepted")
+) -> tuple[list[ConditionDraft], datetime | None]:
+    created = ConditionDraft("Created", True, "Accepted", "the job was accepted")
     if record.outcome:
-        ended = Line(record.outcome, True, record.outcome_reason, record.outcome_message)
-        return [created, Line("Running", False, record.outcome, "the job has ended"), ended], None
+        ended = ConditionDraft(record.outcome, True, record.outcome_reason, record.outcome_message)
+        return [created, ConditionDraft("Running", False, record.outcome, "the job has ended"), ended], None
     if seen.job.hands_off:
-        return _left_alone(seen, created), None
+        return _unmanaged(seen, created), None
     policy = seen.job.policy
     if policy is None:
-        return _refused(created, record, seen.job.refusal), None
+        return _invalid_spec(created, record, seen.job.refusal), None
     pods_ready, trouble_at = _pods_ready(seen, view, policy)
     auxiliary = [
         line
@@ -155,16 +155,18 @@ def _lines(
     state, wake = _state(seen, record, view, policy)
     before = [created] if state.type != "Created" else []
     if state.type in ("Running", "Faulted"):
-        before.append(Line("PodsRunning", True, "PodsRunning", "the first pods run"))
+        before.append(ConditionDraft("PodsRunning", True, "PodsRunning", "the first pods run"))
     if state.type != "Running" and any(c.type == "Running" for c in seen.job.conditions):
-        before.append(Line("Running", False, state.reason, state.message))
+        before.append(ConditionDraft("Running", False, state.reason, state.message))
     return [*before, *auxiliary, state], soonest(wake, trouble_at)
 
 
-def _with_stuck(lines: list[Line], seen: Observed, view: View, record: Record) -> list[Line]:
+def _with_operator_warnings(
+    lines: list[ConditionDraft], seen: Observed, view: View, record: Record
+) -> list[ConditionDraft]:
     """Say first of all, also at the end of a job, what the operator failed at, and what is to go and cannot: pods, and quota."""
     found: Warnings = [(OPERATOR_ERROR, seen.mistake)] if seen.mistake else []
-    if stuck := seen.kept_pods or not_ended(seen, view):
+    if stuck := seen.kept_pods or blocked_deletion(seen, view):
         found.append(("PodsNotDeleted", stuck))
     if seen.return_trouble:
         found.append(("QuotaNotReturned", _not_returned(seen)))
@@ -177,7 +179,7 @@ def _with_stuck(lines: list[Line], seen: Observed, view: View, record: Record) -
         found += (
             part for line in lines if line.type == "Warning" for part in line.parts or ((line.reason, line.message),)
         )
-    return [*others[:-1], _told_together(found), others[-1]]
+    return [*others[:-1], _merge_warnings(found), others[-1]]
 
 
 def _has_foreign_record(seen: Observed, record: Record) -> bool:
@@ -191,62 +193,66 @@ def _not_returned(seen: Observed) -> str:
         return f"{seen.return_trouble}; it is tried again"
     return (
         f"{seen.return_trouble}; the job is deleted all the same, once its pods are gone, from "
-        f"{_clock(returns_until(seen))} on: then the garbage collector has its Workloads"
+        f"{_time_of_day(returns_until(seen))} on: then the garbage collector has its Workloads"
     )
 
 
-def _left_alone(seen: Observed, created: Line) -> list[Line]:
+def _unmanaged(seen: Observed, created: ConditionDraft) -> list[ConditionDraft]:
     """Say why nothing is done, and leave the state as whoever understands the record told it."""
-    why = Line("Warning", False, "RecordOfNewerOperator", seen.job.hands_off)
+    why = ConditionDraft("Warning", False, "RecordOfNewerOperator", seen.job.hands_off)
     last = seen.job.conditions[-1] if seen.job.conditions else None
     if last is None or last.type in ("Created", "Warning"):
         return [why, created]
-    return [created, why, Line(last.type, last.status, last.reason, last.message)]
+    return [created, why, ConditionDraft(last.type, last.status, last.reason, last.message)]
 
 
-def _refused(created: Line, record: Record, refusal: str) -> list[Line]:
+def _invalid_spec(created: ConditionDraft, record: Record, refusal: str) -> list[ConditionDraft]:
     """An edit that cannot be used does not end a training that runs; it is only not looked after until it is mended."""
     if not record.members or record.transition is not None:
-        return [created, Line("Suspended", True, "InvalidSpec", refusal)]
+        return [created, ConditionDraft("Suspended", True, "InvalidSpec", refusal)]
     text = f"{len(record.members)} replicas train in generation {record.generation}"
-    return [created, Line("Warning", False, "InvalidSpec", refusal), Line("Running", True, "Training", text)]
+    return [
+        created,
+        ConditionDraft("Warning", False, "InvalidSpec", refusal),
+        ConditionDraft("Running", True, "Training", text),
+    ]
 
 
-def _state(seen: Observed, record: Record, view: View, policy: Policy) -> tuple[Line, datetime | None]:
+def _state(seen: Observed, record: Record, view: View, policy: Policy) -> tuple[ConditionDraft, datetime | None]:
     transition = record.transition
-    if transition is not None and transition.kind is Kind.SUSPEND:
+    if transition is not None and transition.kind is TransitionKind.SUSPEND:
         if policy.held is not None:
-            return Line("Suspended", True, policy.held.reason, policy.held.message), None
+            return ConditionDraft("Suspended", True, policy.held.reason, policy.held.message), None
         text = "spec.runPolicy.suspend is true; set it to false to resume"
         if not policy.suspend:
             text = "the job resumes as soon as its workers are stopped"
-        return Line("Suspended", True, "SuspendedByUser" if policy.suspend else "Resuming", text), None
-    if transition is not None and transition.kind is Kind.START:
+        return ConditionDraft("Suspended", True, "SuspendedByUser" if policy.suspend else "Resuming", text), None
+    if transition is not None and transition.kind is TransitionKind.START:
         return _starting(record, view, policy), None
     text = f"{len(record.members)} replicas train in generation {record.generation}"
     if transition is not None:
         text = f"{transition.message}; {_waiting_for(record, view, policy)}"
     if record.incident_at is None:
-        reason = "Resizing" if transition is not None else "Training" if record.settled_at else "Starting"
-        return Line("Running", True, reason, text), None
-    shown_at = record.incident_at + FAULT_SHOWN_AFTER
-    if seen.now < shown_at and record.failures_in_row < 2:
-        return Line("Running", True, "Recovering", text), shown_at
+        reason = "Resizing" if transition is not None else "Training" if record.running_since else "Starting"
+        return ConditionDraft("Running", True, reason, text), None
+    shown_at = record.incident_at + FAULT_REPORTED_AFTER
+    if seen.now < shown_at and record.consecutive_failures < 2:
+        return ConditionDraft("Running", True, "Recovering", text), shown_at
     cause = transition.cause if transition is not None else "Recovering"
-    if record.failures_in_row >= 2:
-        text = f"{text} ({record.failures_in_row} failures in a row without progress)"
+    if record.consecutive_failures >= 2:
+        text = f"{text} ({record.consecutive_failures} failures in a row without progress)"
         if transition is not None and transition.not_before is not None and seen.now < transition.not_before:
-            text += f"; next try at {_clock(transition.not_before)}"
+            text += f"; next try at {_time_of_day(transition.not_before)}"
         text += "; see the workers' logs with kubectl logs"
-    return Line("Faulted", True, cause, text), None
+    return ConditionDraft("Faulted", True, cause, text), None
 
 
-def _starting(record: Record, view: View, policy: Policy) -> Line:
+def _starting(record: Record, view: View, policy: Policy) -> ConditionDraft:
     started = [r for r in view.newest.values() if r.pod.started and not r.pod.ended]
     text = _waiting_for(record, view, policy)
     if len(started) >= policy.sizes.minimum:
-        return Line("PodsRunning", True, "WaitingForAgents", text)
-    return Line("Created", True, "WaitingForPods", text)
+        return ConditionDraft("PodsRunning", True, "WaitingForAgents", text)
+    return ConditionDraft("Created", True, "WaitingForPods", text)
 
 
 def _waiting_for(record: Record, view: View, policy: Policy) -> str:
@@ -263,7 +269,7 @@ def _waiting_for(record: Record, view: View, policy: Policy) -> str:
     aim = max(policy.sizes.minimum, transition.goal)
     gang = record.gang
     if gang is not None and gang.rest_until is not None:
-        return f"there was room for too few replicas; one pod waits for room, the others follow from {_clock(gang.rest_until)} on"
+        return f"there was room for too few replicas; one pod waits for room, the others follow from {_time_of_day(gang.rest_until)} on"
     base = policy.specs[0].name
     of_base = sum(r.id.spec == base for r in view.candidates())
     if policy.sizes.minimum <= ready and of_base < (least := base_minimum(policy)):
@@ -283,16 +289,16 @@ def _first_trouble(replicas: Iterable[Replica]) -> str:
     return next((f": {trouble}" for trouble in troubles), "")
 
 
-def _pods_ready(seen: Observed, view: View, policy: Policy) -> tuple[Line | None, datetime | None]:
+def _pods_ready(seen: Observed, view: View, policy: Policy) -> tuple[ConditionDraft | None, datetime | None]:
     """Name what keeps a pod from training, with what to do about it; gives too when trouble that may heal will have lasted."""
     denied = _token_refused(view)
     if denied is not None:
         return denied, None
     if view.all_silent:
         text = "no agent answers the operator; training goes on by itself, nothing is changed until one answers"
-        return Line("PodsReady", False, "OperatorCutOff", text + _decided_at(view)), None
+        return ConditionDraft("PodsReady", False, "OperatorCutOff", text + _replaced_at(view)), None
     if seen.refusal:
-        return Line("PodsReady", False, "PodsRefused", seen.refusal), None
+        return ConditionDraft("PodsReady", False, "PodsRefused", seen.refusal), None
     told = next((c.reason for c in seen.job.conditions if c.type == "PodsReady"), "")
     wakes: list[datetime] = []
     for replica in sorted(view.newest.values(), key=lambda r: r.id):
@@ -304,36 +310,36 @@ def _pods_ready(seen: Observed, view: View, policy: Policy) -> tuple[Line | None
                 f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port {policy.agent_port}: "
                 "start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
             )
-            return Line("PodsReady", False, "AgentNotAnswering", text), soonest(*wakes)
+            return ConditionDraft("PodsReady", False, "AgentNotAnswering", text), soonest(*wakes)
         if replica.health is Health.SILENT and replica.until is not None:
-            text = f"{replica.detail}; unless it answers, it is replaced at {_clock(replica.until)}"
-            return Line("PodsReady", False, "AgentSilent", text), soonest(*wakes)
+            text = f"{replica.detail}; unless it answers, it is replaced at {_time_of_day(replica.until)}"
+            return ConditionDraft("PodsReady", False, "AgentSilent", text), soonest(*wakes)
         if not pod.trouble or pod.trouble_reason == "Unschedulable":
             continue
         if replica.health in (Health.PENDING, Health.ENDED):
-            due = _lasts_from(pod) if pod.trouble_reason != told else None  # what was told once has lasted
+            due = _persists_from(pod) if pod.trouble_reason != told else None  # what was told once has lasted
             if due is None or seen.now >= due:
-                return Line("PodsReady", False, pod.trouble_reason, pod.trouble), soonest(*wakes)
+                return ConditionDraft("PodsReady", False, pod.trouble_reason, pod.trouble), soonest(*wakes)
             wakes.append(due)
     good = len([r for r in view.newest.values() if r.health is Health.GOOD])
-    line = Line("PodsReady", False, "AgentsAnswer", f"{good} agents answer") if good else None
+    line = ConditionDraft("PodsReady", False, "AgentsAnswer", f"{good} agents answer") if good else None
     return line, soonest(*wakes)
 
 
-def _decided_at(view: View) -> str:
+def _replaced_at(view: View) -> str:
     """Say until when agents that are all silent are waited for."""
     until = max((r.until for r in view.by_id.values() if r.until is not None), default=None)
-    return f"; if none does until {_clock(until)}, the replicas are replaced" if until is not None else ""
+    return f"; if none does until {_time_of_day(until)}, the replicas are replaced" if until is not None else ""
 
 
-def _lasts_from(pod: PodFact) -> datetime | None:
+def _persists_from(pod: PodFact) -> datetime | None:
     """Give when a pod's trouble is one that lasts; None: it does not heal, or began nobody knows when."""
-    if pod.trouble_reason not in MAY_HEAL or pod.trouble_since is None:
+    if pod.trouble_reason not in TRANSIENT_TROUBLES or pod.trouble_since is None:
         return None
-    return pod.trouble_since + TROUBLE_SHOWN_AFTER
+    return pod.trouble_since + TROUBLE_REPORTED_AFTER
 
 
-def _token_refused(view: View) -> Line | None:
+def _token_refused(view: View) -> ConditionDraft | None:
     pods = sorted((r.pod for r in view.newest.values() if r.agent.denied), key=lambda pod: pod.id)
     if not pods:
         return None
@@ -347,34 +353,37 @@ def _token_refused(view: View) -> Line | None:
         )
     else:
         text += "it has a key that is not the operator's; remove ELASTIPOD_KEY and ELASTIPOD_TOKEN from the template"
-    return Line("PodsReady", False, "TokenRefused", text)
+    return ConditionDraft("PodsReady", False, "TokenRefused", text)
 
 
 def _warning(
     seen: Observed, record: Record, view: View, policy: Policy, quota: Quota | None, late: Warnings
-) -> Line | None:
+) -> ConditionDraft | None:
     """Say what deserves attention though nothing stands still; the most pressing gives the reason."""
     found: Warnings = []
     if seen.job.refused_edit:
         found.append(("InvalidSpec", f"{seen.job.refused_edit}; the last spec that could be used stays in force"))
     if does_not_progress(record):
-        text = f"the last {record.stalled} recoveries brought no newer step; after {NO_PROGRESS_LIMIT} a script hardly heals by itself"
+        text = (
+            f"the last {record.stalled_recoveries} recoveries brought no newer step; "
+            f"after {NO_PROGRESS_LIMIT} a script hardly heals by itself"
+        )
         found.append(("NoProgress", text))
     found += late
     found += queue_warnings(seen.job, policy, seen.queue_fact, quota)
     if quota is not None:
         found += _priorities(seen, quota)
-        found += _kept_base(policy, quota)
-    found += _excess(view)
+        found += _outdated_base(policy, quota)
+    found += _refused_answers(view)
     if seen.job.pending_edits:
         text = f"edits of {', '.join(seen.job.pending_edits)} act when the job is suspended and resumed"
         found.append(("EditsPending", text))
     found += seen.job.warnings
     found += [("SpecWarning", text) for text in (*policy.sizes.warnings, *policy.warnings)]
-    return _told_together(found) if found else None
+    return _merge_warnings(found) if found else None
 
 
-def _excess(view: View) -> Warnings:
+def _refused_answers(view: View) -> Warnings:
     """Say of agents that tell more than is taken."""
     replicas = sorted((r for r in view.newest.values() if r.agent.excess), key=lambda r: r.id)
     if not replicas:
@@ -383,16 +392,16 @@ def _excess(view: View) -> Warnings:
     return [("AnswerRefused", f"of the agent of pod {replicas[0].pod.name}{others}: {replicas[0].agent.excess}")]
 
 
-def _told_together(found: Warnings) -> Line:
+def _merge_warnings(found: Warnings) -> ConditionDraft:
     """Give one warning of several; the first gives the reason."""
     by_reason: dict[str, list[str]] = {}
     for reason, text in found:
         by_reason.setdefault(reason, []).append(text)
     parts = tuple((reason, "; ".join(texts)) for reason, texts in by_reason.items())
-    return Line("Warning", False, parts[0][0], "; ".join(text for _, text in parts), parts)
+    return ConditionDraft("Warning", False, parts[0][0], "; ".join(text for _, text in parts), parts)
 
 
-def _kept_base(policy: Policy, quota: Quota) -> Warnings:
+def _outdated_base(policy: Policy, quota: Quota) -> Warnings:
     """Say that the smallest size was lowered, while the quota of the base stays as it was granted."""
     if not quota.kept_base:
         return []
@@ -414,7 +423,7 @@ def _priorities(seen: Observed, quota: Quota) -> Warnings:
     return [("PriorityPending", f"{text}: the edited priority acts when the job is suspended and resumed")]
 
 
-def _scaling(seen: Observed, record: Record, view: View, policy: Policy, quota: Quota | None) -> Line | None:
+def _scaling(seen: Observed, record: Record, view: View, policy: Policy, quota: Quota | None) -> ConditionDraft | None:
     """Say why the job has the size it has."""
     size = len(record.members)
     if not size or record.transition is not None:
@@ -423,53 +432,57 @@ def _scaling(seen: Observed, record: Record, view: View, policy: Policy, quota: 
     if quota is not None and policy.sizes.maximum <= size < maximum:
         return _queued(seen, record, policy, quota)
     if size >= maximum:
-        return Line("Scaling", False, "AtMaximum", f"{size} replicas train, the most that is allowed")
+        return ConditionDraft("Scaling", False, "AtMaximum", f"{size} replicas train, the most that is allowed")
     due = growth_due(record, policy, seen.job.uid)
     if due is not None:
-        text = f"more replicas are ready; the job grows at about {_clock(due)}"
+        text = f"more replicas are ready; the job grows at about {_time_of_day(due)}"
         if record.resize_failures:
             text += f" ({record.resize_failures} growths in a row came to nothing)"
-        return Line("Scaling", False, "Growing", text)
+        return ConditionDraft("Scaling", False, "Growing", text)
     members = frozenset(record.members)
     loading = [r for r in view.candidates() if r.id not in members and r.agent.warming]
     if loading:
         text = f"{len(loading)} more replicas load what their workers will need; training goes on meanwhile"
-        return Line("Scaling", False, "WarmingUp", text)
+        return ConditionDraft("Scaling", False, "WarmingUp", text)
     if seen.refusal:
-        return Line("Scaling", False, "LimitReached", f"{maximum - size} more replicas are wanted: {seen.refusal}")
+        return ConditionDraft(
+            "Scaling", False, "LimitReached", f"{maximum - size} more replicas are wanted: {seen.refusal}"
+        )
     gang = record.gang
     if gang is not None and gang.rest_until is not None:
-        text = f"room for less than a whole increment was given back; asked again from {_clock(gang.rest_until)} on"
-        return Line("Scaling", False, "WaitingForCapacity", text)
+        text = (
+            f"room for less than a whole increment was given back; asked again from {_time_of_day(gang.rest_until)} on"
+        )
+        return ConditionDraft("Scaling", False, "WaitingForCapacity", text)
     asked = [r for r in view.newest.values() if r.id not in members and r.health in (Health.PENDING, Health.GOOD)]
     hold = growth_hold(record, policy)
     if hold is not None and hold > seen.now and not asked:
-        text = f"growing now would cost more time than it brings; asked for from {_clock(hold)} on"
-        return Line("Scaling", False, "NotWorthwhile", text)
+        text = f"growing now would cost more time than it brings; asked for from {_time_of_day(hold)} on"
+        return ConditionDraft("Scaling", False, "NotWorthwhile", text)
     waiting = [
         r for slot in wanted_slots(policy, record, view)
         if (r := view.newest.get(slot)) is not None and r.id not in members and not r.ready
     ]  # fmt: skip
     text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{_first_trouble(waiting)}"
-    return Line("Scaling", False, "WaitingForCapacity", text)
+    return ConditionDraft("Scaling", False, "WaitingForCapacity", text)
 
 
-def _queued(seen: Observed, record: Record, policy: Policy, quota: Quota) -> Line:
+def _queued(seen: Observed, record: Record, policy: Policy, quota: Quota) -> ConditionDraft:
     """Say what the increments wait for, in Kueue's own words."""
     missing = policy.wished_sizes.maximum - len(record.members)
     waiting = [w for number, w in sorted(quota.present.items()) if number and not w.admitted]
     until = increments_from(record, policy, seen.now)
     if waiting:
         why = next((w.waits for w in waiting if w.waits), "Kueue has not looked at them yet")
-        return Line(
+        return ConditionDraft(
             "Scaling", False, "Queued", f"{missing} more replicas are wanted and wait in queue {quota.queue}: {why}"
         )
     if until is not None:
-        text = f"{missing} more replicas are wanted; queue {quota.queue} is asked again from {_clock(until)} on"
-        return Line("Scaling", False, "Queued", text)
+        text = f"{missing} more replicas are wanted; queue {quota.queue} is asked again from {_time_of_day(until)} on"
+        return ConditionDraft("Scaling", False, "Queued", text)
     why = f": {seen.queue_trouble[1]}" if seen.queue_trouble is not None else ""
-    return Line("Scaling", False, "Queued", f"{missing} more replicas are asked of queue {quota.queue}{why}")
+    return ConditionDraft("Scaling", False, "Queued", f"{missing} more replicas are asked of queue {quota.queue}{why}")
 
 
-def _clock(at: datetime) -> str:
+def _time_of_day(at: datetime) -> str:
     return f"{at.astimezone(UTC):%H:%M:%S} UTC"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from .facts import Observed
-from .record import Kind, Record
+from .record import Record, TransitionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,24 @@ def deadlines(seen: Observed, record: Record) -> list[Deadline]:
     """Give the deadlines that run at present."""
     policy = seen.job.policy
     transition = record.transition
-    is_suspended = transition is not None and transition.kind is Kind.SUSPEND
+    is_suspended = transition is not None and transition.kind is TransitionKind.SUSPEND
     if policy is None or policy.suspend or is_suspended:
         return []
     found: list[Deadline] = []
-    accepted_at = accepted(seen, record) + record.idle
+    accepted_at = accepted(seen, record) + record.suspended_time
     if policy.active_deadline is not None:
-        text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_s(policy.active_deadline.total_seconds())})"
+        text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_seconds(policy.active_deadline.total_seconds())})"
         found.append(Deadline(accepted_at + policy.active_deadline, "DeadlineExceeded", text))
-    if policy.startup_deadline is not None and record.started_at is None and record.pods_at is not None:
-        text = f"training did not begin within spec.runPolicy.startupDeadlineSeconds ({_s(policy.startup_deadline.total_seconds())})"
-        found.append(Deadline(record.pods_at + policy.startup_deadline, "StartupDeadlineExceeded", text))
-    recovering = transition is not None and transition.kind is Kind.RECOVERY
+    if policy.startup_deadline is not None and record.started_at is None and record.first_pod_at is not None:
+        text = f"training did not begin within spec.runPolicy.startupDeadlineSeconds ({_seconds(policy.startup_deadline.total_seconds())})"
+        found.append(Deadline(record.first_pod_at + policy.startup_deadline, "StartupDeadlineExceeded", text))
+    recovering = transition is not None and transition.kind is TransitionKind.RECOVERY
     if (
         policy.fault_deadline is not None
         and record.incident_at is not None
-        and (recovering or record.settled_at is None)
+        and (recovering or record.running_since is None)
     ):
-        limit = _s(policy.fault_deadline.total_seconds())
+        limit = _seconds(policy.fault_deadline.total_seconds())
         text = f"training did not go on within spec.runPolicy.faultDeadlineSeconds ({limit}) after a fault"
         found.append(Deadline(record.incident_at + policy.fault_deadline, "FaultDeadlineExceeded", text))
     return found
@@ -61,5 +61,5 @@ def next_deadline(seen: Observed, record: Record) -> datetime | None:
     return min((d.at for d in deadlines(seen, record) if d.at > seen.now), default=None)
 
 
-def _s(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     return f"{seconds:g} s"

@@ -17,9 +17,9 @@ SIDECAR_RUNS = "a container still runs a minute after the end of the job"
 NAMED_PODS = 3
 DELETION_LIMIT = timedelta(seconds=30)
 # What a kubelet leaves the containers of a pod after that; 0 would be removal by force.
-SHORT_GRACE = timedelta(seconds=1)
+KILL_GRACE = timedelta(seconds=1)
 # A kubelet needs some seconds to end a pod at once; what takes longer is told.
-STUCK_AFTER = timedelta(seconds=30)
+BLOCKED_AFTER = timedelta(seconds=30)
 
 Parts = tuple[Record, tuple[Action, ...], datetime | None]
 
@@ -99,14 +99,14 @@ def plan_deletion(seen: Observed, record: Record, view: View) -> Parts:
     if not view.by_id:
         return record, (SetFinalizer(False),), None
     actions: list[Action] = []
-    limit = patience_until(seen)
+    limit = deletion_due_at(seen)
     is_over = seen.now >= limit
     for replica in view.by_id.values():
-        actions += _end_at_once(replica, seen.now) if is_over else remove(replica, "the job is deleted")
+        actions += _kill(replica, seen.now) if is_over else remove(replica, "the job is deleted")
     return record, tuple(actions), limit if not is_over else seen.now + timedelta(seconds=5)
 
 
-def _end_at_once(replica: Replica, now: datetime) -> list[Action]:
+def _kill(replica: Replica, now: datetime) -> list[Action]:
     """Have a pod ended without further delay.
 
     Its object goes by force only where that leaves nothing running: its containers have ended, or its node is gone. Elsewhere
@@ -115,9 +115,9 @@ def _end_at_once(replica: Replica, now: datetime) -> list[Action]:
     pod = replica.pod
     if replica.gone:
         return [DeletePod(pod.name, pod.uid, "the job is deleted", force=True)]
-    if pod.kill_at is not None and pod.kill_at <= now + SHORT_GRACE:
+    if pod.kill_at is not None and pod.kill_at <= now + KILL_GRACE:
         return []
-    grace_s = int(SHORT_GRACE.total_seconds())
+    grace_s = int(KILL_GRACE.total_seconds())
     return [DeletePod(pod.name, pod.uid, "the job is deleted, and its containers did not end in time", grace_s=grace_s)]
 
 
@@ -128,28 +128,28 @@ def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[Note, ...]:
     notes: list[Note] = []
     if forced:
         text = "removed by force, for no kubelet does it any more; on a node that is cut off its containers may run on until it is back"
-        notes.append(Note("PodForceDeleted", f"{_named(forced)} ({forced[0].why}): {text}", warning=True))
+        notes.append(Note("PodForceDeleted", f"{_pod_names(forced)} ({forced[0].why}): {text}", warning=True))
     if kept_alive:
         notes.append(
-            Note("SidecarStillRuns", f"{_named(kept_alive)} deleted: {SIDECAR_RUNS}, and would hold its devices")
+            Note("SidecarStillRuns", f"{_pod_names(kept_alive)} deleted: {SIDECAR_RUNS}, and would hold its devices")
         )
     return tuple(notes)
 
 
-def _named(deletions: Sequence[DeletePod]) -> str:
+def _pod_names(deletions: Sequence[DeletePod]) -> str:
     names = ", ".join(action.name for action in deletions[:NAMED_PODS])
     more = f" and {len(deletions) - NAMED_PODS} more" if len(deletions) > NAMED_PODS else ""
     return f"{'pod' if len(deletions) == 1 else 'pods'} {names}{more}"
 
 
-def patience_until(seen: Observed) -> datetime:
+def deletion_due_at(seen: Observed) -> datetime:
     """Give until when the pods of a job that is being deleted may take to end."""
     return (seen.job.deleting_since or seen.now) + _drain_time(seen) + DELETION_LIMIT
 
 
-def not_ended(seen: Observed, view: View) -> str:
+def blocked_deletion(seen: Observed, view: View) -> str:
     """Say what holds the deletion of a job up when its pods should be gone for a while; empty when nothing does."""
-    if seen.job.deleting_since is None or seen.now < patience_until(seen) + STUCK_AFTER:
+    if seen.job.deleting_since is None or seen.now < deletion_due_at(seen) + BLOCKED_AFTER:
         return ""
     left = sorted((r for r in view.by_id.values() if not r.gone), key=lambda r: r.id)
     if not left:

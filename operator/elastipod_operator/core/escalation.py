@@ -10,7 +10,7 @@ from .facts import Policy
 from .health import Health, View
 from .membership import remember, remove, soonest
 from .offenders import book_offence
-from .record import Kind, Reach, Record, Transition, Window
+from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
 
 # So many recoveries in a row that brought no newer step are a job that does not progress (decision 17).
 NO_PROGRESS_LIMIT = 3
@@ -32,7 +32,7 @@ def close_window(record: Record, policy: Policy, now: datetime) -> Record:
     end = window_end(record, policy)
     if end is None or now < end or record.transition is not None:
         return record
-    return replace(record, window=Window(record.window.number + 1))
+    return replace(record, window=RestartWindow(record.window.number + 1))
 
 
 def window_end(record: Record, policy: Policy) -> datetime | None:
@@ -48,11 +48,11 @@ def weigh(record: Record, view: View, policy: Policy, now: datetime) -> Weighed:
     """
     transition = record.transition
     assert transition is not None
-    if transition.kind is not Kind.RECOVERY or transition.weighed:
+    if transition.kind is not TransitionKind.RECOVERY or transition.is_budget_checked:
         return Weighed(record)
-    record = replace(record, transition=replace(transition, weighed=True))
+    record = replace(record, transition=replace(transition, is_budget_checked=True))
     record, notes = book_offence(record, policy, now)
-    ending = _why_it_ends(record, policy) if transition.counted else None
+    ending = _why_it_ends(record, policy) if transition.uses_budget else None
     if ending is not None:
         return Weighed(record, ending[0], f"{transition.message}; {ending[1]}", notes=notes)
     why = _why_everything(record, transition, policy)
@@ -61,14 +61,14 @@ def weigh(record: Record, view: View, policy: Policy, now: datetime) -> Weighed:
 
 def does_not_progress(record: Record) -> bool:
     """Whether recoveries follow each other without a newer step."""
-    return record.stalled >= NO_PROGRESS_LIMIT
+    return record.stalled_recoveries >= NO_PROGRESS_LIMIT
 
 
 def _why_everything(record: Record, transition: Transition, policy: Policy) -> str:
     """Say why all pods are made anew; empty when they are not. A worker may ask for it also when it is not to blame."""
-    if transition.reach is Reach.JOB:
+    if transition.reach is RestartMode.JOB:
         return "a worker asked for a job-level restart: all pods are made anew"
-    if not transition.counted or not _is_full_restart_due(record, policy):
+    if not transition.uses_budget or not _is_full_restart_due(record, policy):
         return ""
     return (
         f"{record.window.restarts} restarts within {policy.eval_period.total_seconds():g} s, more than "
@@ -86,11 +86,11 @@ def _why_it_ends(record: Record, policy: Policy) -> tuple[str, str] | None:
     if policy.max_retries is not None and record.retries > policy.max_retries:
         return transition.cause, f"spec.runPolicy.jobMaxRetryCount {policy.max_retries} is used up"
     if policy.max_retries is None and record.best_step >= 0 and does_not_progress(record):
-        text = f"{record.stalled} recoveries brought no step newer than {record.best_step}"
+        text = f"{record.stalled_recoveries} recoveries brought no step newer than {record.best_step}"
         return "NoProgress", f"{text}; set spec.runPolicy.jobMaxRetryCount to have it tried that often"
     limit = policy.max_full_restarts
-    is_full = transition.reach is Reach.JOB or _is_full_restart_due(record, policy)
-    if is_full and limit is not None and window.full >= limit:
+    is_full = transition.reach is RestartMode.JOB or _is_full_restart_due(record, policy)
+    if is_full and limit is not None and window.full_restarts >= limit:
         return transition.cause, f"spec.runPolicy.restartPolicy.maxFullJobRestarts {limit} is used up"
     return None
 
@@ -106,10 +106,10 @@ def _restart_everything(record: Record, view: View, why: str, notes: tuple[Note,
     given_up = [r for r in view.by_id.values() if r.pod.node and r.health is not Health.ENDED]
     for replica in given_up:
         actions += remove(replica, "full job restart")
-    spent = replace(window, restarts=0, full=window.full + 1) if transition.counted else window
+    spent = replace(window, restarts=0, full_restarts=window.full_restarts + 1) if transition.uses_budget else window
     known = frozenset(record.lost)
     begun = replace(
-        remember(record, (r.id for r in given_up)), transition=replace(transition, full=True), members=(), is_full_restart=True,
+        remember(record, (r.id for r in given_up)), transition=replace(transition, recreates_pods=True), members=(), is_full_restart=True,
         window=spent,
         lost=(*record.lost, *(r.id for r in given_up if r.id not in known)),
     )  # fmt: skip

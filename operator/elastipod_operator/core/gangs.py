@@ -13,7 +13,7 @@ from .facts import Policy
 from .health import View
 from .membership import capped, is_placed, remember, room_for, soonest, spare_slots
 from .names import Slot
-from .record import Gang, Record
+from .record import PartialGang, Record
 
 PATIENCE = timedelta(seconds=120)
 # The patience of different jobs differs by up to half, so that one of two that block each other is first.
@@ -60,11 +60,11 @@ def watch_gang(
         is_over = now >= gang.rest_until or (view.room_at is not None and view.room_at > gang.since + DEMAND_PAUSE)
         if not is_over or not have.partial:
             return record, ()
-        return replace(record, gang=Gang(now, have.partial, gang.tries)), ()
+        return replace(record, gang=PartialGang(now, have.partial, gang.tries)), ()
     if not have.partial or not (refused or _is_short(view)):
         return _unwatched(record, now), ()
     if gang is None or have.partial > gang.bound:
-        return replace(record, gang=Gang(now, have.partial, gang.tries if gang else 0)), ()
+        return replace(record, gang=PartialGang(now, have.partial, gang.tries if gang else 0)), ()
     if now < _patience(gang, key):
         return record, ()
     return _give_back(record, view, policy, now, key, have.partial)
@@ -74,10 +74,10 @@ def _unwatched(record: Record, now: datetime) -> Record:
     gang = record.gang
     if gang is None or not gang.tries:
         return replace(record, gang=None)
-    return record if not gang.bound else replace(record, gang=Gang(now, 0, gang.tries))
+    return record if not gang.bound else replace(record, gang=PartialGang(now, 0, gang.tries))
 
 
-def _patience(gang: Gang, key: str) -> datetime:
+def _patience(gang: PartialGang, key: str) -> datetime:
     return gang.since + PATIENCE * (1 + PATIENCE_SPREAD * jitter(key, gang.tries))
 
 
@@ -96,7 +96,7 @@ def _give_back(
     )
     # Who is given back is not at fault for anything that follows.
     members = () if record.transition is not None else record.members
-    resting = replace(remember(record, view.by_id), members=members, gang=Gang(now, 0, tries, now + rest))
+    resting = replace(remember(record, view.by_id), members=members, gang=PartialGang(now, 0, tries, now + rest))
     return resting, (Note("PlacesGivenBack", text),)
 
 

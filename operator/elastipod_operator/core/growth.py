@@ -9,7 +9,7 @@ from .backoff import backoff
 from .facts import Policy
 from .health import Health, Replica, View
 from .membership import room_for, soonest
-from .record import Kind, Record
+from .record import Record, TransitionKind
 from .scene import Scene, begin
 
 CAUSE = "CapacityAvailable"
@@ -51,14 +51,14 @@ def growth_window(record: Record, scene: Scene, members: list[Replica]) -> tuple
     look = min(waits, default=None)
     # A voluntary resize does not begin while a member is out of sight: its drain would end in a recovery.
     in_sight = len(members) == size and all(r.health is Health.GOOD for r in members)
-    if possible <= size or record.settled_at is None or not in_sight:
+    if possible <= size or record.running_since is None or not in_sight:
         return replace(record, window_since=None), look
     opened = record.window_since or scene.now
     due = growth_due(replace(record, window_since=opened), scene.policy, scene.key)
     if due is not None and scene.now < due:
         return replace(record, window_since=opened), soonest(due, look)
     message = f"{possible - size} more replicas are ready"
-    return begin(record, scene, Kind.RESIZE, CAUSE, message, goal=possible), None
+    return begin(record, scene, TransitionKind.RESIZE, CAUSE, message, goal=possible), None
 
 
 def growth_due(record: Record, policy: Policy, key: str) -> datetime | None:
@@ -78,11 +78,11 @@ def growth_due(record: Record, policy: Policy, key: str) -> datetime | None:
 
 def growth_failed(record: Record, now: datetime) -> Record:
     """Note that a growth came to nothing: the next one waits (consecutiveScalingFailures)."""
-    return replace(record, grew_from=0, resize_failures=record.resize_failures + 1, resize_failed_at=now)
+    return replace(record, size_before_growth=0, resize_failures=record.resize_failures + 1, resize_failed_at=now)
 
 
 def note_broken_growth(record: Record, now: datetime) -> Record:
     """A fault comes: was it in the middle of a growth, or before the larger generation was RUNNING?"""
     transition = record.transition
-    is_growing = transition is not None and transition.kind is Kind.RESIZE and transition.cause == CAUSE
-    return growth_failed(record, now) if is_growing or record.grew_from else record
+    is_growing = transition is not None and transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE
+    return growth_failed(record, now) if is_growing or record.size_before_growth else record

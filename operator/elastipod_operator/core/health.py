@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from .facts import AgentFact, AgentState, NodeFact, Observed, PodFact
 from .names import PodId, Slot
-from .record import Kind, Record
+from .record import Record, TransitionKind
 from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, Witnesses, does_answer, examine, is_silent
 
 TICK = timedelta(milliseconds=1)
@@ -193,7 +193,7 @@ def _would_grow(replica: Replica, record: Record | None) -> bool:
     """
     if record is None or not record.members or replica.id in record.members:
         return False
-    if record.transition is not None and record.transition.kind is not Kind.RESIZE:
+    if record.transition is not None and record.transition.kind is not TransitionKind.RESIZE:
         return False
     return replica.health in (Health.GOOD, Health.PENDING) and not (replica.busy or replica.agent.is_spare)
 

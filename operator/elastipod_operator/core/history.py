@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from .record import Kind
-from .record_codec import RecordError, needed_time, read_time, stamp
+from .record import TransitionKind
+from .record_codec import RecordError, format_time, parse_required_time, parse_time
 
 MAX_HISTORY = 64
 
@@ -19,7 +19,7 @@ class HistoryEntry:
     generation: int
     from_size: int
     to_size: int
-    kind: Kind
+    kind: TransitionKind
     cause: str
     at: datetime
     detected_at: datetime
@@ -34,7 +34,7 @@ def encode_history(entries: tuple[HistoryEntry, ...]) -> str:
         [
             {
                 "generation": e.generation, "from": e.from_size, "to": e.to_size, "kind": e.kind.value, "cause": e.cause,
-                "at": stamp(e.at), "detected_at": stamp(e.detected_at), "running_at": stamp(e.running_at),
+                "at": format_time(e.at), "detected_at": format_time(e.detected_at), "running_at": format_time(e.running_at),
                 **({"uid": e.owner} if e.owner else {}),
             }
             for e in entries[-MAX_HISTORY:]
@@ -48,9 +48,9 @@ def decode_history(text: str) -> tuple[HistoryEntry, ...]:
     try:
         return tuple(
             HistoryEntry(
-                generation=int(e["generation"]), from_size=int(e["from"]), to_size=int(e["to"]), kind=Kind(e["kind"]),
-                cause=str(e["cause"]), at=needed_time(e["at"]), detected_at=needed_time(e["detected_at"]),
-                running_at=read_time(e["running_at"]), owner=str(e.get("uid", "")),
+                generation=int(e["generation"]), from_size=int(e["from"]), to_size=int(e["to"]), kind=TransitionKind(e["kind"]),
+                cause=str(e["cause"]), at=parse_required_time(e["at"]), detected_at=parse_required_time(e["detected_at"]),
+                running_at=parse_time(e["running_at"]), owner=str(e.get("uid", "")),
             )
             for e in json.loads(text)
         )  # fmt: skip

@@ -10,8 +10,8 @@ from .backoff import backoff
 from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId
-from .quoted_output import quoted
-from .record import Culprit, Kind, Reach, Record, Transition, Window
+from .quoted_output import quote_output
+from .record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .silence import SILENCE_LIMIT
 
 # Workers that do not report steps have made progress when they ran this long.
@@ -22,7 +22,7 @@ STOP_TIME = timedelta(seconds=30)
 START_LIMIT = timedelta(seconds=60)
 STARTS_TRIED = 3
 AGENT_RESTARTED = "AgentRestarted"
-LEAST_REACH = {False: Reach.IN_PROCESS, True: Reach.PROCESSES}
+LEAST_REACH = {False: RestartMode.IN_PROCESS, True: RestartMode.PROCESSES}
 # So many replicas of one incident are named.
 MAX_CULPRITS = 8
 
@@ -31,14 +31,14 @@ MAX_CULPRITS = 8
 class Incident:
     """One fault, however many pods it hit. counted: it spends restarts of the job's budgets (worker and log-rule faults).
 
-    culprits: the replicas that it began with, at most MAX_CULPRITS of them.
+    faulty_replicas: the replicas that it began with, at most MAX_CULPRITS of them.
     """
 
     cause: str
     message: str
-    counted: bool
+    uses_budget: bool
     lost: tuple[PodId, ...] = ()
-    culprits: tuple[Culprit, ...] = ()
+    faulty_replicas: tuple[FaultyReplica, ...] = ()
 
 
 def find_incident(record: Record, view: View) -> Incident | None:
@@ -94,18 +94,18 @@ def _missing(record: Record, view: View) -> Incident | None:
         # What a node or somebody else brought about is the root cause, also when others ended by themselves over it.
         first = next((r for r in hit if not r.ended_itself), hit[0])
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        culprits = _culprits(record, *(r.id for r in hit), view=view)
+        faulty_replicas = _culprits(record, *(r.id for r in hit), view=view)
         counted = all(r.ended_itself for r in hit)
-        return Incident(first.why, first.detail + more, counted, tuple(r.id for r in lost), culprits)
+        return Incident(first.why, first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
     if gone:
         return Incident("PodLost", is_gone(gone[0]), False, (), _culprits(record, *gone, view=view))
     return None
 
 
-def _culprits(record: Record, *pods: PodId, view: View) -> tuple[Culprit, ...]:
+def _culprits(record: Record, *pods: PodId, view: View) -> tuple[FaultyReplica, ...]:
     ranks = {member: rank for rank, member in enumerate(record.members)}
     found = ((pod, view.get(pod)) for pod in pods[:MAX_CULPRITS])
-    return tuple(Culprit(pod, ranks.get(pod, -1), r.pod.node if r is not None else "") for pod, r in found)
+    return tuple(FaultyReplica(pod, ranks.get(pod, -1), r.pod.node if r is not None else "") for pod, r in found)
 
 
 def is_gone(member: PodId) -> str:
@@ -115,20 +115,20 @@ def is_gone(member: PodId) -> str:
 def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Incident:
     taken = next((r for _, r in faulted if port_is_taken(r, record)), None)
     if taken is not None:
-        return Incident("MasterPortTaken", first_line(taken.agent.message), counted=False)
+        return Incident("MasterPortTaken", first_line(taken.agent.message), uses_budget=False)
     group_rank, replica = next(
         ((rank, r) for rank, r in faulted if r.agent.failure is not None and r.agent.failure.signal != "SIGTERM"),
         faulted[0],
     )
     agent = replica.agent
-    text = failure_text(replica) or quoted(agent.message)
+    text = failure_text(replica) or quote_output(agent.message)
     rule = _log_rule(agent.reason)
     if rule and rule not in text:
         text = f"log rule {rule}: {text}" if text else f"log rule {rule} found it"
     text = text or agent.reason
-    culprit = Culprit(replica.id, group_rank, replica.pod.node)
+    culprit = FaultyReplica(replica.id, group_rank, replica.pod.node)
     message = f"group rank {group_rank} (pod {replica.pod.name}): {text}"
-    return Incident(_as_reason(agent.reason) or "WorkerFault", message, counted=True, culprits=(culprit,))
+    return Incident(_as_reason(agent.reason) or "WorkerFault", message, uses_budget=True, faulty_replicas=(culprit,))
 
 
 def port_is_taken(replica: Replica, record: Record) -> bool:
@@ -158,7 +158,7 @@ def failure_text(replica: Replica) -> str:
     if failure is None:
         return ""
     if failure.global_rank < 0:
-        return quoted(failure.message.strip()[:300])
+        return quote_output(failure.message.strip()[:300])
     how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exitcode}"
     lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
     if not lines:
@@ -166,8 +166,8 @@ def failure_text(replica: Replica) -> str:
     if lines[-1].startswith(f"rank {failure.global_rank} "):
         # The agent's own sentence: the worker printed nothing about its end but perhaps the error that follows the colon.
         sentence, _, words = lines[-1][:300].partition(": ")
-        return f"{sentence}: {quoted(words)}" if words else sentence
-    return f"rank {failure.global_rank} {how}: {quoted(lines[-1][:300])}"
+        return f"{sentence}: {quote_output(words)}" if words else sentence
+    return f"rank {failure.global_rank} {how}: {quote_output(lines[-1][:300])}"
 
 
 def _out_of_step(members: list[Replica], record: Record, view: View) -> Incident | None:
@@ -178,13 +178,13 @@ def _out_of_step(members: list[Replica], record: Record, view: View) -> Incident
         name = replica.pod.name
         if agent.generation > record.generation:
             message = f"the agent of pod {name} runs generation {agent.generation}, the record says {record.generation}"
-            return Incident("RecordBehind", message, counted=False)
+            return Incident("RecordBehind", message, uses_budget=False)
         if began_anew(replica, record):
             cause, message = own_end(replica, record) or ("", "")
-            return Incident(cause, message, True, culprits=_culprits(record, replica.id, view=view))
+            return Incident(cause, message, True, faulty_replicas=_culprits(record, replica.id, view=view))
         stopped = agent.state in (AgentState.READY, AgentState.SHUTDOWN) and not agent.drained
         if agent.generation == record.generation and stopped:
-            return Incident("WorkersStopped", f"somebody else stopped the workers of pod {name}", counted=False)
+            return Incident("WorkersStopped", f"somebody else stopped the workers of pod {name}", uses_budget=False)
     return None
 
 
@@ -193,7 +193,7 @@ def began_anew(replica: Replica, record: Record) -> bool:
     agent = replica.agent
     if agent.state not in (AgentState.INIT, AgentState.READY) or agent.generation != 0 or not record.generation:
         return False
-    return record.settled_at is not None and agent.last_answer is not None and agent.last_answer >= news_from(record)
+    return record.running_since is not None and agent.last_answer is not None and agent.last_answer >= news_from(record)
 
 
 def own_end(replica: Replica, record: Record) -> tuple[str, str] | None:
@@ -208,8 +208,8 @@ def own_end(replica: Replica, record: Record) -> tuple[str, str] | None:
 
 def news_from(record: Record) -> datetime:
     """Give from when on an agent's answer was surely given after all agents had answered that they run."""
-    assert record.settled_at is not None
-    return record.settled_at + SILENCE_LIMIT
+    assert record.running_since is not None
+    return record.running_since + SILENCE_LIMIT
 
 
 def _start_not_taken(members: list[Replica], record: Record, now: datetime | None) -> Incident | None:
@@ -217,7 +217,7 @@ def _start_not_taken(members: list[Replica], record: Record, now: datetime | Non
 
     When nobody took the start, it may be that no call of this operator arrives: the next generations are tried first.
     """
-    if record.begun_at is None or record.settled_at is not None or now is None:
+    if record.generation_began_at is None or record.running_since is not None or now is None:
         return None
     late = [r for r in members if (until := start_limit(r, record)) is not None and now >= until]
     if not late:
@@ -228,10 +228,10 @@ def _start_not_taken(members: list[Replica], record: Record, now: datetime | Non
         f"the agent of pod {late[0].pod.name}{more} answers, but did not start the workers of generation {record.generation} "
         f"within {START_LIMIT.total_seconds():g} s"
     )
-    is_hopeless = is_running or record.failures_in_row >= STARTS_TRIED
+    is_hopeless = is_running or record.consecutive_failures >= STARTS_TRIED
     # Who is still stopping is told to hurry by the recovery, before it is given up.
     lost = tuple(r.id for r in late if r.ready) if is_hopeless else ()
-    return Incident("StartNotTaken", message, counted=False, lost=lost)
+    return Incident("StartNotTaken", message, uses_budget=False, lost=lost)
 
 
 def start_limit(replica: Replica, record: Record) -> datetime | None:
@@ -239,9 +239,14 @@ def start_limit(replica: Replica, record: Record) -> datetime | None:
     agent = replica.agent
     is_stopping = replica.health is Health.GOOD and agent.state is AgentState.STOPPING and agent.generation is not None
     is_older = (agent.generation or 0) < record.generation
-    if not (replica.ready or is_stopping) or not is_older or record.begun_at is None or agent.answering_since is None:
+    if (
+        not (replica.ready or is_stopping)
+        or not is_older
+        or record.generation_began_at is None
+        or agent.answering_since is None
+    ):
         return None
-    return max(agent.answering_since, record.begun_at) + START_LIMIT
+    return max(agent.answering_since, record.generation_began_at) + START_LIMIT
 
 
 def begin_recovery(
@@ -255,58 +260,58 @@ def begin_recovery(
     old = record.transition
     steps = [r.agent.step for m in record.members if (r := view.get(m)) is not None and r.agent.step is not None]
     newest = max(steps, default=-1)
-    ran_long = not steps and record.settled_at is not None and now - record.settled_at > PROOF_OF_LIFE
+    ran_long = not steps and record.running_since is not None and now - record.running_since > PROOF_OF_LIFE
     progressed = newest > record.best_step or ran_long
-    failures = 1 if progressed else record.failures_in_row + 1
+    failures = 1 if progressed else record.consecutive_failures + 1
     wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
     # A fault in the middle of a drain keeps the size that the drain was for (decision 18).
     goal = old.goal if old is not None and old.goal else len(record.members)
     transition = Transition(
-        kind=Kind.RECOVERY, cause=incident.cause, message=incident.message, from_size=len(record.members), goal=goal,
+        kind=TransitionKind.RECOVERY, cause=incident.cause, message=incident.message, from_size=len(record.members), goal=goal,
         began_at=now, detected_at=now, deadline=now + STOP_TIME, graceful=False, not_before=now + wait if wait else None,
-        counted=incident.counted, reach=_farther(reach_asked(record, view), LEAST_REACH[policy.new_processes]),
+        uses_budget=incident.uses_budget, reach=_farther(reach_asked(record, view), LEAST_REACH[policy.new_processes]),
     )  # fmt: skip
     known = frozenset(record.lost)
     return replace(
         record, transition=transition, window_since=None, incident_at=record.incident_at or now,
         lost=(*record.lost, *(pod for pod in incident.lost if pod not in known)),
-        restarts=record.restarts + 1, retries=record.retries + incident.counted,
-        window=_counted(record.window, now) if incident.counted else record.window,
-        failures_in_row=failures, best_step=max(record.best_step, newest),
-        stalled=0 if progressed else record.stalled + incident.counted,
-        culprits=incident.culprits, is_full_restart=False,
+        restarts=record.restarts + 1, retries=record.retries + incident.uses_budget,
+        window=_counted(record.window, now) if incident.uses_budget else record.window,
+        consecutive_failures=failures, best_step=max(record.best_step, newest),
+        stalled_recoveries=0 if progressed else record.stalled_recoveries + incident.uses_budget,
+        faulty_replicas=incident.faulty_replicas, is_full_restart=False,
     )  # fmt: skip
 
 
-def reach_asked(record: Record, view: View) -> Reach:
+def reach_asked(record: Record, view: View) -> RestartMode:
     """Give the farthest restart that a failed member's workers ask for. Words that we do not know mean new processes."""
     asked = {
         r.agent.restart_mode
         for m in record.members
         if (r := view.get(m)) is not None and r.agent.state is AgentState.FAULTED and r.runs(record.generation)
     }
-    known = tuple(Reach)
-    reaches = [Reach(word) if word in known else Reach.PROCESSES for word in asked if word]
-    return max(reaches, key=known.index, default=Reach.IN_PROCESS)
+    known = tuple(RestartMode)
+    reaches = [RestartMode(word) if word in known else RestartMode.PROCESSES for word in asked if word]
+    return max(reaches, key=known.index, default=RestartMode.IN_PROCESS)
 
 
-def _farther(*reaches: Reach) -> Reach:
-    return max(reaches, key=tuple(Reach).index)
+def _farther(*reaches: RestartMode) -> RestartMode:
+    return max(reaches, key=tuple(RestartMode).index)
 
 
 def widen(record: Record, view: View) -> Record:
     """Note that further workers failed meanwhile and ask for more than the first one did, until the recovery is weighed."""
     transition = record.transition
-    if transition is None or transition.kind is not Kind.RECOVERY or transition.weighed:
+    if transition is None or transition.kind is not TransitionKind.RECOVERY or transition.is_budget_checked:
         return record
     reach = _farther(transition.reach, reach_asked(record, view))
     return record if reach is transition.reach else replace(record, transition=replace(transition, reach=reach))
 
 
-def _counted(window: Window, now: datetime) -> Window:
+def _counted(window: RestartWindow, now: datetime) -> RestartWindow:
     return replace(window, since=window.since or now, restarts=window.restarts + 1)
 
 
-def given_back(window: Window) -> Window:
+def given_back(window: RestartWindow) -> RestartWindow:
     left = max(0, window.restarts - 1)
-    return replace(window, restarts=left, since=window.since if left or window.full else None)
+    return replace(window, restarts=left, since=window.since if left or window.full_restarts else None)

@@ -241,7 +241,7 @@ def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> da
     """
     if replica is None or replica.pod.kill_at is not None:
         return None
-    tries: int = max(replica.id.incarnation, record.failures_in_row)
+    tries: int = max(replica.id.incarnation, record.consecutive_failures)
     if tries == 0:
         return None
     return replica.pod.created_at + doubled(policy.backoff_base, policy.backoff_max, tries)

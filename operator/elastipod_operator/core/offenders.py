@@ -7,7 +7,7 @@ from datetime import datetime
 
 from .actions import Note
 from .facts import Policy
-from .record import Offence, Record
+from .record import NodeFaults, Record
 
 # From so many faults on a node is a repeat offender.
 REPEATED = 2
@@ -19,21 +19,21 @@ def book_offence(record: Record, policy: Policy, now: datetime) -> tuple[Record,
     """Count a fault against the nodes that it began on: worker faults and lost nodes, not what a user or a queue did."""
     transition = record.transition
     assert transition is not None
-    if not policy.max_offenders or not (transition.counted or transition.cause == "NodeLost"):
+    if not policy.max_offenders or not (transition.uses_budget or transition.cause == "NodeLost"):
         return record, ()
     before = avoided(record, policy, now)
     known = {o.node: o for o in _current(record, policy, now)}
-    for node in {c.node for c in record.culprits if c.node}:
+    for node in {c.node for c in record.faulty_replicas if c.node}:
         times = known[node].times + 1 if node in known else 1
-        known[node] = Offence(node, times, now)
+        known[node] = NodeFaults(node, times, now)
     newest = sorted(known.values(), key=lambda o: (o.at, o.node))[-MAX_KEPT:]
-    booked = replace(record, offences=tuple(newest))
+    booked = replace(record, node_faults=tuple(newest))
     fresh = [node for node in avoided(booked, policy, now) if node not in before]
     return booked, tuple(_note(node, booked, policy) for node in fresh)
 
 
 def _note(node: str, record: Record, policy: Policy) -> Note:
-    times = next(o.times for o in record.offences if o.node == node)
+    times = next(o.times for o in record.node_faults if o.node == node)
     text = f"node {node} was behind {times} faults; new pods avoid it for {policy.eval_period.total_seconds():g} s"
     return Note("NodeAvoided", text, warning=True)
 
@@ -48,16 +48,16 @@ def avoided(record: Record, policy: Policy, now: datetime) -> tuple[str, ...]:
 
 
 def forget_old(record: Record, policy: Policy, now: datetime) -> Record:
-    """Drop offences that are older than the evaluation period."""
+    """Drop node_faults that are older than the evaluation period."""
     current = _current(record, policy, now) if policy.max_offenders else ()
-    return record if len(current) == len(record.offences) else replace(record, offences=tuple(current))
+    return record if len(current) == len(record.node_faults) else replace(record, node_faults=tuple(current))
 
 
 def next_pardon(record: Record, policy: Policy, now: datetime) -> datetime | None:
     """Give when the next offence is forgotten."""
-    ends = (o.at + policy.eval_period for o in record.offences)
+    ends = (o.at + policy.eval_period for o in record.node_faults)
     return min((at for at in ends if at > now), default=None)
 
 
-def _current(record: Record, policy: Policy, now: datetime) -> list[Offence]:
-    return [o for o in record.offences if now < o.at + policy.eval_period]
+def _current(record: Record, policy: Policy, now: datetime) -> list[NodeFaults]:
+    return [o for o in record.node_faults if now < o.at + policy.eval_period]

@@ -10,7 +10,7 @@ from .facts import Condition
 OPERATOR_ERROR = "OperatorError"
 
 
-def with_mistake(conditions: tuple[Condition, ...], text: str, now: datetime) -> tuple[Condition, ...] | None:
+def with_operator_error(conditions: tuple[Condition, ...], text: str, now: datetime) -> tuple[Condition, ...] | None:
     """Add it to what was told before, whose last condition stays the state; None when it is told already."""
     if any(text in c.message for c in conditions if c.type == "Warning"):
         return None

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from .facts import Policy
 from .health import View
 from .membership import soonest_allowed
-from .record import Measures, Record
+from .record import Record, ResizeStatistics
 
 PAUSES = 10
 LONGEST = timedelta(minutes=15)
@@ -17,21 +17,27 @@ MAX_PACES = 4
 
 def with_pace(record: Record, view: View) -> Record:
     """Note the time of a step at the present size, when a generation that trained comes to its end."""
-    if record.settled_at is None or record.transition is not None:
+    if record.running_since is None or record.transition is not None:
         return record
     paces = [r.agent.step_pace for m in record.members if (r := view.get(m)) is not None and r.agent.step_pace]
     if not paces:
         return record
     size, pace = len(record.members), min(paces)
-    others = [row for row in record.measures.paces if row[0] != size]
-    return replace(record, measures=replace(record.measures, paces=(*others, (size, pace))[-MAX_PACES:]))
+    others = [row for row in record.resize_statistics.step_times if row[0] != size]
+    return replace(
+        record, resize_statistics=replace(record.resize_statistics, step_times=(*others, (size, pace))[-MAX_PACES:])
+    )
 
 
 def with_pause(record: Record, now: datetime) -> Record:
     """Note how long the planned resize that just reached RUNNING kept the workers from training."""
-    if record.paused_at is None:
+    if record.resize_began_at is None:
         return record
-    return replace(record, paused_at=None, measures=replace(record.measures, pause=now - record.paused_at))
+    return replace(
+        record,
+        resize_began_at=None,
+        resize_statistics=replace(record.resize_statistics, pause=now - record.resize_began_at),
+    )
 
 
 def growth_hold(record: Record, policy: Policy) -> datetime | None:
@@ -40,21 +46,21 @@ def growth_hold(record: Record, policy: Policy) -> datetime | None:
     The time that a resize costs must come back first: pause * speed now / (speed then - speed now), at most ten pauses and
     a quarter of an hour after the last change. Pods that are there already are never kept waiting.
     """
-    since = soonest_allowed(record.settled_at, record.resized_at, record.recovered_at)
-    delay = _delay(record.measures, len(record.members))
+    since = soonest_allowed(record.running_since, record.resized_at, record.recovered_at)
+    delay = _delay(record.resize_statistics, len(record.members))
     if not policy.payback or delay is None or since is None or record.transition is not None:
         return None
     return since + delay
 
 
-def _delay(measures: Measures, size: int) -> timedelta | None:
-    paces = dict(measures.paces)
+def _delay(resize_statistics: ResizeStatistics, size: int) -> timedelta | None:
+    paces = dict(resize_statistics.step_times)
     larger = [other for other in paces if other > size]
-    if measures.pause is None or size not in paces or not larger:
+    if resize_statistics.pause is None or size not in paces or not larger:
         return None
-    limit = min(PAUSES * measures.pause, LONGEST)
+    limit = min(PAUSES * resize_statistics.pause, LONGEST)
     now, then = paces[size].total_seconds(), paces[max(larger)].total_seconds()
     if not 0 < then < now:
         return limit
     # speeds are 1/now and 1/then
-    return min(limit, measures.pause * (then / (now - then)))
+    return min(limit, resize_statistics.pause * (then / (now - then)))

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from .facts import Observed
 from .health import Health, Replica, View
-from .record import SUSPENDED_BY_USER, Kind, Ledger, Record
+from .record import SUSPENDED_BY_USER, PhaseTimes, Record, TransitionKind
 
 MILLISECOND = timedelta(milliseconds=1)
 
@@ -36,64 +36,66 @@ class Phase(StrEnum):
     SUSPENDED = "suspended"
 
 
-IN_TRAINING = (Phase.TRAINING, Phase.RECOMPUTING)
-IDLE = (Phase.QUEUED, Phase.SUSPENDED)
+TRAINING_PHASES = (Phase.TRAINING, Phase.RECOMPUTING)
+UNCOUNTED = (Phase.QUEUED, Phase.SUSPENDED)
 
 
-def keep_ledger(record: Record, seen: Observed, view: View) -> Record:
+def account_phases(record: Record, seen: Observed, view: View) -> Record:
     """Book the time until now, when the phase changed. The clock stops with the job's end."""
-    ledger = record.ledger
-    if ledger.since is None:
-        if ledger.phase or ledger.booked:
+    phase_times = record.phase_times
+    if phase_times.since is None:
+        if phase_times.phase or phase_times.booked:
             return record  # it has stopped
-        ledger = Ledger(Phase.SCHEDULING, _cut(record.accepted_at or seen.job.created_at))
+        phase_times = PhaseTimes(Phase.SCHEDULING, _cut(record.accepted_at or seen.job.created_at))
     phase = "" if record.outcome else phase_of(record, view)
-    if phase == ledger.phase:
-        return replace(record, ledger=ledger)
-    at = _changed_at(phase, ledger, record.ended_at or seen.now, view)
-    booked = _book(ledger, at)
+    if phase == phase_times.phase:
+        return replace(record, phase_times=phase_times)
+    at = _changed_at(phase, phase_times, record.ended_at or seen.now, view)
+    booked = _book(phase_times, at)
     closed = record.outcome != ""
-    return replace(record, ledger=Ledger(phase or "ended", None if closed else at, booked))
+    return replace(record, phase_times=PhaseTimes(phase or "ended", None if closed else at, booked))
 
 
-def total(ledger: Ledger, now: datetime) -> dict[str, timedelta]:
+def total(phase_times: PhaseTimes, now: datetime) -> dict[str, timedelta]:
     """Give the time of each phase so far, the present one included."""
-    booked = _book(ledger, _cut(now)) if ledger.since is not None else ledger.booked
+    booked = _book(phase_times, _cut(now)) if phase_times.since is not None else phase_times.booked
     return {phase: ms * MILLISECOND for phase, ms in booked}
 
 
-def booked_since(before: Ledger, after: Ledger) -> dict[str, timedelta]:
-    """Give the time that was booked to each phase between two states of a job's ledger."""
+def phase_times_since(before: PhaseTimes, after: PhaseTimes) -> dict[str, timedelta]:
+    """Give the time that was booked to each phase between two states of a job's phase_times."""
     known = dict(before.booked)
     more = {phase: ms - known.get(phase, 0) for phase, ms in after.booked}
     return {phase: ms * MILLISECOND for phase, ms in more.items() if ms > 0}
 
 
-def goodput(ledgers: Iterable[Ledger], now: datetime) -> float | None:
+def goodput(phase_times_of_jobs: Iterable[PhaseTimes], now: datetime) -> float | None:
     """Give the share of training in the time of these jobs; None before there is any.
 
     Time in a queue, or suspended, is nobody's loss. Repeated steps are no training.
     """
     sums: Counter[str] = Counter()
-    for ledger in ledgers:
-        sums.update({phase: time // MILLISECOND for phase, time in total(ledger, now).items() if phase not in IDLE})
+    for phase_times in phase_times_of_jobs:
+        sums.update(
+            {phase: time // MILLISECOND for phase, time in total(phase_times, now).items() if phase not in UNCOUNTED}
+        )
     return sums[Phase.TRAINING] / sums.total() if sums.total() else None
 
 
-def _book(ledger: Ledger, until: datetime) -> tuple[tuple[str, int], ...]:
-    assert ledger.since is not None
-    sums = dict(ledger.booked)
-    sums[ledger.phase] = sums.get(ledger.phase, 0) + max(0, (until - ledger.since) // MILLISECOND)
+def _book(phase_times: PhaseTimes, until: datetime) -> tuple[tuple[str, int], ...]:
+    assert phase_times.since is not None
+    sums = dict(phase_times.booked)
+    sums[phase_times.phase] = sums.get(phase_times.phase, 0) + max(0, (until - phase_times.since) // MILLISECOND)
     return tuple(sorted((phase, ms) for phase, ms in sums.items() if ms))
 
 
-def _changed_at(phase: str, ledger: Ledger, at: datetime, view: View) -> datetime:
+def _changed_at(phase: str, phase_times: PhaseTimes, at: datetime, view: View) -> datetime:
     """Give when a phase began: then, or for a fault when the last step was seen. Never before the one that it follows."""
-    assert ledger.since is not None
-    if phase == Phase.DETECTING and ledger.phase in IN_TRAINING:
+    assert phase_times.since is not None
+    if phase == Phase.DETECTING and phase_times.phase in TRAINING_PHASES:
         steps = [r.agent.step_at for r in view.by_id.values() if r.agent.step_at is not None]
         at = min(at, max(steps, default=at))
-    return max(_cut(at), ledger.since)
+    return max(_cut(at), phase_times.since)
 
 
 def _cut(at: datetime) -> datetime:
@@ -107,15 +109,15 @@ def phase_of(record: Record, view: View) -> Phase:
     if transition is None:
         return _running_phase(record, view)
     at_work = [r for m in record.members if (r := view.get(m)) is not None and not r.parked and _may_work(r)]
-    if transition.kind is Kind.SUSPEND:
+    if transition.kind is TransitionKind.SUSPEND:
         if at_work:
             return _draining_phase(at_work)
         return Phase.SUSPENDED if transition.cause == SUSPENDED_BY_USER else Phase.QUEUED
-    if transition.kind is Kind.RECOVERY:
-        if not transition.weighed:
+    if transition.kind is TransitionKind.RECOVERY:
+        if not transition.is_budget_checked:
             return Phase.DETECTING
         return Phase.WAITING
-    if transition.kind is Kind.RESIZE and at_work:
+    if transition.kind is TransitionKind.RESIZE and at_work:
         return _draining_phase(at_work)
     bound = [r for r in view.newest.values() if _may_work(r) and r.pod.node]
     return Phase.SCHEDULING if len(bound) < transition.goal else Phase.STARTING
@@ -130,14 +132,14 @@ def _may_work(replica: Replica) -> bool:
 
 
 def _running_phase(record: Record, view: View) -> Phase:
-    if record.settled_at is None:
+    if record.running_since is None:
         return Phase.RENDEZVOUS
     steps = [step for m in record.members if (step := _step(view.get(m), record)) is not None]
     if not steps:
         # Who never reported a step is believed to train; workers out of sight are, too.
-        is_awaited = record.best_step >= 0 and record.ledger.phase in (Phase.RENDEZVOUS, Phase.LOADING)
+        is_awaited = record.best_step >= 0 and record.phase_times.phase in (Phase.RENDEZVOUS, Phase.LOADING)
         return Phase.LOADING if is_awaited else Phase.TRAINING
-    if record.ledger.phase == Phase.TRAINING:
+    if record.phase_times.phase == Phase.TRAINING:
         return Phase.TRAINING
     return Phase.RECOMPUTING if max(steps) <= record.best_step else Phase.TRAINING
 
@@ -148,9 +150,9 @@ def _step(replica: Replica | None, record: Record) -> int | None:
     return replica.agent.step
 
 
-def next_change(record: Record, view: View, now: datetime) -> datetime | None:
+def next_phase_change(record: Record, view: View, now: datetime) -> datetime | None:
     """Give when repeated steps should be over: nothing else tells of the first new one."""
-    if record.ledger.phase != Phase.RECOMPUTING:
+    if record.phase_times.phase != Phase.RECOMPUTING:
         return None
     members = [r.agent for m in record.members if (r := view.get(m)) is not None and r.agent.step is not None]
     if not members:

@@ -14,7 +14,7 @@ from .actions import Action, Note, Plan, SetFinalizer, VerifyPods
 from .asking import resting_slots, with_asks, with_returns
 from .backoff import longest_wait
 from .base_first import base_first
-from .clock_skew import not_later
+from .clock_skew import without_future_times
 from .conditions import describe
 from .deadlines import accepted, next_deadline, overdue
 from .ending import plan_deletion, plan_end
@@ -26,9 +26,9 @@ from .membership import Limits, remember, soonest, supply, wanted_slots
 from .names import Slot
 from .offenders import avoided
 from .payback import growth_hold
-from .phase_accounting import keep_ledger, next_change
+from .phase_accounting import account_phases, next_phase_change
 from .quota import Quota, must_ask_anew, under_quota, with_queue
-from .record import RECORD_LOST, Kind, Record, Transition
+from .record import RECORD_LOST, Record, Transition, TransitionKind
 from .running import running
 from .scene import Scene, Step, finish
 from .transit import give_up_all, in_transition
@@ -44,7 +44,7 @@ def plan(seen: Observed) -> Plan:
     if seen.job.record is not None and seen.job.record.is_empty:
         seen = _without_record(seen, seen.job.record)
     longest = longest_wait(seen.job.policy.backoff_max) if seen.job.policy is not None else None
-    record = not_later(seen.job.record or _first_record(seen, judge(seen)), seen.now, longest)
+    record = without_future_times(seen.job.record or _first_record(seen, judge(seen)), seen.now, longest)
     record = with_queue(record, seen)
     seen, quota = under_quota(seen, record)
     view = judge(seen)
@@ -129,9 +129,9 @@ def _first_record(seen: Observed, view: View) -> Record:
             ended_at=end.since,
             accepted_at=seen.job.created_at,
         )
-    kind, cause, message = Kind.START, "JobCreated", "the job was accepted"
+    kind, cause, message = TransitionKind.START, "JobCreated", "the job was accepted"
     if known or view.by_id:  # no pod is made before there is a record
-        kind = Kind.RECOVERY if known else Kind.START
+        kind = TransitionKind.RECOVERY if known else TransitionKind.START
         cause, message = RECORD_LOST, "the job's state record was lost"
     begun = Transition(
         kind=kind, cause=cause, message=message, from_size=0, goal=goal, began_at=seen.now, detected_at=seen.now,
@@ -148,9 +148,9 @@ def _first_record(seen: Observed, view: View) -> Record:
 def _with_pods(record: Record, scene: Scene) -> Record:
     """Note when a job that never trained came to have pods: from then on its start must not take too long (decision 16)."""
     if record.started_at is not None or scene.policy.suspend:
-        return replace(record, pods_at=None)
+        return replace(record, first_pod_at=None)
     first = min((r.pod.created_at for r in scene.view.by_id.values()), default=None)
-    return record if record.pods_at is not None else replace(record, pods_at=first)
+    return record if record.first_pod_at is not None else replace(record, first_pod_at=first)
 
 
 def _forget_the_gone(record: Record, view: View) -> Record:
@@ -161,7 +161,7 @@ def _forget_the_gone(record: Record, view: View) -> Record:
 def _with_supply(step: Step, scene: Scene) -> Step:
     """Add what keeps the right pods in being."""
     record = step.record
-    idle = record.transition is not None and record.transition.kind is Kind.SUSPEND
+    idle = record.transition is not None and record.transition.kind is TransitionKind.SUSPEND
     if record.outcome:
         return step
     if idle or scene.policy.suspend:
@@ -207,7 +207,7 @@ def _listing(record: Record, scene: Scene) -> tuple[tuple[Action, ...], datetime
 
 
 def _waits_since(record: Record) -> tuple[datetime, ...]:
-    began_at = record.transition.began_at if record.transition is not None else record.begun_at
+    began_at = record.transition.began_at if record.transition is not None else record.generation_began_at
     return () if began_at is None else (began_at,)
 
 
@@ -229,7 +229,7 @@ def _as_step(parts: tuple[Record, tuple[Action, ...], datetime | None]) -> Step:
 
 
 def _whole(seen: Observed, view: View, step: Step, quota: Quota | None = None) -> Plan:
-    step = replace(step, record=keep_ledger(step.record, seen, view))
+    step = replace(step, record=account_phases(step.record, seen, view))
     if step.takes_spec:
         seen = replace(seen, job=replace(seen.job, pending_edits=()))
     report = describe(seen, step.record, view, quota)
@@ -238,6 +238,6 @@ def _whole(seen: Observed, view: View, step: Step, quota: Quota | None = None) -
     return Plan(
         record=step.record, actions=step.actions, conditions=report.conditions, size=report.size,
         notes=(*step.notes, *report.notes), history=step.history, running_since=step.running_since,
-        wake_at=soonest(step.wake_at, report.wake_at, view.next_gone_at, next_change(step.record, view, seen.now)),
+        wake_at=soonest(step.wake_at, report.wake_at, view.next_gone_at, next_phase_change(step.record, view, seen.now)),
         status=report.status, takes_spec=step.takes_spec, is_record_kept=bool(seen.job.hands_off),
     )  # fmt: skip

@@ -11,19 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .caches import limited_cache
 from .facts import SpecShape
-from .queue_facts import FlavorRoom, Labels, PodNeeds
+from .queue_facts import FlavorCapacity, Labels, PodRequests
 from .quota import Share, shares_for
 from .sizes import Allowed
 
-Group = tuple[FlavorRoom, ...]
+Group = tuple[FlavorCapacity, ...]
 PODS = "pods"
 ONE = 1000
 # Flavors, resources and sizes by which answers are kept, of all jobs together: some 100 bytes each.
-ROOMS_KEPT = 50_000
+ANSWERS_KEPT = 50_000
 
 
 def _arguments(
-    _: object, groups: tuple[Group, ...], needs: tuple[PodNeeds, ...], sizes: Allowed | int, __: object
+    _: object, groups: tuple[Group, ...], needs: tuple[PodRequests, ...], sizes: Allowed | int, __: object
 ) -> int:
     """What an answer was worked out from is kept with it."""
     rooms = sum(1 + len(flavor.labels) + len(flavor.most) for group in groups for flavor in group)
@@ -31,9 +31,9 @@ def _arguments(
     return 1 + rooms + wanted + (len(sizes) if isinstance(sizes, tuple) else 1)
 
 
-@limited_cache(ROOMS_KEPT, _arguments)
+@limited_cache(ANSWERS_KEPT, _arguments)
 def largest_size(
-    groups: tuple[Group, ...], needs: tuple[PodNeeds, ...], allowed: Allowed, specs: tuple[SpecShape, ...]
+    groups: tuple[Group, ...], needs: tuple[PodRequests, ...], allowed: Allowed, specs: tuple[SpecShape, ...]
 ) -> tuple[int, str]:
     """Give the largest allowed size that can ever be admitted, 0 for none, and the resource that is short of the next one."""
     shares = shares_for(allowed, specs)
@@ -45,9 +45,9 @@ def largest_size(
     return (allowed[least - 1] if least else 0), scarce
 
 
-@limited_cache(ROOMS_KEPT, _arguments)
+@limited_cache(ANSWERS_KEPT, _arguments)
 def most_replicas(
-    groups: tuple[Group, ...], needs: tuple[PodNeeds, ...], below: int, specs: tuple[SpecShape, ...]
+    groups: tuple[Group, ...], needs: tuple[PodRequests, ...], below: int, specs: tuple[SpecShape, ...]
 ) -> int:
     """Give how many replicas could be admitted as one gang of fewer than `below`."""
 
@@ -57,7 +57,7 @@ def most_replicas(
     return bisect_right(range(1, below), False, key=is_too_large)
 
 
-def _in_group(group: Group, needs: Mapping[str, PodNeeds], shares: Sequence[Share]) -> tuple[int, str]:
+def _in_group(group: Group, needs: Mapping[str, PodRequests], shares: Sequence[Share]) -> tuple[int, str]:
     """Give how many shares, from the base on, fit into the flavors of a group, and what is short of the next."""
     keys = {key for flavor in group for key, _ in flavor.labels}
     known = {resource for flavor in group for resource, _ in flavor.most}
@@ -78,7 +78,7 @@ def _in_group(group: Group, needs: Mapping[str, PodNeeds], shares: Sequence[Shar
     return best if best[0] >= 0 else (len(shares), "")  # no flavor of nodes that it wants is another matter than quota
 
 
-def _filled(first: FlavorRoom, near: Group, asked: Sequence[Sequence[Counter[str]]]) -> tuple[int, str]:
+def _filled(first: FlavorCapacity, near: Group, asked: Sequence[Sequence[Counter[str]]]) -> tuple[int, str]:
     """Give how many shares fit when the base begins in `first`: each gang of a spec into one flavor, all into all."""
     rooms = [dict(flavor.most) for flavor in near]
     total: Counter[str] = Counter()
@@ -99,13 +99,13 @@ def _short(amounts: Mapping[str, int], room: Mapping[str, int]) -> str:
     return next((resource for resource, amount in amounts.items() if amount > room.get(resource, 0)), "")
 
 
-def _asked(need: PodNeeds, count: int, known: Iterable[str]) -> Counter[str]:
+def _asked(need: PodRequests, count: int, known: Iterable[str]) -> Counter[str]:
     """Give what so many pods take of the resources that the group covers; Kueue counts the pods too where it does."""
     one = {**dict(need.amounts), PODS: ONE}
     return Counter({resource: one[resource] * count for resource in sorted(known) if one.get(resource)})
 
 
-def _matches(flavor: FlavorRoom, wanted: Labels, keys: Iterable[str]) -> bool:
+def _matches(flavor: FlavorCapacity, wanted: Labels, keys: Iterable[str]) -> bool:
     """Whether pods that want these node labels may use a flavor; Kueue looks at labels that flavors of the group have."""
     labels = dict(flavor.labels)
     return all(labels.get(key) == value for key, value in wanted if key in keys)

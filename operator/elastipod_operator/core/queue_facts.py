@@ -9,7 +9,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PodNeeds:
+class PodRequests:
     """What one pod of a spec takes of a quota, as far as its template tells, and the node labels that it wants."""
 
     spec: str
@@ -18,7 +18,7 @@ class PodNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class FlavorRoom:
+class FlavorCapacity:
     """The most that a ClusterQueue can ever have of a flavor by resource, borrowed quota included; labels: of its nodes."""
 
     name: str
@@ -34,15 +34,15 @@ class ClusterQueueFact:
     """
 
     name: str
-    is_there: bool = True
+    exists: bool = True
     stop: str = ""
     inactive: str = ""
-    sheds: bool = True
+    can_preempt_within: bool = True
     """preemption.withinClusterQueue is not Never."""
     is_strict: bool = False
     """queueingStrategy is StrictFIFO."""
     cohort: str = ""
-    groups: tuple[tuple[FlavorRoom, ...], ...] = ()
+    groups: tuple[tuple[FlavorCapacity, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class QueueFact:
     """A job's LocalQueue, and the ClusterQueue that it leads to; None where the operator may not read that one."""
 
     name: str
-    is_there: bool = True
+    exists: bool = True
     stop: str = ""
     inactive: str = ""
     cluster_queue: ClusterQueueFact | None = None

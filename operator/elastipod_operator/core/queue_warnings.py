@@ -12,7 +12,7 @@ from .queue_facts import ClusterQueueFact, QueueFact
 from .quota import Quota, is_on
 
 # So long after the time for a checkpoint the pods of an evicted Workload may take to go.
-GOING = timedelta(seconds=60)
+POD_EXIT_TIME = timedelta(seconds=60)
 NAMED_PODS = 3
 
 Warnings = list[tuple[str, str]]
@@ -23,7 +23,7 @@ def queue_warnings(job: JobFact, policy: Policy, queue: QueueFact | None, quota:
     """Judge the queue of a job; gives nothing where it is not known, and nothing about a job that is in none."""
     if queue is None or quota is None or not quota.queue:
         return []
-    if not queue.is_there:
+    if not queue.exists:
         text = f"LocalQueue {queue.name} does not exist in namespace {job.namespace}; create it, or name another in the job's label"
         return [("QueueMissing", text)]
     found: Warnings = []
@@ -32,7 +32,7 @@ def queue_warnings(job: JobFact, policy: Policy, queue: QueueFact | None, quota:
     cluster_queue = queue.cluster_queue
     if cluster_queue is None:
         return found or _inactive(f"LocalQueue {queue.name}", queue.inactive)
-    if not cluster_queue.is_there:
+    if not cluster_queue.exists:
         what = f"ClusterQueue {cluster_queue.name}, to which LocalQueue {queue.name} leads, does not exist"
         return [*found, ("QueueMissing", f"{what}; nothing is admitted until it does")]
     whole = f"ClusterQueue {cluster_queue.name}"
@@ -40,19 +40,21 @@ def queue_warnings(job: JobFact, policy: Policy, queue: QueueFact | None, quota:
         found.append(("QueueStopped", _stopped(whole, cluster_queue.stop, cluster_queue.inactive)))
     else:
         found += _inactive(whole, cluster_queue.inactive)
-    return [*found, *_too_small(job, policy, cluster_queue), *_manners(policy, cluster_queue, quota)]
+    return [*found, *_too_small(job, policy, cluster_queue), *_strategy_warnings(policy, cluster_queue, quota)]
 
 
-def late_at(workload: WorkloadFact, policy: Policy) -> datetime | None:
+def eviction_due_at(workload: WorkloadFact, policy: Policy) -> datetime | None:
     """Give when the quota that Kueue wants back should be back: after that it is an alarm. None where it wants nothing."""
-    return workload.evicted_at + policy.graceful_timeout + GOING if workload.evicted_at is not None else None
+    return workload.evicted_at + policy.graceful_timeout + POD_EXIT_TIME if workload.evicted_at is not None else None
 
 
-def late_evictions(seen: Observed, policy: Policy, view: View, quota: Quota | None) -> tuple[Warnings, datetime | None]:
+def overdue_evictions(
+    seen: Observed, policy: Policy, view: View, quota: Quota | None
+) -> tuple[Warnings, datetime | None]:
     """Say of quota that should be back what holds it up; gives too when the next of it falls due."""
     if quota is None:
         return [], None
-    evicted = [(at, w) for w in quota.present.values() if (at := late_at(w, policy)) is not None]
+    evicted = [(at, w) for w in quota.present.values() if (at := eviction_due_at(w, policy)) is not None]
     next_at = min((at for at, _ in evicted if at > seen.now), default=None)
     return [("EvictionOverdue", _late(w, seen, view, quota)) for at, w in evicted if at <= seen.now], next_at
 
@@ -115,10 +117,10 @@ def _smallest(allowed: Sequence[int]) -> str:
     return f"the smallest size of {allowed[0]} replicas" if len(allowed) > 1 else f"the size of {allowed[0]} replicas"
 
 
-def _manners(policy: Policy, queue: ClusterQueueFact, quota: Quota) -> Warnings:
+def _strategy_warnings(policy: Policy, queue: ClusterQueueFact, quota: Quota) -> Warnings:
     """How the queue treats increments."""
     found: Warnings = []
-    if not queue.sheds and len(policy.wished_sizes.allowed) > 1:
+    if not queue.can_preempt_within and len(policy.wished_sizes.allowed) > 1:
         text = f"ClusterQueue {queue.name} has preemption.withinClusterQueue Never"
         text += (
             ": what the job has grown into is never given up for others that wait there; LowerPriority would do that"

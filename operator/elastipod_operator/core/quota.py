@@ -193,7 +193,7 @@ def _useless(
         (number for number in granted if number and _is_left_by_fault(seen, record, shares[number])),
         "pods that were lost to a fault find no place again",
     )
-    if record.shed is not None and seen.now < record.shed.until:
+    if record.requeue_backoff is not None and seen.now < record.requeue_backoff.until:
         stays = (pod.id.slot for pod in seen.pods if pod.kill_at is None and not pod.ended)
         in_use = {member.slot for member in record.members}.union(stays)
         idle = (number for number in granted if number and in_use.isdisjoint(shares[number].slots))
@@ -209,7 +209,7 @@ def _useless(
 
 def left_until(seen: Observed, record: Record, share: Share) -> datetime | None:
     """Give until when the pods of a share that a fault left without replicas have time to find places; None: they need none."""
-    if not record.is_faulty_shrink or record.transition is not None:
+    if not record.shrank_after_fault or record.transition is not None:
         return None
     if not {member.slot for member in record.members}.isdisjoint(share.slots):
         return None

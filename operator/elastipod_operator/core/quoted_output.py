@@ -17,13 +17,13 @@ _EXCEPTION = re.compile(
 )
 
 
-def quoted(words: str) -> str:
+def quote_output(words: str) -> str:
     """Quote what a script printed or raised; empty for nothing."""
     words = words.replace(OPEN, '"').replace(CLOSE, '"').strip()
     return f"{OPEN}{words}{CLOSE}" if words else ""
 
 
-def without_quotations(text: str) -> str:
+def redact_quotes(text: str) -> str:
     """Give a text for an Event: of each quotation only the class of the exception that it names, if it names one."""
     return _QUOTATION.sub(lambda found: _class_of(found[1]), text)
 

@@ -19,7 +19,7 @@ SUSPENDED_BY_USER = "Suspended"
 RECORD_LOST = "RecordLost"
 
 
-class Kind(StrEnum):
+class TransitionKind(StrEnum):
     """Why the workers are stopped, or not yet started."""
 
     START = "start"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
     SUSPEND = "suspend"
 
 
-class Reach(StrEnum):
+class RestartMode(StrEnum):
     """How far a recovery reaches, in the words of /stop's `restart_mode`; the members stand in order, the least first."""
 
     IN_PROCESS = "in_process_restart"  # workers that can outlive a fault keep their processes
@@ -47,7 +47,7 @@ class Transition:
     reach: the most that the failed workers asked for. is_shortened: `deadline` is sooner than agents were told at first.
     """
 
-    kind: Kind
+    kind: TransitionKind
     cause: str
     message: str
     from_size: int
@@ -57,15 +57,15 @@ class Transition:
     deadline: datetime
     graceful: bool = False
     not_before: datetime | None = None
-    counted: bool = False
-    weighed: bool = False
-    full: bool = False
-    reach: Reach = Reach.IN_PROCESS
+    uses_budget: bool = False
+    is_budget_checked: bool = False
+    recreates_pods: bool = False
+    reach: RestartMode = RestartMode.IN_PROCESS
     is_shortened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RestartWindow:
     """Counted restarts of the present evaluation window, which opens with the first of them.
 
     number: windows that ended before. restarts: process-level ones since the last full job restart. full: full ones.
@@ -74,11 +74,11 @@ class Window:
     number: int = 0
     since: datetime | None = None
     restarts: int = 0
-    full: int = 0
+    full_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class FaultyReplica:
     """A replica that the latest fault hit: its pod, its group rank then, and its node (empty when not known)."""
 
     pod: PodId
@@ -87,7 +87,7 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
-class Offence:
+class NodeFaults:
     """How often a node was behind a fault, and when last."""
 
     node: str
@@ -96,7 +96,7 @@ class Offence:
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class PartialGang:
     """A gang or an increment that lacks some pods (decision 14).
 
     since: when it last came closer to being whole. bound: its pods that hold a place. tries: how often they were given
@@ -110,18 +110,18 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
+class ResizeStatistics:
     """What this job was seen to gain and to lose by resizes (decision 13).
 
     pause: how long workers stood still in the last planned resize. paces: time of a step at each size, the newest last.
     """
 
     pause: timedelta | None = None
-    paces: tuple[tuple[int, timedelta], ...] = ()
+    step_times: tuple[tuple[int, timedelta], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class PhaseTimes:
     """Where the job's time went: whole milliseconds booked to each phase, and the phase that runs since `since`."""
 
     phase: str = ""
@@ -130,7 +130,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Shed:
+class RequeueBackoff:
     """Increments were taken back: how often in a row, and until when none is asked for again."""
 
     tries: int
@@ -143,12 +143,12 @@ class Record:
 
     generation 0 and no members: never started. members are in order of their group ranks. lost: pods that were given up and
     must never be taken back, while the API server still lists them. incarnations: the newest one of each slot that a pod was
-    seen in. window_since: when the present growth (or start) window opened. begun_at: when the present generation was
-    allocated. settled_at: when all its agents answered RUNNING. incident_at: when the fault that is being recovered from was
-    seen. best_step: the newest step known at the last incident. failures_in_row: recoveries without a newer step; stalled:
-    those of them that worker faults caused. grew_from: the size before the growth that has not reached RUNNING yet, 0 when
-    there is none. paused_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
-    suspended. pods_at: until the first training, when the job came to have pods. is_faulty_shrink: the last change of size was
+    seen in. window_since: when the present growth (or start) window opened. generation_began_at: when the present generation was
+    allocated. running_since: when all its agents answered RUNNING. incident_at: when the fault that is being recovered from was
+    seen. best_step: the newest step known at the last incident. consecutive_failures: recoveries without a newer step; stalled:
+    those of them that worker faults caused. size_before_growth: the size before the growth that has not reached RUNNING yet, 0 when
+    there is none. resize_began_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
+    suspended. first_pod_at: until the first training, when the job came to have pods. shrank_after_fault: the last change of size was
     a shrink after a fault. accepted_at: when an operator first saw the job. queue: the one on whose quota the pods run; empty
     for none. owner: UID of the job; empty in records of earlier operators.
     """
@@ -160,8 +160,8 @@ class Record:
     lost: tuple[PodId, ...] = ()
     incarnations: dict[Slot, int] = field(default_factory=dict)
     window_since: datetime | None = None
-    begun_at: datetime | None = None
-    settled_at: datetime | None = None
+    generation_began_at: datetime | None = None
+    running_since: datetime | None = None
     resized_at: datetime | None = None
     recovered_at: datetime | None = None
     incident_at: datetime | None = None
@@ -169,25 +169,25 @@ class Record:
     accepted_at: datetime | None = None
     restarts: int = 0
     retries: int = 0
-    failures_in_row: int = 0
-    stalled: int = 0
+    consecutive_failures: int = 0
+    stalled_recoveries: int = 0
     best_step: int = -1
-    window: Window = Window()
-    culprits: tuple[Culprit, ...] = ()
+    window: RestartWindow = RestartWindow()
+    faulty_replicas: tuple[FaultyReplica, ...] = ()
     is_full_restart: bool = False
-    is_faulty_shrink: bool = False
-    offences: tuple[Offence, ...] = ()
-    grew_from: int = 0
+    shrank_after_fault: bool = False
+    node_faults: tuple[NodeFaults, ...] = ()
+    size_before_growth: int = 0
     resize_failures: int = 0
     resize_failed_at: datetime | None = None
-    gang: Gang | None = None
-    paused_at: datetime | None = None
-    measures: Measures = Measures()
-    idle: timedelta = timedelta(0)
-    pods_at: datetime | None = None
-    ledger: Ledger = Ledger()
+    gang: PartialGang | None = None
+    resize_began_at: datetime | None = None
+    resize_statistics: ResizeStatistics = ResizeStatistics()
+    suspended_time: timedelta = timedelta(0)
+    first_pod_at: datetime | None = None
+    phase_times: PhaseTimes = PhaseTimes()
     queue: str = ""
-    shed: Shed | None = None
+    requeue_backoff: RequeueBackoff | None = None
     ceiling: int = 0
     """spec.replicas as the operator last saw it."""
     outcome: str = ""

@@ -12,7 +12,19 @@ from itertools import pairwise
 from typing import Any
 
 from .names import PodId
-from .record import Culprit, Gang, Kind, Ledger, Measures, Offence, Reach, Record, Shed, Transition, Window
+from .record import (
+    FaultyReplica,
+    NodeFaults,
+    PartialGang,
+    PhaseTimes,
+    Record,
+    RequeueBackoff,
+    ResizeStatistics,
+    RestartMode,
+    RestartWindow,
+    Transition,
+    TransitionKind,
+)
 from .sizes import MAX_REPLICAS
 
 VERSION = 1
@@ -26,9 +38,9 @@ MAX_TEXT = 1000
 MAX_READABLE_RUNS = 64
 # Of two specs each slot may have had a pod, and as many pods that were given up may not be gone yet.
 MAX_PODS = 2 * MAX_REPLICAS
-NONE = -1
+NO_INCARNATION = -1
 # Far enough from the first and the last time that can be written down, for the longest wait to be added or taken off.
-YEARS = range(1970, 3000)
+VALID_YEARS = range(1970, 3000)
 
 
 class RecordError(ValueError):
@@ -46,16 +58,22 @@ def encode(record: Record) -> str:
     body: dict[str, Any] = {
         "v": VERSION,
         "generation": record.generation,
-        "members": _runs(record.members),
+        "members": _encode_pods(record.members),
         "master": record.master_addr,
-        "lost": _runs(record.lost),
-        "incarnations": _runs(_unsaid_incarnations(record)),
-        "budget": [record.restarts, record.retries, record.failures_in_row, record.best_step, record.stalled],
+        "lost": _encode_pods(record.lost),
+        "incarnations": _encode_pods(_extra_incarnations(record)),
+        "budget": [
+            record.restarts,
+            record.retries,
+            record.consecutive_failures,
+            record.best_step,
+            record.stalled_recoveries,
+        ],
         "times": [
-            stamp(t)
+            format_time(t)
             for t in (
                 record.window_since,
-                record.settled_at,
+                record.running_since,
                 record.resized_at,
                 record.recovered_at,
                 record.incident_at,
@@ -73,48 +91,65 @@ def encode(record: Record) -> str:
 
 def _optional_parts(record: Record) -> dict[str, Any]:
     """Give what most records lack."""
-    parts: dict[str, Any] = {}
+    parts = _optional_times(record)
     if record.owner:
         parts["uid"] = record.owner
     if record.transition:
         t = record.transition
         parts["transition"] = [
-            t.kind.value, t.cause, t.message[:MAX_TEXT], t.from_size, t.goal, stamp(t.began_at), stamp(t.detected_at),
-            stamp(t.deadline), t.graceful, stamp(t.not_before), t.counted, t.weighed, t.full, t.reach.value,
-        ]  # fmt: skip
+            t.kind.value,
+            t.cause,
+            t.message[:MAX_TEXT],
+            t.from_size,
+            t.goal,
+            format_time(t.began_at),
+            format_time(t.detected_at),
+            format_time(t.deadline),
+            t.graceful,
+            format_time(t.not_before),
+            t.uses_budget,
+            t.is_budget_checked,
+            t.recreates_pods,
+            t.reach.value,
+        ]
         if t.is_shortened:
             parts["shortened"] = True
-    if record.window != Window():
+    if record.window != RestartWindow():
         w = record.window
-        parts["window"] = [w.number, stamp(w.since), w.restarts, w.full]
-    if record.culprits or record.is_full_restart:
-        rows = [[c.pod.spec, c.pod.ordinal, c.pod.incarnation, c.rank, c.node] for c in record.culprits]
+        parts["window"] = [w.number, format_time(w.since), w.restarts, w.full_restarts]
+    if record.faulty_replicas or record.is_full_restart:
+        rows = [[c.pod.spec, c.pod.ordinal, c.pod.incarnation, c.rank, c.node] for c in record.faulty_replicas]
         parts["culprits"] = [record.is_full_restart, rows]
-    if record.offences:
-        parts["offences"] = [[o.node, o.times, stamp(o.at)] for o in record.offences]
-    if record.grew_from or record.resize_failures or record.resize_failed_at:
-        parts["growth"] = [record.grew_from, record.resize_failures, stamp(record.resize_failed_at)]
+    if record.node_faults:
+        parts["offences"] = [[o.node, o.times, format_time(o.at)] for o in record.node_faults]
+    if record.size_before_growth or record.resize_failures or record.resize_failed_at:
+        parts["growth"] = [record.size_before_growth, record.resize_failures, format_time(record.resize_failed_at)]
     if record.gang:
         g = record.gang
-        parts["gang"] = [stamp(g.since), g.bound, g.tries, stamp(g.rest_until)]
-    if record.paused_at or record.measures != Measures():
-        m = record.measures
-        paces = [[size, _ms(pace)] for size, pace in m.paces]
-        parts["measures"] = [stamp(record.paused_at), None if m.pause is None else _ms(m.pause), paces]
-    if record.idle:
-        parts["idle"] = _ms(record.idle)
-    if record.begun_at:
-        parts["begun"] = stamp(record.begun_at)
-    if record.accepted_at:
-        parts["accepted"] = stamp(record.accepted_at)
-    if record.pods_at:
-        parts["pods"] = stamp(record.pods_at)
-    if record.is_faulty_shrink:
+        parts["gang"] = [format_time(g.since), g.bound, g.tries, format_time(g.rest_until)]
+    if record.resize_began_at or record.resize_statistics != ResizeStatistics():
+        m = record.resize_statistics
+        paces = [[size, _ms(pace)] for size, pace in m.step_times]
+        parts["measures"] = [format_time(record.resize_began_at), None if m.pause is None else _ms(m.pause), paces]
+    if record.suspended_time:
+        parts["idle"] = _ms(record.suspended_time)
+    if record.shrank_after_fault:
         parts["shrunk"] = True
-    if record.ledger != Ledger():
-        parts["ledger"] = [record.ledger.phase, stamp(record.ledger.since), [list(row) for row in record.ledger.booked]]
-    if record.queue or record.shed:
-        parts["queue"] = [record.queue, *([record.shed.tries, stamp(record.shed.until)] if record.shed else ())]
+    if record.phase_times != PhaseTimes():
+        parts["ledger"] = [
+            record.phase_times.phase,
+            format_time(record.phase_times.since),
+            [list(row) for row in record.phase_times.booked],
+        ]
+    if record.queue or record.requeue_backoff:
+        parts["queue"] = [
+            record.queue,
+            *(
+                [record.requeue_backoff.tries, format_time(record.requeue_backoff.until)]
+                if record.requeue_backoff
+                else ()
+            ),
+        ]
     if record.ceiling:
         parts["ceiling"] = record.ceiling
     if record.outcome:
@@ -122,17 +157,22 @@ def _optional_parts(record: Record) -> dict[str, Any]:
     return parts
 
 
-def _unsaid_incarnations(record: Record) -> list[PodId]:
-    """Give the incarnations that the members do not tell already; NONE for members whose one is not on record."""
+def _optional_times(record: Record) -> dict[str, Any]:
+    times = {"begun": record.generation_began_at, "accepted": record.accepted_at, "pods": record.first_pod_at}
+    return {key: format_time(at) for key, at in times.items() if at}
+
+
+def _extra_incarnations(record: Record) -> list[PodId]:
+    """Give the incarnations that the members do not tell already; NO_INCARNATION for members whose one is not on record."""
     told = {member.slot: member.incarnation for member in record.members}
-    unsaid = [PodId(s.spec, s.ordinal, i) for s, i in record.incarnations.items() if told.get(s) != i]
-    return sorted([*unsaid, *(PodId(s.spec, s.ordinal, NONE) for s in told if s not in record.incarnations)])
+    extra = [PodId(s.spec, s.ordinal, i) for s, i in record.incarnations.items() if told.get(s) != i]
+    return sorted([*extra, *(PodId(s.spec, s.ordinal, NO_INCARNATION) for s in told if s not in record.incarnations)])
 
 
 def decode(text: str) -> Record:
     """Read an annotation written by encode(). Raises RecordError with what is wrong with it."""
     try:
-        body = json.loads(_unpacked(text) if text.startswith(PACKED) else text)
+        body = json.loads(_unpack(text) if text.startswith(PACKED) else text)
         if isinstance(body["v"], int) and body["v"] > VERSION:
             newer = NewerRecordError(
                 f"the state record has version {body['v']}; this operator reads version {VERSION} and leaves the job alone"
@@ -151,48 +191,48 @@ def decode(text: str) -> Record:
 def _record(body: dict[str, Any]) -> Record:
     # Later operators may write more into every list, and an earlier one wrote less: what is unknown is left out.
     restarts, retries, failures, best, *stalled = body["budget"]
-    window, settled, resized, recovered, incident, started, ended = (read_time(t) for t in body["times"][:7])
-    members = _pods(body["members"], MAX_REPLICAS)
+    window, settled, resized, recovered, incident, started, ended = (parse_time(t) for t in body["times"][:7])
+    members = _decode_pods(body["members"], MAX_REPLICAS)
     outcome = body.get("outcome", ["", "", ""])
-    is_full, culprits, *_ = body.get("culprits", [False, []])
-    grew_from, resize_failures, resize_failed_at, *_ = body.get("growth", [0, 0, None])
-    paused_at, pause, paces, *_ = body.get("measures", [None, None, []])
+    is_full, faulty_replicas, *_ = body.get("culprits", [False, []])
+    size_before_growth, resize_failures, resize_failed_at, *_ = body.get("growth", [0, 0, None])
+    resize_began_at, pause, paces, *_ = body.get("measures", [None, None, []])
     phase, since, booked, *_ = body.get("ledger", ["", None, []])
     queue, *shed = body.get("queue", [""])
-    said = {m.slot: m.incarnation for m in members}
-    unsaid = {pod.slot: pod.incarnation for pod in _pods(body["incarnations"])}
+    from_members = {m.slot: m.incarnation for m in members}
+    extra = {pod.slot: pod.incarnation for pod in _decode_pods(body["incarnations"])}
     return Record(
         generation=int(body["generation"]),
         members=members,
         master_addr=str(body["master"]),
         transition=_transition(body) if "transition" in body else None,
-        lost=_pods(body["lost"]),
-        incarnations={slot: number for slot, number in {**said, **unsaid}.items() if number != NONE},
-        window_since=window, settled_at=settled, resized_at=resized, recovered_at=recovered, incident_at=incident,
-        begun_at=read_time(body.get("begun")), pods_at=read_time(body.get("pods")),
-        accepted_at=read_time(body.get("accepted")), started_at=started, ended_at=ended,
-        restarts=int(restarts), retries=int(retries), failures_in_row=int(failures), best_step=int(best),
-        stalled=int(stalled[0]) if stalled else 0,
-        window=_window(body["window"]) if "window" in body else Window(),
-        culprits=tuple(Culprit(PodId(str(s), int(o), int(i)), int(rank), str(node)) for s, o, i, rank, node, *_ in culprits),
+        lost=_decode_pods(body["lost"]),
+        incarnations={slot: number for slot, number in {**from_members, **extra}.items() if number != NO_INCARNATION},
+        window_since=window, running_since=settled, resized_at=resized, recovered_at=recovered, incident_at=incident,
+        generation_began_at=parse_time(body.get("begun")), first_pod_at=parse_time(body.get("pods")),
+        accepted_at=parse_time(body.get("accepted")), started_at=started, ended_at=ended,
+        restarts=int(restarts), retries=int(retries), consecutive_failures=int(failures), best_step=int(best),
+        stalled_recoveries=int(stalled[0]) if stalled else 0,
+        window=_window(body["window"]) if "window" in body else RestartWindow(),
+        faulty_replicas=tuple(_faulty_replica(row) for row in faulty_replicas),
         is_full_restart=bool(is_full),
-        offences=tuple(Offence(str(node), int(times), needed_time(at)) for node, times, at, *_ in body.get("offences", [])),
-        grew_from=int(grew_from), resize_failures=int(resize_failures), resize_failed_at=read_time(resize_failed_at),
+        node_faults=tuple(NodeFaults(str(node), int(times), parse_required_time(at)) for node, times, at, *_ in body.get("offences", [])),
+        size_before_growth=int(size_before_growth), resize_failures=int(resize_failures), resize_failed_at=parse_time(resize_failed_at),
         gang=_gang(body["gang"]) if "gang" in body else None,
-        paused_at=read_time(paused_at),
-        measures=Measures(
+        resize_began_at=parse_time(resize_began_at),
+        resize_statistics=ResizeStatistics(
             None if pause is None else _from_ms(pause), tuple((int(size), _from_ms(pace)) for size, pace, *_ in paces)
         ),
-        idle=_from_ms(body.get("idle", 0)), is_faulty_shrink=bool(body.get("shrunk", False)),
-        ledger=Ledger(str(phase), read_time(since), tuple((str(name), int(ms)) for name, ms, *_ in booked)),
-        queue=str(queue), shed=Shed(int(shed[0]), needed_time(shed[1])) if shed else None,
+        suspended_time=_from_ms(body.get("idle", 0)), shrank_after_fault=bool(body.get("shrunk", False)),
+        phase_times=PhaseTimes(str(phase), parse_time(since), tuple((str(name), int(ms)) for name, ms, *_ in booked)),
+        queue=str(queue), requeue_backoff=RequeueBackoff(int(shed[0]), parse_required_time(shed[1])) if shed else None,
         owner=str(body.get("uid", "")),
         ceiling=int(body.get("ceiling", 0)),
         outcome=str(outcome[0]), outcome_reason=str(outcome[1]), outcome_message=str(outcome[2]),
     )  # fmt: skip
 
 
-def _unpacked(text: str) -> str:
+def _unpack(text: str) -> str:
     try:
         unpacker = zlib.decompressobj()
         raw = unpacker.decompress(base64.b85decode(text[len(PACKED) :]), MAX_UNPACKED)
@@ -203,7 +243,7 @@ def _unpacked(text: str) -> str:
     return raw.decode()
 
 
-def _runs(pods: tuple[PodId, ...] | list[PodId]) -> list[list[str]]:
+def _encode_pods(pods: tuple[PodId, ...] | list[PodId]) -> list[list[str]]:
     """Write pods in their order: for each stretch of one spec its name and runs such as `0-6,7.2,9-12` (7.2: incarnation 2).
 
     Many runs are written as three columns of numbers, which pack well: steps from the end of the run before, lengths,
@@ -236,8 +276,8 @@ def _run(first: int, last: int, incarnation: int) -> str:
     return f"{ordinals}.{incarnation}" if incarnation else ordinals
 
 
-def _pods(stretches: list[list[str]], most: int = MAX_PODS) -> tuple[PodId, ...]:
-    """Read what _runs() wrote. most: of more pods than that no record of ours tells."""
+def _decode_pods(stretches: list[list[str]], most: int = MAX_PODS) -> tuple[PodId, ...]:
+    """Read what _encode_pods() wrote. most: of more pods than that no record of ours tells."""
     pods: list[PodId] = []
     for spec, *columns in stretches:
         for first, last, incarnation in _read_columns(*columns[:3]) if len(columns) >= 3 else _read_runs(columns[0]):
@@ -266,42 +306,47 @@ def _read_columns(steps: str, lengths: str, incarnations: str) -> Iterator[tuple
 def _transition(body: dict[str, Any]) -> Transition:
     values = body["transition"]
     kind, cause, message, from_size, goal, began, detected, deadline, graceful, not_before, counted, *later = values
-    later += [False, False, Reach.IN_PROCESS][len(later) :]  # earlier operators wrote less
+    later += [False, False, RestartMode.IN_PROCESS][len(later) :]  # earlier operators wrote less
     weighed, full, reach, *_ = later
     return Transition(
-        kind=Kind(kind), cause=str(cause), message=str(message), from_size=int(from_size), goal=int(goal),
-        began_at=needed_time(began), detected_at=needed_time(detected), deadline=needed_time(deadline),
-        graceful=bool(graceful), not_before=read_time(not_before), counted=bool(counted), weighed=bool(weighed),
-        full=bool(full), reach=Reach(reach), is_shortened=bool(body.get("shortened", False)),
+        kind=TransitionKind(kind), cause=str(cause), message=str(message), from_size=int(from_size), goal=int(goal),
+        began_at=parse_required_time(began), detected_at=parse_required_time(detected), deadline=parse_required_time(deadline),
+        graceful=bool(graceful), not_before=parse_time(not_before), uses_budget=bool(counted), is_budget_checked=bool(weighed),
+        recreates_pods=bool(full), reach=RestartMode(reach), is_shortened=bool(body.get("shortened", False)),
     )  # fmt: skip
 
 
-def _window(values: list[Any]) -> Window:
+def _faulty_replica(values: list[Any]) -> FaultyReplica:
+    spec, ordinal, incarnation, rank, node, *_ = values
+    return FaultyReplica(PodId(str(spec), int(ordinal), int(incarnation)), int(rank), str(node))
+
+
+def _window(values: list[Any]) -> RestartWindow:
     number, since, restarts, full, *_ = values
-    return Window(int(number), read_time(since), int(restarts), int(full))
+    return RestartWindow(int(number), parse_time(since), int(restarts), int(full))
 
 
-def _gang(values: list[Any]) -> Gang:
+def _gang(values: list[Any]) -> PartialGang:
     since, bound, tries, rest_until, *_ = values
-    return Gang(needed_time(since), int(bound), int(tries), read_time(rest_until))
+    return PartialGang(parse_required_time(since), int(bound), int(tries), parse_time(rest_until))
 
 
-def stamp(at: datetime | None) -> str | None:
+def format_time(at: datetime | None) -> str | None:
     """Write a time, to the millisecond."""
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
 
 
-def read_time(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     """Read a time; one without a zone is UTC. Raises RecordError for one with which nobody could reckon."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
-    if at is not None and at.year not in YEARS:
+    if at is not None and at.year not in VALID_YEARS:
         raise RecordError(f"the time {text} is none of this job")
     return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
 
 
-def needed_time(text: str | None) -> datetime:
+def parse_required_time(text: str | None) -> datetime:
     """Read a time that must be there. Raises RecordError."""
-    at = read_time(text)
+    at = parse_time(text)
     if at is None:
         raise RecordError("a time is missing")
     return at

@@ -15,7 +15,7 @@ from .incidents import find_incident, news_from, start_limit
 from .membership import room_for, soonest
 from .offenders import forget_old, next_pardon
 from .payback import with_pause
-from .record import Kind, Record
+from .record import Record, TransitionKind
 from .scene import Scene, Step, awaits_start, begin, finish, latest_end, suspension
 from .stopping import hard_stop, takes_part
 from .transit import in_transition, recover
@@ -58,15 +58,15 @@ def _planned_change(record: Record, scene: Scene, members: list[Replica]) -> Rec
         ready = {r.id for r in scene.view.candidates()}
         goal = policy.sizes.fit(room_for(healthy | ready, policy)) or policy.sizes.minimum
         limit = latest_end(doomed, scene)
-        return begin(record, scene, Kind.RESIZE, doomed[0].why, _several(doomed), goal=goal, limit=limit)
+        return begin(record, scene, TransitionKind.RESIZE, doomed[0].why, _several(doomed), goal=goal, limit=limit)
     if 0 < policy.sizes.fit(size) < size:
-        return begin(record, scene, Kind.RESIZE, *_why_too_many(size, scene), goal=policy.sizes.fit(size))
+        return begin(record, scene, TransitionKind.RESIZE, *_why_too_many(size, scene), goal=policy.sizes.fit(size))
     drained = [
         r for r in members if r.agent.state is AgentState.READY and r.agent.drained and r.runs(record.generation)
     ]
     if drained:
         message = f"the workers of pod {drained[0].pod.name} were asked to stop by somebody else and did"
-        return begin(record, scene, Kind.RESIZE, "DrainedFromOutside", message, goal=size)
+        return begin(record, scene, TransitionKind.RESIZE, "DrainedFromOutside", message, goal=size)
     return None
 
 
@@ -104,10 +104,10 @@ def _keep_running(record: Record, scene: Scene, members: list[Replica], wake: da
     for rank, member in enumerate(record.members):
         replica = scene.view.get(member)
         if replica is None or not awaits_start(replica, record):
-            if replica is not None and record.settled_at is None:
+            if replica is not None and record.running_since is None:
                 wake = soonest(wake, start_limit(replica, record))  # it is told nothing as long as it stops
             continue
-        if record.settled_at is None or replica.agent.generation is None:
+        if record.running_since is None or replica.agent.generation is None:
             actions.append(StartWorkers(replica.pod.name, rank))
         else:  # it has run this generation: if it is a new process, it must never run it a second time
             wake = soonest(wake, max(news_from(record), scene.now + LOOK_AGAIN))
@@ -126,7 +126,7 @@ def _keep_running(record: Record, scene: Scene, members: list[Replica], wake: da
         next_look(record, scene.key, now),
     )
     step = Step(record, tuple(actions), notes, wake_at=due)
-    if record.settled_at is None and _all_run(members, record):
+    if record.running_since is None and _all_run(members, record):
         return replace(_settle(step, scene), wake_at=now)  # what is ready already may open the growth window
     return step
 
@@ -134,7 +134,7 @@ def _keep_running(record: Record, scene: Scene, members: list[Replica], wake: da
 def _spares(record: Record, scene: Scene) -> list[Action]:
     """Tell the spares of each spec what they are, so that they may prepare; they stay ready."""
     found: list[Action] = []
-    if record.settled_at is None or not any(spec.spares for spec in scene.policy.specs):
+    if record.running_since is None or not any(spec.spares for spec in scene.policy.specs):
         return found
     members = frozenset(record.members)
     for spec in scene.policy.specs:
@@ -158,13 +158,13 @@ def _settle(step: Step, scene: Scene) -> Step:
     recovered = record.incident_at is not None
     settled = replace(
         with_pause(record, scene.now),
-        settled_at=scene.now,
+        running_since=scene.now,
         started_at=record.started_at or scene.now,
         recovered_at=scene.now if recovered else record.recovered_at,
         resized_at=scene.now if record.generation > 1 and not recovered else record.resized_at,
         incident_at=None,
     )
-    if record.grew_from:
-        settled = replace(settled, grew_from=0, resize_failures=0, resize_failed_at=None)
+    if record.size_before_growth:
+        settled = replace(settled, size_before_growth=0, resize_failures=0, resize_failed_at=None)
     note = Note("Running", f"{len(record.members)} replicas train in generation {record.generation}")
     return replace(step, record=settled, running_since=scene.now, notes=(*step.notes, note))

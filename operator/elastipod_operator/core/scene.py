@@ -14,7 +14,7 @@ from .history import HistoryEntry
 from .incidents import STOP_TIME
 from .payback import with_pace
 from .quota import Quota
-from .record import SUSPENDED_BY_USER, Kind, Record, Transition
+from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 
 KEPT_TEXT = (
     "spec.runPolicy.ttlSecondsAfterFinished is 0, which means that the job is kept; set it to 1 or more to have the job deleted so "
@@ -70,7 +70,14 @@ def latest_end(replicas: Iterable[Replica], scene: Scene) -> datetime | None:
 
 
 def begin(
-    record: Record, scene: Scene, kind: Kind, cause: str, message: str, *, goal: int, limit: datetime | None = None
+    record: Record,
+    scene: Scene,
+    kind: TransitionKind,
+    cause: str,
+    message: str,
+    *,
+    goal: int,
+    limit: datetime | None = None,
 ) -> Record:
     """Begin a planned change: the workers are asked for a checkpoint where they have something to save."""
     graceful = _has_work_to_save(record, scene)
@@ -108,7 +115,7 @@ def suspension(record: Record, scene: Scene) -> Record:
     """Begin to stop all workers, because the user or the queue wishes it."""
     held = scene.policy.held
     cause, message = (SUSPENDED_BY_USER, "the user suspended the job") if held is None else (held.reason, held.message)
-    return begin(record, scene, Kind.SUSPEND, cause, message, goal=0)
+    return begin(record, scene, TransitionKind.SUSPEND, cause, message, goal=0)
 
 
 def finish(record: Record, scene: Scene, outcome: str, reason: str, message: str) -> Step:

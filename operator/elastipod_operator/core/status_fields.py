@@ -11,7 +11,7 @@ from .facts import Observed, Policy
 from .growth import possible_size
 from .health import View
 from .names import LABEL_JOB, PodId, master_port
-from .record import Kind, Record
+from .record import Record, TransitionKind
 
 
 def size_text(seen: Observed, record: Record, view: View) -> str:
@@ -22,7 +22,7 @@ def size_text(seen: Observed, record: Record, view: View) -> str:
     target = transition.goal if transition is not None else len(record.members)
     if transition is None and policy is not None:
         target = max(target, possible_size(record, view, policy))
-    running = len(record.members) if transition is None and record.settled_at else 0
+    running = len(record.members) if transition is None and record.running_since else 0
     return f"{0 if record.outcome else running}/{0 if record.outcome else target}/{maximum}"
 
 
@@ -39,14 +39,14 @@ def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
         status["masterPort"] = str(master_port(record.generation))
     window = record.window
     status["restartStatus"] = {
-        "currentEvalPeriod": window.number, "fullJobRestartCount": window.full, "restartCount": window.restarts
+        "currentEvalPeriod": window.number, "fullJobRestartCount": window.full_restarts, "restartCount": window.restarts
     }  # fmt: skip
-    if record.culprits:
+    if record.faulty_replicas:
         status["latestFaultyPodInstanceList"] = {
             "restartType": "JLR" if record.is_full_restart else "PLR",
-            "faultyInstanceIdList": sorted({c.node for c in record.culprits if c.node}),
-            "faultyPodList": [_name_of(c.pod, seen.job.name, view) for c in record.culprits],
-            "faultyRankList": [str(c.rank) for c in record.culprits if c.rank >= 0],
+            "faultyInstanceIdList": sorted({c.node for c in record.faulty_replicas if c.node}),
+            "faultyPodList": [_name_of(c.pod, seen.job.name, view) for c in record.faulty_replicas],
+            "faultyRankList": [str(c.rank) for c in record.faulty_replicas if c.rank >= 0],
         }
     policy = seen.job.policy
     if policy is not None and policy.wished_sizes.minimum != policy.wished_sizes.maximum:
@@ -75,7 +75,7 @@ def _scaling(record: Record, view: View, policy: Policy) -> dict[str, Any]:
     scaling: dict[str, Any] = {
         "targetReplicas": {**targets, RUNNING: _running(record)},
         "podsScaled": all(living[spec] >= number for spec, number in targets.items()),
-        "isFaultyPodScaleDown": record.is_faulty_shrink,
+        "isFaultyPodScaleDown": record.shrank_after_fault,
         "consecutiveScalingFailures": record.resize_failures,
     }
     if record.resized_at is not None:
@@ -91,7 +91,9 @@ def _running(record: Record) -> int:
         return 0
     if record.transition is None:
         return len(record.members)
-    return record.transition.from_size if record.transition.kind in (Kind.RESIZE, Kind.RECOVERY) else 0
+    return (
+        record.transition.from_size if record.transition.kind in (TransitionKind.RESIZE, TransitionKind.RECOVERY) else 0
+    )
 
 
 def target_replicas(record: Record, policy: Policy) -> dict[str, int]:

@@ -12,7 +12,7 @@ from .health import MAX_GENERATION, Health, Replica, View
 from .incidents import widen
 from .membership import remove, soonest
 from .names import PodId
-from .record import Kind, Reach, Record
+from .record import Record, RestartMode, TransitionKind
 
 # Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
 HARD_STOP_AFTER = timedelta(seconds=15)
@@ -63,7 +63,7 @@ def _stays(record: Record, num_staying: int) -> bool | None:
     """Give False where the pods that may stay all do, None where some of them may be too many for the next size."""
     transition = record.transition
     assert transition is not None
-    return False if transition.kind is Kind.RESIZE and transition.goal >= num_staying else None
+    return False if transition.kind is TransitionKind.RESIZE and transition.goal >= num_staying else None
 
 
 def is_forced(record: Record, now: datetime) -> bool:
@@ -84,7 +84,7 @@ def hard_stop(replica: Replica, record: Record) -> StopWorkers:
     """
     generation = replica.agent.generation
     named = record.generation if generation is None or generation > MAX_GENERATION else generation
-    reach = record.transition.reach if record.transition is not None else Reach.IN_PROCESS
+    reach = record.transition.reach if record.transition is not None else RestartMode.IN_PROCESS
     return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0, reach=reach)
 
 

@@ -15,14 +15,14 @@ from .history import HistoryEntry
 from .incidents import STOP_TIME, Incident, begin_recovery, find_incident
 from .membership import remember, remove, usable
 from .payback import with_pace
-from .record import RECORD_LOST, SUSPENDED_BY_USER, Kind, Record, Transition
+from .record import RECORD_LOST, SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .scene import Scene, Step, finish, latest_end, suspension
 from .stopping import LOOK_AGAIN, is_forced, stop_members
 
 
 def recover(record: Record, scene: Scene, incident: Incident) -> Step:
     """Book an incident and begin its recovery."""
-    record = replace(note_broken_growth(with_pace(record, scene.view), scene.now), gang=None, paused_at=None)
+    record = replace(note_broken_growth(with_pace(record, scene.view), scene.now), gang=None, resize_began_at=None)
     begun = begin_recovery(record, scene.view, scene.policy, scene.now, incident, scene.key)
     note = Note(incident.cause, incident.message, warning=True)
     step = in_transition(begun, scene)
@@ -48,7 +48,7 @@ def in_transition(record: Record, scene: Scene) -> Step:
         return Step(record, tuple(stops), wake_at=wake, notes=(*announce, *hurry))
     assert record.transition is not None
     record = replace(record, transition=replace(record.transition, graceful=False))  # nothing can break the drain now
-    if transition.kind is Kind.SUSPEND:
+    if transition.kind is TransitionKind.SUSPEND:
         return _suspended(record, scene)
     weighed = weigh(record, scene.view, scene.policy, scene.now)
     if weighed.reason:
@@ -98,7 +98,7 @@ def _shortened(record: Record, notes: tuple[Note, ...], scene: Scene) -> tuple[R
 
 
 def _announcement(transition: Transition) -> tuple[Note, ...]:
-    if transition.kind is Kind.RECOVERY:
+    if transition.kind is TransitionKind.RECOVERY:
         return ()
     aim = f"{transition.from_size} -> {transition.goal}" if transition.goal else "all workers stop"
     return (Note("Draining", f"{aim}: {transition.message}"),)
@@ -120,12 +120,12 @@ def _suspended(record: Record, scene: Scene) -> Step:
     if transition.cause != SUSPENDED_BY_USER:
         cause, message = "Admitted", f"queue {record.queue} granted the job its quota"
     resumed = replace(
-        transition, kind=Kind.START, cause=cause, message=message, goal=goal, from_size=0,
+        transition, kind=TransitionKind.START, cause=cause, message=message, goal=goal, from_size=0,
         began_at=scene.now, detected_at=scene.now, deadline=scene.now + STOP_TIME, graceful=False,
     )  # fmt: skip
     record = replace(
         remember(record, scene.view.by_id), transition=resumed, members=(), window_since=None, incident_at=None,
-        idle=record.idle + (scene.now - transition.began_at),  # no deadline runs meanwhile (decision 16)
+        suspended_time=record.suspended_time + (scene.now - transition.began_at),  # no deadline runs meanwhile (decision 16)
     )  # fmt: skip
     step = Step(record, notes=(Note(cause, message),), wake_at=scene.now, takes_spec=True)
     # Who resumes the job before its pods were gone finds them made from the old template.
@@ -152,11 +152,11 @@ def _gather(record: Record, scene: Scene) -> Step:
     if transition.cause == RECORD_LOST and any(_may_yet_tell(r, now) for r in scene.view.by_id.values()):
         return Step(record, wake_at=now + LOOK_AGAIN)
     candidates = scene.view.candidates()
-    if transition.kind is Kind.RESIZE and transition.cause == CAUSE:
+    if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
         candidates = warm(candidates, now)
     ready = usable(candidates, record, scene.policy)
     # The first start takes `replicas` and grows later; every other one takes all that is ready (decision 12).
-    is_first = transition.kind is Kind.START and not record.generation
+    is_first = transition.kind is TransitionKind.START and not record.generation
     goal = sizes.fit(transition.goal) or sizes.minimum
     size = sizes.fit(min(len(ready), goal if is_first else sizes.maximum))
     if not size:
@@ -182,10 +182,10 @@ def _may_yet_tell(replica: Replica, now: datetime) -> bool:
 
 def _patience(record: Record, transition: Transition, policy: Policy) -> datetime:
     """Until when fewer replicas than wanted are not good enough (decision 12; faultyScaleDownTimeoutInSeconds)."""
-    if transition.kind is Kind.START or transition.full:
+    if transition.kind is TransitionKind.START or transition.recreates_pods:
         assert record.window_since is not None
         return record.window_since + policy.scaling_timeout
-    if transition.kind is Kind.RECOVERY:
+    if transition.kind is TransitionKind.RECOVERY:
         return transition.detected_at + policy.faulty_timeout
     return transition.began_at
 
@@ -193,8 +193,8 @@ def _patience(record: Record, transition: Transition, policy: Policy) -> datetim
 def _is_faulty_shrink(record: Record, transition: Transition, size: int) -> bool:
     """Whether the last change of size was a shrink for which a fault, and nobody's wish, was the reason."""
     if size == transition.from_size:
-        return record.is_faulty_shrink
-    return size < transition.from_size and transition.kind is Kind.RECOVERY
+        return record.shrank_after_fault
+    return size < transition.from_size and transition.kind is TransitionKind.RECOVERY
 
 
 def _start(record: Record, scene: Scene, chosen: list[Replica]) -> Step:
@@ -203,21 +203,25 @@ def _start(record: Record, scene: Scene, chosen: list[Replica]) -> Step:
     generation = 1 + max(record.generation, scene.view.highest_generation())
     started = replace(
         record, generation=generation, members=tuple(r.id for r in chosen), master_addr=chosen[0].pod.ip,
-        transition=None, window_since=None, begun_at=scene.now, settled_at=None, gang=None, grew_from=0,
-        paused_at=transition.began_at if transition.kind is Kind.RESIZE else None,
-        is_faulty_shrink=_is_faulty_shrink(record, transition, len(chosen)),
+        transition=None, window_since=None, generation_began_at=scene.now, running_since=None, gang=None, size_before_growth=0,
+        resize_began_at=transition.began_at if transition.kind is TransitionKind.RESIZE else None,
+        shrank_after_fault=_is_faulty_shrink(record, transition, len(chosen)),
     )  # fmt: skip
-    if transition.kind is Kind.RESIZE and transition.cause == CAUSE:
+    if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
         grew = len(chosen) > transition.from_size
-        started = replace(started, grew_from=transition.from_size) if grew else growth_failed(started, scene.now)
+        started = (
+            replace(started, size_before_growth=transition.from_size) if grew else growth_failed(started, scene.now)
+        )
     entry = HistoryEntry(
         generation=generation, from_size=transition.from_size, to_size=len(chosen), kind=transition.kind,
         cause=transition.cause, at=scene.now, detected_at=transition.detected_at,
     )  # fmt: skip
     starts = tuple(StartWorkers(replica.pod.name, rank) for rank, replica in enumerate(chosen))
-    reason = {Kind.START: "Started", Kind.RESIZE: "Resized", Kind.RECOVERY: "Recovered"}[transition.kind]
+    reason = {TransitionKind.START: "Started", TransitionKind.RESIZE: "Resized", TransitionKind.RECOVERY: "Recovered"}[
+        transition.kind
+    ]
     # Why was told when it began, at length where Kueue says why.
-    was_told = transition.kind is Kind.RESIZE and scene.now > transition.began_at
+    was_told = transition.kind is TransitionKind.RESIZE and scene.now > transition.began_at
     why = f" ({transition.cause})" if was_told else f": {transition.message}"
     note = Note(reason, f"{transition.from_size} -> {len(chosen)} replicas, generation {generation}{why}")
     return Step(started, starts, notes=(note,), history=(entry,))

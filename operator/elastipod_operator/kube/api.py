@@ -15,7 +15,7 @@ from kubernetes.aio import client, config
 from ..core.actions import Note
 from ..core.facts import JobFact
 from ..core.names import API_VERSION, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
-from ..core.quoted_output import without_quotations
+from ..core.quoted_output import redact_quotes
 
 MERGE_PATCH = "application/merge-patch+json"
 # With its charset: without one the client would write the body itself, as JSON that is no YAML.
@@ -73,7 +73,7 @@ class Api:
         nodes: list[dict[str, Any]] = answer["items"]
         return nodes
 
-    async def read_job(self, namespace: str, name: str) -> dict[str, Any]:
+    async def effective_job(self, namespace: str, name: str) -> dict[str, Any]:
         """Give a job as it is now."""
         return await self.call("GET", _job_path(namespace, name))
 
@@ -122,7 +122,7 @@ class Api:
 
     async def emit(self, job: JobFact, note: Note, at: datetime) -> None:
         """Write a Kubernetes Event about the job, without the words of its scripts. at: when it happened."""
-        stamp = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        format_time = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         body = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -136,11 +136,11 @@ class Api:
             },
             "type": "Warning" if note.warning else "Normal",
             "reason": note.reason,
-            "message": without_quotations(note.message)[:EVENT_MESSAGE_LIMIT],
+            "message": redact_quotes(note.message)[:EVENT_MESSAGE_LIMIT],
             "source": {"component": FIELD_MANAGER},
             "reportingComponent": FIELD_MANAGER,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
+            "firstTimestamp": format_time,
+            "lastTimestamp": format_time,
             "count": 1,
         }
         await self.call("POST", f"/api/v1/namespaces/{job.namespace}/events", body)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.queue_facts import ClusterQueueFact, FlavorRoom, QueueFact
+from ..core.queue_facts import ClusterQueueFact, FlavorCapacity, QueueFact
 from .needs import thousandths
 from .reading import mapping, mappings, name_of, text, texts
 
@@ -59,7 +59,7 @@ class QueueTable:
         """Give a LocalQueue with what it leads to. flavors: those behind it, by name."""
         body = self._local.get((namespace, name))
         if body is None:
-            return QueueFact(name=name, is_there=False)
+            return QueueFact(name=name, exists=False)
         stop, inactive = _stop(body), _inactive(body)
         if self._cluster is None:
             return QueueFact(name=name, stop=stop, inactive=inactive)
@@ -70,29 +70,31 @@ class QueueTable:
     def _cluster_queue(self, name: str, flavors: Mapping[str, Body]) -> ClusterQueueFact:
         body = (self._cluster or {}).get(name)
         if body is None:
-            return ClusterQueueFact(name=name, is_there=False)
+            return ClusterQueueFact(name=name, exists=False)
         spec, holder = mapping(body.get("spec")), self._holders[name]
         within = mapping(spec.get("preemption")).get("withinClusterQueue") or "Never"
         return ClusterQueueFact(
             name=name,
             stop=_stop(body),
             inactive=_inactive(body),
-            sheds=within != "Never",
+            can_preempt_within=within != "Never",
             is_strict=spec.get("queueingStrategy") == "StrictFIFO",
             cohort=holder.parent,
             groups=self._groups(body, holder, flavors) if self._is_known(holder) else (),
         )
 
-    def _groups(self, body: Body, holder: Holder, flavors: Mapping[str, Body]) -> tuple[tuple[FlavorRoom, ...], ...]:
-        found: list[tuple[FlavorRoom, ...]] = []
+    def _groups(
+        self, body: Body, holder: Holder, flavors: Mapping[str, Body]
+    ) -> tuple[tuple[FlavorCapacity, ...], ...]:
+        found: list[tuple[FlavorCapacity, ...]] = []
         for group in _groups(body):
-            rooms: list[FlavorRoom] = []
+            rooms: list[FlavorCapacity] = []
             for flavor in mappings(group.get("flavors")):
                 name = text(flavor.get("name"))
                 labels = texts(mapping(mapping(flavors.get(name)).get("spec")).get("nodeLabels"))
                 resources = [text(r.get("name")) for r in mappings(flavor.get("resources"))]
                 most = tuple((r, self._most(holder, (name, r))) for r in resources)
-                rooms.append(FlavorRoom(name, most, tuple(sorted(labels.items()))))
+                rooms.append(FlavorCapacity(name, most, tuple(sorted(labels.items()))))
             found.append(tuple(rooms))
         return tuple(found)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-from ..core.queue_facts import Amounts, PodNeeds
+from ..core.queue_facts import Amounts, PodRequests
 
 Body = Mapping[str, Any]
 
@@ -30,14 +30,14 @@ def thousandths(quantity: Any) -> int | None:
     return int(value.to_integral_value(ROUND_CEILING)) if value.is_finite() and abs(value) < MOST else None
 
 
-def pod_needs(spec: Body) -> tuple[PodNeeds, ...]:
+def pod_needs(spec: Body) -> tuple[PodRequests, ...]:
     """Give what a pod of each replicaSpec takes."""
     return tuple(
         _needs(str(one["name"]), (one.get("template") or {}).get("spec") or {}) for one in spec["replicaSpecs"]
     )
 
 
-def _needs(name: str, pod: Body) -> PodNeeds:
+def _needs(name: str, pod: Body) -> PodRequests:
     """Containers run together, with the sidecars; other starters run before them, each with the sidecars before it."""
     total = _sum(_requests(c) for c in pod.get("containers") or ())
     sidecars: dict[str, int] = {}
@@ -52,7 +52,7 @@ def _needs(name: str, pod: Body) -> PodNeeds:
     whole = _larger(whole, _amounts((pod.get("resources") or {}).get("requests")))
     amounts: Amounts = tuple(sorted(_sum((whole, _amounts(pod.get("overhead")))).items()))
     selector = pod.get("nodeSelector") or {}
-    return PodNeeds(name, amounts, tuple(sorted((str(k), str(v)) for k, v in selector.items())))
+    return PodRequests(name, amounts, tuple(sorted((str(k), str(v)) for k, v in selector.items())))
 
 
 def _requests(container: Body) -> dict[str, int]:

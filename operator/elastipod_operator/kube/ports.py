@@ -48,7 +48,7 @@ class PodCalls(Protocol):
 class JobCalls(RawCalls, PodCalls, Protocol):
     """All that the care for jobs takes."""
 
-    async def read_job(self, namespace: str, name: str) -> Body:
+    async def effective_job(self, namespace: str, name: str) -> Body:
         """Give a job as it is now."""
 
     async def patch_metadata(self, job: JobFact, version: str, metadata: Mapping[str, Any]) -> Body:

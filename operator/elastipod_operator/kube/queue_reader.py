@@ -135,7 +135,7 @@ class QueueReader:
 def _is_troubled(fact: QueueFact) -> bool:
     """Whether nothing is admitted."""
     behind = fact.cluster_queue
-    return any(not one.is_there or one.stop or one.inactive for one in (fact, behind) if one is not None)
+    return any(not one.exists or one.stop or one.inactive for one in (fact, behind) if one is not None)
 
 
 def queue_of(job: JobFact) -> str:

@@ -17,7 +17,7 @@ from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
 from .kept import Kept
 from .limits import slim
 from .reading import labels_of, mapping, mappings, name_of, text, uid_of
-from .translate import Doom, doom_of, node_fact, pod_fact, read_job, tolerations_of
+from .translate import Doom, doom_of, effective_job, node_fact, pod_fact, tolerations_of
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
 # etcd counts in 64 bits.
@@ -71,7 +71,7 @@ class Store:
         known = self.jobs.get(uid)
         if known is not None and version <= known.version:
             return False
-        body, read = read_job(body)
+        body, read = effective_job(body)
         fact = job_as_seen(read, known.fact if known is not None else None, self._now())
         if known is None:
             self.jobs[uid] = Job(slim(body), fact, version)

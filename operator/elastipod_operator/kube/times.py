@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ..core.record_codec import YEARS
+from ..core.record_codec import VALID_YEARS
 
 
 def time_of(text: Any) -> datetime:
@@ -23,6 +23,6 @@ def time_or(text: Any, otherwise: datetime) -> datetime:
         at = time_of(text) if text else otherwise
     except (ValueError, OverflowError):
         at = otherwise
-    if at is not otherwise and at.year not in YEARS:
+    if at is not otherwise and at.year not in VALID_YEARS:
         at = otherwise
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

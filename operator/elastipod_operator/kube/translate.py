@@ -30,8 +30,8 @@ from ..core.names import (
     PodId,
     pod_id_of,
 )
-from ..core.queue_facts import PodNeeds
-from ..core.quoted_output import quoted
+from ..core.queue_facts import PodRequests
+from ..core.quoted_output import quote_output
 from ..core.record import Record
 from ..core.record_codec import NewerRecordError, RecordError, decode
 from ..core.sizes import SizeError, SizeRequest, resolve
@@ -130,7 +130,7 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
     return replace(fact, policy=None, refusal=problem) if problem else replace(fact, needs=_needs(body))
 
 
-def read_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], JobFact]:
+def effective_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], JobFact]:
     """Read a job as it is in force: where its spec cannot be used, the last one that could be stands in its place (decision 31)."""
     fact = job_fact(body)
     problem = fact.refusal or (_problem_of_edits(body) if fact.pending_edits else "")
@@ -149,7 +149,7 @@ def _problem_of_edits(body: Mapping[str, Any]) -> str:
     return job_fact({**body, "metadata": {**meta, "annotations": annotations}}).refusal
 
 
-def _needs(body: Mapping[str, Any]) -> tuple[PodNeeds, ...]:
+def _needs(body: Mapping[str, Any]) -> tuple[PodRequests, ...]:
     try:
         return pod_needs(effective_spec(body))
     except Exception:  # an odd template may still make pods; only how much they need is not known
@@ -171,7 +171,7 @@ def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
     except Exception as error:  # whatever a user wrote becomes a sentence for that user
         return (
             None,
-            f"the spec cannot be read ({_shown(error)}); compare it with kubectl explain hpjob.spec",
+            f"the spec cannot be read ({_error_text(error)}); compare it with kubectl explain hpjob.spec",
         )
 
 
@@ -189,8 +189,8 @@ def _checked_policy(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
         return None, str(error)
 
 
-def _shown(error: Exception) -> str:
-    return _short(f"{type(error).__name__}: {error}", 200)
+def _error_text(error: Exception) -> str:
+    return _shortened(f"{type(error).__name__}: {error}", 200)
 
 
 def _template_problem(fact: JobFact, policy: Policy, body: Mapping[str, Any]) -> str:
@@ -206,7 +206,7 @@ def _template_problem(fact: JobFact, policy: Policy, body: Mapping[str, Any]) ->
                 return f"spec.replicaSpecs[{one['name']}].template is nested more than {MAX_DEPTH} levels deep"
             json.dumps(manifest)
         except Exception as error:  # as above: the user's template, not a mistake of ours
-            what = f"spec.replicaSpecs[{one['name']}].template is no template of a pod ({_shown(error)})"
+            what = f"spec.replicaSpecs[{one['name']}].template is no template of a pod ({_error_text(error)})"
             return f"{what}; compare it with kubectl explain pod"
     return ""
 
@@ -310,14 +310,14 @@ def _first_container(template: Mapping[str, Any]) -> str:
     return str(containers[0].get("name", ""))
 
 
-def _pods_of(read: tuple[Record | None, str], text: str) -> int:
+def _pods_on_record(read: tuple[Record | None, str], text: str) -> int:
     """A short text may stand for thousands of pods."""
     record = read[0] or Record()
     return 64 + len(text) // 64 + len(record.members) + len(record.lost) + len(record.incarnations)
 
 
-@limited_cache(RECORDED_PODS_KEPT, _pods_of)
-def decoded_record(written: str) -> tuple[Record | None, str, str]:
+@limited_cache(RECORDED_PODS_KEPT, _pods_on_record)
+def decode_record(written: str) -> tuple[Record | None, str, str]:
     """Read a record, with a reason to leave the job alone where there is one, and the UID of its job; none where nobody can read it."""
     try:
         record = decode(written)
@@ -330,7 +330,7 @@ def decoded_record(written: str) -> tuple[Record | None, str, str]:
 
 def _record_of(body: Mapping[str, Any]) -> tuple[Record | None, str]:
     written = annotations_of(body).get(ANNOTATION_STATE)
-    record, hands_off, owner = decoded_record(written) if written else (None, "", "")
+    record, hands_off, owner = decode_record(written) if written else (None, "", "")
     return (record, hands_off) if is_own(owner, body) else (None, "")
 
 
@@ -339,7 +339,7 @@ def _has_foreign_record(body: Mapping[str, Any]) -> bool:
     written, applied = annotations.get(ANNOTATION_STATE), any_applied_of(body)
     owners = [owner for _, owner in _starts(annotations.get(ANNOTATION_HISTORY, ""))]
     if written:
-        record, hands_off, owner = decoded_record(written)
+        record, hands_off, owner = decode_record(written)
         owners += [owner] if record is not None or hands_off else []
     if applied is not None:
         owners.append(text(applied.get("uid")))
@@ -398,7 +398,7 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         container=container_now,
         containers_ended=all_ended(spec, states),
         deletion_grace=_deletion_grace(meta, spec) if meta.get("deletionTimestamp") else None,
-        disrupted=_short(disruption.get("reason") or "Disruption") if disruption else "",
+        disrupted=_shortened(disruption.get("reason") or "Disruption") if disruption else "",
         trouble=trouble,
         trouble_reason=reason,
         token_secret=secret_of(body, container),
@@ -436,17 +436,17 @@ def _trouble(
         waiting = mapping(mapping(container.get("state")).get("waiting"))
         reason, message = text(waiting.get("reason")), text(waiting.get("message"))
         if reason in PULL_TROUBLES:
-            image = _short(container.get("image"))
-            what = f"image {image} of pod {pod} cannot be pulled ({reason}: {_short(message)})"
+            image = _shortened(container.get("image"))
+            what = f"image {image} of pod {pod} cannot be pulled ({reason}: {_shortened(message)})"
             return "ImagePullFailed", f"{what}; check its name, its tag and the pull secret"
         if reason in START_TROUBLES:
             return (
                 "ContainerCannotStart",
-                f"container {name} of pod {pod} cannot be started ({reason}): {_short(message)}",
+                f"container {name} of pod {pod} cannot be started ({reason}): {_shortened(message)}",
             )
     for condition in mappings(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return "Unschedulable", _short(condition.get("message") or "not scheduled yet")
+            return "Unschedulable", _shortened(condition.get("message") or "not scheduled yet")
     return "", ""
 
 
@@ -455,7 +455,7 @@ def _not_considered(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]
     is_known = any(c.get("type") == "PodScheduled" for c in mappings(status.get("conditions")))
     if is_known or spec.get("nodeName") or (status.get("phase") or "Pending") != "Pending":
         return "", ""
-    wanted = _short(text(spec.get("schedulerName")) or "default-scheduler")
+    wanted = _shortened(text(spec.get("schedulerName")) or "default-scheduler")
     return NOT_CONSIDERED, (
         f"no scheduler has looked at pod {pod}: nobody seems to serve schedulerName {wanted}; start that scheduler, or change "
         "spec.replicaSpecs[].template.spec.schedulerName"
@@ -465,12 +465,12 @@ def _not_considered(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]
 def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
     if status.get("reason"):  # its node ended it: whatever its containers say of their ends follows from that
         told = [text(status[part]) for part in ("reason", "message") if status.get(part)]
-        return f"pod {pod} ended: {_short(': '.join(told))}"
+        return f"pod {pod} ended: {_shortened(': '.join(told))}"
     for first in mappings(status.get("initContainerStatuses")):
         if _ended(first).get("exitCode"):
             return _one_end(f"init container {first.get('name')} of pod {pod}", _ended(first))
     if not _ended(mine):
-        return f"pod {pod} ended: {_short(status.get('message') or 'no reason given')}"
+        return f"pod {pod} ended: {_shortened(status.get('message') or 'no reason given')}"
     how = _one_end(f"container {mine.get('name')} of pod {pod}", _ended(mine))
     if _ended(mine).get("reason") == "OOMKilled":
         return how
@@ -484,11 +484,11 @@ def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
 def _one_end(what: str, ended: Mapping[str, Any]) -> str:
     if ended.get("reason") == "OOMKilled":
         return f"{what} was killed for using more memory than its limit; raise resources.limits.memory"
-    said = f": {quoted(_short(ended['message']))}" if ended.get("message") else ""
-    return f"{what} ended with exit code {_short(ended.get('exitCode'), 20)}{said}"
+    said = f": {quote_output(_shortened(ended['message']))}" if ended.get("message") else ""
+    return f"{what} ended with exit code {_shortened(ended.get('exitCode'), 20)}{said}"
 
 
-def _short(found: Any, limit: int = 300) -> str:
+def _shortened(found: Any, limit: int = 300) -> str:
     line = " ".join(str(found if isinstance(found, str | int | float) else "?")[: 10 * limit].split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
@@ -562,7 +562,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def _taint_text(taint: Mapping[str, Any]) -> str:
-    return f"taint {_short(taint.get('key', ''))}:{_short(taint.get('effect', ''))}"
+    return f"taint {_shortened(taint.get('key', ''))}:{_shortened(taint.get('effect', ''))}"
 
 
 def _seconds(value: int | None) -> timedelta | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from .. import clock, metrics
 from ..core.facts import Policy, WorkloadFact
 from ..core.queue_facts import QueueFact
-from ..core.queue_warnings import late_at
+from ..core.queue_warnings import eviction_due_at
 from ..core.quota import DEFAULT_QUEUE
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
@@ -160,7 +160,9 @@ def _measure(memory: Memory, workloads: Sequence[WorkloadFact], policy: Policy |
             metrics.EVICTIONS.labels(share, metrics.eviction_cause(workload.evicted)).inc()
     present = {workload.uid for workload in workloads}
     memory.late = (
-        sum((at := late_at(w, policy)) is not None and at <= now for w in workloads) if policy is not None else 0
+        sum((at := eviction_due_at(w, policy)) is not None and at <= now for w in workloads)
+        if policy is not None
+        else 0
     )
     memory.evicted = {workload.uid for workload in workloads if workload.evicted}
     memory.waiting = {uid: since for uid, since in memory.waiting.items() if uid in present}

@@ -16,7 +16,7 @@ from elastipod_operator.agents.commands import Command, Commander
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core.actions import StartWorkers
 from elastipod_operator.core.facts import AgentFact
-from elastipod_operator.core.record import Reach
+from elastipod_operator.core.record import RestartMode
 
 SIZE = 300
 
@@ -28,7 +28,7 @@ class CountingBoard:
         self.asked: list[str] = []
 
     def fact(self, uid: str) -> AgentFact:
-        return ready(restart_mode=Reach.IN_PROCESS)
+        return ready(restart_mode=RestartMode.IN_PROCESS)
 
     def progress(self, uids: Iterable[str]) -> dict[str, Any]:
         self.asked.append(f"progress of {len(list(uids))}")

@@ -13,7 +13,7 @@ from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core.actions import Action, CreatePod, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
 from elastipod_operator.core.facts import AgentFact
 from elastipod_operator.core.names import PodId
-from elastipod_operator.core.record import Reach
+from elastipod_operator.core.record import RestartMode
 
 DATA = [{"rank": 0, "data": "a"}]
 
@@ -68,7 +68,7 @@ def test_a_spare_is_told_so() -> None:
     ],
 )
 def test_workers_that_outlive_faults_learn_of_each_other(nproc: str, addresses: list[str]) -> None:
-    kept = ready(restart_mode=Reach.IN_PROCESS)
+    kept = ready(restart_mode=RestartMode.IN_PROCESS)
     body = body_of(START, kept, kept, nproc=nproc)
     assert body["rankIps"] == [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]
     assert body["worker_data"] == DATA
@@ -76,7 +76,7 @@ def test_workers_that_outlive_faults_learn_of_each_other(nproc: str, addresses: 
 
 @pytest.mark.parametrize(("pods", "is_told"), [(512, True), (513, False)])
 def test_the_addresses_of_many_are_not_sent(pods: int, is_told: bool) -> None:
-    body = body_of(START, *[ready(restart_mode=Reach.IN_PROCESS)] * pods)
+    body = body_of(START, *[ready(restart_mode=RestartMode.IN_PROCESS)] * pods)
     assert (body["rankIps"] is not None) is is_told
 
 
@@ -96,10 +96,10 @@ def test_a_drain_says_whether_the_pod_goes_where_that_is_known_to_agents_that_kn
     assert body_of(stop, agent(generation=None)) == {"is_graceful": True, "timeout": 60}
 
 
-@pytest.mark.parametrize("reach", Reach)
-def test_a_hard_stop_says_how_far_the_restart_reaches_unless_processes_are_kept(reach: Reach) -> None:
+@pytest.mark.parametrize("reach", RestartMode)
+def test_a_hard_stop_says_how_far_the_restart_reaches_unless_processes_are_kept(reach: RestartMode) -> None:
     expected: dict[str, Any] = {"is_graceful": False, "generation": 3}
-    if reach is not Reach.IN_PROCESS:
+    if reach is not RestartMode.IN_PROCESS:
         expected["restart_mode"] = reach.value
     assert body_of(StopWorkers(pod(0).name, 3, graceful=False, timeout_s=0, reach=reach), running(3)) == expected
 

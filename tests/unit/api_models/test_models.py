@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from elastipod_operator.api import (
     CleanPodPolicy,
-    Condition,
     ConditionStatus,
     HyperPodPyTorchJob,
+    JobCondition,
     JobStatus,
     Switch,
     explain,
@@ -152,7 +152,7 @@ def test_a_broken_regex_is_told_with_its_error():
 
 def test_status_is_written_for_the_wire():
     at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=1)))
-    running = Condition(type="Running", status=ConditionStatus.TRUE, reason="Started", last_transition_time=at)
+    running = JobCondition(type="Running", status=ConditionStatus.TRUE, reason="Started", last_transition_time=at)
     status = JobStatus(start_time=at, conditions=(running,), master_port="10010")
     assert status.to_body() == {
         "startTime": "2026-01-02T02:04:05Z",
@@ -166,7 +166,7 @@ def test_status_is_written_for_the_wire():
 
 
 def test_the_last_condition_is_the_state():
-    created, scaling = (Condition(type=name, status=ConditionStatus.FALSE) for name in ("Created", "Scaling"))
+    created, scaling = (JobCondition(type=name, status=ConditionStatus.FALSE) for name in ("Created", "Scaling"))
     assert JobStatus().state is None
     assert JobStatus(conditions=(scaling, created)).state == created
     assert JobStatus(conditions=(scaling, created)).condition("Scaling") == scaling

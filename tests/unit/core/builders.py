@@ -20,7 +20,7 @@ from elastipod_operator.core.facts import (
     SpecShape,
 )
 from elastipod_operator.core.names import PodId
-from elastipod_operator.core.record import SUSPENDED_BY_USER, Kind, Record, Transition
+from elastipod_operator.core.record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -99,17 +99,19 @@ def running(generation: int = 1, **changes: Any) -> AgentFact:
 def trains(size: int = 2, generation: int = 1, **changes: Any) -> Record:
     """Give the record of a job that has trained for an hour."""
     base = Record(
-        generation=generation, members=tuple(pid(n) for n in range(size)), master_addr="10.0.0.0", settled_at=LONG_AGO,
+        generation=generation, members=tuple(pid(n) for n in range(size)), master_addr="10.0.0.0", running_since=LONG_AGO,
         started_at=LONG_AGO,
     )  # fmt: skip
     return replace(base, **changes)
 
 
-def transition(kind: Kind = Kind.RESIZE, *, began_s: float = 5.0, goal: int = 2, **changes: Any) -> Transition:
+def transition(
+    kind: TransitionKind = TransitionKind.RESIZE, *, began_s: float = 5.0, goal: int = 2, **changes: Any
+) -> Transition:
     """Give a transition that began some seconds ago, with its time for checkpoints left."""
     began = NOW - seconds(began_s)
-    graceful = kind in (Kind.RESIZE, Kind.SUSPEND)
-    cause = SUSPENDED_BY_USER if kind is Kind.SUSPEND else "Test"
+    graceful = kind in (TransitionKind.RESIZE, TransitionKind.SUSPEND)
+    cause = SUSPENDED_BY_USER if kind is TransitionKind.SUSPEND else "Test"
     base = Transition(
         kind=kind, cause=cause, message="a test", from_size=2, goal=goal, began_at=began, detected_at=began,
         deadline=began + seconds(600 if graceful else 30), graceful=graceful,

@@ -29,7 +29,7 @@ from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, StartWor
 from elastipod_operator.core.facts import AgentFact, AgentState, ContainerFact, ContainerState, NodeFact, PodFact
 from elastipod_operator.core.health import Health, judge
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 
 CRASHED = ContainerFact(ContainerState.TERMINATED, 1, "Error")
 FINISHED = ContainerFact(ContainerState.TERMINATED, 0, "Completed")
@@ -60,9 +60,9 @@ def test_a_container_that_ended_beside_a_sidecar_is_a_failure_of_its_workers(
     todo = decided([(with_sidecar(), mine), *((pod(n), running()) for n in range(1, others + 1))])
     begun = todo.record.transition
     assert begun is not None
-    assert (begun.kind, begun.cause, begun.counted) == (Kind.RECOVERY, "PodFailed", True)
+    assert (begun.kind, begun.cause, begun.uses_budget) == (TransitionKind.RECOVERY, "PodFailed", True)
     assert "exit code 1" in begun.message
-    assert (todo.record.retries, [c.pod for c in todo.record.culprits]) == (1, [pid(0)])
+    assert (todo.record.retries, [c.pod for c in todo.record.faulty_replicas]) == (1, [pid(0)])
 
 
 @pytest.mark.parametrize(
@@ -78,18 +78,18 @@ def test_it_costs_no_retry_when_somebody_else_ended_it(mine: PodFact, nodes: lis
     todo = decided([(mine, running()), (pod(1), running())], None, *nodes)
     begun = todo.record.transition
     assert begun is not None
-    assert (begun.cause, begun.counted, todo.record.retries) == (cause, False, 0)
+    assert (begun.cause, begun.uses_budget, todo.record.retries) == (cause, False, 0)
 
 
 def test_its_place_is_freed_though_a_sidecar_runs_on() -> None:
-    stopped = trains(2, transition=transition(Kind.RECOVERY, counted=True))
+    stopped = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
     todo = decided([(with_sidecar(), None), (pod(1), ready(1))], stopped)
     assert [(a.name, a.force) for a in acts(todo, DeletePod)] == [("job-workers-0", False)]
     assert pid(0, 1) in [a.pod for a in acts(todo, CreatePod)]
 
 
 def test_what_ignores_its_end_does_not_hold_the_place_for_the_length_of_a_drain() -> None:
-    stopped = trains(2, transition=transition(Kind.RECOVERY, counted=True))
+    stopped = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
     beside = decided([(with_sidecar(), None), (pod(1), ready(1))], stopped)
     shell = decided([(pod(0), REFUSES), (pod(1), ready(1))], stopped)
     for todo in (beside, shell):
@@ -99,7 +99,7 @@ def test_what_ignores_its_end_does_not_hold_the_place_for_the_length_of_a_drain(
 
 
 def test_its_log_is_kept_where_nothing_of_the_pod_runs_any_more() -> None:
-    stopped = trains(2, transition=transition(Kind.RECOVERY, counted=True))
+    stopped = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
     todo = decided([(with_sidecar(containers_ended=True), None), (pod(1), ready(1))], stopped)
     assert not acts(todo, DeletePod)
 
@@ -108,7 +108,7 @@ def test_its_quota_is_used_until_its_pod_is_gone() -> None:
     found = judge(observed(job(trains()), [(with_sidecar(), running()), (pod(1), running())])).by_id[pid(0)]
     assert (found.health, found.gone, found.may_run) == (Health.ENDED, False, True)
     granted = {p.slot: "base" for p in (pid(0), pid(1))}
-    stopped = trains(2, transition=transition(Kind.RECOVERY, counted=True))
+    stopped = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
     todo = decided([(with_sidecar(), None), (pod(1), ready(1))], stopped, granted=granted)
     assert acts(todo, DeletePod)
     assert not acts(todo, CreatePod), "both pods together would be more than was granted"
@@ -152,7 +152,7 @@ def test_an_agent_whose_port_is_refused_has_ended(others: int) -> None:
     todo = decided([(pod(0), REFUSES), *((pod(n), running()) for n in range(1, others + 1))])
     begun = todo.record.transition
     assert begun is not None
-    assert (begun.cause, begun.counted, todo.record.retries) == ("AgentEnded", True, 1)
+    assert (begun.cause, begun.uses_budget, todo.record.retries) == ("AgentEnded", True, 1)
     assert todo.record.lost == (pid(0),)
 
 
@@ -177,7 +177,7 @@ def test_a_refused_connection_alone_proves_nothing(mine: AgentFact, other: Agent
 
 
 def test_the_workers_of_others_that_failed_first_do_not_hide_whose_agent_ended() -> None:
-    begun = trains(2, transition=transition(Kind.RECOVERY, counted=True), retries=1)
+    begun = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True), retries=1)
     todo = decided([(pod(0), REFUSES), (pod(1), faulted())], begun)
     assert todo.record.retries == 1, "its own failure is no reason to give the retry back"
 
@@ -197,11 +197,11 @@ def test_the_agent_that_ended_is_the_root_cause_though_the_workers_of_others_fai
 ) -> None:
     """They fail within a second, because their connections broke; what their kubelet says comes later."""
     begun = decided([(pod(0), running()), (pod(1), faulted())])
-    assert [c.pod for c in begun.record.culprits] == [pid(1)]
+    assert [c.pod for c in begun.record.faulty_replicas] == [pid(1)]
     todo = decided([(first, mine), (pod(1), faulted())], begun.record)
     assert todo.record.transition is not None
-    assert (todo.record.transition.cause, todo.record.transition.counted) == (cause, True)
-    assert ([c.pod for c in todo.record.culprits], todo.record.retries) == ([pid(0)], 1)
+    assert (todo.record.transition.cause, todo.record.transition.uses_budget) == (cause, True)
+    assert ([c.pod for c in todo.record.faulty_replicas], todo.record.retries) == ([pid(0)], 1)
     again = decided([(first, mine), (pod(1), faulted())], todo.record)
     assert again.record == todo.record
 
@@ -218,7 +218,7 @@ def test_the_retry_stays_booked_while_the_others_are_stopped(mine: tuple[PodFact
 def test_what_already_ended_by_itself_is_not_blamed_on_another_one() -> None:
     begun = decided([(with_sidecar(), running()), (pod(1), running())])
     todo = decided([(with_sidecar(), running()), (pod(1, container=CRASHED, trouble="x"), running())], begun.record)
-    assert [c.pod for c in todo.record.culprits] == [pid(0)]
+    assert [c.pod for c in todo.record.faulty_replicas] == [pid(0)]
 
 
 # -- a container that its kubelet starts again
@@ -240,12 +240,12 @@ def test_an_agent_that_began_anew_while_its_generation_ran_is_a_failure() -> Non
     todo = decided([(pod(0, container=RESTARTED), ready(0)), (pod(1), running())])
     begun = todo.record.transition
     assert begun is not None
-    assert (begun.cause, begun.counted, todo.record.retries) == ("AgentRestarted", True, 1)
+    assert (begun.cause, begun.uses_budget, todo.record.retries) == ("AgentRestarted", True, 1)
     assert "begun anew" in begun.message
 
 
 def test_an_answer_from_before_the_generation_ran_is_no_news() -> None:
-    just_settled = trains(2, settled_at=NOW - seconds(2))
+    just_settled = trains(2, running_since=NOW - seconds(2))
     todo = decided([(pod(0), ready(0)), (pod(1), running())], just_settled)
     assert todo.record.transition is None
     assert todo.wake_at is not None
@@ -253,19 +253,19 @@ def test_an_answer_from_before_the_generation_ran_is_no_news() -> None:
 
 
 def test_an_agent_that_takes_its_first_start_has_not_begun_anew() -> None:
-    starting = trains(2, settled_at=None, begun_at=NOW - seconds(5))
+    starting = trains(2, running_since=None, generation_began_at=NOW - seconds(5))
     assert decided([(pod(0), ready(0)), (pod(1), running())], starting).record.transition is None
 
 
 def test_an_agent_that_was_started_again_is_awaited_like_a_new_one() -> None:
-    record = trains(2, transition=transition(Kind.RECOVERY, counted=True))
+    record = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
     unheard = AgentFact(trying_since=NOW - seconds(20), refused=True)
     seen = observed(job(record), [(pod(0, container=RESTARTED), unheard), (pod(1), ready(1))])
     assert judge(seen).by_id[pid(0)].health is Health.PENDING
 
 
 def test_the_core_asks_for_nothing_when_it_looks_a_second_time() -> None:
-    record = trains(2, settled_at=LONG_AGO)
+    record = trains(2, running_since=LONG_AGO)
     first = decided([(with_sidecar(), running()), (pod(1), running())], record)
     again = decided([(with_sidecar(), running()), (pod(1), ready(1))], first.record)
     assert (again.record.restarts, again.record.retries) == (1, 1)

@@ -12,7 +12,16 @@ from tests.unit.core.builders import NOW, job, observed, pid, pod, policy
 from elastipod_operator.core.actions import CreatePod, StartWorkers, StopWorkers
 from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, Observed, PodFact
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Culprit, Gang, Kind, Offence, Reach, Record, Transition, Window
+from elastipod_operator.core.record import (
+    FaultyReplica,
+    NodeFaults,
+    PartialGang,
+    Record,
+    RestartMode,
+    RestartWindow,
+    Transition,
+    TransitionKind,
+)
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
 
@@ -20,11 +29,22 @@ times = st.sampled_from([0, 1, 10, 20, 40, 100, 1000]).map(lambda s: NOW - timed
 maybe_times = st.none() | times
 ids = st.builds(pid, st.integers(0, 3), st.integers(0, 2))
 agents = st.builds(
-    AgentFact, state=st.none() | st.sampled_from(AgentState), generation=st.none() | st.integers(0, 4), drained=st.booleans(),
-    terminating=st.booleans(), failure=st.none() | st.just(Failure(0, 1, "", "boom")), step=st.none() | st.integers(0, 9),
-    step_at=maybe_times, step_pace=st.none() | st.just(timedelta(seconds=2)), trying_since=maybe_times, last_answer=maybe_times,
-    answering_since=maybe_times, restart_mode=st.sampled_from(["", *Reach, "another"]), saving=st.booleans(), unanswered=st.booleans(),
-)  # fmt: skip
+    AgentFact,
+    state=st.none() | st.sampled_from(AgentState),
+    generation=st.none() | st.integers(0, 4),
+    drained=st.booleans(),
+    terminating=st.booleans(),
+    failure=st.none() | st.just(Failure(0, 1, "", "boom")),
+    step=st.none() | st.integers(0, 9),
+    step_at=maybe_times,
+    step_pace=st.none() | st.just(timedelta(seconds=2)),
+    trying_since=maybe_times,
+    last_answer=maybe_times,
+    answering_since=maybe_times,
+    restart_mode=st.sampled_from(["", *RestartMode, "another"]),
+    saving=st.booleans(),
+    unanswered=st.booleans(),
+)
 pods = st.builds(
     pod, ids, phase=st.sampled_from(["Pending", "Running", "Failed", "Succeeded"]), node=st.sampled_from(["", "a", "b", "lost"]),
     started=st.booleans(), kill_at=maybe_times, disrupted=st.sampled_from(["", "Eviction"]),
@@ -34,21 +54,47 @@ nodes = st.builds(
     out_of_service=st.booleans(), doomed=st.sampled_from(["", "taint"]),
 )  # fmt: skip
 transitions = st.builds(
-    Transition, kind=st.sampled_from([Kind.START, Kind.RESIZE, Kind.RECOVERY, Kind.SUSPEND]), cause=st.just("C"),
-    message=st.just("m"), from_size=st.integers(0, 4), goal=st.integers(0, 4), began_at=times, detected_at=times,
-    deadline=times, graceful=st.booleans(), not_before=maybe_times, counted=st.booleans(), weighed=st.booleans(),
-    full=st.booleans(), reach=st.sampled_from(Reach),
-)  # fmt: skip
+    Transition,
+    kind=st.sampled_from(
+        [TransitionKind.START, TransitionKind.RESIZE, TransitionKind.RECOVERY, TransitionKind.SUSPEND]
+    ),
+    cause=st.just("C"),
+    message=st.just("m"),
+    from_size=st.integers(0, 4),
+    goal=st.integers(0, 4),
+    began_at=times,
+    detected_at=times,
+    deadline=times,
+    graceful=st.booleans(),
+    not_before=maybe_times,
+    uses_budget=st.booleans(),
+    is_budget_checked=st.booleans(),
+    recreates_pods=st.booleans(),
+    reach=st.sampled_from(RestartMode),
+)
 records = st.builds(
-    Record, generation=st.integers(0, 4), members=st.lists(ids, unique=True, max_size=4).map(tuple),
-    transition=st.none() | transitions, lost=st.lists(ids, unique=True, max_size=2).map(tuple), window_since=maybe_times,
-    settled_at=maybe_times, started_at=maybe_times, incident_at=maybe_times, retries=st.integers(0, 2),
-    window=st.builds(Window, st.integers(0, 2), maybe_times, st.integers(0, 3), st.integers(0, 2)), stalled=st.integers(0, 4),
-    gang=st.none() | st.builds(Gang, times, st.integers(0, 3), st.integers(0, 3), maybe_times), grew_from=st.integers(0, 2),
-    culprits=st.lists(st.builds(Culprit, ids, st.integers(-1, 3), st.sampled_from(["", "a"])), max_size=2).map(tuple),
-    offences=st.lists(st.builds(Offence, st.sampled_from("abc"), st.integers(1, 3), times), max_size=2).map(tuple),
+    Record,
+    generation=st.integers(0, 4),
+    members=st.lists(ids, unique=True, max_size=4).map(tuple),
+    transition=st.none() | transitions,
+    lost=st.lists(ids, unique=True, max_size=2).map(tuple),
+    window_since=maybe_times,
+    running_since=maybe_times,
+    started_at=maybe_times,
+    incident_at=maybe_times,
+    retries=st.integers(0, 2),
+    window=st.builds(RestartWindow, st.integers(0, 2), maybe_times, st.integers(0, 3), st.integers(0, 2)),
+    stalled_recoveries=st.integers(0, 4),
+    gang=st.none() | st.builds(PartialGang, times, st.integers(0, 3), st.integers(0, 3), maybe_times),
+    size_before_growth=st.integers(0, 2),
+    faulty_replicas=st.lists(
+        st.builds(FaultyReplica, ids, st.integers(-1, 3), st.sampled_from(["", "a"])), max_size=2
+    ).map(tuple),
+    node_faults=st.lists(st.builds(NodeFaults, st.sampled_from("abc"), st.integers(1, 3), times), max_size=2).map(
+        tuple
+    ),
     outcome=st.sampled_from(["", "", "", "Completed"]),
-)  # fmt: skip
+)
 wishes = st.builds(
     policy, sizes=st.sampled_from([Sizes((1,), 1), Sizes((2, 4), 2), Sizes((1, 2, 3), 2)]), suspend=st.booleans(),
     restarts_before_full=st.none() | st.integers(0, 1), max_full_restarts=st.none() | st.integers(0, 1),
@@ -112,5 +158,5 @@ def test_an_incident_is_booked_once_however_often_it_is_looked_at(seen: Observed
         return
     again = plan(replace(seen, job=replace(seen.job, record=first.record)))
     assert (again.record.restarts, again.record.retries) == (first.record.restarts, first.record.retries)
-    if first.record.transition is not None and first.record.transition.weighed:
+    if first.record.transition is not None and first.record.transition.is_budget_checked:
         assert again.record.window == first.record.window

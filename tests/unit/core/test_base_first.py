@@ -26,13 +26,13 @@ from elastipod_operator.core.base_first import BASE_PATIENCE, base_minimum
 from elastipod_operator.core.facts import AgentFact, PodFact, Policy, SpecShape
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Gang, Kind, Record
+from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 Seen = tuple[PodFact, AgentFact | None]
 TWO = policy(2, 4, specs=(SpecShape("base", 2), SpecShape("extra", 2)))
-STARTS = Record(transition=transition(Kind.START, began_s=90, goal=2))
-FAULT = transition(Kind.RECOVERY, began_s=90, goal=3, weighed=True)
+STARTS = Record(transition=transition(TransitionKind.START, began_s=90, goal=2))
+FAULT = transition(TransitionKind.RECOVERY, began_s=90, goal=3, is_budget_checked=True)
 
 
 def base(ordinal: int, incarnation: int = 0) -> PodId:
@@ -156,7 +156,9 @@ def test_who_makes_room_for_the_base(pods: list[Seen], gone: list[PodId]) -> Non
 )
 def test_after_a_fault_they_make_room_as_well(faulty_s: int, waited_s: int, full: bool, goes: bool) -> None:
     wishes = replace(TWO, faulty_timeout=seconds(faulty_s))
-    record = trains(members=(base(0), base(1), extra(0)), transition=replace(FAULT, full=full), lost=(base(1),))
+    record = trains(
+        members=(base(0), base(1), extra(0)), transition=replace(FAULT, recreates_pods=full), lost=(base(1),)
+    )
     pods = [placed(base(0), 1), waits(base(1, 1), waited_s), placed(extra(0), 1)]
     assert leaving(look(record, *pods, wishes=wishes)) == ({extra(0).name("job")} if goes else set())
 
@@ -190,15 +192,15 @@ def test_the_end_of_the_patience_is_waited_for() -> None:
 def test_places_of_elastic_pods_alone_are_a_half_gang() -> None:
     """They are given back like those of any gang that cannot train (decision 14), and the base is the demand then."""
     pods = [placed(extra(0)), placed(extra(1)), waits(base(0), 10), waits(base(1), 10)]
-    assert look(STARTS, *pods).record.gang == Gang(NOW, 2)
-    late = look(replace(STARTS, gang=Gang(NOW - seconds(181), 2)), *pods)
+    assert look(STARTS, *pods).record.gang == PartialGang(NOW, 2)
+    late = look(replace(STARTS, gang=PartialGang(NOW - seconds(181), 2)), *pods)
     assert leaving(late) == {seen.name for seen, _ in pods}
-    rests = replace(STARTS, gang=Gang(NOW - seconds(20), 0, 1, NOW + seconds(60)))
+    rests = replace(STARTS, gang=PartialGang(NOW - seconds(20), 0, 1, NOW + seconds(60)))
     assert [a.pod for a in acts(look(rests), CreatePod)] == [base(0)]
 
 
 def test_the_elastic_ones_are_shed_first() -> None:
     smaller = replace(TWO, sizes=Sizes((2,), 2))
     everybody = (base(0), base(1), extra(0), extra(1))
-    stopped = trains(members=everybody, transition=transition(Kind.RESIZE, goal=2))
+    stopped = trains(members=everybody, transition=transition(TransitionKind.RESIZE, goal=2))
     assert started(look(stopped, *(placed(p, 1) for p in everybody), wishes=smaller)) == (base(0), base(1))

@@ -19,7 +19,7 @@ from elastipod_operator.core.facts import SpecShape
 from elastipod_operator.core.names import LABEL_INCARNATION, LABEL_ORDINAL, LABEL_SPEC, pod_id_of
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.quota import SHARES_KEPT, shares_for
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_PODS, RecordError, decode, encode
 from elastipod_operator.core.sizes import MAX_REPLICAS, SizeError, SizeRequest, Sizes, resolve
 from elastipod_operator.kube import translate
@@ -77,7 +77,7 @@ def test_the_largest_job_is_accepted_and_its_sizes_take_no_memory_each() -> None
 
 
 def test_the_largest_job_costs_a_bounded_number_of_calls() -> None:
-    seen = observed(job(Record(transition=transition(Kind.START)), policy(2, MAX_REPLICAS)))
+    seen = observed(job(Record(transition=transition(TransitionKind.START)), policy(2, MAX_REPLICAS)))
     assert len(acts(plan(seen), CreatePod)) == MAX_REPLICAS
     assert calls_in(lambda: plan(seen)) < 30 * MAX_REPLICAS
 
@@ -98,7 +98,7 @@ def test_records_that_were_read_are_kept_up_to_a_number_of_pods() -> None:
 
     def read() -> None:
         for one in texts:
-            translate.decoded_record(one)
+            translate.decode_record(one)
 
     assert kept_bytes(read) < 24 * MIB
 

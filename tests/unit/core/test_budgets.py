@@ -40,13 +40,13 @@ from elastipod_operator.core.growth import (
 from elastipod_operator.core.health import View, judge
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.offenders import MAX_KEPT, avoided, book_offence, forget_old, next_pardon
-from elastipod_operator.core.record import Culprit, Kind, Offence, Reach, Record, Window
+from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, RestartMode, RestartWindow, TransitionKind
 from elastipod_operator.core.scene import Scene
 from elastipod_operator.core.sizes import Sizes
 
 Seen = tuple[PodFact, AgentFact | None]
 PERIOD = policy(2, 2, eval_period=seconds(600), max_offenders=2)
-RECOVERY = transition(Kind.RECOVERY, cause="WorkerCrash", counted=True)
+RECOVERY = transition(TransitionKind.RECOVERY, cause="WorkerCrash", uses_budget=True)
 
 
 # ---- evaluation windows
@@ -63,15 +63,15 @@ RECOVERY = transition(Kind.RECOVERY, cause="WorkerCrash", counted=True)
     ],
 )
 def test_the_end_of_a_window(since_s: float | None, began: Any, closed: bool, wait_s: float | None) -> None:
-    window = Window(4, None if since_s is None else NOW - seconds(since_s), 3, 2)
+    window = RestartWindow(4, None if since_s is None else NOW - seconds(since_s), 3, 2)
     record = trains(window=window, transition=began)
-    assert close_window(record, PERIOD, NOW).window == (Window(5) if closed else window)
+    assert close_window(record, PERIOD, NOW).window == (RestartWindow(5) if closed else window)
     assert next_window_end(record, PERIOD, NOW) == (None if wait_s is None else NOW + seconds(wait_s))
 
 
 @pytest.mark.parametrize(("stalled", "ends"), [(2, False), (3, True)])
 def test_three_recoveries_without_progress_are_too_many(stalled: int, ends: bool) -> None:
-    assert does_not_progress(Record(stalled=stalled)) is ends
+    assert does_not_progress(Record(stalled_recoveries=stalled)) is ends
 
 
 # ---- weighing
@@ -86,9 +86,12 @@ def weighed(record: Record, wishes: Policy = PERIOD, *pods: Seen) -> Weighed:
     "record",
     [
         pytest.param(trains(transition=transition()), id="a planned change"),
-        pytest.param(trains(transition=replace(RECOVERY, weighed=True), retries=9, stalled=9, best_step=3), id="what was weighed"),
+        pytest.param(
+            trains(transition=replace(RECOVERY, is_budget_checked=True), retries=9, stalled_recoveries=9, best_step=3),
+            id="what was weighed",
+        ),
     ],
-)  # fmt: skip
+)
 def test_nothing_is_weighed_but_recoveries_and_those_once(record: Record) -> None:
     assert weighed(record, policy(max_retries=0)) == Weighed(record)
 
@@ -98,39 +101,92 @@ def test_nothing_is_weighed_but_recoveries_and_those_once(record: Record) -> Non
     [
         pytest.param({"retries": 3}, {"max_retries": 3}, "", "", id="so many retries are allowed"),
         pytest.param({"retries": 4}, {"max_retries": 3}, "WorkerCrash", "jobMaxRetryCount 3", id="one more ends it"),
-        pytest.param({"stalled": 3, "best_step": 0}, {}, "NoProgress", "3 recoveries brought no step newer than 0", id="no progress"),
-        pytest.param({"stalled": 3, "best_step": -1}, {}, "", "", id="who reports no steps is not judged by them"),
-        pytest.param({"stalled": 3, "best_step": 0}, {"max_retries": 9}, "", "", id="nor where the user said how often"),
-        pytest.param({"window": Window(0, NOW, 2, 1)}, {"restarts_before_full": 1, "max_full_restarts": 1}, "WorkerCrash",
-                     "maxFullJobRestarts 1", id="full restarts"),
-        pytest.param({"window": Window(0, NOW, 1, 1)}, {"restarts_before_full": 1, "max_full_restarts": 1}, "", "", id="none is due"),
-        pytest.param({"window": Window(0, NOW, 1, 1), "transition": replace(RECOVERY, reach=Reach.JOB)}, {"max_full_restarts": 1},
-                     "WorkerCrash", "maxFullJobRestarts 1", id="one is asked for"),
-        pytest.param({"retries": 9, "transition": replace(RECOVERY, counted=False)}, {"max_retries": 3}, "", "", id="what does not count"),
+        pytest.param(
+            {"stalled_recoveries": 3, "best_step": 0},
+            {},
+            "NoProgress",
+            "3 recoveries brought no step newer than 0",
+            id="no progress",
+        ),
+        pytest.param(
+            {"stalled_recoveries": 3, "best_step": -1}, {}, "", "", id="who reports no steps is not judged by them"
+        ),
+        pytest.param(
+            {"stalled_recoveries": 3, "best_step": 0},
+            {"max_retries": 9},
+            "",
+            "",
+            id="nor where the user said how often",
+        ),
+        pytest.param(
+            {"window": RestartWindow(0, NOW, 2, 1)},
+            {"restarts_before_full": 1, "max_full_restarts": 1},
+            "WorkerCrash",
+            "maxFullJobRestarts 1",
+            id="full restarts",
+        ),
+        pytest.param(
+            {"window": RestartWindow(0, NOW, 1, 1)},
+            {"restarts_before_full": 1, "max_full_restarts": 1},
+            "",
+            "",
+            id="none is due",
+        ),
+        pytest.param(
+            {"window": RestartWindow(0, NOW, 1, 1), "transition": replace(RECOVERY, reach=RestartMode.JOB)},
+            {"max_full_restarts": 1},
+            "WorkerCrash",
+            "maxFullJobRestarts 1",
+            id="one is asked for",
+        ),
+        pytest.param(
+            {"retries": 9, "transition": replace(RECOVERY, uses_budget=False)},
+            {"max_retries": 3},
+            "",
+            "",
+            id="what does not count",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_ends_a_job(changes: dict[str, Any], limits: dict[str, Any], reason: str, words: str) -> None:
     found = weighed(trains(**{"transition": RECOVERY, **changes}), policy(2, 2, **limits))
     assert found.reason == reason
     assert words in found.message
     assert not reason or found.message.startswith("a test; ")
     assert found.record.transition is not None
-    assert (found.record.transition.weighed, found.actions) == (True, ())
+    assert (found.record.transition.is_budget_checked, found.actions) == (True, ())
 
 
 @pytest.mark.parametrize(
     ("changes", "limits", "why", "window"),
     [
-        pytest.param({"window": Window(0, LONG_AGO, 3, 1)}, {"restarts_before_full": 2, "eval_period": seconds(600)},
-                     "3 restarts within 600 s, more than numRestartBeforeFullJobRestart 2: all pods are made anew",
-                     Window(0, LONG_AGO, 0, 2), id="too many restarts"),
-        pytest.param({"transition": replace(RECOVERY, reach=Reach.JOB), "window": Window(0, LONG_AGO, 3, 1)}, {},
-                     "a worker asked for a job-level restart: all pods are made anew", Window(0, LONG_AGO, 0, 2), id="a worker's wish"),
-        pytest.param({"transition": replace(RECOVERY, reach=Reach.JOB, counted=False), "window": Window(0, LONG_AGO, 3, 1)}, {},
-                     "a worker asked for a job-level restart: all pods are made anew", Window(0, LONG_AGO, 3, 1), id="that costs nothing"),
+        pytest.param(
+            {"window": RestartWindow(0, LONG_AGO, 3, 1)},
+            {"restarts_before_full": 2, "eval_period": seconds(600)},
+            "3 restarts within 600 s, more than numRestartBeforeFullJobRestart 2: all pods are made anew",
+            RestartWindow(0, LONG_AGO, 0, 2),
+            id="too many restarts",
+        ),
+        pytest.param(
+            {"transition": replace(RECOVERY, reach=RestartMode.JOB), "window": RestartWindow(0, LONG_AGO, 3, 1)},
+            {},
+            "a worker asked for a job-level restart: all pods are made anew",
+            RestartWindow(0, LONG_AGO, 0, 2),
+            id="a worker's wish",
+        ),
+        pytest.param(
+            {
+                "transition": replace(RECOVERY, reach=RestartMode.JOB, uses_budget=False),
+                "window": RestartWindow(0, LONG_AGO, 3, 1),
+            },
+            {},
+            "a worker asked for a job-level restart: all pods are made anew",
+            RestartWindow(0, LONG_AGO, 3, 1),
+            id="that costs nothing",
+        ),
     ],
-)  # fmt: skip
-def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: str, window: Window) -> None:
+)
+def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: str, window: RestartWindow) -> None:
     record = trains(**{"transition": RECOVERY, "lost": (pid(1),), **changes})
     pods = [
         (pod(0), ready(1)), (pod(1), ready(1)), (pod(pid(2, 1)), running(1)), (pod(3, phase="Failed"), None),
@@ -143,7 +199,7 @@ def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: st
     assert after.lost == (pid(1), pid(0), pid(2, 1)), "who has a place and has not ended, each once"
     assert {Slot("workers", 0): 0, Slot("workers", 1): 0, Slot("workers", 2): 1} == dict(after.incarnations)
     assert after.transition is not None
-    assert (after.transition.full, after.transition.weighed) == (True, True)
+    assert (after.transition.recreates_pods, after.transition.is_budget_checked) == (True, True)
     assert [(a.name, a.why) for a in found.actions if isinstance(a, DeletePod)] == [
         (pod(p).name, "full job restart") for p in (pid(0), pid(1), pid(2, 1))
     ]
@@ -153,26 +209,32 @@ def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: st
 @pytest.mark.parametrize(
     ("changes", "limits"),
     [
-        pytest.param({"window": Window(0, NOW, 2, 0)}, {"restarts_before_full": 2}, id="so many are tolerated"),
-        pytest.param({"window": Window(0, NOW, 99, 0)}, {}, id="any number without a limit"),
-        pytest.param({"window": Window(0, NOW, 9, 0), "transition": replace(RECOVERY, counted=False)}, {"restarts_before_full": 2},
-                     id="what does not count"),
+        pytest.param({"window": RestartWindow(0, NOW, 2, 0)}, {"restarts_before_full": 2}, id="so many are tolerated"),
+        pytest.param({"window": RestartWindow(0, NOW, 99, 0)}, {}, id="any number without a limit"),
+        pytest.param(
+            {"window": RestartWindow(0, NOW, 9, 0), "transition": replace(RECOVERY, uses_budget=False)},
+            {"restarts_before_full": 2},
+            id="what does not count",
+        ),
     ],
-)  # fmt: skip
+)
 def test_no_full_restart(changes: dict[str, Any], limits: dict[str, Any]) -> None:
     record = trains(**{"transition": RECOVERY, **changes})
     found = weighed(record, policy(2, 2, **limits), (pod(0), ready(1)))
-    assert found == Weighed(replace(record, transition=replace(record.transition, weighed=True)))
+    assert found == Weighed(replace(record, transition=replace(record.transition, is_budget_checked=True)))
 
 
 def test_a_node_that_is_avoided_now_is_told_with_the_end_and_with_the_restart() -> None:
     record = trains(
-        transition=RECOVERY, culprits=(Culprit(pid(0), 0, "a"),), offences=(Offence("a", 1, NOW),), retries=9
+        transition=RECOVERY,
+        faulty_replicas=(FaultyReplica(pid(0), 0, "a"),),
+        node_faults=(NodeFaults("a", 1, NOW),),
+        retries=9,
     )
     told = Note("NodeAvoided", "node a was behind 2 faults; new pods avoid it for 600 s", warning=True)
     assert weighed(record, replace(PERIOD, max_retries=0)).notes == (told,)
     assert weighed(record).notes == (told,)
-    restarts = weighed(replace(record, window=Window(0, NOW, 1, 0)), replace(PERIOD, restarts_before_full=0))
+    restarts = weighed(replace(record, window=RestartWindow(0, NOW, 1, 0)), replace(PERIOD, restarts_before_full=0))
     assert [n.reason for n in restarts.notes] == ["NodeAvoided", "FullJobRestart"]
 
 
@@ -180,19 +242,26 @@ def test_a_node_that_is_avoided_now_is_told_with_the_end_and_with_the_restart() 
 
 
 def test_each_node_is_booked_once_for_a_fault() -> None:
-    culprits = (Culprit(pid(0), 0, "b"), Culprit(pid(1), 1, "b"), Culprit(pid(2), 2, ""), Culprit(pid(3), 3, "a"))
-    before = (Offence("a", 4, NOW - seconds(5)), Offence("old", 7, NOW - seconds(600)))
-    record, notes = book_offence(trains(transition=RECOVERY, culprits=culprits, offences=before), PERIOD, NOW)
-    assert record.offences == (Offence("a", 5, NOW), Offence("b", 1, NOW))
+    faulty_replicas = (
+        FaultyReplica(pid(0), 0, "b"),
+        FaultyReplica(pid(1), 1, "b"),
+        FaultyReplica(pid(2), 2, ""),
+        FaultyReplica(pid(3), 3, "a"),
+    )
+    before = (NodeFaults("a", 4, NOW - seconds(5)), NodeFaults("old", 7, NOW - seconds(600)))
+    record, notes = book_offence(
+        trains(transition=RECOVERY, faulty_replicas=faulty_replicas, node_faults=before), PERIOD, NOW
+    )
+    assert record.node_faults == (NodeFaults("a", 5, NOW), NodeFaults("b", 1, NOW))
     assert notes == (), "a was avoided before"
 
 
 def test_the_newest_offences_are_kept() -> None:
-    before = tuple(Offence(f"n{n:02}", 1, NOW - seconds(MAX_KEPT - n)) for n in range(MAX_KEPT))
+    before = tuple(NodeFaults(f"n{n:02}", 1, NOW - seconds(MAX_KEPT - n)) for n in range(MAX_KEPT))
     record, _ = book_offence(
-        trains(transition=RECOVERY, culprits=(Culprit(pid(0), 0, "x"),), offences=before), PERIOD, NOW
+        trains(transition=RECOVERY, faulty_replicas=(FaultyReplica(pid(0), 0, "x"),), node_faults=before), PERIOD, NOW
     )
-    assert record.offences == (*before[1:], Offence("x", 1, NOW))
+    assert record.node_faults == (*before[1:], NodeFaults("x", 1, NOW))
 
 
 @pytest.mark.parametrize(
@@ -200,27 +269,32 @@ def test_the_newest_offences_are_kept() -> None:
     [(0, ()), (1, ("c",)), (2, ("b", "c")), (3, ("a", "b", "c"))],
 )
 def test_the_latest_offenders_are_avoided_and_named_in_order(limit: int, nodes: tuple[str, ...]) -> None:
-    offences = (Offence("c", 2, NOW), Offence("b", 3, NOW), Offence("a", 2, NOW - seconds(1)), Offence("d", 1, NOW))
-    assert avoided(Record(offences=offences), replace(PERIOD, max_offenders=limit), NOW) == nodes
+    node_faults = (
+        NodeFaults("c", 2, NOW),
+        NodeFaults("b", 3, NOW),
+        NodeFaults("a", 2, NOW - seconds(1)),
+        NodeFaults("d", 1, NOW),
+    )
+    assert avoided(Record(node_faults=node_faults), replace(PERIOD, max_offenders=limit), NOW) == nodes
 
 
 def test_more_than_can_be_kept_are_never_avoided() -> None:
-    offences = tuple(Offence(f"n{n:02}", 2, NOW) for n in range(MAX_KEPT + 3))
-    assert len(avoided(Record(offences=offences), replace(PERIOD, max_offenders=99), NOW)) == MAX_KEPT
+    node_faults = tuple(NodeFaults(f"n{n:02}", 2, NOW) for n in range(MAX_KEPT + 3))
+    assert len(avoided(Record(node_faults=node_faults), replace(PERIOD, max_offenders=99), NOW)) == MAX_KEPT
 
 
 def test_old_offences_are_dropped() -> None:
-    young, old = Offence("a", 1, NOW - seconds(599)), Offence("b", 1, NOW - seconds(600))
-    assert forget_old(Record(offences=(young, old)), PERIOD, NOW).offences == (young,)
-    assert forget_old(Record(offences=(young, old)), policy(), NOW).offences == (), "nothing is avoided any more"
-    same = Record(offences=(young,))
+    young, old = NodeFaults("a", 1, NOW - seconds(599)), NodeFaults("b", 1, NOW - seconds(600))
+    assert forget_old(Record(node_faults=(young, old)), PERIOD, NOW).node_faults == (young,)
+    assert forget_old(Record(node_faults=(young, old)), policy(), NOW).node_faults == (), "nothing is avoided any more"
+    same = Record(node_faults=(young,))
     assert forget_old(same, PERIOD, NOW) is same
 
 
 def test_the_next_pardon() -> None:
-    offences = tuple(Offence("n", 1, NOW - seconds(ago)) for ago in (10, 590, 600))
-    assert next_pardon(Record(offences=offences), PERIOD, NOW) == NOW + seconds(10)
-    assert next_pardon(Record(offences=offences[2:]), PERIOD, NOW) is None
+    node_faults = tuple(NodeFaults("n", 1, NOW - seconds(ago)) for ago in (10, 590, 600))
+    assert next_pardon(Record(node_faults=node_faults), PERIOD, NOW) == NOW + seconds(10)
+    assert next_pardon(Record(node_faults=node_faults[2:]), PERIOD, NOW) is None
 
 
 # ---- growth
@@ -296,14 +370,14 @@ def test_what_a_growth_is_for(number: int, message: str) -> None:
     after, wake = looked(trains(window_since=NOW - seconds(60)), *RUN, *((pod(2 + n), ready()) for n in range(number)))
     began = after.transition
     assert began is not None
-    assert (began.kind, began.cause, began.message) == (Kind.RESIZE, "CapacityAvailable", message)
+    assert (began.kind, began.cause, began.message) == (TransitionKind.RESIZE, "CapacityAvailable", message)
     assert (began.from_size, began.goal, wake) == (2, min(4, 2 + number), None)
 
 
 @pytest.mark.parametrize(
     ("record", "first"),
     [
-        pytest.param(trains(window_since=LONG_AGO, settled_at=None), (pod(0), running()), id="not all run yet"),
+        pytest.param(trains(window_since=LONG_AGO, running_since=None), (pod(0), running()), id="not all run yet"),
         pytest.param(trains(window_since=LONG_AGO), (pod(0), silent(20)), id="one does not answer"),
         pytest.param(trains(window_since=LONG_AGO), (pod(0, disrupted="x"), running()), id="one is about to go"),
         pytest.param(trains(3, window_since=LONG_AGO), (pod(0), running()), id="one is not seen"),
@@ -344,10 +418,12 @@ def test_who_is_warm() -> None:
 @pytest.mark.parametrize(
     ("record", "has_failed"),
     [
-        pytest.param(trains(grew_from=2), True, id="the larger size did not come to run"),
+        pytest.param(trains(size_before_growth=2), True, id="the larger size did not come to run"),
         pytest.param(trains(transition=transition(cause="CapacityAvailable")), True, id="in the middle of it"),
         pytest.param(trains(transition=transition(cause="PodDisrupted")), False, id="another resize"),
-        pytest.param(trains(transition=transition(Kind.START, cause="CapacityAvailable")), False, id="a start"),
+        pytest.param(
+            trains(transition=transition(TransitionKind.START, cause="CapacityAvailable")), False, id="a start"
+        ),
         pytest.param(trains(), False, id="training"),
     ],
 )
@@ -355,4 +431,4 @@ def test_a_fault_breaks_a_growth(record: Record, has_failed: bool) -> None:
     before = replace(record, resize_failures=2)
     after = note_broken_growth(before, NOW)
     assert after == (growth_failed(before, NOW) if has_failed else before)
-    assert growth_failed(before, NOW) == replace(before, grew_from=0, resize_failures=3, resize_failed_at=NOW)
+    assert growth_failed(before, NOW) == replace(before, size_before_growth=0, resize_failures=3, resize_failed_at=NOW)

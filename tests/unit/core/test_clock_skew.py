@@ -9,9 +9,17 @@ import pytest
 from tests.unit.core.builders import NOW, job, observed, pod, policy, ready, running, seconds, trains, transition
 
 from elastipod_operator.core.backoff import longest_wait
-from elastipod_operator.core.clock_skew import TOLERANCE, not_later
+from elastipod_operator.core.clock_skew import TOLERANCE, without_future_times
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Gang, Kind, Ledger, Offence, Record, Shed, Window
+from elastipod_operator.core.record import (
+    NodeFaults,
+    PartialGang,
+    PhaseTimes,
+    Record,
+    RequeueBackoff,
+    RestartWindow,
+    TransitionKind,
+)
 
 LATER = NOW + timedelta(hours=1)
 TIMES = [f.name for f in fields(Record) if f.type == "datetime | None"]
@@ -19,24 +27,24 @@ TIMES = [f.name for f in fields(Record) if f.type == "datetime | None"]
 
 @pytest.mark.parametrize("name", TIMES)
 def test_what_lies_in_the_future_is_taken_for_now(name: str) -> None:
-    assert getattr(not_later(replace(Record(), **{name: LATER}), NOW), name) == NOW
+    assert getattr(without_future_times(replace(Record(), **{name: LATER}), NOW), name) == NOW
 
 
 @pytest.mark.parametrize("name", TIMES)
 def test_the_little_by_which_clocks_differ_is_left_as_it_is(name: str) -> None:
     record = replace(Record(), **{name: NOW + TOLERANCE})
-    assert not_later(record, NOW) is record
+    assert without_future_times(record, NOW) is record
 
 
 def test_the_parts_of_a_record_have_times_too() -> None:
     record = Record(
-        window=Window(3, LATER, 1), ledger=Ledger("training", LATER), offences=(Offence("node-1", 2, LATER),),
-        gang=Gang(LATER, 1, 2, LATER + seconds(90)), transition=transition(began_s=-3600),
+        window=RestartWindow(3, LATER, 1), phase_times=PhaseTimes("training", LATER), node_faults=(NodeFaults("node-1", 2, LATER),),
+        gang=PartialGang(LATER, 1, 2, LATER + seconds(90)), transition=transition(began_s=-3600),
     )  # fmt: skip
-    seen = not_later(record, NOW)
-    assert (seen.window, seen.ledger) == (Window(3, NOW, 1), Ledger("training", NOW))
-    assert seen.offences == (Offence("node-1", 2, NOW),)
-    assert seen.gang == Gang(NOW, 1, 2, NOW + seconds(90)), "a rest is as long as it was meant to be"
+    seen = without_future_times(record, NOW)
+    assert (seen.window, seen.phase_times) == (RestartWindow(3, NOW, 1), PhaseTimes("training", NOW))
+    assert seen.node_faults == (NodeFaults("node-1", 2, NOW),)
+    assert seen.gang == PartialGang(NOW, 1, 2, NOW + seconds(90)), "a rest is as long as it was meant to be"
     assert seen.transition is not None
     assert (seen.transition.began_at, seen.transition.detected_at) == (NOW, NOW)
     assert seen.transition.deadline == NOW + seconds(600), (
@@ -45,19 +53,19 @@ def test_the_parts_of_a_record_have_times_too() -> None:
 
 
 def test_a_back_off_lasts_as_long_as_it_was_meant_to() -> None:
-    begun = transition(Kind.RECOVERY, began_s=-3600, not_before=LATER + seconds(20))
-    seen = not_later(Record(transition=begun), NOW).transition
+    begun = transition(TransitionKind.RECOVERY, began_s=-3600, not_before=LATER + seconds(20))
+    seen = without_future_times(Record(transition=begun), NOW).transition
     assert seen is not None
     assert seen.not_before == NOW + seconds(20)
 
 
 def test_increments_are_not_kept_from_the_queue_for_longer_than_any_back_off() -> None:
     longest = longest_wait(policy().backoff_max)
-    shed = trains(queue="gpus", shed=Shed(2, LATER))
+    shed = trains(queue="gpus", requeue_backoff=RequeueBackoff(2, LATER))
     seen = plan(observed(job(shed), [(pod(0), running()), (pod(1), running())])).record
-    assert seen.shed == Shed(2, NOW + longest)
-    kept = replace(shed, shed=Shed(9, NOW + longest))
-    assert not_later(kept, NOW, longest) is kept
+    assert seen.requeue_backoff == RequeueBackoff(2, NOW + longest)
+    kept = replace(shed, requeue_backoff=RequeueBackoff(9, NOW + longest))
+    assert without_future_times(kept, NOW, longest) is kept
 
 
 def wakes(record: Record) -> datetime | None:

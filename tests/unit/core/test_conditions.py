@@ -27,7 +27,7 @@ from elastipod_operator.api.status import RUNNING, SELECTOR
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed, SpecShape
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 RUN = [(pod(0), running()), (pod(1), running())]
@@ -49,9 +49,9 @@ def condition(todo: Plan, kind: str) -> Condition:
     return next(c for c in todo.conditions if c.type == kind)
 
 
-STARTING = Record(transition=transition(Kind.START))
+STARTING = Record(transition=transition(TransitionKind.START))
 RESIZING = trains(transition=transition())
-RECOVERING = trains(transition=transition(Kind.RECOVERY, cause="WorkerCrash"))
+RECOVERING = trains(transition=transition(TransitionKind.RECOVERY, cause="WorkerCrash"))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ RECOVERING = trains(transition=transition(Kind.RECOVERY, cause="WorkerCrash"))
         pytest.param(observed(job(STARTING)), ("Created", True, "WaitingForPods"), id="no pod runs"),
         pytest.param(observed(job(STARTING), [(pod(0), None), (pod(1), None)]), ("PodsRunning", True, "WaitingForAgents"),
                      id="pods run, agents are awaited"),
-        pytest.param(observed(job(trains(settled_at=None)), [(pod(0), running()), (pod(1), ready())]), ("Running", True, "Starting"),
+        pytest.param(observed(job(trains(running_since=None)), [(pod(0), running()), (pod(1), ready())]), ("Running", True, "Starting"),
                      id="workers are being started"),
         pytest.param(observed(job(trains()), RUN), ("Running", True, "Training"), id="training"),
         pytest.param(observed(job(RESIZING), RUN), ("Running", True, "Resizing"), id="Running stays through a planned resize"),
@@ -68,11 +68,11 @@ RECOVERING = trains(transition=transition(Kind.RECOVERY, cause="WorkerCrash"))
                      id="Running stays through a short recovery"),
         pytest.param(observed(job(replace(RECOVERING, incident_at=NOW - seconds(31))), RUN), ("Faulted", True, "WorkerCrash"),
                      id="Faulted after half a minute"),
-        pytest.param(observed(job(replace(RECOVERING, incident_at=NOW, failures_in_row=2)), RUN), ("Faulted", True, "WorkerCrash"),
+        pytest.param(observed(job(replace(RECOVERING, incident_at=NOW, consecutive_failures=2)), RUN), ("Faulted", True, "WorkerCrash"),
                      id="Faulted at once when failures repeat"),
-        pytest.param(observed(job(trains(transition=transition(Kind.SUSPEND)), policy(suspend=True))),
+        pytest.param(observed(job(trains(transition=transition(TransitionKind.SUSPEND)), policy(suspend=True))),
                      ("Suspended", True, "SuspendedByUser"), id="suspended"),
-        pytest.param(observed(job(trains(transition=transition(Kind.SUSPEND))), RUN), ("Suspended", True, "Resuming"),
+        pytest.param(observed(job(trains(transition=transition(TransitionKind.SUSPEND))), RUN), ("Suspended", True, "Resuming"),
                      id="resumed before its workers were stopped"),
         pytest.param(observed(job(trains(outcome="Completed", outcome_reason="Completed", ended_at=NOW))), ("Completed", True, "Completed"),
                      id="completed"),
@@ -194,8 +194,8 @@ def test_an_operator_that_just_began_does_not_say_that_it_is_cut_off() -> None:
 
 def test_repeated_failures_are_told_with_the_next_try() -> None:
     record = replace(
-        RECOVERING, incident_at=NOW, failures_in_row=3,
-        transition=replace(transition(Kind.RECOVERY), not_before=NOW + seconds(40), message="rank 0 exited with code 1"),
+        RECOVERING, incident_at=NOW, consecutive_failures=3,
+        transition=replace(transition(TransitionKind.RECOVERY), not_before=NOW + seconds(40), message="rank 0 exited with code 1"),
     )  # fmt: skip
     told = plan(observed(job(record), [(pod(0), ready(1)), (pod(1), ready(1))])).conditions[-1].message
     assert "rank 0 exited with code 1" in told
@@ -244,19 +244,19 @@ EXTRA = (pid(0, spec="extra"), pid(1, spec="extra"))
             trains(members=BASE, transition=transition(goal=5)), {"base": 2, "extra": 3}, 2, id="who is waited for"
         ),
         pytest.param(
-            Record(transition=transition(Kind.START, goal=2)),
+            Record(transition=transition(TransitionKind.START, goal=2)),
             {"base": 2, "extra": 0},
             0,
             id="before the first training",
         ),
         pytest.param(
-            trains(members=(), transition=transition(Kind.RECOVERY, goal=4, from_size=4)),
+            trains(members=(), transition=transition(TransitionKind.RECOVERY, goal=4, from_size=4)),
             {"base": 2, "extra": 2},
             4,
             id="while all pods are made anew an autoscaler must not see the job vanish",
         ),
         pytest.param(
-            trains(members=(*BASE, *EXTRA), transition=transition(Kind.SUSPEND, goal=0)),
+            trains(members=(*BASE, *EXTRA), transition=transition(TransitionKind.SUSPEND, goal=0)),
             {"base": 0, "extra": 0},
             0,
             id="nobody while it is suspended",
@@ -294,18 +294,20 @@ def test_pods_are_scaled_when_those_of_the_target_exist(
 @pytest.mark.parametrize(
     ("kind", "before", "size", "was", "told"),
     [
-        pytest.param(Kind.RECOVERY, 3, 2, False, True, id="a fault took one"),
-        pytest.param(Kind.RECOVERY, 2, 2, True, True, id="a fault that took none changes nothing"),
-        pytest.param(Kind.RESIZE, 3, 2, True, False, id="a planned shrink"),
-        pytest.param(Kind.RESIZE, 2, 3, True, False, id="a growth"),
+        pytest.param(TransitionKind.RECOVERY, 3, 2, False, True, id="a fault took one"),
+        pytest.param(TransitionKind.RECOVERY, 2, 2, True, True, id="a fault that took none changes nothing"),
+        pytest.param(TransitionKind.RESIZE, 3, 2, True, False, id="a planned shrink"),
+        pytest.param(TransitionKind.RESIZE, 2, 3, True, False, id="a growth"),
     ],
 )
-def test_a_shrink_after_a_fault_is_told_from_others(kind: Kind, before: int, size: int, was: bool, told: bool) -> None:
-    changing = transition(kind, began_s=100, goal=size, from_size=before, graceful=False, weighed=True)
-    record = trains(before, transition=changing, is_faulty_shrink=was)
+def test_a_shrink_after_a_fault_is_told_from_others(
+    kind: TransitionKind, before: int, size: int, was: bool, told: bool
+) -> None:
+    changing = transition(kind, began_s=100, goal=size, from_size=before, graceful=False, is_budget_checked=True)
+    record = trains(before, transition=changing, shrank_after_fault=was)
     todo = plan(observed(job(record), [(pod(n), ready(1)) for n in range(size)]))
     assert len(todo.record.members) == size
-    assert todo.record.is_faulty_shrink is told
+    assert todo.record.shrank_after_fault is told
     assert todo.status["elasticScalingStatus"]["isFaultyPodScaleDown"] is told
 
 

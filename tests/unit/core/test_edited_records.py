@@ -25,17 +25,17 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Gang, Kind, Offence, Record
+from elastipod_operator.core.record import NodeFaults, PartialGang, Record, TransitionKind
 from elastipod_operator.core.record_codec import RecordError, decode, encode
 
-DRAINS = transition(Kind.RECOVERY, not_before=NOW + seconds(5), graceful=True)
+DRAINS = transition(TransitionKind.RECOVERY, not_before=NOW + seconds(5), graceful=True)
 RECORDS = {
     "trains": trains(),
     "in transition": trains(transition=DRAINS),
-    "gives places back": trains(transition=DRAINS, gang=Gang(NOW, rest_until=NOW + seconds(20))),
+    "gives places back": trains(transition=DRAINS, gang=PartialGang(NOW, rest_until=NOW + seconds(20))),
     "has a past": trains(
-        window_since=NOW, resized_at=NOW, recovered_at=NOW, incident_at=NOW, started_at=NOW, pods_at=NOW, paused_at=NOW,
-        resize_failed_at=NOW, idle=timedelta(seconds=5), offences=(Offence("node-1", 1, NOW),),
+        window_since=NOW, resized_at=NOW, recovered_at=NOW, incident_at=NOW, started_at=NOW, first_pod_at=NOW, resize_began_at=NOW,
+        resize_failed_at=NOW, suspended_time=timedelta(seconds=5), node_faults=(NodeFaults("node-1", 1, NOW),),
     ),
     "has ended": trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW),
 }  # fmt: skip

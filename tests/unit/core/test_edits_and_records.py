@@ -24,11 +24,11 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, SetFinalizer, StartWorkers, StopWorkers
 from elastipod_operator.core.facts import AgentFact, Condition
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 
 BOTH = [(pod(0), running()), (pod(1), running())]
 EDITED = ("spec.replicaSpecs[workers].template",)
-STARTS = Record(transition=transition(Kind.START, goal=2))
+STARTS = Record(transition=transition(TransitionKind.START, goal=2))
 
 
 def warning(todo: Plan) -> Condition:
@@ -46,7 +46,7 @@ def test_an_edit_that_acts_later_is_told() -> None:
 
 
 def test_it_acts_when_the_job_is_resumed() -> None:
-    suspended = trains(members=(), transition=transition(Kind.SUSPEND, from_size=2))
+    suspended = trains(members=(), transition=transition(TransitionKind.SUSPEND, from_size=2))
     todo = plan(observed(job(suspended, policy(2, 2), pending_edits=EDITED)))
     assert todo.takes_spec
     still = plan(observed(job(suspended, policy(2, 2, suspend=True), pending_edits=EDITED)))
@@ -55,7 +55,7 @@ def test_it_acts_when_the_job_is_resumed() -> None:
 
 def test_pods_that_a_quick_resumption_finds_are_made_anew() -> None:
     """The user resumed the job while it was still being drained."""
-    suspends = trains(transition=transition(Kind.SUSPEND, from_size=2))
+    suspends = trains(transition=transition(TransitionKind.SUSPEND, from_size=2))
     parked = [(pod(n), ready(1, drained=True)) for n in range(2)]
     todo = plan(observed(job(suspends, policy(2, 2), pending_edits=EDITED), parked))
     assert todo.takes_spec
@@ -157,7 +157,7 @@ def test_a_job_that_has_ended_does_not_begin_again_when_its_record_is_lost(outco
 
 def test_an_edited_template_is_on_record_before_pods_are_made_from_it() -> None:
     """Otherwise those of the very pass in which the job is resumed would be made from the old one."""
-    stopped = trains(members=(), transition=transition(Kind.SUSPEND, goal=0))
+    stopped = trains(members=(), transition=transition(TransitionKind.SUSPEND, goal=0))
     todo = plan(observed(job(stopped, policy(2, 2), pending_edits=EDITED)))
     assert todo.takes_spec
     assert not acts(todo, CreatePod)

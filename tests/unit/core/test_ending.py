@@ -30,12 +30,12 @@ from elastipod_operator.core.ending import deletion_notes, plan_deletion, plan_e
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 
 Seen = tuple[PodFact, AgentFact | None]
 ACCEPTED = NOW - seconds(100)
-FAULT = trains(transition=transition(Kind.RECOVERY), incident_at=NOW - seconds(40))
+FAULT = trains(transition=transition(TransitionKind.RECOVERY), incident_at=NOW - seconds(40))
 ALL = {"active_deadline": seconds(150), "startup_deadline": seconds(130), "fault_deadline": seconds(60)}
 
 
@@ -50,18 +50,18 @@ def seen(record: Record, wishes: Policy | None = None, *pods: Seen, **changes: A
     ("record", "wishes", "wait_s"),
     [
         pytest.param(trains(), policy(), None, id="none was wished for"),
-        pytest.param(trains(started_at=None, pods_at=ACCEPTED), policy(**ALL), 30, id="the nearest one"),
+        pytest.param(trains(started_at=None, first_pod_at=ACCEPTED), policy(**ALL), 30, id="the nearest one"),
         pytest.param(trains(started_at=None), policy(**ALL), 50, id="a start has none before there are pods"),
-        pytest.param(trains(idle=seconds(5)), policy(**ALL), 55, id="a suspension puts it off"),
+        pytest.param(trains(suspended_time=seconds(5)), policy(**ALL), 55, id="a suspension puts it off"),
         pytest.param(trains(), policy(**ALL), 50, id="a start that came off has none any more"),
         pytest.param(FAULT, policy(**ALL), 20, id="nor has a fault before it"),
         pytest.param(FAULT, policy(**{**ALL, "fault_deadline": seconds(40)}), 50, id="one that is reached is not waited for"),
-        pytest.param(trains(incident_at=NOW, settled_at=None), policy(**ALL), 50, id="a fault that is being recovered"),
+        pytest.param(trains(incident_at=NOW, running_since=None), policy(**ALL), 50, id="a fault that is being recovered"),
         pytest.param(trains(incident_at=NOW), policy(fault_deadline=seconds(1)), None, id="not one from which all run again"),
-        pytest.param(trains(settled_at=None), policy(fault_deadline=seconds(1)), None, id="nor where there was none"),
+        pytest.param(trains(running_since=None), policy(fault_deadline=seconds(1)), None, id="nor where there was none"),
         pytest.param(trains(transition=transition()), policy(**ALL), 50, id="a drain"),
         pytest.param(trains(), policy(suspend=True, **ALL), None, id="a wish to suspend stops all"),
-        pytest.param(trains(transition=transition(Kind.SUSPEND)), policy(**ALL), None, id="as long as it is suspended"),
+        pytest.param(trains(transition=transition(TransitionKind.SUSPEND)), policy(**ALL), None, id="as long as it is suspended"),
     ],
 )  # fmt: skip
 def test_the_next_deadline(record: Record, wishes: Policy, wait_s: float | None) -> None:
@@ -70,7 +70,7 @@ def test_the_next_deadline(record: Record, wishes: Policy, wait_s: float | None)
 
 def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_figure() -> None:
     late = policy(active_deadline=seconds(90), startup_deadline=seconds(80.5))
-    record = trains(started_at=None, pods_at=ACCEPTED)
+    record = trains(started_at=None, first_pod_at=ACCEPTED)
     assert overdue(seen(record, late), record) == Deadline(
         ACCEPTED + seconds(80.5),
         "StartupDeadlineExceeded",

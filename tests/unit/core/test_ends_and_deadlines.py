@@ -35,7 +35,7 @@ from elastipod_operator.core.facts import (
     Policy,
 )
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 
 RUN = [(pod(0), running()), (pod(1), running())]
 
@@ -43,25 +43,60 @@ RUN = [(pod(0), running()), (pod(1), running())]
 @pytest.mark.parametrize(
     ("record", "wishes", "reason"),
     [
-        pytest.param(trains(), policy(active_deadline=seconds(100)), "DeadlineExceeded", id="active: since the job was accepted"),
+        pytest.param(
+            trains(), policy(active_deadline=seconds(100)), "DeadlineExceeded", id="active: since the job was accepted"
+        ),
         pytest.param(trains(), policy(active_deadline=seconds(101)), "", id="not yet"),
-        pytest.param(trains(idle=seconds(1)), policy(active_deadline=seconds(100)), "", id="the time that it was suspended does not count"),
-        pytest.param(Record(transition=transition(Kind.START, began_s=60)), policy(startup_deadline=seconds(100)),
-                     "StartupDeadlineExceeded", id="startup"),
-        pytest.param(Record(transition=transition(Kind.START, began_s=60), pods_at=NOW - seconds(100)),
-                     policy(startup_deadline=seconds(101)), "", id="startup: not yet"),
-        pytest.param(trains(started_at=None, settled_at=None), policy(startup_deadline=seconds(100)),
-                     "StartupDeadlineExceeded", id="startup: until all run, however often the first start is tried"),
-        pytest.param(trains(transition=transition(Kind.START, began_s=60), started_at=LONG_AGO), policy(startup_deadline=seconds(60)),
-                     "", id="not when it ran before"),
-        pytest.param(trains(transition=transition(Kind.RECOVERY), incident_at=NOW - seconds(50)), policy(fault_deadline=seconds(50)),
-                     "FaultDeadlineExceeded", id="fault"),
-        pytest.param(trains(settled_at=None, incident_at=NOW - seconds(50)), policy(fault_deadline=seconds(50)),
-                     "FaultDeadlineExceeded", id="fault: until all run again"),
-        pytest.param(trains(transition=transition(Kind.SUSPEND), started_at=LONG_AGO), policy(active_deadline=seconds(1), suspend=True),
-                     "", id="none while suspended"),
+        pytest.param(
+            trains(suspended_time=seconds(1)),
+            policy(active_deadline=seconds(100)),
+            "",
+            id="the time that it was suspended does not count",
+        ),
+        pytest.param(
+            Record(transition=transition(TransitionKind.START, began_s=60)),
+            policy(startup_deadline=seconds(100)),
+            "StartupDeadlineExceeded",
+            id="startup",
+        ),
+        pytest.param(
+            Record(transition=transition(TransitionKind.START, began_s=60), first_pod_at=NOW - seconds(100)),
+            policy(startup_deadline=seconds(101)),
+            "",
+            id="startup: not yet",
+        ),
+        pytest.param(
+            trains(started_at=None, running_since=None),
+            policy(startup_deadline=seconds(100)),
+            "StartupDeadlineExceeded",
+            id="startup: until all run, however often the first start is tried",
+        ),
+        pytest.param(
+            trains(transition=transition(TransitionKind.START, began_s=60), started_at=LONG_AGO),
+            policy(startup_deadline=seconds(60)),
+            "",
+            id="not when it ran before",
+        ),
+        pytest.param(
+            trains(transition=transition(TransitionKind.RECOVERY), incident_at=NOW - seconds(50)),
+            policy(fault_deadline=seconds(50)),
+            "FaultDeadlineExceeded",
+            id="fault",
+        ),
+        pytest.param(
+            trains(running_since=None, incident_at=NOW - seconds(50)),
+            policy(fault_deadline=seconds(50)),
+            "FaultDeadlineExceeded",
+            id="fault: until all run again",
+        ),
+        pytest.param(
+            trains(transition=transition(TransitionKind.SUSPEND), started_at=LONG_AGO),
+            policy(active_deadline=seconds(1), suspend=True),
+            "",
+            id="none while suspended",
+        ),
     ],
-)  # fmt: skip
+)
 def test_deadlines(record: Record, wishes: Policy, reason: str) -> None:
     todo = plan(observed(job(record, wishes, created_at=NOW - seconds(100)), RUN))
     assert todo.record.outcome_reason == reason
@@ -75,13 +110,15 @@ def test_the_start_of_a_job_whose_pods_could_not_be_made_has_all_its_time_yet() 
     """The operator was away, or a quota refused them: the time begins with the first pods, and anew after a suspension."""
     wishes = policy(startup_deadline=seconds(30))
     first = plan(observed(job(None, wishes, created_at=LONG_AGO)))
-    assert (first.record.outcome, first.record.pods_at) == ("", None)
+    assert (first.record.outcome, first.record.first_pod_at) == ("", None)
     came = NOW - seconds(29)
     pods = [(pod(n, started=False, ip="", created_at=came), None) for n in range(2)]
     waits = plan(observed(job(first.record, wishes, created_at=LONG_AGO), pods))
-    assert (waits.record.outcome, waits.record.pods_at) == ("", came)
-    assert plan(observed(job(waits.record, policy(suspend=True), created_at=LONG_AGO), pods)).record.pods_at is None
-    late = replace(waits.record, pods_at=came - seconds(1))
+    assert (waits.record.outcome, waits.record.first_pod_at) == ("", came)
+    assert (
+        plan(observed(job(waits.record, policy(suspend=True), created_at=LONG_AGO), pods)).record.first_pod_at is None
+    )
+    late = replace(waits.record, first_pod_at=came - seconds(1))
     assert (
         plan(observed(job(late, wishes, created_at=LONG_AGO), pods)).record.outcome_reason == "StartupDeadlineExceeded"
     )
@@ -142,7 +179,7 @@ def test_what_becomes_of_a_pod_at_the_end(
     assert bool(acts(todo, ShutDownAgent)) is shut
     assert bool(acts(todo, DeletePod)) is deleted
     assert not acts(todo, CreatePod)
-    assert replace(todo.record, ledger=record.ledger) == record
+    assert replace(todo.record, phase_times=record.phase_times) == record
 
 
 def test_pods_of_an_ended_job_whose_spec_cannot_be_read_any_more_are_left() -> None:
@@ -178,11 +215,11 @@ DELETED = {"deleting_since": NOW - seconds(2)}
     "record",
     [
         pytest.param(None, id="before it was ever seen"),
-        pytest.param(Record(transition=transition(Kind.START)), id="while it starts"),
+        pytest.param(Record(transition=transition(TransitionKind.START)), id="while it starts"),
         pytest.param(trains(), id="while it trains"),
         pytest.param(trains(transition=transition()), id="in a drain"),
-        pytest.param(trains(transition=transition(Kind.RECOVERY)), id="in a recovery"),
-        pytest.param(trains(transition=transition(Kind.SUSPEND), members=()), id="while it is suspended"),
+        pytest.param(trains(transition=transition(TransitionKind.RECOVERY)), id="in a recovery"),
+        pytest.param(trains(transition=transition(TransitionKind.SUSPEND), members=()), id="while it is suspended"),
         pytest.param(COMPLETED, id="after its end"),
     ],
 )
@@ -236,7 +273,7 @@ def test_drain_on_delete_takes_a_checkpoint_first(
     ],
 )  # fmt: skip
 def test_a_pod_whose_deletion_is_under_way(first: PodFact, node: NodeFact, force: list[bool]) -> None:
-    suspended = trains(members=(), transition=transition(Kind.SUSPEND))
+    suspended = trains(members=(), transition=transition(TransitionKind.SUSPEND))
     todo = plan(observed(job(suspended, policy(suspend=True)), [(first, silent(2000))], [node]))
     assert [a.force for a in acts(todo, DeletePod)] == force
 

@@ -27,7 +27,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, ShutDownAgent, StartWorkers, StopWorkers
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact, Policy
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Reach, Record, Window
+from elastipod_operator.core.record import Record, RestartMode, RestartWindow, TransitionKind
 
 PAIR = [(pod(0), ready(1)), (pod(1), ready(1))]
 CRASH = [(pod(0), faulted(step=7)), (pod(1), running(step=7))]
@@ -40,8 +40,8 @@ def crash(record: Record, wishes: Policy) -> tuple[Plan, Plan]:
     return booked, plan(observed(job(booked.record, wishes), PAIR))
 
 
-def fields(window: Window) -> tuple[int, int, int]:
-    return window.number, window.restarts, window.full
+def fields(window: RestartWindow) -> tuple[int, int, int]:
+    return window.number, window.restarts, window.full_restarts
 
 
 LIMITS: dict[str, Any] = {"restarts_before_full": 2, "max_full_restarts": 1, "eval_period": seconds(600)}
@@ -50,12 +50,12 @@ LIMITS: dict[str, Any] = {"restarts_before_full": 2, "max_full_restarts": 1, "ev
 @pytest.mark.parametrize(
     ("before", "limits", "after", "full", "outcome"),
     [
-        pytest.param(Window(), {}, (0, 1, 0), False, "", id="without limits it is only counted"),
-        pytest.param(Window(0, NOW - seconds(9), 50, 0), {}, (0, 51, 0), False, "", id="however often"),
-        pytest.param(Window(0, NOW, 1, 0), LIMITS, (0, 2, 0), False, "", id="so many are tolerated"),
-        pytest.param(Window(0, NOW, 2, 0), LIMITS, (0, 0, 1), True, "", id="the next one restarts everything"),
+        pytest.param(RestartWindow(), {}, (0, 1, 0), False, "", id="without limits it is only counted"),
+        pytest.param(RestartWindow(0, NOW - seconds(9), 50, 0), {}, (0, 51, 0), False, "", id="however often"),
+        pytest.param(RestartWindow(0, NOW, 1, 0), LIMITS, (0, 2, 0), False, "", id="so many are tolerated"),
+        pytest.param(RestartWindow(0, NOW, 2, 0), LIMITS, (0, 0, 1), True, "", id="the next one restarts everything"),
         pytest.param(
-            Window(0, NOW, 2, 1),
+            RestartWindow(0, NOW, 2, 1),
             LIMITS,
             (0, 3, 1),
             False,
@@ -63,7 +63,7 @@ LIMITS: dict[str, Any] = {"restarts_before_full": 2, "max_full_restarts": 1, "ev
             id="so many full restarts are tolerated, the next one fails",
         ),
         pytest.param(
-            Window(0, NOW, 2, 9),
+            RestartWindow(0, NOW, 2, 9),
             {**LIMITS, "max_full_restarts": None},
             (0, 0, 10),
             True,
@@ -71,7 +71,7 @@ LIMITS: dict[str, Any] = {"restarts_before_full": 2, "max_full_restarts": 1, "ev
             id="absent: any number of full restarts",
         ),
         pytest.param(
-            Window(),
+            RestartWindow(),
             {**LIMITS, "restarts_before_full": 0},
             (0, 0, 1),
             True,
@@ -79,7 +79,7 @@ LIMITS: dict[str, Any] = {"restarts_before_full": 2, "max_full_restarts": 1, "ev
             id="none tolerated: the first one restarts everything",
         ),
         pytest.param(
-            Window(),
+            RestartWindow(),
             {**LIMITS, "restarts_before_full": 0, "max_full_restarts": 0},
             (0, 1, 0),
             False,
@@ -89,7 +89,7 @@ LIMITS: dict[str, Any] = {"restarts_before_full": 2, "max_full_restarts": 1, "ev
     ],
 )
 def test_counted_restarts(
-    before: Window, limits: dict[str, Any], after: tuple[int, int, int], full: bool, outcome: str
+    before: RestartWindow, limits: dict[str, Any], after: tuple[int, int, int], full: bool, outcome: str
 ) -> None:
     booked, then = crash(trains(window=before), policy(2, 2, **limits))
     assert booked.record.outcome == "", "not before everybody is accounted for"
@@ -105,7 +105,7 @@ def test_counted_restarts(
 
 def full_restart() -> tuple[Plan, Policy]:
     wishes = policy(2, 2, **LIMITS)
-    return crash(trains(window=Window(0, NOW, 2, 0)), wishes)[1], wishes
+    return crash(trains(window=RestartWindow(0, NOW, 2, 0)), wishes)[1], wishes
 
 
 def test_a_full_restart_gives_up_every_pod_and_says_so() -> None:
@@ -136,39 +136,43 @@ def asked(reach: str, number: int = 0) -> tuple[PodFact, AgentFact]:
     return pod(number), faulted(step=7, restart_mode=reach)
 
 
-JOB_LEVEL = [asked(Reach.JOB), (pod(1), running(step=7))]
+JOB_LEVEL = [asked(RestartMode.JOB), (pod(1), running(step=7))]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "reach"),
     [
-        pytest.param("", None, Reach.IN_PROCESS, id="an agent that does not say"),
-        pytest.param(Reach.LOCAL, None, Reach.LOCAL, id="one process"),
-        pytest.param(Reach.PROCESSES, Reach.LOCAL, Reach.PROCESSES, id="the farthest one counts"),
-        pytest.param(Reach.LOCAL, Reach.JOB, Reach.JOB, id="whoever asks for it"),
-        pytest.param("as far as mars", Reach.IN_PROCESS, Reach.PROCESSES, id="words that nobody knows: new processes"),
+        pytest.param("", None, RestartMode.IN_PROCESS, id="an agent that does not say"),
+        pytest.param(RestartMode.LOCAL, None, RestartMode.LOCAL, id="one process"),
+        pytest.param(RestartMode.PROCESSES, RestartMode.LOCAL, RestartMode.PROCESSES, id="the farthest one counts"),
+        pytest.param(RestartMode.LOCAL, RestartMode.JOB, RestartMode.JOB, id="whoever asks for it"),
+        pytest.param(
+            "as far as mars", RestartMode.IN_PROCESS, RestartMode.PROCESSES, id="words that nobody knows: new processes"
+        ),
     ],
 )
-def test_all_agents_hear_how_far_the_restart_reaches(first: str, second: str | None, reach: Reach) -> None:
+def test_all_agents_hear_how_far_the_restart_reaches(first: str, second: str | None, reach: RestartMode) -> None:
     other = (pod(1), running(step=7)) if second is None else asked(second, 1)
     todo = plan(observed(job(trains()), [asked(first), other]))
     assert [(a.pod, a.reach) for a in acts(todo, StopWorkers)] == [(pod(n).name, reach) for n in range(2)]
 
 
 def test_a_worker_that_fails_later_may_still_ask_for_more() -> None:
-    first = plan(observed(job(trains()), [asked(Reach.IN_PROCESS), (pod(1), running(step=7))]))
-    late = [(pod(0), agent(AgentState.STOPPING, step=7)), asked(Reach.PROCESSES, 1)]
+    first = plan(observed(job(trains()), [asked(RestartMode.IN_PROCESS), (pod(1), running(step=7))]))
+    late = [(pod(0), agent(AgentState.STOPPING, step=7)), asked(RestartMode.PROCESSES, 1)]
     second = plan(observed(job(first.record), late))
-    assert [(a.pod, a.reach) for a in acts(second, StopWorkers)] == [(pod(n).name, Reach.PROCESSES) for n in range(2)]
+    assert [(a.pod, a.reach) for a in acts(second, StopWorkers)] == [
+        (pod(n).name, RestartMode.PROCESSES) for n in range(2)
+    ]
     kept = plan(observed(job(second.record), [late[0], (pod(1), agent(AgentState.STOPPING))])).record.transition
     assert kept is not None
-    assert kept.reach is Reach.PROCESSES, "also when those who asked are being stopped"
+    assert kept.reach is RestartMode.PROCESSES, "also when those who asked are being stopped"
 
 
 def test_planned_stops_and_strangers_are_not_told_of_restarts() -> None:
-    stray = (pod(2), agent(AgentState.FAULTED, 1, restart_mode=Reach.JOB))
+    stray = (pod(2), agent(AgentState.FAULTED, 1, restart_mode=RestartMode.JOB))
     todo = plan(observed(job(trains(generation=2)), [(pod(0), running(2)), (pod(1), running(2)), stray]))
-    assert [(a.pod, a.reach) for a in acts(todo, StopWorkers)] == [(pod(2).name, Reach.IN_PROCESS)]
+    assert [(a.pod, a.reach) for a in acts(todo, StopWorkers)] == [(pod(2).name, RestartMode.IN_PROCESS)]
 
 
 def test_a_worker_may_have_all_pods_made_anew() -> None:
@@ -193,7 +197,7 @@ def test_a_worker_may_have_all_pods_made_anew() -> None:
 )
 def test_what_a_worker_asks_for_has_limits(limits: dict[str, int], words: str) -> None:
     wishes = policy(2, 2, **limits)
-    booked = plan(observed(job(trains(window=Window(0, NOW, 0, 1)), wishes), JOB_LEVEL))
+    booked = plan(observed(job(trains(window=RestartWindow(0, NOW, 0, 1)), wishes), JOB_LEVEL))
     then = plan(observed(job(booked.record, wishes), PAIR))
     assert (then.record.outcome, then.record.outcome_reason) == ("Failed", "WorkerCrash")
     assert words in then.record.outcome_message
@@ -201,10 +205,10 @@ def test_what_a_worker_asks_for_has_limits(limits: dict[str, int], words: str) -
 
 def test_a_worker_is_heard_also_where_a_lost_node_was_to_blame_and_that_costs_nothing() -> None:
     wishes = policy(1, 2, max_full_restarts=0)
-    booked = plan(observed(job(trains(), wishes), [(pod(0), silent(10)), asked(Reach.JOB, 1)]))
+    booked = plan(observed(job(trains(), wishes), [(pod(0), silent(10)), asked(RestartMode.JOB, 1)]))
     then = plan(observed(job(booked.record, wishes), [(pod(0), silent(20)), (pod(1), ready(1))], [DEAD]))
     assert then.record.outcome == ""
-    assert (set(then.record.lost), then.record.window) == ({pid(0), pid(1)}, Window())
+    assert (set(then.record.lost), then.record.window) == ({pid(0), pid(1)}, RestartWindow())
     assert then.record.is_full_restart
 
 
@@ -218,7 +222,7 @@ def test_a_full_restart_is_decided_once() -> None:
 def test_a_pending_pod_is_as_good_as_new() -> None:
     wishes = policy(2, 3, **LIMITS)
     waits = (pod(2, phase="Pending", node="", ip="", started=False), None)
-    booked = plan(observed(job(trains(window=Window(0, NOW, 2, 0)), wishes), [*CRASH, waits]))
+    booked = plan(observed(job(trains(window=RestartWindow(0, NOW, 2, 0)), wishes), [*CRASH, waits]))
     then = plan(observed(job(booked.record, wishes), [*PAIR, waits]))
     assert then.record.lost == (pid(0), pid(1))
 
@@ -237,16 +241,16 @@ def test_what_never_counts(pods: list[tuple[PodFact, AgentFact | None]], nodes: 
     wishes = policy(1, 2, restarts_before_full=0, max_full_restarts=0, max_retries=0)
     booked = plan(observed(job(trains(), wishes), pods, nodes))
     assert booked.record.restarts == 1
-    assert (booked.record.window, booked.record.retries) == (Window(), 0)
+    assert (booked.record.window, booked.record.retries) == (RestartWindow(), 0)
     then = plan(observed(job(booked.record, wishes), [(pod(1), ready(1))]))
     assert then.record.outcome == ""
 
 
 @pytest.mark.parametrize("cause", ["ScaledByUser", "PodDisrupted"])
 def test_planned_resizes_never_count(cause: str) -> None:
-    record = trains(transition=transition(Kind.RESIZE, cause=cause, goal=2))
+    record = trains(transition=transition(TransitionKind.RESIZE, cause=cause, goal=2))
     todo = plan(observed(job(record, policy(2, 2, restarts_before_full=0, max_retries=0)), PAIR))
-    assert (todo.record.restarts, todo.record.window, todo.record.generation) == (0, Window(), 2)
+    assert (todo.record.restarts, todo.record.window, todo.record.generation) == (0, RestartWindow(), 2)
 
 
 def test_a_count_is_given_back_when_a_lost_node_was_behind_it() -> None:
@@ -254,9 +258,9 @@ def test_a_count_is_given_back_when_a_lost_node_was_behind_it() -> None:
     booked = plan(observed(job(trains(), wishes), [(pod(0), silent(10)), (pod(1), faulted())]))
     assert fields(booked.record.window) == (0, 1, 0)
     then = plan(observed(job(booked.record, wishes), [(pod(0), silent(20)), (pod(1), ready(1))], [DEAD]))
-    assert then.record.window == Window(), "and the window that it had opened is closed"
+    assert then.record.window == RestartWindow(), "and the window that it had opened is closed"
     assert then.record.outcome == ""
-    assert [c.pod for c in then.record.culprits] == [pid(0)]
+    assert [c.pod for c in then.record.faulty_replicas] == [pid(0)]
 
 
 def test_nothing_is_given_back_once_the_budgets_were_looked_at() -> None:
@@ -272,7 +276,7 @@ def test_nothing_is_given_back_once_the_budgets_were_looked_at() -> None:
         )
     )  # type: ignore[arg-type]
     assert weighed.record.transition is not None
-    assert weighed.record.transition.weighed
+    assert weighed.record.transition.is_budget_checked
     later = plan(observed(job(weighed.record, wishes), [(pod(1), ready(1))]))
     assert later.record.retries == 1, "a pod that is deleted now was not the cause"
 
@@ -282,7 +286,7 @@ def test_nothing_is_given_back_once_the_budgets_were_looked_at() -> None:
     [pytest.param(599, 3, 5, id="in it"), pytest.param(600, 4, 0, id="after it")],
 )
 def test_a_window_ends(since_s: float, number: int, restarts: int) -> None:
-    record = trains(window=Window(3, NOW - seconds(since_s), 5, 1))
+    record = trains(window=RestartWindow(3, NOW - seconds(since_s), 5, 1))
     todo = plan(observed(job(record, policy(2, 2, **LIMITS)), [(pod(0), running()), (pod(1), running())]))
     assert (todo.record.window.number, todo.record.window.restarts) == (number, restarts)
     if restarts:
@@ -291,8 +295,8 @@ def test_a_window_ends(since_s: float, number: int, restarts: int) -> None:
 
 def test_a_window_does_not_end_between_a_fault_and_what_follows_from_it() -> None:
     """The budget that a fault was booked to is the one that it is weighed against."""
-    old = Window(0, NOW - seconds(601), 3, 0)
-    began = transition(Kind.RECOVERY, counted=True, goal=2)
+    old = RestartWindow(0, NOW - seconds(601), 3, 0)
+    began = transition(TransitionKind.RECOVERY, uses_budget=True, goal=2)
     wishes = policy(2, 2, **LIMITS)
     todo = plan(observed(job(trains(window=old, transition=began, incident_at=NOW), wishes), PAIR))
     assert fields(todo.record.window) == (0, 0, 1)
@@ -300,13 +304,13 @@ def test_a_window_does_not_end_between_a_fault_and_what_follows_from_it() -> Non
 
 def test_a_fault_after_the_end_of_a_window_is_counted_in_the_next() -> None:
     wishes = policy(2, 2, **LIMITS)
-    _, then = crash(trains(window=Window(0, NOW - seconds(700), 2, 1)), wishes)
+    _, then = crash(trains(window=RestartWindow(0, NOW - seconds(700), 2, 1)), wishes)
     assert fields(then.record.window) == (1, 1, 0)
     assert then.record.outcome == ""
 
 
 def test_the_status_tells_of_window_and_culprits() -> None:
-    booked, _ = crash(trains(window=Window(2, NOW, 1, 1)), policy(2, 2))
+    booked, _ = crash(trains(window=RestartWindow(2, NOW, 1, 1)), policy(2, 2))
     assert booked.status["restartCount"] == 1
     assert booked.status["restartStatus"] == {"currentEvalPeriod": 2, "fullJobRestartCount": 1, "restartCount": 2}
     assert booked.status["latestFaultyPodInstanceList"] == {
@@ -323,18 +327,18 @@ def test_the_culprits_of_a_large_incident_are_named_up_to_a_limit() -> None:
     nodes = [NodeFact(name=f"node-{n}", out_of_service=True) for n in range(number)]
     pods = [(pod(n), running()) for n in range(number + 2)]
     todo = plan(observed(job(trains(number + 2), policy(2, number + 2)), pods, nodes))
-    assert len(todo.record.culprits) == 8
+    assert len(todo.record.faulty_replicas) == 8
     assert todo.record.restarts == 1
 
 
-STALLED = {"best_step": 7, "failures_in_row": 2, "stalled": 2}
+STALLED = {"best_step": 7, "consecutive_failures": 2, "stalled_recoveries": 2}
 
 
 @pytest.mark.parametrize(
     ("changes", "wishes", "outcome"),
     [
         pytest.param(STALLED, {}, "Failed", id="three recoveries without a newer step end a job"),
-        pytest.param({**STALLED, "stalled": 1}, {}, "", id="two do not"),
+        pytest.param({**STALLED, "stalled_recoveries": 1}, {}, "", id="two do not"),
         pytest.param({**STALLED, "best_step": 6}, {}, "", id="nor when there was a newer step"),
         pytest.param(STALLED, {"max_retries": 9}, "", id="nor where the user said how often"),
     ],
@@ -349,9 +353,9 @@ def test_no_progress(changes: dict[str, int], wishes: dict[str, int], outcome: s
 
 
 def test_a_job_that_reports_no_steps_is_warned_of_and_not_ended() -> None:
-    record = trains(stalled=5, failures_in_row=5, settled_at=NOW)
+    record = trains(stalled_recoveries=5, consecutive_failures=5, running_since=NOW)
     booked = plan(observed(job(record, policy(2, 2)), [(pod(0), faulted()), (pod(1), running())]))
-    assert booked.record.stalled == 6
+    assert booked.record.stalled_recoveries == 6
     warning = next(c for c in booked.conditions if c.type == "Warning")
     assert (warning.status, warning.reason) == (False, "NoProgress")
     assert "NoProgress" in [n.reason for n in booked.notes]
@@ -362,7 +366,7 @@ def test_lost_nodes_are_no_lack_of_progress() -> None:
     booked = plan(
         observed(job(trains(**STALLED), policy(1, 2)), [(pod(0), silent(20)), (pod(1), running(step=7))], [DEAD])
     )
-    assert (booked.record.stalled, booked.record.failures_in_row) == (2, 3)
+    assert (booked.record.stalled_recoveries, booked.record.consecutive_failures) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -391,6 +395,6 @@ def test_log_rules_count_like_worker_faults_and_are_named(reason: str, message: 
     todo = plan(observed(job(trains(), policy(2, 2)), [(pod(0), hanging), (pod(1), running())]))
     began = todo.record.transition
     assert began is not None
-    assert (began.cause, began.counted, todo.record.retries) == (cause, True, 1)
+    assert (began.cause, began.uses_budget, todo.record.retries) == (cause, True, 1)
     assert words in began.message
     assert next((n.reason, n.message) for n in todo.notes) == (cause, began.message)

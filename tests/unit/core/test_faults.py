@@ -26,7 +26,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers, StopWorkers
 from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, PodFact
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 
 DRAINED = ready(1, drained=True)
 CRASHED = ready(1, failure=Failure(0, 1, "", "ValueError: boom"), reason="WorkerCrash")
@@ -49,7 +49,12 @@ def test_an_incident(first: PodFact | None, mine: AgentFact | None, cause: str, 
     todo = plan(observed(job(trains()), [*pods, (pod(1), running())]))
     began = todo.record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.counted, began.graceful) == (Kind.RECOVERY, cause, counted, False)
+    assert (began.kind, began.cause, began.uses_budget, began.graceful) == (
+        TransitionKind.RECOVERY,
+        cause,
+        counted,
+        False,
+    )
     assert (todo.record.restarts, todo.record.retries, todo.record.incident_at) == (1, int(counted), NOW)
     assert all(not a.graceful for a in acts(todo, StopWorkers))
 
@@ -100,7 +105,7 @@ def test_the_agents_own_sentence_is_not_said_twice() -> None:
     assert todo.record.transition.message.count("was killed by SIGKILL") == 1
 
 
-RECOVERS = trains(3, transition=transition(Kind.RECOVERY, goal=3), incident_at=NOW - seconds(5), restarts=1)
+RECOVERS = trains(3, transition=transition(TransitionKind.RECOVERY, goal=3), incident_at=NOW - seconds(5), restarts=1)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +119,16 @@ RECOVERS = trains(3, transition=transition(Kind.RECOVERY, goal=3), incident_at=N
 )
 def test_the_size_after_a_fault(found_s: float, number: int, size: int) -> None:
     began = NOW - seconds(found_s)
-    record = replace(RECOVERS, transition=transition(Kind.RECOVERY, goal=3, detected_at=began, began_at=began))
+    record = replace(
+        RECOVERS, transition=transition(TransitionKind.RECOVERY, goal=3, detected_at=began, began_at=began)
+    )
     todo = plan(observed(job(record), [(pod(n), ready(1)) for n in range(number)]))
     assert len(acts(todo, StartWorkers)) == size
     assert (todo.record.generation == 2) is bool(size)
 
 
 def test_a_recovery_that_succeeded_is_over() -> None:
-    record = trains(generation=2, settled_at=None, incident_at=NOW - seconds(20), restarts=1)
+    record = trains(generation=2, running_since=None, incident_at=NOW - seconds(20), restarts=1)
     todo = plan(observed(job(record), [(pod(0), running(2)), (pod(1), running(2))]))
     assert (todo.record.recovered_at, todo.record.incident_at, todo.record.resized_at) == (NOW, None, None)
 
@@ -137,7 +144,7 @@ def test_a_recovery_that_succeeded_is_over() -> None:
     ],
 )
 def test_failures_without_progress_are_spaced(failures: int, step: int, wait_s: float | None) -> None:
-    record = trains(failures_in_row=failures, best_step=10)
+    record = trains(consecutive_failures=failures, best_step=10)
     todo = plan(observed(job(record), [(pod(0), faulted(step=step)), (pod(1), running(step=step))]))
     began = todo.record.transition
     assert began is not None
@@ -201,7 +208,7 @@ def test_a_fault_in_a_drain(mine: AgentFact | None, others: tuple[AgentFact, Age
     todo = plan(observed(job(DRAINS), [*first, (pod(1), others[0]), (pod(2), others[1])]))
     began = todo.record.transition
     assert began is not None
-    assert (began.kind is Kind.RECOVERY) is recovers
+    assert (began.kind is TransitionKind.RECOVERY) is recovers
     assert began.goal == 2, "the size that the drain was for stays"
     assert todo.record.restarts == int(recovers)
 
@@ -224,14 +231,14 @@ def test_losses_after_the_checkpoint_change_nothing_but_the_size() -> None:
 
 
 def test_a_fault_while_the_job_is_to_be_suspended_is_recovered_first_then_suspended() -> None:
-    record = trains(transition=transition(Kind.SUSPEND, goal=0))
+    record = trains(transition=transition(TransitionKind.SUSPEND, goal=0))
     wishes = policy(suspend=True)
     first = plan(observed(job(record, wishes), [(pod(0), faulted()), (pod(1), running())]))
     assert first.record.transition is not None
-    assert first.record.transition.kind is Kind.RECOVERY
+    assert first.record.transition.kind is TransitionKind.RECOVERY
     then = plan(observed(job(first.record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))
     assert then.record.transition is not None
-    assert then.record.transition.kind is Kind.SUSPEND
+    assert then.record.transition.kind is TransitionKind.SUSPEND
 
 
 def test_members_that_this_operator_has_not_heard_are_waited_for_before_the_next_start() -> None:
@@ -241,4 +248,4 @@ def test_members_that_this_operator_has_not_heard_are_waited_for_before_the_next
 
 
 def test_nothing_is_concluded_from_an_empty_record() -> None:
-    assert plan(observed(job(Record(transition=transition(Kind.START))), [])).record.restarts == 0
+    assert plan(observed(job(Record(transition=transition(TransitionKind.START))), [])).record.restarts == 0

@@ -31,7 +31,7 @@ from elastipod_operator.core.facts import AgentState, NodeFact, SpecShape
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.payback import LONGEST, growth_hold
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Measures, Record
+from elastipod_operator.core.record import Record, ResizeStatistics, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 MORE = [(pod(0), running()), (pod(1), running()), (pod(2), ready())]
@@ -55,15 +55,17 @@ def test_a_growth_that_finds_nobody_left_has_failed() -> None:
 
 def test_a_larger_size_that_does_not_come_to_run_has_failed() -> None:
     grown = plan(observed(job(trains(transition=GROWS)), [(pod(0), DRAINED), (pod(1), DRAINED), (pod(2), ready())]))
-    assert (len(grown.record.members), grown.record.grew_from, grown.record.resize_failures) == (3, 2, 0)
+    assert (len(grown.record.members), grown.record.size_before_growth, grown.record.resize_failures) == (3, 2, 0)
     broken = plan(observed(job(grown.record), [(pod(0), running(2)), (pod(1), running(2)), (pod(2), faulted(2))]))
-    assert (broken.record.resize_failures, broken.record.grew_from) == (1, 0)
+    assert (broken.record.resize_failures, broken.record.size_before_growth) == (1, 0)
 
 
 def test_a_larger_size_that_runs_ends_the_count() -> None:
-    record = trains(3, generation=2, settled_at=None, grew_from=2, resize_failures=4, resize_failed_at=LONG_AGO)
+    record = trains(
+        3, generation=2, running_since=None, size_before_growth=2, resize_failures=4, resize_failed_at=LONG_AGO
+    )
     todo = plan(observed(job(record), [(pod(n), running(2)) for n in range(3)]))
-    assert (todo.record.resize_failures, todo.record.resize_failed_at, todo.record.grew_from) == (0, None, 0)
+    assert (todo.record.resize_failures, todo.record.resize_failed_at, todo.record.size_before_growth) == (0, None, 0)
 
 
 def test_other_resizes_are_no_failed_growth() -> None:
@@ -121,13 +123,13 @@ def test_a_refusal_is_told_in_plain_words_and_fails_nothing() -> None:
 # ---- payback
 
 
-def measured(pause_s: float | None = 10.0, **paces: float) -> Measures:
+def measured(pause_s: float | None = 10.0, **paces: float) -> ResizeStatistics:
     rows = tuple((int(size[1:]), seconds(pace)) for size, pace in paces.items())
-    return Measures(None if pause_s is None else seconds(pause_s), rows)
+    return ResizeStatistics(None if pause_s is None else seconds(pause_s), rows)
 
 
 @pytest.mark.parametrize(
-    ("measures", "hold_s"),
+    ("resize_statistics", "hold_s"),
     [
         pytest.param(measured(None, s2=2.0, s4=1.0), None, id="no pause was measured yet"),
         pytest.param(measured(10, s2=2.0), None, id="no larger size was"),
@@ -139,13 +141,13 @@ def measured(pause_s: float | None = 10.0, **paces: float) -> Measures:
         pytest.param(measured(600, s2=2.0, s4=3.0), LONGEST.total_seconds(), id="and never more than a quarter of an hour"),
     ],
 )  # fmt: skip
-def test_how_long_growth_is_put_off(measures: Measures, hold_s: float | None) -> None:
-    record = trains(2, settled_at=NOW, measures=measures)
+def test_how_long_growth_is_put_off(resize_statistics: ResizeStatistics, hold_s: float | None) -> None:
+    record = trains(2, running_since=NOW, resize_statistics=resize_statistics)
     assert growth_hold(record, policy()) == (None if hold_s is None else NOW + seconds(hold_s))
     assert growth_hold(record, policy(payback=False)) is None
 
 
-HELD = trains(settled_at=NOW - seconds(20), measures=measured(10, s2=2.0, s4=1.99))
+HELD = trains(running_since=NOW - seconds(20), resize_statistics=measured(10, s2=2.0, s4=1.99))
 
 
 def test_growth_that_does_not_pay_is_not_asked_for() -> None:
@@ -172,22 +174,22 @@ def test_members_that_are_lost_are_replaced_whatever_it_costs() -> None:
 def test_pause_and_pace_are_measured() -> None:
     paced = [(pod(n), running(step=9, step_at=NOW, step_pace=seconds(2))) for n in range(3)]
     first = plan(observed(job(trains(3), policy(2, 2)), paced))
-    assert first.record.measures.paces == ((3, seconds(2)),)
+    assert first.record.resize_statistics.step_times == ((3, seconds(2)),)
     stopped = plan(
         observed(job(first.record, policy(2, 2)), [(pod(n), DRAINED) for n in range(3)], now=NOW + seconds(4))
     )
-    assert stopped.record.paused_at == NOW
+    assert stopped.record.resize_began_at == NOW
     then = NOW + seconds(9)
     runs = [(pod(n), agent(AgentState.RUNNING, 2, last_answer=then)) for n in range(2)]
     settled = plan(observed(job(stopped.record, policy(2, 2)), runs, now=then))
-    assert settled.record.measures.pause == timedelta(seconds=9)
-    assert settled.record.paused_at is None
+    assert settled.record.resize_statistics.pause == timedelta(seconds=9)
+    assert settled.record.resize_began_at is None
 
 
 def test_the_pause_of_a_recovery_is_none_of_a_resize() -> None:
-    record = trains(generation=2, settled_at=None, paused_at=NOW - seconds(50))
+    record = trains(generation=2, running_since=None, resize_began_at=NOW - seconds(50))
     todo = plan(observed(job(record), [(pod(0), faulted(2)), (pod(1), running(2))]))
-    assert todo.record.paused_at is None
+    assert todo.record.resize_began_at is None
 
 
 # ---- spares
@@ -210,12 +212,12 @@ TWO = (SpecShape("base", 2, spares=1), SpecShape("extra", 2))
     ],
 )
 def test_spares_are_made_beside_the_others(present: list[Any], made: list[int]) -> None:
-    todo = plan(observed(job(Record(transition=transition(Kind.START)), SPARED), present))
+    todo = plan(observed(job(Record(transition=transition(TransitionKind.START)), SPARED), present))
     assert [a.pod for a in acts(todo, CreatePod)] == [pid(n) for n in made]
 
 
 def test_spares_do_not_train() -> None:
-    starts = Record(transition=transition(Kind.START, goal=2))
+    starts = Record(transition=transition(TransitionKind.START, goal=2))
     todo = plan(observed(job(starts, SPARED), [(pod(n), ready(0)) for n in range(3)]))
     assert todo.record.members == (pid(0), pid(1))
     assert len(acts(todo, StartWorkers)) == 2
@@ -267,7 +269,7 @@ def test_the_spare_of_one_spec_takes_no_place_of_another() -> None:
         PodId("extra", 0, 0),
         PodId("extra", 1, 0),
     ]
-    starts = Record(transition=transition(Kind.START, goal=4))
+    starts = Record(transition=transition(TransitionKind.START, goal=4))
     todo = plan(observed(job(starts, wishes), [(pod(p, node=f"n-{p.name('')}"), ready(0)) for p in present]))
     assert [m for m in todo.record.members if m.spec == "extra"] == [PodId("extra", 0, 0), PodId("extra", 1, 0)]
     assert len(todo.record.members) == 4
@@ -276,7 +278,7 @@ def test_the_spare_of_one_spec_takes_no_place_of_another() -> None:
 def test_a_spare_makes_up_for_no_missing_pod_of_another_spec() -> None:
     wishes = policy(sizes=Sizes((4,), 4), specs=TWO)
     present = [PodId("base", 0, 0), PodId("base", 1, 0), PodId("base", 2, 0), PodId("extra", 0, 0)]
-    starts = Record(transition=transition(Kind.START, goal=4))
+    starts = Record(transition=transition(TransitionKind.START, goal=4))
     todo = plan(observed(job(starts, wishes), [(pod(p, node=f"n-{p.name('')}"), ready(0)) for p in present]))
     assert not todo.record.members
 
@@ -317,6 +319,6 @@ def test_who_is_warm_is_taken_and_who_is_not_follows_later() -> None:
 
 
 def test_a_recovery_takes_whom_it_can_get() -> None:
-    rescue = transition(Kind.RECOVERY, cause="WorkerCrash", goal=2, graceful=False)
+    rescue = transition(TransitionKind.RECOVERY, cause="WorkerCrash", goal=2, graceful=False)
     todo = plan(observed(job(trains(transition=rescue)), [(pod(0), ready(1)), (pod(2), WARMING)]))
     assert [one.ordinal for one in todo.record.members] == [0, 2]

@@ -26,7 +26,7 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact
 from elastipod_operator.core.health import Health, judge
-from elastipod_operator.core.record import Kind
+from elastipod_operator.core.record import TransitionKind
 
 NOT_READY = NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(10))
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))
@@ -144,7 +144,7 @@ def test_an_operator_that_just_began(trying_s: float, other: AgentFact | None, h
     ],
 )
 def test_a_silent_member_in_a_recovery(other: AgentFact, health: Health) -> None:
-    record = trains(transition=transition(Kind.RECOVERY))
+    record = trains(transition=transition(TransitionKind.RECOVERY))
     assert health_of_the_first(observed(job(record), [(pod(0), silent(20)), (pod(1), other)]))[0] is health
 
 

@@ -36,7 +36,7 @@ from elastipod_operator.core.incidents import (
     reach_asked,
     widen,
 )
-from elastipod_operator.core.record import Culprit, Kind, Reach, Record, Transition, Window
+from elastipod_operator.core.record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
 
 Seen = tuple[PodFact, AgentFact | None]
 DRAINS = transition(goal=2)
@@ -58,19 +58,19 @@ def find(record: Record, *pods: Seen, nodes: Any = ()) -> Incident | None:
 def test_a_pod_that_is_gone_is_named_with_its_rank() -> None:
     record = trains(members=(pid(0), pid(4, 2)))
     assert find(record, (pod(0), running())) == Incident(
-        "PodLost", "pod workers-4 (incarnation 2) is gone", False, (), (Culprit(pid(4, 2), 1, ""),)
+        "PodLost", "pod workers-4 (incarnation 2) is gone", False, (), (FaultyReplica(pid(4, 2), 1, ""),)
     )
 
 
 def test_pods_that_ended_by_themselves_count_and_the_first_tells_why() -> None:
     pods = [(pod(n, phase="Failed", trouble=f"trouble {n}"), None) for n in (1, 0)]
     assert find(trains(), *pods) == Incident(
-        "PodFailed", "trouble 0", True, (), (Culprit(pid(0), 0, "node-0"), Culprit(pid(1), 1, "node-1"))
+        "PodFailed", "trouble 0", True, (), (FaultyReplica(pid(0), 0, "node-0"), FaultyReplica(pid(1), 1, "node-1"))
     )
     deleted = (pod(1, phase="Failed", kill_at=NOW), None)
     found = find(trains(), (pod(0, phase="Failed"), None), deleted)
     assert found is not None
-    assert not found.counted, "one that was deleted may have taken the other along"
+    assert not found.uses_budget, "one that was deleted may have taken the other along"
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_lost_nodes_are_the_cause_whatever_else_is_missing(lost: list[int], more
     found = find(trains(4), *pods, nodes=[OUT[n] for n in lost])
     assert found == Incident(
         "NodeOutOfService", f"node node-{lost[0]} is out of service{more}", False, tuple(pid(n) for n in lost),
-        tuple(Culprit(pid(n), n, f"node-{n}") for n in lost),
+        tuple(FaultyReplica(pid(n), n, f"node-{n}") for n in lost),
     )  # fmt: skip
 
 
 def test_pods_that_ended_come_before_pods_that_are_gone() -> None:
     found = find(trains(3), (pod(2, phase="Failed", trouble="oom"), None), (pod(1), running()))
     assert found is not None
-    assert (found.cause, [c.rank for c in found.culprits]) == ("PodFailed", [2])
+    assert (found.cause, [c.rank for c in found.faulty_replicas]) == ("PodFailed", [2])
 
 
 # ---- what the workers say
@@ -100,7 +100,7 @@ def test_the_rank_of_a_fault_is_that_of_the_record() -> None:
     found = find(record, (pod(0), faulted()), (pod(1), running()))
     assert found == Incident(
         "WorkerCrash", f"group rank 1 (pod {pod(0).name}): rank 0 exited with code 1: “ValueError: boom”", True, (),
-        (Culprit(pid(0), 1, "node-0"),),
+        (FaultyReplica(pid(0), 1, "node-0"),),
     )  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def test_an_agent_that_is_out_of_step(mine: AgentFact, cause: str | None) -> Non
     found = find(trains(generation=3), other, (pod(0), mine))
     assert (found.cause if found else None) == cause
     if found:
-        assert not found.counted
+        assert not found.uses_budget
         assert pod(0).name in found.message
 
 
@@ -240,8 +240,8 @@ def test_the_second_member_is_looked_at_too() -> None:
 
 # ---- the recovery
 
-CRASH = Incident("WorkerCrash", "boom", True, (), (Culprit(pid(0), 0, "node-0"),))
-LOSS = Incident("NodeLost", "gone", False, (pid(1),), (Culprit(pid(1), 1, "node-1"),))
+CRASH = Incident("WorkerCrash", "boom", True, (), (FaultyReplica(pid(0), 0, "node-0"),))
+LOSS = Incident("NodeLost", "gone", False, (pid(1),), (FaultyReplica(pid(1), 1, "node-1"),))
 
 
 def recover(record: Record, incident: Incident = CRASH, *pods: Seen, key: str = "k") -> Record:
@@ -249,29 +249,36 @@ def recover(record: Record, incident: Incident = CRASH, *pods: Seen, key: str = 
 
 
 def test_what_a_recovery_begins_with() -> None:
-    record = trains(3, window_since=LONG_AGO, lost=(pid(9),), is_full_restart=True, window=Window(2, None, 0, 1))
+    record = trains(3, window_since=LONG_AGO, lost=(pid(9),), is_full_restart=True, window=RestartWindow(2, None, 0, 1))
     after = recover(record)
     assert after.transition == Transition(
-        kind=Kind.RECOVERY, cause="WorkerCrash", message="boom", from_size=3, goal=3, began_at=NOW, detected_at=NOW,
-        deadline=NOW + seconds(30), counted=True,
+        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="boom", from_size=3, goal=3, began_at=NOW, detected_at=NOW,
+        deadline=NOW + seconds(30), uses_budget=True,
     )  # fmt: skip
     assert (after.window_since, after.incident_at, after.lost, after.is_full_restart) == (None, NOW, (pid(9),), False)
-    assert (after.restarts, after.retries, after.window, after.culprits) == (1, 1, Window(2, NOW, 1, 1), CRASH.culprits)
+    assert (after.restarts, after.retries, after.window, after.faulty_replicas) == (
+        1,
+        1,
+        RestartWindow(2, NOW, 1, 1),
+        CRASH.faulty_replicas,
+    )
 
 
 def test_what_does_not_count_spends_nothing() -> None:
-    record = trains(3, settled_at=None, lost=(pid(9), pid(1)), stalled=1, window=Window(2, LONG_AGO, 1, 1))
+    record = trains(
+        3, running_since=None, lost=(pid(9), pid(1)), stalled_recoveries=1, window=RestartWindow(2, LONG_AGO, 1, 1)
+    )
     after = recover(record, LOSS)
-    assert (after.restarts, after.retries, after.window, after.stalled) == (1, 0, record.window, 1)
+    assert (after.restarts, after.retries, after.window, after.stalled_recoveries) == (1, 0, record.window, 1)
     assert after.lost == (pid(9), pid(1)), "once"
     assert recover(trains(3, lost=(pid(9),)), LOSS).lost == (pid(9), pid(1))
     assert after.transition is not None
-    assert not after.transition.counted
+    assert not after.transition.uses_budget
 
 
 def test_a_fault_after_a_fault_is_dated_from_the_first_and_opens_no_new_window() -> None:
-    after = recover(trains(incident_at=LONG_AGO, window=Window(0, LONG_AGO, 4, 0)))
-    assert (after.incident_at, after.window) == (LONG_AGO, Window(0, LONG_AGO, 5, 0))
+    after = recover(trains(incident_at=LONG_AGO, window=RestartWindow(0, LONG_AGO, 4, 0)))
+    assert (after.incident_at, after.window) == (LONG_AGO, RestartWindow(0, LONG_AGO, 5, 0))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +286,7 @@ def test_a_fault_after_a_fault_is_dated_from_the_first_and_opens_no_new_window()
     [
         pytest.param(None, 2, id="the present size"),
         pytest.param(transition(goal=4), 4, id="or the one that a drain was for"),
-        pytest.param(transition(Kind.SUSPEND, goal=0), 2, id="of which a suspension has none"),
+        pytest.param(transition(TransitionKind.SUSPEND, goal=0), 2, id="of which a suspension has none"),
     ],
 )
 def test_the_size_that_a_recovery_wants(old: Transition | None, goal: int) -> None:
@@ -291,25 +298,51 @@ def test_the_size_that_a_recovery_wants(old: Transition | None, goal: int) -> No
 @pytest.mark.parametrize(
     ("changes", "step", "failures", "stalled", "best"),
     [
-        pytest.param({"best_step": 7, "failures_in_row": 2, "stalled": 2}, 7, 3, 3, 7, id="no newer step"),
-        pytest.param({"best_step": 7, "failures_in_row": 2, "stalled": 2}, 8, 1, 0, 8, id="a newer one"),
-        pytest.param({"best_step": 7, "failures_in_row": 2, "stalled": 2}, 3, 3, 3, 7, id="an older one"),
-        pytest.param({"settled_at": NOW - seconds(60)}, None, 1, 1, -1, id="a minute of life proves nothing"),
-        pytest.param({"settled_at": NOW - seconds(60), "failures_in_row": 1}, None, 2, 1, -1, id="however often"),
-        pytest.param({"settled_at": NOW - seconds(61), "failures_in_row": 1, "stalled": 1}, None, 1, 0, -1, id="more than one does"),
-        pytest.param({"settled_at": None, "failures_in_row": 1}, None, 2, 1, -1, id="who never ran has not lived"),
-        pytest.param({"settled_at": LONG_AGO, "failures_in_row": 1, "best_step": 9}, 9, 2, 1, 9, id="steps count more than life"),
+        pytest.param(
+            {"best_step": 7, "consecutive_failures": 2, "stalled_recoveries": 2}, 7, 3, 3, 7, id="no newer step"
+        ),
+        pytest.param(
+            {"best_step": 7, "consecutive_failures": 2, "stalled_recoveries": 2}, 8, 1, 0, 8, id="a newer one"
+        ),
+        pytest.param(
+            {"best_step": 7, "consecutive_failures": 2, "stalled_recoveries": 2}, 3, 3, 3, 7, id="an older one"
+        ),
+        pytest.param({"running_since": NOW - seconds(60)}, None, 1, 1, -1, id="a minute of life proves nothing"),
+        pytest.param(
+            {"running_since": NOW - seconds(60), "consecutive_failures": 1}, None, 2, 1, -1, id="however often"
+        ),
+        pytest.param(
+            {"running_since": NOW - seconds(61), "consecutive_failures": 1, "stalled_recoveries": 1},
+            None,
+            1,
+            0,
+            -1,
+            id="more than one does",
+        ),
+        pytest.param(
+            {"running_since": None, "consecutive_failures": 1}, None, 2, 1, -1, id="who never ran has not lived"
+        ),
+        pytest.param(
+            {"running_since": LONG_AGO, "consecutive_failures": 1, "best_step": 9},
+            9,
+            2,
+            1,
+            9,
+            id="steps count more than life",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_progress(changes: dict[str, Any], step: int | None, failures: int, stalled: int, best: int) -> None:
     after = recover(trains(**changes), CRASH, (pod(0), faulted(step=None)), (pod(1), running(step=step)))
-    assert (after.failures_in_row, after.stalled, after.best_step) == (failures, stalled, best)
+    assert (after.consecutive_failures, after.stalled_recoveries, after.best_step) == (failures, stalled, best)
 
 
 @pytest.mark.parametrize("key", ["k", "other"])
 @pytest.mark.parametrize(("failures", "wait_s"), [(0, 0), (1, 10), (2, 20), (9, 300)])
 def test_failures_in_a_row_are_spaced(failures: int, wait_s: float, key: str) -> None:
-    after = recover(trains(best_step=9, failures_in_row=failures), CRASH, (pod(0), faulted(step=9)), key=key).transition
+    after = recover(
+        trains(best_step=9, consecutive_failures=failures), CRASH, (pod(0), faulted(step=9)), key=key
+    ).transition
     assert after is not None
     wait = seconds(wait_s) * (1 + 0.25 * jitter(key, failures))
     assert after.not_before == (NOW + wait if wait_s else None)
@@ -318,14 +351,32 @@ def test_failures_in_a_row_are_spaced(failures: int, wait_s: float, key: str) ->
 @pytest.mark.parametrize(
     ("pods", "reach"),
     [
-        pytest.param([(pod(0), faulted(restart_mode=Reach.JOB)), (pod(1), running())], Reach.JOB, id="who failed is heard"),
-        pytest.param([(pod(0), running(restart_mode=Reach.JOB)), (pod(1), faulted())], Reach.IN_PROCESS, id="not who runs"),
-        pytest.param([(pod(0), faulted(7, restart_mode=Reach.JOB))], Reach.IN_PROCESS, id="nor who ran another generation"),
-        pytest.param([(pod(5), faulted(restart_mode=Reach.JOB))], Reach.IN_PROCESS, id="nor who is no member"),
-        pytest.param([(pod(0), faulted(restart_mode="?")), (pod(1), faulted(restart_mode=Reach.LOCAL))], Reach.PROCESSES, id="what?"),
+        pytest.param(
+            [(pod(0), faulted(restart_mode=RestartMode.JOB)), (pod(1), running())],
+            RestartMode.JOB,
+            id="who failed is heard",
+        ),
+        pytest.param(
+            [(pod(0), running(restart_mode=RestartMode.JOB)), (pod(1), faulted())],
+            RestartMode.IN_PROCESS,
+            id="not who runs",
+        ),
+        pytest.param(
+            [(pod(0), faulted(7, restart_mode=RestartMode.JOB))],
+            RestartMode.IN_PROCESS,
+            id="nor who ran another generation",
+        ),
+        pytest.param(
+            [(pod(5), faulted(restart_mode=RestartMode.JOB))], RestartMode.IN_PROCESS, id="nor who is no member"
+        ),
+        pytest.param(
+            [(pod(0), faulted(restart_mode="?")), (pod(1), faulted(restart_mode=RestartMode.LOCAL))],
+            RestartMode.PROCESSES,
+            id="what?",
+        ),
     ],
-)  # fmt: skip
-def test_how_far_a_recovery_reaches(pods: list[Seen], reach: Reach) -> None:
+)
+def test_how_far_a_recovery_reaches(pods: list[Seen], reach: RestartMode) -> None:
     assert reach_asked(trains(), view_of(trains(), *pods)) is reach
     began = recover(trains(), CRASH, *pods).transition
     assert began is not None
@@ -335,27 +386,35 @@ def test_how_far_a_recovery_reaches(pods: list[Seen], reach: Reach) -> None:
 @pytest.mark.parametrize(
     ("began", "reach"),
     [
-        pytest.param(transition(Kind.RECOVERY, reach=Reach.LOCAL), Reach.PROCESSES, id="more is asked for"),
-        pytest.param(transition(Kind.RECOVERY, reach=Reach.JOB), Reach.JOB, id="less is not"),
         pytest.param(
-            transition(Kind.RECOVERY, reach=Reach.LOCAL, weighed=True), Reach.LOCAL, id="it is decided already"
+            transition(TransitionKind.RECOVERY, reach=RestartMode.LOCAL), RestartMode.PROCESSES, id="more is asked for"
         ),
-        pytest.param(transition(reach=Reach.LOCAL), Reach.LOCAL, id="a planned change"),
+        pytest.param(transition(TransitionKind.RECOVERY, reach=RestartMode.JOB), RestartMode.JOB, id="less is not"),
+        pytest.param(
+            transition(TransitionKind.RECOVERY, reach=RestartMode.LOCAL, is_budget_checked=True),
+            RestartMode.LOCAL,
+            id="it is decided already",
+        ),
+        pytest.param(transition(reach=RestartMode.LOCAL), RestartMode.LOCAL, id="a planned change"),
     ],
 )
-def test_a_recovery_is_widened(began: Transition, reach: Reach) -> None:
+def test_a_recovery_is_widened(began: Transition, reach: RestartMode) -> None:
     record = trains(transition=began)
-    after = widen(record, view_of(record, (pod(0), faulted(restart_mode=Reach.PROCESSES))))
+    after = widen(record, view_of(record, (pod(0), faulted(restart_mode=RestartMode.PROCESSES))))
     assert after.transition is not None
     assert after.transition.reach is reach
-    assert widen(trains(), view_of(trains(), (pod(0), faulted(restart_mode=Reach.JOB)))) == trains()
+    assert widen(trains(), view_of(trains(), (pod(0), faulted(restart_mode=RestartMode.JOB)))) == trains()
 
 
 # ---- whose fault it was
 
-COUNTED = transition(Kind.RECOVERY, cause="WorkerCrash", counted=True)
+COUNTED = transition(TransitionKind.RECOVERY, cause="WorkerCrash", uses_budget=True)
 BOOKED = trains(
-    transition=COUNTED, retries=2, stalled=2, window=Window(1, LONG_AGO, 2, 0), culprits=(Culprit(pid(1), 1, "b"),)
+    transition=COUNTED,
+    retries=2,
+    stalled_recoveries=2,
+    window=RestartWindow(1, LONG_AGO, 2, 0),
+    faulty_replicas=(FaultyReplica(pid(1), 1, "b"),),
 )
 
 
@@ -377,19 +436,19 @@ def test_whom_to_blame(mine: Seen | None, nodes: list[NodeFact], cause: str | No
         assert after == BOOKED
         return
     assert after.transition is not None
-    assert (after.transition.cause, after.transition.counted) == (cause, False)
+    assert (after.transition.cause, after.transition.uses_budget) == (cause, False)
     assert after.transition.message
-    assert (after.retries, after.stalled, after.window) == (1, 1, Window(1, LONG_AGO, 1, 0))
-    assert after.culprits == (Culprit(pid(0), 0, "node-0" if mine else ""),)
+    assert (after.retries, after.stalled_recoveries, after.window) == (1, 1, RestartWindow(1, LONG_AGO, 1, 0))
+    assert after.faulty_replicas == (FaultyReplica(pid(0), 0, "node-0" if mine else ""),)
 
 
 @pytest.mark.parametrize(
     "record",
     [
         pytest.param(replace(BOOKED, transition=None), id="nothing is being recovered"),
-        pytest.param(replace(BOOKED, transition=transition(counted=True)), id="it is no recovery"),
-        pytest.param(replace(BOOKED, transition=replace(COUNTED, counted=False)), id="nothing was counted"),
-        pytest.param(replace(BOOKED, transition=replace(COUNTED, weighed=True)), id="it was decided already"),
+        pytest.param(replace(BOOKED, transition=transition(uses_budget=True)), id="it is no recovery"),
+        pytest.param(replace(BOOKED, transition=replace(COUNTED, uses_budget=False)), id="nothing was counted"),
+        pytest.param(replace(BOOKED, transition=replace(COUNTED, is_budget_checked=True)), id="it was decided already"),
     ],
 )
 def test_nothing_is_given_back_when(record: Record) -> None:
@@ -399,16 +458,20 @@ def test_nothing_is_given_back_when(record: Record) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        pytest.param(Window(1, LONG_AGO, 1, 0), Window(1, None, 0, 0), id="the only one: the window was never opened"),
-        pytest.param(Window(1, LONG_AGO, 1, 2), Window(1, LONG_AGO, 0, 2), id="full ones keep it open"),
-        pytest.param(Window(1, LONG_AGO, 0, 2), Window(1, LONG_AGO, 0, 2), id="never below nothing"),
+        pytest.param(
+            RestartWindow(1, LONG_AGO, 1, 0),
+            RestartWindow(1, None, 0, 0),
+            id="the only one: the window was never opened",
+        ),
+        pytest.param(RestartWindow(1, LONG_AGO, 1, 2), RestartWindow(1, LONG_AGO, 0, 2), id="full ones keep it open"),
+        pytest.param(RestartWindow(1, LONG_AGO, 0, 2), RestartWindow(1, LONG_AGO, 0, 2), id="never below nothing"),
     ],
 )
-def test_a_restart_is_given_back_to_its_window(before: Window, after: Window) -> None:
-    record = replace(BOOKED, window=before, retries=0, stalled=0)
+def test_a_restart_is_given_back_to_its_window(before: RestartWindow, after: RestartWindow) -> None:
+    record = replace(BOOKED, window=before, retries=0, stalled_recoveries=0)
     given = blame_outside(record, pid(7), None)
     assert given.window == after
-    assert (given.retries, given.stalled) == (0, 0)
-    assert given.culprits == (Culprit(pid(7), -1, ""),)
+    assert (given.retries, given.stalled_recoveries) == (0, 0)
+    assert given.faulty_replicas == (FaultyReplica(pid(7), -1, ""),)
     assert given.transition is not None
     assert given.transition.message == "pod workers-7 (incarnation 0) is gone"

@@ -24,7 +24,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
 
@@ -71,7 +71,7 @@ def test_it_takes_no_room_in_the_record_of_members() -> None:
 
 
 def test_names_outlive_a_suspension() -> None:
-    suspends = trains(transition=transition(Kind.SUSPEND, goal=0))
+    suspends = trains(transition=transition(TransitionKind.SUSPEND, goal=0))
     away = plan(observed(job(suspends, policy(suspend=True)), [(pod(0), ready(1)), (pod(1), ready(1))]))
     back = plan(observed(job(away.record, policy(2, 2))))
     again = plan(observed(job(back.record, policy(2, 2))))

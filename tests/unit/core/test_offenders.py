@@ -22,27 +22,27 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.offenders import MAX_KEPT, avoided
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Culprit, Kind, Offence, Record
+from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, TransitionKind
 
 AVOID = policy(2, 2, max_offenders=2, eval_period=seconds(600))
 
 
-def offence(node: str, times: int = 2, ago_s: float = 0.0) -> Offence:
-    return Offence(node, times, NOW - seconds(ago_s))
+def offence(node: str, times: int = 2, ago_s: float = 0.0) -> NodeFaults:
+    return NodeFaults(node, times, NOW - seconds(ago_s))
 
 
-def after_fault(record: Record, wishes: object = AVOID) -> tuple[Offence, ...]:
+def after_fault(record: Record, wishes: object = AVOID) -> tuple[NodeFaults, ...]:
     seen = [(pod(0), faulted()), (pod(1), running())]
     booked = plan(observed(job(record, wishes), seen))  # type: ignore[arg-type]
-    assert booked.record.offences == record.offences, "not before it is known who was behind it"
+    assert booked.record.node_faults == record.node_faults, "not before it is known who was behind it"
     then = plan(observed(job(booked.record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))  # type: ignore[arg-type]
     assert then.record.generation == 2
-    return then.record.offences
+    return then.record.node_faults
 
 
 def test_faults_are_counted_against_the_node_they_began_on() -> None:
     assert after_fault(trains()) == (offence("node-0", 1),)
-    assert after_fault(trains(offences=(offence("node-0", 1, 100),))) == (offence("node-0", 2),)
+    assert after_fault(trains(node_faults=(offence("node-0", 1, 100),))) == (offence("node-0", 2),)
 
 
 def test_no_account_is_kept_where_nothing_is_to_be_avoided() -> None:
@@ -50,7 +50,7 @@ def test_no_account_is_kept_where_nothing_is_to_be_avoided() -> None:
 
 
 def test_the_second_fault_is_told() -> None:
-    record = trains(offences=(offence("node-0", 1, 100),))
+    record = trains(node_faults=(offence("node-0", 1, 100),))
     booked = plan(observed(job(record, AVOID), [(pod(0), faulted()), (pod(1), running())]))
     then = plan(observed(job(booked.record, AVOID), [(pod(0), ready(1)), (pod(1), ready(1))]))
     assert "NodeAvoided" in [n.reason for n in then.notes]
@@ -58,7 +58,7 @@ def test_the_second_fault_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offences", "limit", "expected"),
+    ("node_faults", "limit", "expected"),
     [
         pytest.param((offence("a", 1),), 5, (), id="once is no repetition"),
         pytest.param((offence("a", 2),), 5, ("a",), id="twice is"),
@@ -67,20 +67,20 @@ def test_the_second_fault_is_told() -> None:
         pytest.param((offence("a", 2, 600), offence("b", 2, 599)), 5, ("b",), id="an offence expires with the period"),
     ],
 )  # fmt: skip
-def test_who_is_avoided(offences: tuple[Offence, ...], limit: int, expected: tuple[str, ...]) -> None:
+def test_who_is_avoided(node_faults: tuple[NodeFaults, ...], limit: int, expected: tuple[str, ...]) -> None:
     wishes = policy(max_offenders=limit, eval_period=seconds(600))
-    assert avoided(Record(offences=offences), wishes, NOW) == expected
+    assert avoided(Record(node_faults=node_faults), wishes, NOW) == expected
 
 
 def test_account_is_kept_of_so_many_nodes() -> None:
     many = tuple(offence(f"n-{n}", 1, 100 - n) for n in range(MAX_KEPT))
-    kept = after_fault(trains(offences=many))
+    kept = after_fault(trains(node_faults=many))
     assert len(kept) == MAX_KEPT
     assert [o.node for o in kept][-1] == "node-0"
     assert "n-0" not in [o.node for o in kept]
 
 
-OFFENDED = trains(offences=(offence("bad"),))
+OFFENDED = trains(node_faults=(offence("bad"),))
 
 
 def test_new_pods_are_kept_off() -> None:
@@ -93,7 +93,7 @@ def waiting(*avoids: str) -> object:
 
 
 @pytest.mark.parametrize(
-    ("avoids", "offences", "is_made_anew"),
+    ("avoids", "node_faults", "is_made_anew"),
     [
         pytest.param((), (offence("bad"),), True, id="made before the node was avoided"),
         pytest.param(("bad",), (offence("bad"),), False, id="made as it should be"),
@@ -101,17 +101,17 @@ def waiting(*avoids: str) -> object:
     ],
 )
 def test_a_pod_that_waits_for_a_place_avoids_who_is_avoided_now(
-    avoids: tuple[str, ...], offences: tuple[Offence, ...], is_made_anew: bool
+    avoids: tuple[str, ...], node_faults: tuple[NodeFaults, ...], is_made_anew: bool
 ) -> None:
-    record = Record(transition=transition(Kind.START), offences=offences)
+    record = Record(transition=transition(TransitionKind.START), node_faults=node_faults)
     todo = plan(observed(job(record, AVOID), [(waiting(*avoids), None), (pod(1), ready(0))]))  # type: ignore[list-item]
     assert bool(acts(todo, CreatePod)) is is_made_anew
 
 
 def test_old_offences_are_forgotten_and_the_next_is_waited_for() -> None:
-    record = trains(offences=(offence("a", 2, 600), offence("b", 2, 500)))
+    record = trains(node_faults=(offence("a", 2, 600), offence("b", 2, 500)))
     todo = plan(observed(job(record, AVOID), [(pod(0), running()), (pod(1), running())]))
-    assert [o.node for o in todo.record.offences] == ["b"]
+    assert [o.node for o in todo.record.node_faults] == ["b"]
     assert todo.wake_at == NOW + seconds(100)
 
 
@@ -125,7 +125,9 @@ def test_old_offences_are_forgotten_and_the_next_is_waited_for() -> None:
     ],
 )
 def test_what_is_held_against_a_node(cause: str, counted: bool, offends: bool) -> None:
-    began = transition(Kind.RECOVERY, cause=cause, counted=counted)
-    record = trains(transition=began, culprits=(Culprit(pid(0), 0, "node-0"), Culprit(pid(1), 1, "node-0")))
+    began = transition(TransitionKind.RECOVERY, cause=cause, uses_budget=counted)
+    record = trains(
+        transition=began, faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"), FaultyReplica(pid(1), 1, "node-0"))
+    )
     todo = plan(observed(job(record, AVOID), [(pod(0), ready(1)), (pod(1), ready(1))]))
-    assert todo.record.offences == ((offence("node-0", 1),) if offends else ())
+    assert todo.record.node_faults == ((offence("node-0", 1),) if offends else ())

@@ -10,9 +10,9 @@ from tests.unit.core.builders import NOW, job, observed, pod, policy, running, s
 
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.payback import growth_hold, with_pace, with_pause
-from elastipod_operator.core.record import Kind, Measures, Record
+from elastipod_operator.core.record import Record, ResizeStatistics, TransitionKind
 
-FASTER = Measures(seconds(10), ((2, seconds(2)), (4, seconds(1))))
+FASTER = ResizeStatistics(seconds(10), ((2, seconds(2)), (4, seconds(1))))
 
 
 def paced(record: Record, *paces: float | None) -> Record:
@@ -21,17 +21,17 @@ def paced(record: Record, *paces: float | None) -> Record:
 
 
 def test_the_pace_of_a_size_is_that_of_its_fastest_replica() -> None:
-    assert paced(trains(3), 3.0, 2.0, None).measures.paces == ((3, seconds(2)),)
+    assert paced(trains(3), 3.0, 2.0, None).resize_statistics.step_times == ((3, seconds(2)),)
 
 
 def test_who_does_not_train_has_no_say_in_the_pace() -> None:
-    assert paced(trains(2), 3.0, 2.0, 1.0).measures.paces == ((2, seconds(2)),)
+    assert paced(trains(2), 3.0, 2.0, 1.0).resize_statistics.step_times == ((2, seconds(2)),)
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        pytest.param(trains(settled_at=None), id="before all run"),
+        pytest.param(trains(running_since=None), id="before all run"),
         pytest.param(trains(transition=transition()), id="while they are stopped"),
         pytest.param(trains(4), id="without any report"),
     ],
@@ -43,17 +43,19 @@ def test_no_pace_is_noted(record: Record) -> None:
 
 def test_the_newest_pace_of_each_of_four_sizes_is_kept() -> None:
     rows = tuple((size, seconds(size)) for size in (2, 3, 4, 5))
-    again = paced(trains(3, measures=Measures(seconds(7), rows)), 9.0, 9.0, 9.0)
-    assert again.measures == Measures(seconds(7), ((2, seconds(2)), (4, seconds(4)), (5, seconds(5)), (3, seconds(9))))
-    fifth = paced(trains(1, measures=Measures(None, rows)), 9.0)
-    assert [size for size, _ in fifth.measures.paces] == [3, 4, 5, 1]
+    again = paced(trains(3, resize_statistics=ResizeStatistics(seconds(7), rows)), 9.0, 9.0, 9.0)
+    assert again.resize_statistics == ResizeStatistics(
+        seconds(7), ((2, seconds(2)), (4, seconds(4)), (5, seconds(5)), (3, seconds(9)))
+    )
+    fifth = paced(trains(1, resize_statistics=ResizeStatistics(None, rows)), 9.0)
+    assert [size for size, _ in fifth.resize_statistics.step_times] == [3, 4, 5, 1]
 
 
 def test_the_pause_is_noted_when_the_workers_run_again() -> None:
-    record = trains(paused_at=NOW - seconds(9), measures=FASTER)
+    record = trains(resize_began_at=NOW - seconds(9), resize_statistics=FASTER)
     after = with_pause(record, NOW)
-    assert (after.paused_at, after.measures) == (None, Measures(seconds(9), FASTER.paces))
-    plain = trains(measures=FASTER)
+    assert (after.resize_began_at, after.resize_statistics) == (None, ResizeStatistics(seconds(9), FASTER.step_times))
+    plain = trains(resize_statistics=FASTER)
     assert with_pause(plain, NOW) is plain
 
 
@@ -64,12 +66,12 @@ def test_the_pause_is_noted_when_the_workers_run_again() -> None:
         pytest.param({"resized_at": NOW - seconds(40)}, NOW - seconds(40), id="since the last resize"),
         pytest.param({"recovered_at": NOW - seconds(30)}, NOW - seconds(30), id="since the last recovery"),
         pytest.param({"resized_at": NOW - seconds(40), "recovered_at": NOW - seconds(45)}, NOW - seconds(40), id="whichever was later"),
-        pytest.param({"settled_at": None}, None, id="not before that"),
-        pytest.param({"transition": transition(Kind.RECOVERY)}, None, id="not in a change"),
+        pytest.param({"running_since": None}, None, id="not before that"),
+        pytest.param({"transition": transition(TransitionKind.RECOVERY)}, None, id="not in a change"),
     ],
 )  # fmt: skip
 def test_from_when_growth_is_put_off(changes: dict[str, Any], since: datetime | None) -> None:
-    record = trains(**{"settled_at": NOW - seconds(50), "measures": FASTER, **changes})
+    record = trains(**{"running_since": NOW - seconds(50), "resize_statistics": FASTER, **changes})
     assert growth_hold(record, policy()) == (None if since is None else since + seconds(10))
 
 
@@ -84,5 +86,5 @@ def test_from_when_growth_is_put_off(changes: dict[str, Any], since: datetime | 
 )
 def test_which_gain_counts(paces: tuple[tuple[int, float], ...], hold_s: float) -> None:
     rows = tuple((size, seconds(pace)) for size, pace in paces)
-    record = trains(settled_at=NOW, measures=Measures(seconds(10), rows))
+    record = trains(running_since=NOW, resize_statistics=ResizeStatistics(seconds(10), rows))
     assert growth_hold(record, policy()) == NOW + seconds(hold_s)

@@ -1,4 +1,4 @@
-"""The ledger: every second of a job is booked to one phase."""
+"""The phase_times: every second of a job is booked to one phase."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact
-from elastipod_operator.core.phase_accounting import Phase, booked_since, goodput, total
+from elastipod_operator.core.phase_accounting import Phase, goodput, phase_times_since, total
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Ledger, Record
+from elastipod_operator.core.record import PhaseTimes, Record, TransitionKind
 
 WAITS = (pod(1, phase="Pending", node="", ip="", started=False), None)
-STARTS = Record(transition=transition(Kind.START))
+STARTS = Record(transition=transition(TransitionKind.START))
 BOTH = [(pod(0), running()), (pod(1), running())]
 STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in range(2)]
 
@@ -41,10 +41,10 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
         pytest.param(STARTS, [(pod(0), ready(0)), WAITS], Phase.SCHEDULING, id="too few have a place"),
         pytest.param(STARTS, [(pod(0), ready(0)), (pod(1), None)], Phase.STARTING, id="agents are awaited"),
         pytest.param(
-            trains(settled_at=None), [(pod(0), running()), (pod(1), ready(0))], Phase.RENDEZVOUS, id="not all run"
+            trains(running_since=None), [(pod(0), running()), (pod(1), ready(0))], Phase.RENDEZVOUS, id="not all run"
         ),
         pytest.param(
-            trains(best_step=3, ledger=Ledger(Phase.RENDEZVOUS, NOW)),
+            trains(best_step=3, phase_times=PhaseTimes(Phase.RENDEZVOUS, NOW)),
             BOTH,
             Phase.LOADING,
             id="the first step is awaited",
@@ -53,7 +53,7 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
         pytest.param(trains(), STEPS, Phase.TRAINING, id="steps"),
         pytest.param(trains(best_step=60), STEPS, Phase.RECOMPUTING, id="steps that had been made before"),
         pytest.param(
-            trains(best_step=60, ledger=Ledger(Phase.TRAINING, NOW)),
+            trains(best_step=60, phase_times=PhaseTimes(Phase.TRAINING, NOW)),
             STEPS,
             Phase.TRAINING,
             id="training does not become repetition",
@@ -72,7 +72,7 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
             id="who has not ended saves",
         ),
         pytest.param(
-            trains(transition=transition(Kind.SUSPEND, goal=0)),
+            trains(transition=transition(TransitionKind.SUSPEND, goal=0)),
             [(pod(n), agent(AgentState.STOPPING, saving=True)) for n in range(2)],
             Phase.SAVING,
             id="before a suspension too",
@@ -84,7 +84,7 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
             id="workers are being stopped after a fault",
         ),
         pytest.param(
-            trains(1, transition=transition(Kind.RECOVERY, goal=2)),
+            trains(1, transition=transition(TransitionKind.RECOVERY, goal=2)),
             [(pod(0), ready(1)), WAITS],
             Phase.WAITING,
             id="a replacement is awaited",
@@ -92,40 +92,40 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
     ],
 )
 def test_phases(record: Record, pods: list[tuple[PodFact, AgentFact | None]], phase: Phase) -> None:
-    assert plan(observed(job(record), pods)).record.ledger.phase == phase
+    assert plan(observed(job(record), pods)).record.phase_times.phase == phase
 
 
 def test_a_suspended_job() -> None:
     wishes = policy(suspend=True)
     first = plan(observed(job(trains(), wishes), BOTH))
-    assert first.record.ledger.phase == Phase.DRAINING
+    assert first.record.phase_times.phase == Phase.DRAINING
     parked = ready(1, drained=True)
     then = plan(observed(job(first.record, wishes), [(pod(0), parked), (pod(1), parked)]))
-    assert then.record.ledger.phase == Phase.SUSPENDED
+    assert then.record.phase_times.phase == Phase.SUSPENDED
 
 
 def test_the_time_before_the_first_look_is_booked_too() -> None:
     todo = plan(observed(job(None, created_at=NOW - seconds(2.5))))
-    assert todo.record.ledger == Ledger(Phase.SCHEDULING, NOW - seconds(2.5))
+    assert todo.record.phase_times == PhaseTimes(Phase.SCHEDULING, NOW - seconds(2.5))
 
 
 def test_a_fault_is_booked_back_to_the_last_step() -> None:
-    record = trains(ledger=Ledger(Phase.TRAINING, NOW - seconds(100)))
+    record = trains(phase_times=PhaseTimes(Phase.TRAINING, NOW - seconds(100)))
     last = NOW - seconds(12)
     todo = plan(
         observed(job(record), [(pod(0), faulted(step=9, step_at=last)), (pod(1), running(step=9, step_at=last))])
     )
-    assert todo.record.ledger == Ledger(Phase.DETECTING, last, (("training", 88_000),))
+    assert todo.record.phase_times == PhaseTimes(Phase.DETECTING, last, (("training", 88_000),))
 
 
 def test_the_end_stops_the_clock() -> None:
-    record = trains(ledger=Ledger(Phase.TRAINING, NOW - seconds(100)))
+    record = trains(phase_times=PhaseTimes(Phase.TRAINING, NOW - seconds(100)))
     done = agent(AgentState.COMPLETED)
     todo = plan(observed(job(record), [(pod(0), done), (pod(1), done)]))
     assert todo.record.outcome == "Completed"
-    assert todo.record.ledger == Ledger("ended", None, (("training", 100_000),))
+    assert todo.record.phase_times == PhaseTimes("ended", None, (("training", 100_000),))
     later = plan(observed(job(todo.record), [], now=NOW + seconds(999)))
-    assert later.record.ledger == todo.record.ledger
+    assert later.record.phase_times == todo.record.phase_times
 
 
 def test_nothing_is_written_while_a_phase_lasts() -> None:
@@ -139,25 +139,27 @@ def test_the_end_of_repetition_is_waited_for() -> None:
 
 
 def test_a_clock_that_goes_back_books_nothing_twice() -> None:
-    record = trains(ledger=Ledger(Phase.RENDEZVOUS, NOW + seconds(5), (("starting", 7),)))
-    ledger = plan(observed(job(record), STEPS)).record.ledger
-    assert ledger == Ledger(Phase.TRAINING, NOW + seconds(5), (("starting", 7),))
+    record = trains(phase_times=PhaseTimes(Phase.RENDEZVOUS, NOW + seconds(5), (("starting", 7),)))
+    phase_times = plan(observed(job(record), STEPS)).record.phase_times
+    assert phase_times == PhaseTimes(Phase.TRAINING, NOW + seconds(5), (("starting", 7),))
 
 
 def test_what_was_booked_meanwhile() -> None:
-    before = Ledger(Phase.TRAINING, NOW, (("starting", 700), ("training", 1_000)))
-    after = Ledger(Phase.DRAINING, NOW, (("starting", 700), ("training", 3_500)))
-    assert booked_since(before, after) == {"training": seconds(2.5)}
-    assert booked_since(before, before) == {}
-    assert booked_since(before, Ledger(Phase.SCHEDULING, NOW, (("training", 10),))) == {}, "a record that was lost"
+    before = PhaseTimes(Phase.TRAINING, NOW, (("starting", 700), ("training", 1_000)))
+    after = PhaseTimes(Phase.DRAINING, NOW, (("starting", 700), ("training", 3_500)))
+    assert phase_times_since(before, after) == {"training": seconds(2.5)}
+    assert phase_times_since(before, before) == {}
+    assert phase_times_since(before, PhaseTimes(Phase.SCHEDULING, NOW, (("training", 10),))) == {}, (
+        "a record that was lost"
+    )
 
 
 def test_goodput_is_the_share_of_training_in_the_time_out_of_queues() -> None:
-    ended = Ledger("ended", None, (("queued", 10**9), ("starting", 10_000), ("training", 70_000)))
-    trains_on = Ledger(Phase.TRAINING, NOW - seconds(20), (("recomputing", 20_000),))
+    ended = PhaseTimes("ended", None, (("queued", 10**9), ("starting", 10_000), ("training", 70_000)))
+    trains_on = PhaseTimes(Phase.TRAINING, NOW - seconds(20), (("recomputing", 20_000),))
     assert goodput([ended, trains_on], NOW) == pytest.approx(0.75)
-    assert goodput([Ledger(Phase.SUSPENDED, LONG_AGO)], NOW) is None
-    assert goodput([Ledger(Phase.STARTING, LONG_AGO)], NOW) == 0.0
+    assert goodput([PhaseTimes(Phase.SUSPENDED, LONG_AGO)], NOW) is None
+    assert goodput([PhaseTimes(Phase.STARTING, LONG_AGO)], NOW) == 0.0
 
 
 SITUATIONS: list[Observed] = [
@@ -182,7 +184,7 @@ def test_the_phases_sum_to_the_life_of_the_job(story: list[tuple[int, int]]) -> 
         now += timedelta(microseconds=later_us)
         seen = SITUATIONS[which]
         record = plan(replace(seen, now=now, job=replace(seen.job, record=record))).record
-        spent = sum(total(record.ledger, now).values(), timedelta(0))
+        spent = sum(total(record.phase_times, now).values(), timedelta(0))
         alive = (_ended(record) or now) - LONG_AGO
         assert abs(spent - alive) < timedelta(milliseconds=2)
 

@@ -26,11 +26,11 @@ from elastipod_operator.core.facts import AgentFact, PodFact, Policy
 from elastipod_operator.core.gangs import Places, next_look, places, restrict, watch_gang
 from elastipod_operator.core.health import View, judge
 from elastipod_operator.core.names import Slot
-from elastipod_operator.core.record import Gang, Kind, Record
+from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 Seen = tuple[PodFact, AgentFact | None]
-STARTS = Record(transition=transition(Kind.START, goal=4))
+STARTS = Record(transition=transition(TransitionKind.START, goal=4))
 EVEN = policy(sizes=Sizes((2, 4), 2))
 FOUR = policy(4, 4)
 
@@ -71,7 +71,7 @@ def test_places(record: Record, wishes: Policy, pods: list[Seen], expected: Plac
 
 
 def given_back(tries: int, key: str = "k") -> Record:
-    record = Record(transition=STARTS.transition, gang=Gang(NOW - seconds(999), 2, tries))
+    record = Record(transition=STARTS.transition, gang=PartialGang(NOW - seconds(999), 2, tries))
     view = view_of(record, bound(0), bound(1), waits(2))
     return watch_gang(record, view, FOUR, NOW, key, refused=False)[0]
 
@@ -85,10 +85,10 @@ def test_the_rest_is_twenty_seconds_and_the_backoff(tries: int, wait_s: float) -
 
 
 def test_what_is_given_back_is_told_in_figures() -> None:
-    first = Record(transition=STARTS.transition, gang=Gang(NOW - seconds(200), 2))
+    first = Record(transition=STARTS.transition, gang=PartialGang(NOW - seconds(200), 2))
     _, notes = watch_gang(first, view_of(first, bound(0), bound(1), waits(2)), FOUR, NOW, "k", refused=False)
     assert [n.message.split(";")[0] for n in notes] == ["2 pods had places for 200 s, too few for the smallest size"]
-    more = trains(gang=Gang(NOW - seconds(190), 1))
+    more = trains(gang=PartialGang(NOW - seconds(190), 1))
     pods = [(pod(0), running()), (pod(1), running()), bound(2), waits(3)]
     kept, notes = watch_gang(more, view_of(more, *pods), EVEN, NOW, "k", refused=False)
     assert [n.message.split(";")[0] for n in notes] == ["1 pods had places for 190 s, too few for a whole increment"]
@@ -96,22 +96,39 @@ def test_what_is_given_back_is_told_in_figures() -> None:
     assert kept.incarnations == {Slot("workers", n): 0 for n in range(4)}, "names are not used again"
 
 
-RESTING = Gang(LONG_AGO, 0, 3, NOW + seconds(1))
+RESTING = PartialGang(LONG_AGO, 0, 3, NOW + seconds(1))
 
 
 @pytest.mark.parametrize(
     ("gang", "pods", "expected"),
     [
-        pytest.param(Gang(LONG_AGO, 2, 3), [waits(0)], Gang(NOW, 0, 3), id="tries are not forgotten when the places go"),
-        pytest.param(Gang(LONG_AGO, 0, 3), [waits(0)], Gang(LONG_AGO, 0, 3), id="which is noted once"),
-        pytest.param(Gang(LONG_AGO, 2, 0), [waits(0)], None, id="what was never given back is forgotten"),
-        pytest.param(Gang(NOW - seconds(9), 1, 3), [bound(0), bound(1), waits(2)], Gang(NOW, 2, 3), id="nor with more of them"),
+        pytest.param(
+            PartialGang(LONG_AGO, 2, 3),
+            [waits(0)],
+            PartialGang(NOW, 0, 3),
+            id="tries are not forgotten when the places go",
+        ),
+        pytest.param(PartialGang(LONG_AGO, 0, 3), [waits(0)], PartialGang(LONG_AGO, 0, 3), id="which is noted once"),
+        pytest.param(PartialGang(LONG_AGO, 2, 0), [waits(0)], None, id="what was never given back is forgotten"),
+        pytest.param(
+            PartialGang(NOW - seconds(9), 1, 3),
+            [bound(0), bound(1), waits(2)],
+            PartialGang(NOW, 2, 3),
+            id="nor with more of them",
+        ),
         pytest.param(RESTING, [bound(0), waits(1)], RESTING, id="a rest lasts"),
-        pytest.param(Gang(LONG_AGO, 0, 3, NOW), [bound(0), waits(1)], Gang(NOW, 1, 3), id="until it is over and there is room"),
-        pytest.param(Gang(LONG_AGO, 0, 3, NOW), [waits(1)], Gang(LONG_AGO, 0, 3, NOW), id="and not without room"),
+        pytest.param(
+            PartialGang(LONG_AGO, 0, 3, NOW),
+            [bound(0), waits(1)],
+            PartialGang(NOW, 1, 3),
+            id="until it is over and there is room",
+        ),
+        pytest.param(
+            PartialGang(LONG_AGO, 0, 3, NOW), [waits(1)], PartialGang(LONG_AGO, 0, 3, NOW), id="and not without room"
+        ),
     ],
-)  # fmt: skip
-def test_how_a_gang_is_followed(gang: Gang, pods: list[Seen], expected: Gang | None) -> None:
+)
+def test_how_a_gang_is_followed(gang: PartialGang, pods: list[Seen], expected: PartialGang | None) -> None:
     record = Record(transition=STARTS.transition, gang=gang)
     after, notes = watch_gang(record, view_of(record, *pods), FOUR, NOW, "k", refused=False)
     assert (after.gang, notes) == (expected, ())
@@ -121,14 +138,16 @@ def test_how_a_gang_is_followed(gang: Gang, pods: list[Seen], expected: Gang | N
     ("gang", "wait_s"),
     [
         pytest.param(None, None, id="no gang"),
-        pytest.param(Gang(NOW - seconds(20), 0, 2), None, id="nobody has a place: the watch tells"),
-        pytest.param(Gang(NOW - seconds(20), 1, 2), 120 * (1 + 0.5 * jitter("k", 2)) - 20, id="when its patience ends"),
-        pytest.param(Gang(NOW - seconds(5), 0, 1, NOW + seconds(60)), 15, id="when the demand comes back"),
-        pytest.param(Gang(NOW - seconds(20), 0, 1, NOW + seconds(60)), 60, id="when the rest is over"),
-        pytest.param(Gang(NOW - seconds(90), 0, 1, NOW), None, id="after that the watch tells"),
+        pytest.param(PartialGang(NOW - seconds(20), 0, 2), None, id="nobody has a place: the watch tells"),
+        pytest.param(
+            PartialGang(NOW - seconds(20), 1, 2), 120 * (1 + 0.5 * jitter("k", 2)) - 20, id="when its patience ends"
+        ),
+        pytest.param(PartialGang(NOW - seconds(5), 0, 1, NOW + seconds(60)), 15, id="when the demand comes back"),
+        pytest.param(PartialGang(NOW - seconds(20), 0, 1, NOW + seconds(60)), 60, id="when the rest is over"),
+        pytest.param(PartialGang(NOW - seconds(90), 0, 1, NOW), None, id="after that the watch tells"),
     ],
 )
-def test_when_a_gang_is_looked_at(gang: Gang | None, wait_s: float | None) -> None:
+def test_when_a_gang_is_looked_at(gang: PartialGang | None, wait_s: float | None) -> None:
     found = next_look(Record(gang=gang), "k", NOW)
     assert found == (None if wait_s is None else NOW + seconds(wait_s))
 
@@ -143,19 +162,19 @@ def test_when_a_gang_is_looked_at(gang: Gang | None, wait_s: float | None) -> No
     ],
 )
 def test_a_rest_ends_when_there_comes_to_be_more_room(room_s: float | None, is_over: bool) -> None:
-    resting = Gang(NOW - seconds(100), 0, 3, NOW + seconds(999))
+    resting = PartialGang(NOW - seconds(100), 0, 3, NOW + seconds(999))
     record = Record(transition=STARTS.transition, gang=resting)
     room_at = None if room_s is None else NOW + seconds(room_s)
     view = judge(observed(job(record), [bound(0), waits(1)], room_at=room_at))
     after, _ = watch_gang(record, view, FOUR, NOW, "k", refused=False)
-    assert after.gang == (Gang(NOW, 1, 3) if is_over else resting)
+    assert after.gang == (PartialGang(NOW, 1, 3) if is_over else resting)
     alone = judge(observed(job(record), [waits(1)], room_at=room_at))
     assert watch_gang(record, alone, FOUR, NOW, "k", refused=False)[0].gang == resting, "and somebody has a place"
 
 
 def test_a_job_that_trains_asks_ever_more_rarely() -> None:
     """A job that waits for its start asks every five minutes, one that waits to grow every hour."""
-    record = trains(gang=Gang(LONG_AGO, 1, 20))
+    record = trains(gang=PartialGang(LONG_AGO, 1, 20))
     pods = [(pod(0), running()), (pod(1), running()), bound(2), waits(3)]
     gang = watch_gang(record, view_of(record, *pods), EVEN, NOW, "k", refused=False)[0].gang
     assert gang is not None
@@ -167,14 +186,14 @@ def slots(*ordinals: int) -> list[Slot]:
     return [Slot("workers", n) for n in ordinals]
 
 
-RESTS = Gang(NOW - seconds(20), 0, 1, NOW + seconds(60))
-EARLY = Gang(NOW - seconds(19), 0, 1, NOW + seconds(60))
+RESTS = PartialGang(NOW - seconds(20), 0, 1, NOW + seconds(60))
+EARLY = PartialGang(NOW - seconds(19), 0, 1, NOW + seconds(60))
 
 
 @pytest.mark.parametrize(
     ("record", "pods", "left"),
     [
-        pytest.param(Record(transition=STARTS.transition, gang=Gang(NOW, 2)), [], slots(0, 1, 2, 3), id="nothing is given back"),
+        pytest.param(Record(transition=STARTS.transition, gang=PartialGang(NOW, 2)), [], slots(0, 1, 2, 3), id="nothing is given back"),
         pytest.param(Record(transition=STARTS.transition), [], slots(0, 1, 2, 3), id="there is no gang"),
         pytest.param(Record(transition=STARTS.transition, gang=EARLY), [], [], id="at first nobody is asked for"),
         pytest.param(Record(transition=STARTS.transition, gang=RESTS), [], slots(0), id="then one"),

@@ -38,13 +38,13 @@ from elastipod_operator.core.actions import (
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact, SpecShape
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Gang, Kind, Ledger, Measures, Offence, Record
+from elastipod_operator.core.record import NodeFaults, PartialGang, PhaseTimes, Record, ResizeStatistics, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 Seen = tuple[PodFact, AgentFact | None]
 BOTH: list[Seen] = [(pod(0), running()), (pod(1), running())]
 PAIR = policy(2, 2)
-NEW = Record(transition=transition(Kind.START, goal=2))
+NEW = Record(transition=transition(TransitionKind.START, goal=2))
 
 
 # ---- new jobs
@@ -54,7 +54,7 @@ def test_a_new_job_aims_at_its_first_size_from_now_on() -> None:
     todo = plan(observed(job(None, policy(sizes=Sizes((2, 3, 4), 3)))))
     began = todo.record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.message) == (Kind.START, "JobCreated", "the job was accepted")
+    assert (began.kind, began.cause, began.message) == (TransitionKind.START, "JobCreated", "the job was accepted")
     assert (began.from_size, began.goal, began.graceful) == (0, 3, False)
     assert (began.began_at, began.detected_at, began.deadline) == (NOW, NOW, NOW + seconds(30))
     assert (todo.record.generation, todo.record.members, todo.takes_spec) == (0, (), True)
@@ -73,7 +73,7 @@ def test_a_lost_record_names_those_who_may_still_run() -> None:
     assert todo.record.members == (pid(0), pid(2))
     assert todo.record.transition is not None
     assert (todo.record.transition.kind, todo.record.transition.message) == (
-        Kind.RECOVERY,
+        TransitionKind.RECOVERY,
         "the job's state record was lost",
     )
     assert not todo.takes_spec, "their pods were made from another one perhaps"
@@ -116,7 +116,7 @@ def test_incarnations_that_were_seen_are_on_record() -> None:
 @pytest.mark.parametrize(
     "fact",
     [
-        pytest.param(job(trains(transition=transition(Kind.SUSPEND), members=()), policy(suspend=True)), id="suspended"),
+        pytest.param(job(trains(transition=transition(TransitionKind.SUSPEND), members=()), policy(suspend=True)), id="suspended"),
         pytest.param(job(trains(), policy(suspend=True)), id="about to be"),
         pytest.param(job(trains(outcome="Failed"), PAIR), id="ended"),
     ],
@@ -126,7 +126,7 @@ def test_no_pods_are_made_for_a_job_that_is(fact: Any) -> None:
 
 
 def test_no_pods_are_made_while_a_job_still_drains_for_a_suspension_that_was_called_off() -> None:
-    record = trains(transition=transition(Kind.SUSPEND, goal=0))
+    record = trains(transition=transition(TransitionKind.SUSPEND, goal=0))
     todo = plan(observed(job(record), [(pod(n), agent(AgentState.STOPPING)) for n in range(2)]))
     assert todo.record.transition == record.transition
     assert not acts(todo, CreatePod)
@@ -134,7 +134,7 @@ def test_no_pods_are_made_while_a_job_still_drains_for_a_suspension_that_was_cal
 
 def test_a_pod_is_not_deleted_twice_in_one_plan() -> None:
     wishes = policy(2, 2, restarts_before_full=0)
-    began = transition(Kind.RECOVERY, counted=True)
+    began = transition(TransitionKind.RECOVERY, uses_budget=True)
     record = trains(transition=began, window=replace(trains().window, restarts=1, since=NOW))
     todo = plan(observed(job(record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))
     assert [a.name for a in acts(todo, DeletePod)] == [pod(0).name, pod(1).name]
@@ -143,12 +143,12 @@ def test_a_pod_is_not_deleted_twice_in_one_plan() -> None:
 
 def test_new_pods_keep_off_offenders_wait_for_refusals_and_for_what_pays() -> None:
     offended = policy(2, 4, max_offenders=1, eval_period=seconds(600))
-    avoiding = plan(observed(job(trains(offences=(Offence("bad", 2, NOW),)), offended), BOTH))
+    avoiding = plan(observed(job(trains(node_faults=(NodeFaults("bad", 2, NOW),)), offended), BOTH))
     assert [(a.pod.ordinal, a.avoids) for a in acts(avoiding, CreatePod)] == [(2, ("bad",)), (3, ("bad",))]
     refused = plan(observed(job(trains()), BOTH, refused_until=NOW + seconds(9)))
     assert (acts(refused, CreatePod), refused.wake_at) == ([], NOW + seconds(9))
-    slow = Measures(seconds(10), ((2, seconds(2)), (4, seconds(1))))
-    held = plan(observed(job(trains(settled_at=NOW, measures=slow)), BOTH))
+    slow = ResizeStatistics(seconds(10), ((2, seconds(2)), (4, seconds(1))))
+    held = plan(observed(job(trains(running_since=NOW, resize_statistics=slow)), BOTH))
     assert (acts(held, CreatePod), held.wake_at) == ([], NOW + seconds(10))
 
 
@@ -165,7 +165,7 @@ CHANGING = [(pod(n), agent(AgentState.STOPPING)) for n in range(2)]
         pytest.param(trains(), BOTH, None, False, None, id="nobody lists"),
         pytest.param(trains(1), [(pod(0), running()), (pod(1), None)], 299, False, 1, id="a pod is waited for: every five minutes"),
         pytest.param(trains(1), [(pod(0), running()), (pod(1), None)], 300, True, 1, id="now"),
-        pytest.param(trains(1, begun_at=NOW - seconds(299)), [(pod(0), running()), (pod(1), None)], 9000, False, 1,
+        pytest.param(trains(1, generation_began_at=NOW - seconds(299)), [(pod(0), running()), (pod(1), None)], 9000, False, 1,
                      id="since it is waited for"),
         pytest.param(trains(transition=transition(began_s=299)), CHANGING, 9000, False, 1, id="also in a change"),
         pytest.param(trains(transition=transition(began_s=300)), CHANGING, 300, True, 1, id="which lasts"),
@@ -198,7 +198,9 @@ def test_when_the_api_server_is_asked_for_the_pods(
 def test_a_suspended_job_does_not_wait_for_ever_for_the_end_of_pods_that_the_watch_missed(
     began_s: float, ago_s: float, asks: bool, wait_s: float
 ) -> None:
-    stopped = trains(members=(), transition=transition(Kind.SUSPEND, began_s=began_s, deadline=NOW - seconds(1)))
+    stopped = trains(
+        members=(), transition=transition(TransitionKind.SUSPEND, began_s=began_s, deadline=NOW - seconds(1))
+    )
     going = [(pod(n, kill_at=NOW - seconds(5)), None) for n in range(2)]
     todo = plan(observed(job(stopped, policy(suspend=True)), going, listed_at=NOW - seconds(ago_s)))
     assert (VerifyPods() in todo.actions) is asks
@@ -206,7 +208,7 @@ def test_a_suspended_job_does_not_wait_for_ever_for_the_end_of_pods_that_the_wat
 
 
 def test_a_suspended_job_without_pods_rests() -> None:
-    stopped = trains(members=(), transition=transition(Kind.SUSPEND, began_s=900))
+    stopped = trains(members=(), transition=transition(TransitionKind.SUSPEND, began_s=900))
     assert plan(observed(job(stopped, policy(suspend=True)), [], listed_at=NOW - seconds(900))).wake_at is None
 
 
@@ -217,15 +219,15 @@ def test_a_suspended_job_without_pods_rests() -> None:
     ("record", "wishes", "pods", "changes", "wait_s"),
     [
         pytest.param(trains(), policy(2, 2, active_deadline=seconds(3607)), BOTH, {}, 7, id="a deadline"),
-        pytest.param(trains(best_step=53, ledger=Ledger("recomputing", NOW)), PAIR,
+        pytest.param(trains(best_step=53, phase_times=PhaseTimes("recomputing", NOW)), PAIR,
                      [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(3))) for n in range(2)], {}, 12, id="the end of repetition"),
-        pytest.param(trains(gang=Gang(NOW - seconds(20), 0, 1, NOW + seconds(30))), PAIR, BOTH, {}, 30, id="the end of a rest"),
+        pytest.param(trains(gang=PartialGang(NOW - seconds(20), 0, 1, NOW + seconds(30))), PAIR, BOTH, {}, 30, id="the end of a rest"),
         pytest.param(trains(), PAIR, [(pod(n), running()) for n in range(2)],
                      {"nodes": [NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(590))]},
                      10.001, id="a node that is away for too long"),
-        pytest.param(trains(settled_at=None, incident_at=NOW - seconds(20)), PAIR,
+        pytest.param(trains(running_since=None, incident_at=NOW - seconds(20)), PAIR,
                      [(pod(0), running()), (pod(1), agent(AgentState.INIT, 1))], {}, 10, id="a recovery that becomes a fault"),
-        pytest.param(trains(transition=transition(Kind.RECOVERY, weighed=True, not_before=NOW + seconds(4))), PAIR,
+        pytest.param(trains(transition=transition(TransitionKind.RECOVERY, is_budget_checked=True, not_before=NOW + seconds(4))), PAIR,
                      [(pod(n), ready(1)) for n in range(2)], {}, 4, id="a back-off"),
     ],
 )  # fmt: skip
@@ -241,7 +243,7 @@ def test_what_wakes_a_job(
 
 def test_edits_before_the_first_start_give_up_the_pods_and_forget_their_gang() -> None:
     stuck = [(pod(0), None), (pod(1), ready(0))]
-    record = replace(NEW, gang=Gang(LONG_AGO, 1))
+    record = replace(NEW, gang=PartialGang(LONG_AGO, 1))
     todo = plan(observed(job(record, PAIR, pending_edits=("a", "b")), stuck))
     assert (todo.record.gang, todo.record.lost, todo.takes_spec) == (None, (pid(0), pid(1)), True)
     assert [a.why for a in acts(todo, DeletePod)] == ["the template was edited before the training began"] * 2
@@ -322,7 +324,9 @@ def test_a_fault_and_its_replacement_are_one_plan() -> None:
 
 def test_a_record_from_the_future_does_not_make_a_job_wait_longer() -> None:
     ahead: datetime = NOW + seconds(500)
-    record = trains(transition=transition(Kind.RECOVERY, began_s=-500, weighed=True), window_since=ahead)
+    record = trains(
+        transition=transition(TransitionKind.RECOVERY, began_s=-500, is_budget_checked=True), window_since=ahead
+    )
     todo = plan(observed(job(record, policy(2, 4)), [(pod(0), faulted()), (pod(1), ready(1))]))
     assert todo.record.transition is not None
     assert todo.record.transition.began_at == NOW

@@ -25,7 +25,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers, StopWorkers, VerifyPods
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 ALL_RUN = [(pod(n), running()) for n in range(3)]
@@ -36,7 +36,7 @@ def test_a_lower_ceiling_drains_to_it() -> None:
     todo = plan(observed(job(trains(3), policy(2, 2)), ALL_RUN))
     began = todo.record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.goal) == (Kind.RESIZE, "ScaledByUser", 2)
+    assert (began.kind, began.cause, began.goal) == (TransitionKind.RESIZE, "ScaledByUser", 2)
     assert len(acts(todo, StopWorkers)) == 3
     assert [n.reason for n in todo.notes] == ["Draining"]
 
@@ -144,7 +144,7 @@ def test_when_all_are_silent_nobody_is_given_up_and_the_pods_are_looked_up() -> 
 
 
 def test_a_generation_that_did_not_begin_everywhere_has_nothing_to_save() -> None:
-    todo = plan(observed(job(trains(settled_at=None), policy(1, 1)), [(pod(0), running()), (pod(1), ready(0))]))
+    todo = plan(observed(job(trains(running_since=None), policy(1, 1)), [(pod(0), running()), (pod(1), ready(0))]))
     assert todo.record.transition is not None
     assert not todo.record.transition.graceful
     assert [a.graceful for a in acts(todo, StopWorkers)] == [False]
@@ -189,7 +189,7 @@ SUSPENDS = policy(suspend=True)
 def test_suspend_drains_then_removes_all_pods_then_does_nothing() -> None:
     first = plan(observed(job(trains(), SUSPENDS), [(pod(0), running()), (pod(1), running())]))
     assert first.record.transition is not None
-    assert (first.record.transition.kind, first.record.transition.graceful) == (Kind.SUSPEND, True)
+    assert (first.record.transition.kind, first.record.transition.graceful) == (TransitionKind.SUSPEND, True)
     assert not acts(first, DeletePod)
     then = plan(observed(job(first.record, SUSPENDS), [(pod(0), DRAINED), (pod(1), DRAINED)]))
     assert len(acts(then, DeletePod)) == 2
@@ -198,13 +198,18 @@ def test_suspend_drains_then_removes_all_pods_then_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(Kind.START, id="start"), pytest.param(Kind.RESIZE, id="resize"), pytest.param(Kind.RECOVERY, id="recovery")]
-)  # fmt: skip
-def test_suspend_takes_over_once_the_workers_are_stopped(kind: Kind) -> None:
+    "kind",
+    [
+        pytest.param(TransitionKind.START, id="start"),
+        pytest.param(TransitionKind.RESIZE, id="resize"),
+        pytest.param(TransitionKind.RECOVERY, id="recovery"),
+    ],
+)
+def test_suspend_takes_over_once_the_workers_are_stopped(kind: TransitionKind) -> None:
     record = trains(transition=transition(kind))
     todo = plan(observed(job(record, SUSPENDS), [(pod(0), ready(1)), (pod(1), ready(1))]))
     assert todo.record.transition is not None
-    assert todo.record.transition.kind is Kind.SUSPEND
+    assert todo.record.transition.kind is TransitionKind.SUSPEND
     assert len(acts(todo, DeletePod)) == 2
     assert not acts(todo, StartWorkers)
 
@@ -212,14 +217,14 @@ def test_suspend_takes_over_once_the_workers_are_stopped(kind: Kind) -> None:
 def test_a_resumed_job_wants_its_size_back_and_no_deadline_ran_meanwhile() -> None:
     suspended = trains(
         members=(), started_at=NOW - seconds(1000), incident_at=NOW - seconds(900),
-        transition=transition(Kind.SUSPEND, began_s=600, from_size=3),
+        transition=transition(TransitionKind.SUSPEND, began_s=600, from_size=3),
     )  # fmt: skip
     began = NOW - seconds(1000)
     todo = plan(observed(job(suspended, policy(active_deadline=seconds(500)), created_at=began)))
     began = todo.record.transition
     assert began is not None
-    assert (began.kind, began.goal, todo.record.outcome) == (Kind.START, 3, "")
-    assert todo.record.idle == seconds(600)
+    assert (began.kind, began.goal, todo.record.outcome) == (TransitionKind.START, 3, "")
+    assert todo.record.suspended_time == seconds(600)
     assert todo.takes_spec, "what was edited meanwhile acts from here on"
     assert todo.record.incident_at is None
     assert todo.wake_at == NOW
@@ -321,13 +326,25 @@ def test_growth_takes_nobody_on_a_cordoned_node(mine: AgentFact | None) -> None:
 @pytest.mark.parametrize(
     ("record", "pods"),
     [
-        pytest.param(trains(0, generation=0, settled_at=None, started_at=None, transition=transition(Kind.START, began_s=1, goal=3)),
-                     [(pod(n), ready()) for n in range(3)], id="a start"),
-        pytest.param(trains(3, transition=transition(Kind.RECOVERY, began_s=1, goal=3), lost=(pid(2),)),
-                     [(pod(0), ready(1)), (pod(1), ready(1)), (pod(pid(2, 1)), ready())], id="a recovery"),
+        pytest.param(
+            trains(
+                0,
+                generation=0,
+                running_since=None,
+                started_at=None,
+                transition=transition(TransitionKind.START, began_s=1, goal=3),
+            ),
+            [(pod(n), ready()) for n in range(3)],
+            id="a start",
+        ),
+        pytest.param(
+            trains(3, transition=transition(TransitionKind.RECOVERY, began_s=1, goal=3), lost=(pid(2),)),
+            [(pod(0), ready(1)), (pod(1), ready(1)), (pod(pid(2, 1)), ready())],
+            id="a recovery",
+        ),
         pytest.param(trains(2), [*ALL_RUN[:2], (pod(2), ready(1, is_spare=True))], id="a spare"),
     ],
-)  # fmt: skip
+)
 def test_a_cordon_sends_nobody_else_away(record: Record, pods: list[tuple[PodFact, AgentFact]]) -> None:
     wishes = policy(2, 3, scaling_timeout=seconds(0))
     todo = plan(observed(job(record, wishes), pods, CORDONED))

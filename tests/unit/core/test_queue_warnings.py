@@ -14,17 +14,17 @@ from elastipod_operator.core.facts import NodeFact, Observed, SpecShape, Workloa
 from elastipod_operator.core.names import workload_name
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.queue_capacity import largest_size, most_replicas
-from elastipod_operator.core.queue_facts import ClusterQueueFact, FlavorRoom, PodNeeds, QueueFact
-from elastipod_operator.core.queue_warnings import late_at
+from elastipod_operator.core.queue_facts import ClusterQueueFact, FlavorCapacity, PodRequests, QueueFact
+from elastipod_operator.core.queue_warnings import eviction_due_at
 from elastipod_operator.core.sizes import Sizes
 
 GPU = "nvidia.com/gpu"
-NEEDS = (PodNeeds("workers", ((GPU, 1000), ("cpu", 500))),)
+NEEDS = (PodRequests("workers", ((GPU, 1000), ("cpu", 500))),)
 
 
-def room(gpus: int, name: str = "gpus", cpu: int = 1000, labels: dict[str, str] | None = None) -> FlavorRoom:
+def room(gpus: int, name: str = "gpus", cpu: int = 1000, labels: dict[str, str] | None = None) -> FlavorCapacity:
     """Give a flavor with room for so many GPUs and CPUs."""
-    return FlavorRoom(name, ((GPU, gpus * 1000), ("cpu", cpu * 1000)), tuple((labels or {}).items()))
+    return FlavorCapacity(name, ((GPU, gpus * 1000), ("cpu", cpu * 1000)), tuple((labels or {}).items()))
 
 
 def cluster_queue(**changes: Any) -> ClusterQueueFact:
@@ -78,13 +78,13 @@ def test_of_a_queue_that_is_as_it_should_be_nothing_is_told() -> None:
     ("about", "reason", "words"),
     [
         pytest.param(
-            queue(is_there=False, cluster_queue=None),
+            queue(exists=False, cluster_queue=None),
             "QueueMissing",
             "LocalQueue gpus does not exist in namespace team",
             id="no LocalQueue",
         ),
         pytest.param(
-            queue(cluster_queue=ClusterQueueFact(name="team", is_there=False)),
+            queue(cluster_queue=ClusterQueueFact(name="team", exists=False)),
             "QueueMissing",
             "ClusterQueue team, to which LocalQueue gpus leads, does not exist",
             id="no ClusterQueue",
@@ -114,7 +114,7 @@ def test_of_a_queue_that_is_as_it_should_be_nothing_is_told() -> None:
             id="what is behind it may not be read",
         ),
         pytest.param(
-            queue(cluster_queue=cluster_queue(sheds=False)),
+            queue(cluster_queue=cluster_queue(can_preempt_within=False)),
             "PreemptionNever",
             "preemption.withinClusterQueue Never",
             id="nothing is ever shed",
@@ -156,10 +156,10 @@ def test_what_is_wrong_is_told_and_gone_once_it_is_mended(about: QueueFact, reas
 
 
 def test_several_things_are_told_together_the_most_pressing_first() -> None:
-    about = queue(cluster_queue=cluster_queue(stop="Hold", sheds=False, groups=((room(3),),)))
+    about = queue(cluster_queue=cluster_queue(stop="Hold", can_preempt_within=False, groups=((room(3),),)))
     assert warning(seen(about))[0] == "QueueStopped"
     assert events(seen(about)) == ["QueueStopped", "QueueTooSmall", "PreemptionNever"]
-    one = plan(seen(queue(cluster_queue=cluster_queue(sheds=False)))).conditions
+    one = plan(seen(queue(cluster_queue=cluster_queue(can_preempt_within=False)))).conditions
     assert events(seen(about, conditions=one)) == ["QueueStopped", "QueueTooSmall"], "of what is new"
 
 
@@ -171,12 +171,12 @@ def test_strict_order_matters_while_increments_wait() -> None:
 
 
 def test_a_job_of_one_size_gives_nothing_up_anyway() -> None:
-    what = seen(queue(cluster_queue=cluster_queue(sheds=False)), (workload(0, 4),))
+    what = seen(queue(cluster_queue=cluster_queue(can_preempt_within=False)), (workload(0, 4),))
     assert warning(replace(what, job=replace(what.job, policy=policy(4, 4)))) == ("", "")
 
 
 def test_a_job_in_no_queue_is_not_told_of_any() -> None:
-    what = seen(queue(is_there=False), ())
+    what = seen(queue(exists=False), ())
     assert warning(replace(what, job=replace(what.job, queue="", record=trains(1)))) == ("", "")
 
 
@@ -184,7 +184,7 @@ def test_a_job_in_no_queue_is_not_told_of_any() -> None:
 
 
 def sizes(
-    groups: Any, needs: tuple[PodNeeds, ...] = NEEDS, allowed: tuple[int, ...] = (2, 3, 4), spares: int = 0
+    groups: Any, needs: tuple[PodRequests, ...] = NEEDS, allowed: tuple[int, ...] = (2, 3, 4), spares: int = 0
 ) -> int:
     specs = tuple(SpecShape(need.spec, 4, spares) for need in needs)
     return largest_size(groups, needs, allowed, specs)[0]
@@ -213,15 +213,17 @@ def test_pods_that_choose_their_nodes_have_the_quota_of_those() -> None:
 
 
 def test_every_group_of_resources_must_do() -> None:
-    gpus, others = FlavorRoom("gpus", ((GPU, 4000),)), FlavorRoom("cpus", (("cpu", 1500), ("pods", 9000)))
+    gpus, others = FlavorCapacity("gpus", ((GPU, 4000),)), FlavorCapacity("cpus", (("cpu", 1500), ("pods", 9000)))
     assert sizes(((gpus,), (others,))) == 3
-    assert sizes(((gpus,), (FlavorRoom("few", (("pods", 2000),)),))) == 2, "Kueue counts pods where a queue names them"
-    assert sizes(((FlavorRoom("efa", (("efa", 0),)),),)) == 4, "what the pods do not ask for"
+    assert sizes(((gpus,), (FlavorCapacity("few", (("pods", 2000),)),))) == 2, (
+        "Kueue counts pods where a queue names them"
+    )
+    assert sizes(((FlavorCapacity("efa", (("efa", 0),)),),)) == 4, "what the pods do not ask for"
     assert sizes(()) == 4, "nothing is known"
 
 
 def test_two_specs_may_be_in_different_places() -> None:
-    needs = (PodNeeds("base", ((GPU, 1000),)), PodNeeds("extra", ((GPU, 1000),)))
+    needs = (PodRequests("base", ((GPU, 1000),)), PodRequests("extra", ((GPU, 1000),)))
     flavors = (room(2, "a", labels={"kind": "a"}), room(1, "b", labels={"kind": "b"}))
     specs = (SpecShape("base", 2), SpecShape("extra", 2))
     assert largest_size((flavors,), needs, (2, 3, 4), specs) == (3, GPU)
@@ -254,7 +256,7 @@ def test_quota_that_is_not_given_back_in_time_is_an_alarm() -> None:
     stuck = (pod(3, workload=workload_name("job", "job-uid", 2)), running())
     what = replace(what, pods=(*what.pods, stuck[0]), agents={**what.agents, stuck[0].name: stuck[1]})
     assert warning(what) == ("", "")
-    assert late_at(what.workloads[2], policy()) == NOW + seconds(1)
+    assert eviction_due_at(what.workloads[2], policy()) == NOW + seconds(1)
     assert plan(what).wake_at is not None
     assert plan(what).wake_at <= NOW + seconds(1)  # type: ignore[operator]
     late = replace(what, now=NOW + seconds(1))

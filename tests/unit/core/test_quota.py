@@ -48,7 +48,7 @@ from elastipod_operator.core.facts import (
 from elastipod_operator.core.names import PodId, Slot, workload_name
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.quota import shares_of
-from elastipod_operator.core.record import Gang, Kind, Record, Shed
+from elastipod_operator.core.record import PartialGang, Record, RequeueBackoff, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
 
@@ -150,18 +150,18 @@ def test_a_job_without_a_queue_asks_nobody() -> None:
 def test_a_label_that_comes_while_the_job_runs_acts_when_nothing_runs() -> None:
     todo = plan(look(trains(), [], *train(2)))
     assert (todo.record.queue, acts(todo, AskWorkload), todo.record.transition) == ("", [], None)
-    idle = replace(trains(), members=(), transition=transition(Kind.SUSPEND, goal=0))
+    idle = replace(trains(), members=(), transition=transition(TransitionKind.SUSPEND, goal=0))
     assert plan(look(idle, [], wishes=policy(2, 4, suspend=True))).record.queue == QUEUE
 
 
 def test_a_job_that_leaves_its_queue_gives_back_what_waits() -> None:
-    todo = plan(look(queued(Record(transition=transition(Kind.SUSPEND))), [pending(0, 2)], queue=""))
+    todo = plan(look(queued(Record(transition=transition(TransitionKind.SUSPEND))), [pending(0, 2)], queue=""))
     assert todo.record.queue == ""
     assert [a.name for a in acts(todo, DropWorkload)] == [pending(0).name]
 
 
 def test_a_job_in_another_queue_asks_there() -> None:
-    record = Record(queue="old", transition=transition(Kind.SUSPEND, cause="Queued"))
+    record = Record(queue="old", transition=transition(TransitionKind.SUSPEND, cause="Queued"))
     todo = plan(look(record, [pending(0, 2, queue="old")]))
     assert todo.record.queue == QUEUE
     assert [a.name for a in acts(todo, DropWorkload)] == [pending(0).name]
@@ -180,7 +180,7 @@ def test_no_pod_before_the_base_is_admitted() -> None:
     assert not acts(waiting, AskWorkload)
     state = waiting.conditions[-1]
     assert (state.type, state.reason, state.message) == ("Suspended", "Queued", "waits in queue gpus: no room")
-    assert waiting.record.ledger.phase == "queued"
+    assert waiting.record.phase_times.phase == "queued"
 
 
 def test_kueue_that_is_not_there_is_told() -> None:
@@ -206,7 +206,7 @@ def test_a_quota_that_is_only_reserved_starts_nothing() -> None:
 def test_an_evicted_base_stops_the_job_and_is_released_when_its_pods_are_gone() -> None:
     todo = plan(look(queued(trains()), [evicted(0, 2)], *train(2)))
     assert todo.record.transition is not None
-    assert (todo.record.transition.kind, todo.record.transition.cause) == (Kind.SUSPEND, "Preempted")
+    assert (todo.record.transition.kind, todo.record.transition.cause) == (TransitionKind.SUSPEND, "Preempted")
     assert {a.graceful for a in acts(todo, StopWorkers)} == {True}
     assert not acts(todo, ReleaseBase)
     parked = [(on(0, n), ready(1, drained=True)) for n in range(2)]
@@ -218,11 +218,11 @@ def test_an_evicted_base_stops_the_job_and_is_released_when_its_pods_are_gone() 
     assert not acts(gone, AskWorkload)
     back = plan(look(gone.record, [workload(0, 2)]))
     assert back.record.transition is not None
-    assert (back.record.transition.kind, len(acts(back, CreatePod))) == (Kind.START, 2)
+    assert (back.record.transition.kind, len(acts(back, CreatePod))) == (TransitionKind.START, 2)
 
 
 def test_increments_go_with_their_base() -> None:
-    record = queued(trains(members=(), transition=transition(Kind.SUSPEND, cause="Preempted", goal=0)))
+    record = queued(trains(members=(), transition=transition(TransitionKind.SUSPEND, cause="Preempted", goal=0)))
     todo = plan(look(record, [evicted(0, 2), workload(1), pending(2)]))
     assert [a.name for a in acts(todo, DropWorkload)] == [workload(1).name, pending(2).name]
 
@@ -230,7 +230,7 @@ def test_increments_go_with_their_base() -> None:
 def test_a_base_that_somebody_took_away_stops_the_job() -> None:
     todo = plan(look(queued(trains()), [], *train(2)))
     assert todo.record.transition is not None
-    assert todo.record.transition.kind is Kind.SUSPEND
+    assert todo.record.transition.kind is TransitionKind.SUSPEND
     assert not acts(todo, AskWorkload), "a new base may be placed elsewhere than its pods are"
     gone = plan(look(todo.record, [], (on(0, 0, phase="Failed"), None)))
     assert [a.number for a in acts(gone, AskWorkload)] == [0]
@@ -267,14 +267,16 @@ def test_an_evicted_increment_is_left_in_order_and_then_given_back() -> None:
     assert not acts(shrunk, DropWorkload)
     gone = plan(look(shrunk.record, shares, *train(3)))
     assert [a.name for a in acts(gone, DropWorkload)] == [evicted(2).name]
-    assert gone.record.shed == Shed(1, gone.record.shed.until if gone.record.shed else NOW)
+    assert gone.record.requeue_backoff == RequeueBackoff(
+        1, gone.record.requeue_backoff.until if gone.record.requeue_backoff else NOW
+    )
     assert not acts(gone, AskWorkload)
     later = plan(look(gone.record, shares[:2], *train(3)))
     assert not acts(later, AskWorkload)
-    assert gone.record.shed is not None
+    assert gone.record.requeue_backoff is not None
     assert later.wake_at is not None
-    assert later.wake_at <= gone.record.shed.until
-    asked = plan(replace(look(gone.record, shares[:2], *train(3)), now=gone.record.shed.until))
+    assert later.wake_at <= gone.record.requeue_backoff.until
+    asked = plan(replace(look(gone.record, shares[:2], *train(3)), now=gone.record.requeue_backoff.until))
     assert [a.number for a in acts(asked, AskWorkload)] == [2]
 
 
@@ -292,11 +294,14 @@ def test_increments_that_go_together_are_told_of_together() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
 def test_a_first_start_with_increments_gives_the_first_ranks_to_the_base(order: Sequence[int]) -> None:
     """So increments that go later take the last ranks with them, and no pod of the base."""
-    begun, wishes = queued(Record(transition=transition(Kind.START, goal=4))), policy(2, 4, sizes=Sizes((2, 3, 4), 4))
+    begun, wishes = (
+        queued(Record(transition=transition(TransitionKind.START, goal=4))),
+        policy(2, 4, sizes=Sizes((2, 3, 4), 4)),
+    )
     started = plan(look(begun, FOUR, *((on(max(0, n - 1), n), ready()) for n in order), wishes=wishes))
     assert started.record.members == (pid(0), pid(1), pid(2), pid(3))
     shares = [workload(0, 2), evicted(1), evicted(2)]
-    record = replace(started.record, settled_at=NOW)
+    record = replace(started.record, running_since=NOW)
     pods = [(on(max(0, n - 1), n), running(record.generation)) for n in order]
     going = plan(look(record, shares, *pods))
     shrunk = plan(look(going.record, shares, *((p, ready(record.generation, drained=True)) for p, _ in pods)))
@@ -308,7 +313,7 @@ def test_the_spares_of_a_base_come_after_those_who_train() -> None:
     """With a spare the base has a slot more than it has ranks; those of increments are the last all the same."""
     wishes = policy(sizes=Sizes((2, 3, 4), 4), specs=(SpecShape("workers", 4, spares=1),), payback=False)
     shares = [workload(0, 3), workload(1), workload(2)]
-    begun = queued(Record(transition=transition(Kind.START, goal=4)))
+    begun = queued(Record(transition=transition(TransitionKind.START, goal=4)))
     pods = [(on(max(0, n - 2), n), ready()) for n in (4, 3, 2, 1, 0)]
     started = plan(look(begun, shares, *pods, wishes=wishes))
     assert started.record.members == (pid(0), pid(1), pid(2), pid(3))
@@ -380,8 +385,8 @@ def test_only_so_many_increments_wait_at_a_time() -> None:
     "record",
     [
         pytest.param(trains(recovered_at=NOW - seconds(30)), id="it snoozes after a fault"),
-        pytest.param(trains(shed=Shed(1, NOW + seconds(5))), id="increments were taken back"),
-        pytest.param(trains(gang=Gang(NOW, 0, 1, NOW + seconds(60))), id="there was room for a part only"),
+        pytest.param(trains(requeue_backoff=RequeueBackoff(1, NOW + seconds(5))), id="increments were taken back"),
+        pytest.param(trains(gang=PartialGang(NOW, 0, 1, NOW + seconds(60))), id="there was room for a part only"),
     ],
 )
 def test_when_no_increment_is_asked_for(record: Record) -> None:
@@ -392,7 +397,7 @@ def test_when_no_increment_is_asked_for(record: Record) -> None:
 
 
 def test_an_increment_whose_pods_find_no_place_is_given_back() -> None:
-    resting = queued(trains(gang=Gang(NOW, 0, 1, NOW + seconds(60))))
+    resting = queued(trains(gang=PartialGang(NOW, 0, 1, NOW + seconds(60))))
     waits = (on(1, 2, node="", phase="Pending", started=False), None)
     todo = plan(look(resting, FOUR, *train(2), waits))
     assert [a.name for a in acts(todo, DeletePod)] == [waits[0].name]
@@ -404,7 +409,7 @@ def test_an_increment_whose_pods_find_no_place_is_given_back() -> None:
 
 
 def test_a_fault_that_leaves_no_place_gives_the_quota_of_its_pods_back() -> None:
-    record = queued(trains(3, is_faulty_shrink=True))
+    record = queued(trains(3, shrank_after_fault=True))
     waits = (on(2, 3, node="", phase="Pending", started=False, created_at=NOW - seconds(100)), None)
     todo = plan(look(record, FOUR, *train(3), waits))
     assert not acts(todo, DeletePod)
@@ -467,7 +472,7 @@ def test_an_edited_template_needs_quota_of_its_own_before_it_runs() -> None:
 def test_a_larger_minimum_is_asked_for_anew() -> None:
     todo = plan(look(queued(trains()), [workload(0, 2)], *train(2), wishes=policy(3, 4)))
     assert todo.record.transition is not None
-    assert (todo.record.transition.kind, todo.record.transition.cause) == (Kind.SUSPEND, "SpecEdited")
+    assert (todo.record.transition.kind, todo.record.transition.cause) == (TransitionKind.SUSPEND, "SpecEdited")
 
 
 @pytest.mark.parametrize(
@@ -497,7 +502,7 @@ def test_below_the_old_minimum_a_job_may_shrink_and_keeps_its_base() -> None:
         look(queued(trains(2)), [workload(0, 2)], *train(2), wishes=replace(wishes, specs=(SpecShape("workers", 2),)))
     )
     assert begun.record.transition is not None
-    assert (begun.record.transition.kind, begun.record.transition.cause) == (Kind.RESIZE, "ScaledByUser")
+    assert (begun.record.transition.kind, begun.record.transition.cause) == (TransitionKind.RESIZE, "ScaledByUser")
     small = look(
         queued(trains(1)), [workload(0, 2)], *train(1), wishes=replace(wishes, specs=(SpecShape("workers", 2),))
     )
@@ -513,7 +518,7 @@ def test_a_base_that_kueue_takes_back_comes_back_as_the_smaller_one() -> None:
     record = queued(trains(2))
     todo = plan(look(record, [evicted(0, 2)], *train(2), wishes=policy(1, 4)))
     assert todo.record.transition is not None
-    assert todo.record.transition.kind is Kind.SUSPEND
+    assert todo.record.transition.kind is TransitionKind.SUSPEND
     held = replace(todo.record, members=())
     assert acts(plan(look(held, [evicted(0, 2)], wishes=policy(1, 4))), ReleaseBase)
     again = plan(look(held, [pending(0, 2)], wishes=policy(1, 4)))
@@ -526,7 +531,9 @@ def test_a_lowered_minimum_acts_on_the_quota_at_the_next_suspension() -> None:
     wishes = policy(1, 4, suspend=True)
     todo = plan(
         look(
-            queued(replace(trains(2), members=(), transition=transition(Kind.SUSPEND))), [workload(0, 2)], wishes=wishes
+            queued(replace(trains(2), members=(), transition=transition(TransitionKind.SUSPEND))),
+            [workload(0, 2)],
+            wishes=wishes,
         )
     )
     assert [a.name for a in acts(todo, DropWorkload)] == [workload(0).name]
@@ -595,7 +602,7 @@ def test_a_spare_stands_in_for_a_pod_of_an_increment() -> None:
 
 
 def test_the_record_keeps_queue_and_losses() -> None:
-    for record in (queued(trains()), replace(queued(trains()), shed=Shed(3, NOW))):
+    for record in (queued(trains()), replace(queued(trains()), requeue_backoff=RequeueBackoff(3, NOW))):
         assert decode(encode(record)) == record
 
 

@@ -9,7 +9,7 @@ from tests.unit.core.test_quota import evicted, look, on, pending, queued, workl
 from elastipod_operator.core.actions import AskWorkload, CreatePod, DeletePod, DropWorkload, ReleaseBase
 from elastipod_operator.core.facts import SpecShape, WorkloadFact
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind
+from elastipod_operator.core.record import TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 SPARE = policy(sizes=Sizes((1, 2), 2), specs=(SpecShape("workers", 2, spares=1),), payback=False)
@@ -33,7 +33,7 @@ def test_the_job_shrinks_for_kueues_reason(shares: list[WorkloadFact], cause: st
 def test_an_increment_is_given_back_though_one_of_its_pods_takes_its_time_to_go() -> None:
     """The pod without a place is gone at once; the one with a place still ends, and is no reason to begin anew."""
     wishes = policy(sizes=Sizes((2, 4), 4), specs=(SpecShape("workers", 4),), payback=False)
-    record = queued(trains(2, is_faulty_shrink=True))
+    record = queued(trains(2, shrank_after_fault=True))
     shares, members = [workload(0, 2), workload(1, 2)], [(on(0, ordinal), running()) for ordinal in range(2)]
     waits = (on(1, 3, node="", phase="Pending", started=False, created_at=NOW - seconds(120)), None)
     given_up = plan(look(record, shares, *members, (on(1, 2), ready()), waits, wishes=wishes))
@@ -48,7 +48,7 @@ def test_an_increment_is_given_back_though_one_of_its_pods_takes_its_time_to_go(
 
 def test_increments_are_given_back_before_their_base_is_or_comes_back() -> None:
     """Kueue may place it elsewhere, where increments that were pinned to its first place would not be beside it."""
-    record = queued(trains(members=(), transition=transition(Kind.SUSPEND, cause="Preempted", goal=0)))
+    record = queued(trains(members=(), transition=transition(TransitionKind.SUSPEND, cause="Preempted", goal=0)))
     leaving = (on(1, 2, kill_at=NOW + seconds(30)), ready())
     going = plan(look(record, [evicted(0, 2), workload(1)], leaving))
     assert (acts(going, ReleaseBase), acts(going, DropWorkload)) == ([], [])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_operator.core.quoted_output import CLOSE, OPEN, quoted, without_quotations
+from elastipod_operator.core.quoted_output import CLOSE, OPEN, quote_output, redact_quotes
 
 ELSEWHERE = "(see the job's conditions and the pod's log)"
 
@@ -22,22 +22,22 @@ ELSEWHERE = "(see the job's conditions and the pod's log)"
     ],
 )
 def test_of_a_quotation_the_kind_of_error_is_told(words: str, told: str) -> None:
-    message = f"rank 1 exited with code 1: {quoted(words)}; no restart is left"
-    assert without_quotations(message) == f"rank 1 exited with code 1: {told}; no restart is left"
+    message = f"rank 1 exited with code 1: {quote_output(words)}; no restart is left"
+    assert redact_quotes(message) == f"rank 1 exited with code 1: {told}; no restart is left"
 
 
 def test_a_quotation_that_was_cut_is_left_out_to_its_end() -> None:
     assert (
-        without_quotations(f"rank 1 failed: {quoted('the password is hunter2')}"[:40]) == f"rank 1 failed: {ELSEWHERE}"
+        redact_quotes(f"rank 1 failed: {quote_output('the password is hunter2')}"[:40]) == f"rank 1 failed: {ELSEWHERE}"
     )
 
 
 def test_nothing_is_not_quoted() -> None:
-    assert quoted("  ") == ""
-    assert without_quotations("rank 1 exited with code 1") == "rank 1 exited with code 1"
+    assert quote_output("  ") == ""
+    assert redact_quotes("rank 1 exited with code 1") == "rank 1 exited with code 1"
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="".join(chr(n) for n in range(0x20, 0x7F))), min_size=1))
 def test_nothing_that_a_script_printed_gets_through(secret: str) -> None:
-    told = without_quotations(f"before {quoted(f'{OPEN}{secret}{CLOSE}: {secret}')} after")
+    told = redact_quotes(f"before {quote_output(f'{OPEN}{secret}{CLOSE}: {secret}')} after")
     assert told == f"before {ELSEWHERE} after"

@@ -17,16 +17,16 @@ from tests.unit.core.builders import NOW, pid, trains, transition
 from elastipod_operator.core.history import MAX_HISTORY, HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import (
-    Culprit,
-    Gang,
-    Kind,
-    Ledger,
-    Measures,
-    Offence,
-    Reach,
+    FaultyReplica,
+    NodeFaults,
+    PartialGang,
+    PhaseTimes,
     Record,
+    ResizeStatistics,
+    RestartMode,
+    RestartWindow,
     Transition,
-    Window,
+    TransitionKind,
 )
 from elastipod_operator.core.record_codec import MAX_BYTES, PACKED, NewerRecordError, RecordError, decode, encode
 
@@ -37,27 +37,40 @@ maybe_times = st.none() | times
 counts = st.integers(0, 10_000)
 pods = st.builds(PodId, st.sampled_from(["base", "extra"]), st.integers(0, 50), st.integers(0, 3))
 transitions = st.builds(
-    Transition, kind=st.sampled_from(Kind), cause=st.text(max_size=20), message=st.text(max_size=60), from_size=counts,
-    goal=counts, began_at=times, detected_at=times, deadline=times, graceful=st.booleans(), not_before=maybe_times,
-    counted=st.booleans(), weighed=st.booleans(), full=st.booleans(), reach=st.sampled_from(Reach), is_shortened=st.booleans(),
-)  # fmt: skip
+    Transition,
+    kind=st.sampled_from(TransitionKind),
+    cause=st.text(max_size=20),
+    message=st.text(max_size=60),
+    from_size=counts,
+    goal=counts,
+    began_at=times,
+    detected_at=times,
+    deadline=times,
+    graceful=st.booleans(),
+    not_before=maybe_times,
+    uses_budget=st.booleans(),
+    is_budget_checked=st.booleans(),
+    recreates_pods=st.booleans(),
+    reach=st.sampled_from(RestartMode),
+    is_shortened=st.booleans(),
+)
 spans = st.integers(0, 10**9).map(lambda ms: timedelta(milliseconds=ms))
 names = st.text(max_size=20)
 records = st.builds(
     Record, generation=counts, members=st.lists(pods, unique=True, max_size=30).map(tuple), master_addr=st.text(max_size=20),
     transition=st.none() | transitions, lost=st.lists(pods, unique=True, max_size=5).map(tuple),
     incarnations=st.dictionaries(st.builds(Slot, st.sampled_from(["base", "extra"]), st.integers(0, 50)), st.integers(1, 9)),
-    window_since=maybe_times, settled_at=maybe_times, resized_at=maybe_times, recovered_at=maybe_times,
+    window_since=maybe_times, running_since=maybe_times, resized_at=maybe_times, recovered_at=maybe_times,
     incident_at=maybe_times, started_at=maybe_times, ended_at=maybe_times, restarts=counts, retries=counts,
-    failures_in_row=counts, best_step=st.integers(-1, 10**12), stalled=counts,
-    window=st.builds(Window, counts, maybe_times, counts, counts),
-    culprits=st.lists(st.builds(Culprit, pods, st.integers(-1, 9), names), max_size=3).map(tuple),
-    offences=st.lists(st.builds(Offence, names, counts, times), max_size=3).map(tuple),
-    grew_from=counts, resize_failures=counts, resize_failed_at=maybe_times,
-    gang=st.none() | st.builds(Gang, times, counts, counts, maybe_times), paused_at=maybe_times,
-    measures=st.builds(Measures, st.none() | spans, st.lists(st.tuples(counts, spans), max_size=3).map(tuple)),
-    idle=spans, is_faulty_shrink=st.booleans(), is_full_restart=st.booleans(),
-    ledger=st.builds(Ledger, names, maybe_times, st.lists(st.tuples(names, counts), max_size=3).map(tuple)),
+    consecutive_failures=counts, best_step=st.integers(-1, 10**12), stalled_recoveries=counts,
+    window=st.builds(RestartWindow, counts, maybe_times, counts, counts),
+    faulty_replicas=st.lists(st.builds(FaultyReplica, pods, st.integers(-1, 9), names), max_size=3).map(tuple),
+    node_faults=st.lists(st.builds(NodeFaults, names, counts, times), max_size=3).map(tuple),
+    size_before_growth=counts, resize_failures=counts, resize_failed_at=maybe_times,
+    gang=st.none() | st.builds(PartialGang, times, counts, counts, maybe_times), resize_began_at=maybe_times,
+    resize_statistics=st.builds(ResizeStatistics, st.none() | spans, st.lists(st.tuples(counts, spans), max_size=3).map(tuple)),
+    suspended_time=spans, shrank_after_fault=st.booleans(), is_full_restart=st.booleans(),
+    phase_times=st.builds(PhaseTimes, names, maybe_times, st.lists(st.tuples(names, counts), max_size=3).map(tuple)),
 )  # fmt: skip
 
 
@@ -166,7 +179,7 @@ def test_a_record_of_a_later_version_is_told_from_a_damaged_one() -> None:
 
 
 def test_a_record_of_the_first_release_is_read() -> None:
-    """As it was written before there were windows, ledgers and the rest."""
+    """As it was written before there were windows, phase_times_of_jobs and the rest."""
     text = (
         '{"budget":[2,1,0,70],"generation":3,"incarnations":[["workers","1.2"]],"lost":[],"master":"10.0.0.0",'
         '"members":[["workers","0,1.2"]],"times":[null,"2026-03-01T11:00:00.000Z",null,null,null,'
@@ -174,10 +187,10 @@ def test_a_record_of_the_first_release_is_read() -> None:
         '"2026-03-01T12:00:00.000Z","2026-03-01T12:10:00.000Z",true,null,false],"v":1}'
     )
     record = decode(text)
-    assert (record.restarts, record.retries, record.best_step, record.stalled) == (2, 1, 70, 0)
+    assert (record.restarts, record.retries, record.best_step, record.stalled_recoveries) == (2, 1, 70, 0)
     assert record.members == (pid(0), pid(1, 2))
     assert record.transition is not None
-    assert not record.transition.weighed
+    assert not record.transition.is_budget_checked
 
 
 def entry(generation: int) -> HistoryEntry:
@@ -185,7 +198,7 @@ def entry(generation: int) -> HistoryEntry:
         generation=generation,
         from_size=2,
         to_size=4,
-        kind=Kind.RESIZE,
+        kind=TransitionKind.RESIZE,
         cause="CapacityAvailable",
         at=NOW,
         detected_at=NOW,

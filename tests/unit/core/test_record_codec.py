@@ -12,15 +12,15 @@ from tests.unit.core.builders import NOW, pid, seconds, trains, transition
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot, master_port
 from elastipod_operator.core.record import (
-    Culprit,
-    Gang,
-    Kind,
-    Ledger,
-    Measures,
-    Offence,
-    Reach,
+    FaultyReplica,
+    NodeFaults,
+    PartialGang,
+    PhaseTimes,
     Record,
-    Window,
+    ResizeStatistics,
+    RestartMode,
+    RestartWindow,
+    TransitionKind,
 )
 from elastipod_operator.core.record_codec import (
     MAX_PODS,
@@ -29,38 +29,102 @@ from elastipod_operator.core.record_codec import (
     RecordError,
     decode,
     encode,
-    needed_time,
-    read_time,
-    stamp,
+    format_time,
+    parse_required_time,
+    parse_time,
 )
 
 AT = [NOW + seconds(n) for n in range(20)]
 SHOWN = [f"2026-03-01T12:00:{n:02}.000Z" for n in range(20)]
 
 FULL = Record(
-    generation=7, members=(pid(0), pid(1), pid(2, 3), PodId("extra", 5, 0)), master_addr="10.0.0.9", lost=(pid(8, 1),),
+    generation=7,
+    members=(pid(0), pid(1), pid(2, 3), PodId("extra", 5, 0)),
+    master_addr="10.0.0.9",
+    lost=(pid(8, 1),),
     transition=transition(
-        Kind.RECOVERY, cause="WorkerCrash", message="boom", from_size=4, goal=3, began_at=AT[7], detected_at=AT[8],
-        deadline=AT[9], graceful=False, not_before=AT[10], counted=True, weighed=True, full=True, reach=Reach.PROCESSES,
+        TransitionKind.RECOVERY,
+        cause="WorkerCrash",
+        message="boom",
+        from_size=4,
+        goal=3,
+        began_at=AT[7],
+        detected_at=AT[8],
+        deadline=AT[9],
+        graceful=False,
+        not_before=AT[10],
+        uses_budget=True,
+        is_budget_checked=True,
+        recreates_pods=True,
+        reach=RestartMode.PROCESSES,
     ),
     incarnations={Slot("workers", 0): 0, Slot("workers", 1): 4, Slot("workers", 9): 2},
-    begun_at=AT[18], window_since=AT[0],
-    settled_at=AT[1], resized_at=AT[2], recovered_at=AT[3], incident_at=AT[4], started_at=AT[5], ended_at=AT[6],
-    restarts=11, retries=12, failures_in_row=13, best_step=14, stalled=15, window=Window(16, AT[11], 17, 18),
-    culprits=(Culprit(pid(2, 3), 2, "node-2"),), is_full_restart=True, is_faulty_shrink=True,
-    offences=(Offence("node-2", 3, AT[12]),), grew_from=19, resize_failures=20, resize_failed_at=AT[13],
-    gang=Gang(AT[14], 21, 22, AT[15]), paused_at=AT[16], measures=Measures(seconds(1.5), ((2, seconds(0.25)),)), idle=seconds(23),
-    ledger=Ledger("training", AT[17], (("starting", 24),)), outcome="Failed", outcome_reason="WorkerCrash", outcome_message="o",
-)  # fmt: skip
+    generation_began_at=AT[18],
+    window_since=AT[0],
+    running_since=AT[1],
+    resized_at=AT[2],
+    recovered_at=AT[3],
+    incident_at=AT[4],
+    started_at=AT[5],
+    ended_at=AT[6],
+    restarts=11,
+    retries=12,
+    consecutive_failures=13,
+    best_step=14,
+    stalled_recoveries=15,
+    window=RestartWindow(16, AT[11], 17, 18),
+    faulty_replicas=(FaultyReplica(pid(2, 3), 2, "node-2"),),
+    is_full_restart=True,
+    shrank_after_fault=True,
+    node_faults=(NodeFaults("node-2", 3, AT[12]),),
+    size_before_growth=19,
+    resize_failures=20,
+    resize_failed_at=AT[13],
+    gang=PartialGang(AT[14], 21, 22, AT[15]),
+    resize_began_at=AT[16],
+    resize_statistics=ResizeStatistics(seconds(1.5), ((2, seconds(0.25)),)),
+    suspended_time=seconds(23),
+    phase_times=PhaseTimes("training", AT[17], (("starting", 24),)),
+    outcome="Failed",
+    outcome_reason="WorkerCrash",
+    outcome_message="o",
+)
 
 WRITTEN = {
-    "v": 1, "generation": 7, "members": [["workers", "0-1,2.3"], ["extra", "5"]], "master": "10.0.0.9", "lost": [["workers", "8.1"]],
-    "incarnations": [["extra", "5.-1"], ["workers", "1.4,2.-1,9.2"]], "budget": [11, 12, 13, 14, 15], "times": SHOWN[:7],
-    "transition": ["recovery", "WorkerCrash", "boom", 4, 3, *SHOWN[7:10], False, SHOWN[10], True, True, True, "process_level_restart"],
-    "window": [16, SHOWN[11], 17, 18], "culprits": [True, [["workers", 2, 3, 2, "node-2"]]], "offences": [["node-2", 3, SHOWN[12]]],
-    "growth": [19, 20, SHOWN[13]], "gang": [SHOWN[14], 21, 22, SHOWN[15]], "measures": [SHOWN[16], 1500, [[2, 250]]], "idle": 23000,
-    "shrunk": True, "begun": SHOWN[18], "ledger": ["training", SHOWN[17], [["starting", 24]]], "outcome": ["Failed", "WorkerCrash", "o"],
-}  # fmt: skip
+    "v": 1,
+    "generation": 7,
+    "members": [["workers", "0-1,2.3"], ["extra", "5"]],
+    "master": "10.0.0.9",
+    "lost": [["workers", "8.1"]],
+    "incarnations": [["extra", "5.-1"], ["workers", "1.4,2.-1,9.2"]],
+    "budget": [11, 12, 13, 14, 15],
+    "times": SHOWN[:7],
+    "transition": [
+        "recovery",
+        "WorkerCrash",
+        "boom",
+        4,
+        3,
+        *SHOWN[7:10],
+        False,
+        SHOWN[10],
+        True,
+        True,
+        True,
+        "process_level_restart",
+    ],
+    "window": [16, SHOWN[11], 17, 18],
+    "culprits": [True, [["workers", 2, 3, 2, "node-2"]]],
+    "offences": [["node-2", 3, SHOWN[12]]],
+    "growth": [19, 20, SHOWN[13]],
+    "gang": [SHOWN[14], 21, 22, SHOWN[15]],
+    "measures": [SHOWN[16], 1500, [[2, 250]]],
+    "idle": 23000,
+    "shrunk": True,
+    "begun": SHOWN[18],
+    "ledger": ["training", SHOWN[17], [["starting", 24]]],
+    "outcome": ["Failed", "WorkerCrash", "o"],
+}
 
 
 def test_every_field_has_its_place() -> None:
@@ -79,16 +143,16 @@ def test_what_a_record_lacks_is_not_written() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        pytest.param(Record(grew_from=1), id="a growth"),
+        pytest.param(Record(size_before_growth=1), id="a growth"),
         pytest.param(Record(resize_failures=1), id="failures"),
         pytest.param(Record(resize_failed_at=NOW), id="a failure"),
-        pytest.param(Record(paused_at=NOW), id="a pause"),
-        pytest.param(Record(measures=Measures(seconds(1))), id="the last pause"),
-        pytest.param(Record(measures=Measures(None, ((1, seconds(1)),))), id="a pace"),
-        pytest.param(Record(gang=Gang(NOW)), id="a gang"),
-        pytest.param(Record(ledger=Ledger("training")), id="a phase"),
-        pytest.param(Record(idle=seconds(1)), id="idle time"),
-        pytest.param(Record(window=Window(1)), id="a window"),
+        pytest.param(Record(resize_began_at=NOW), id="a pause"),
+        pytest.param(Record(resize_statistics=ResizeStatistics(seconds(1))), id="the last pause"),
+        pytest.param(Record(resize_statistics=ResizeStatistics(None, ((1, seconds(1)),))), id="a pace"),
+        pytest.param(Record(gang=PartialGang(NOW)), id="a gang"),
+        pytest.param(Record(phase_times=PhaseTimes("training")), id="a phase"),
+        pytest.param(Record(suspended_time=seconds(1)), id="idle time"),
+        pytest.param(Record(window=RestartWindow(1)), id="a window"),
     ],
 )
 def test_each_part_is_written_by_itself(record: Record) -> None:
@@ -112,17 +176,17 @@ def test_texts_are_cut() -> None:
 @pytest.mark.parametrize(
     ("later", "weighed", "full", "reach"),
     [
-        pytest.param([], False, False, Reach.IN_PROCESS, id="nothing"),
-        pytest.param([True, True], True, True, Reach.IN_PROCESS, id="weighed and full"),
-        pytest.param([False, True, "job_level_restart"], False, True, Reach.JOB, id="and how far"),
+        pytest.param([], False, False, RestartMode.IN_PROCESS, id="nothing"),
+        pytest.param([True, True], True, True, RestartMode.IN_PROCESS, id="weighed and full"),
+        pytest.param([False, True, "job_level_restart"], False, True, RestartMode.JOB, id="and how far"),
     ],
 )
-def test_transitions_of_earlier_operators(later: list[object], weighed: bool, full: bool, reach: Reach) -> None:
+def test_transitions_of_earlier_operators(later: list[object], weighed: bool, full: bool, reach: RestartMode) -> None:
     body = json.loads(encode(trains(transition=transition())))
     body["transition"] = [*body["transition"][:11], *later]
     found = decode(json.dumps(body)).transition
     assert found is not None
-    assert (found.weighed, found.full, found.reach) == (weighed, full, reach)
+    assert (found.is_budget_checked, found.recreates_pods, found.reach) == (weighed, full, reach)
 
 
 @pytest.mark.parametrize(
@@ -201,21 +265,28 @@ def test_what_is_wrong_with_a_record_is_said(text: str, words: str) -> None:
 
 def test_a_time_that_must_be_there() -> None:
     with pytest.raises(RecordError, match="a time is missing"):
-        needed_time(None)
-    assert needed_time(SHOWN[3]) == AT[3]
+        parse_required_time(None)
+    assert parse_required_time(SHOWN[3]) == AT[3]
 
 
 def test_times_are_written_in_utc_to_the_millisecond() -> None:
     there = NOW.astimezone(timezone(timedelta(hours=2))) + timedelta(microseconds=123_999)
-    assert (stamp(there), stamp(None)) == ("2026-03-01T12:00:00.123Z", None)
-    assert (read_time("2026-03-01T12:00:00"), read_time(None), read_time("")) == (NOW, None, None)
-    assert read_time("2026-03-01T14:00:00+02:00") == NOW
+    assert (format_time(there), format_time(None)) == ("2026-03-01T12:00:00.123Z", None)
+    assert (parse_time("2026-03-01T12:00:00"), parse_time(None), parse_time("")) == (NOW, None, None)
+    assert parse_time("2026-03-01T14:00:00+02:00") == NOW
 
 
 # ---- the history
 
 ENTRY = HistoryEntry(
-    generation=2, from_size=2, to_size=3, kind=Kind.RESIZE, cause="C", at=AT[1], detected_at=AT[0], running_at=AT[2]
+    generation=2,
+    from_size=2,
+    to_size=3,
+    kind=TransitionKind.RESIZE,
+    cause="C",
+    at=AT[1],
+    detected_at=AT[0],
+    running_at=AT[2],
 )
 
 

@@ -29,7 +29,7 @@ from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFa
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Gang, Kind, Offence, Record, Window
+from elastipod_operator.core.record import NodeFaults, PartialGang, Record, RestartWindow, TransitionKind
 from elastipod_operator.core.running import running as decide
 from elastipod_operator.core.scene import Scene, Step
 from elastipod_operator.core.sizes import Sizes
@@ -71,7 +71,7 @@ def test_a_job_is_completed_when_every_replica_says_so() -> None:
 def test_a_suspension_asks_for_a_checkpoint_and_aims_at_nobody() -> None:
     began = plan(observed(job(trains(3), policy(suspend=True)), all_run(3))).record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.from_size, began.goal) == (Kind.SUSPEND, "Suspended", 3, 0)
+    assert (began.kind, began.cause, began.from_size, began.goal) == (TransitionKind.SUSPEND, "Suspended", 3, 0)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_size_that_a_drain_of_doomed_members_is_for(
     members = [(pod(n, disrupted="Eviction" if n in doomed else ""), running()) for n in range(size)]
     began = plan(observed(job(trains(size)), [*members, *((pod(n), ready()) for n in idle)])).record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.goal) == (Kind.RESIZE, "PodDisrupted", goal)
+    assert (began.kind, began.cause, began.goal) == (TransitionKind.RESIZE, "PodDisrupted", goal)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_lower_ceiling_says_which_size_comes() -> None:
 def test_a_drain_by_somebody_else_is_told_as_such_and_keeps_the_size() -> None:
     todo = plan(observed(job(trains(), policy(2, 2)), [(pod(0), DRAINED), (pod(1), DRAINED)]))
     assert [(e.cause, e.kind, e.from_size, e.to_size) for e in todo.history] == [
-        ("DrainedFromOutside", Kind.RESIZE, 2, 2)
+        ("DrainedFromOutside", TransitionKind.RESIZE, 2, 2)
     ]
     assert [n.message for n in todo.notes if n.reason == "Resized"] == [
         f"2 -> 2 replicas, generation 2: the workers of pod {pod(0).name} were asked to stop by somebody else and did"
@@ -161,11 +161,11 @@ def test_a_stranger_that_does_not_say_its_generation_is_stopped_in_the_present_o
 def test_what_is_noted_when_all_run(
     generation: int, changes: dict[str, Any], expected: tuple[datetime | None, datetime | None]
 ) -> None:
-    record = trains(generation=generation, settled_at=None, **changes)
+    record = trains(generation=generation, running_since=None, **changes)
     todo = plan(observed(job(record), all_run(2, generation)))
     after = todo.record
     assert (after.resized_at, after.recovered_at) == expected
-    assert (after.settled_at, after.started_at, after.incident_at, todo.running_since) == (NOW, LONG_AGO, None, NOW)
+    assert (after.running_since, after.started_at, after.incident_at, todo.running_since) == (NOW, LONG_AGO, None, NOW)
     assert Note("Running", f"2 replicas train in generation {generation}") in todo.notes
 
 
@@ -178,14 +178,14 @@ def test_what_is_noted_when_all_run(
     ],
 )
 def test_not_all_run_while(other: AgentFact) -> None:
-    todo = plan(observed(job(trains(generation=2, settled_at=None)), [(pod(0), running(2)), (pod(1), other)]))
-    assert (todo.record.settled_at, todo.running_since) == (None, None)
+    todo = plan(observed(job(trains(generation=2, running_since=None)), [(pod(0), running(2)), (pod(1), other)]))
+    assert (todo.record.running_since, todo.running_since) == (None, None)
     assert not [n for n in todo.notes if n.reason == "Running"]
 
 
 def test_who_has_finished_already_has_run() -> None:
     members = [(pod(0), running()), (pod(1), agent(AgentState.COMPLETED))]
-    assert plan(observed(job(trains(settled_at=None)), members)).record.settled_at == NOW
+    assert plan(observed(job(trains(running_since=None)), members)).record.running_since == NOW
 
 
 # ---- spares
@@ -212,7 +212,7 @@ def test_spares_are_told_spec_by_spec_in_the_order_of_their_ordinals() -> None:
 def test_spares_are_not_told_before_all_run() -> None:
     wishes = policy(2, 2, specs=(SpecShape("workers", 2, spares=1),))
     pods = [(pod(0), running()), (pod(1), agent(AgentState.INIT, 1)), (pod(2), ready())]
-    assert not acts(plan(observed(job(trains(settled_at=None), wishes), pods)), HoldSpare)
+    assert not acts(plan(observed(job(trains(running_since=None), wishes), pods)), HoldSpare)
 
 
 # ---- looking again
@@ -224,9 +224,9 @@ PAIRS = policy(sizes=Sizes((2, 4), 2))
     ("changes", "wishes", "pods", "wait_s"),
     [
         pytest.param({"window_since": NOW - seconds(20)}, policy(), [(pod(2), ready())], 40, id="when the growth window closes"),
-        pytest.param({"window": Window(0, NOW - seconds(90), 1)}, policy(eval_period=seconds(100)), [], 10,
+        pytest.param({"window": RestartWindow(0, NOW - seconds(90), 1)}, policy(eval_period=seconds(100)), [], 10,
                      id="when the evaluation window closes"),
-        pytest.param({"offences": (Offence("bad", 1, NOW - seconds(70)),)}, policy(max_offenders=1, eval_period=seconds(100)), [], 30,
+        pytest.param({"node_faults": (NodeFaults("bad", 1, NOW - seconds(70)),)}, policy(max_offenders=1, eval_period=seconds(100)), [], 30,
                      id="when an offence is forgotten"),
         pytest.param({}, policy(2, 2), [], None, id="else not at all"),
     ],
@@ -244,11 +244,11 @@ def test_half_an_increment_is_given_back_when_the_patience_of_this_job_is_over(u
     pods = [*all_run(2), (pod(2), ready()), waits(3)]
 
     def after(waited: Any) -> Step:
-        record = trains(gang=Gang(NOW - waited, 1))
+        record = trains(gang=PartialGang(NOW - waited, 1))
         return step_of(observed(replace(job(record, PAIRS), uid=uid), pods))
 
     early, due = after(patience - seconds(1)), after(patience)
-    assert (early.record.gang, early.notes) == (Gang(NOW - patience + seconds(1), 1), ())
+    assert (early.record.gang, early.notes) == (PartialGang(NOW - patience + seconds(1), 1), ())
     assert early.wake_at == NOW + seconds(1)
     assert [n.reason for n in due.notes] == ["PlacesGivenBack"]
     assert due.record.gang is not None
@@ -256,7 +256,7 @@ def test_half_an_increment_is_given_back_when_the_patience_of_this_job_is_over(u
 
 
 def test_that_places_are_given_back_is_told() -> None:
-    record = trains(gang=Gang(NOW - seconds(181), 1))
+    record = trains(gang=PartialGang(NOW - seconds(181), 1))
     todo = plan(observed(job(record, PAIRS), [*all_run(2), (pod(2), ready()), waits(3)]))
     assert [n.reason for n in todo.notes if not n.warning] == ["PlacesGivenBack"]
     assert len(acts(todo, DeletePod)) == 2
@@ -266,11 +266,11 @@ def test_a_refused_pod_makes_half_an_increment_too() -> None:
     pods = [*all_run(2), (pod(2), ready())]
     alone = step_of(observed(job(trains(), PAIRS), pods))
     refused = step_of(observed(job(trains(), PAIRS), pods, refusal="exceeded quota"))
-    assert (alone.record.gang, refused.record.gang) == (None, Gang(NOW, 1))
+    assert (alone.record.gang, refused.record.gang) == (None, PartialGang(NOW, 1))
 
 
 def test_ranks_of_starts_that_did_not_arrive_are_those_of_the_record() -> None:
-    record: Record = trains(3, settled_at=None)
+    record: Record = trains(3, running_since=None)
     step = step_of(observed(job(record), [(pod(2), ready(0)), (pod(1), running()), (pod(0), ready(0))]))
     assert [(a.pod, a.group_rank) for a in step.actions] == [(pod(0).name, 0), (pod(2).name, 2)]  # type: ignore[union-attr]
     assert [pid(n) for n in range(3)] == list(step.record.members)

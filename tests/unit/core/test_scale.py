@@ -31,7 +31,7 @@ from elastipod_operator.core.facts import Observed, Policy
 from elastipod_operator.core.history import MAX_HISTORY, HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.kube.applied import encode_applied
 
@@ -46,14 +46,14 @@ def wishes(size: int) -> Policy:
 
 def begins(size: int) -> Observed:
     """All agents of a new job are ready."""
-    record = Record(transition=transition(Kind.START, goal=size, from_size=0))
+    record = Record(transition=transition(TransitionKind.START, goal=size, from_size=0))
     return observed(job(record, wishes(size)), [(pod(n), ready()) for n in range(size)])
 
 
 def comes_up(size: int) -> Observed:
     """Half of the agents were started, the others are not yet."""
     pods = [(pod(n), running() if n % 2 else ready()) for n in range(size)]
-    return observed(job(trains(size, settled_at=None), wishes(size)), pods)
+    return observed(job(trains(size, running_since=None), wishes(size)), pods)
 
 
 def trains_on(size: int) -> Observed:
@@ -105,11 +105,15 @@ def test_a_job_of_4000_pods_at_the_end_of_its_days_is_a_small_object() -> None:
     members = tuple(pid(n, n * 7 % 10 if n % 3 == 0 else 0) for n in range(4000))
     lost = tuple(pid(n, n % 5) for n in range(0, 4000, 9))
     record = trains(
-        4000, 900, members=members, lost=lost, transition=transition(Kind.RECOVERY, goal=4000, message="x" * 1000)
+        4000,
+        900,
+        members=members,
+        lost=lost,
+        transition=transition(TransitionKind.RECOVERY, goal=4000, message="x" * 1000),
     )
     assert decode(encode(record)).members == members
     entry = HistoryEntry(
-        generation=900, from_size=4000, to_size=3999, kind=Kind.RECOVERY, cause="ReplacementTimeout", at=NOW,
+        generation=900, from_size=4000, to_size=3999, kind=TransitionKind.RECOVERY, cause="ReplacementTimeout", at=NOW,
         detected_at=NOW, running_at=NOW,
     )  # fmt: skip
     script = "\n".join(f"export SETTING_{n}={n * 7919 % 1000003:x}" for n in range(800))

@@ -26,7 +26,7 @@ from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import Note, ShutDownAgent
 from elastipod_operator.core.facts import AgentFact, AgentState, PodFact
 from elastipod_operator.core.health import judge
-from elastipod_operator.core.record import Gang, Kind, Record, Transition
+from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
 from elastipod_operator.core.scene import Scene, Step, awaits_start, begin, finish
 
 Seen = tuple[PodFact, AgentFact | None]
@@ -40,17 +40,17 @@ def scene_of(record: Record, *pods: Seen, **changes: Any) -> Scene:
 
 
 def began(record: Record, *pods: Seen, limit: datetime | None = None) -> Record:
-    return begin(record, scene_of(record, *pods), Kind.RESIZE, "Cause", "words", goal=3, limit=limit)
+    return begin(record, scene_of(record, *pods), TransitionKind.RESIZE, "Cause", "words", goal=3, limit=limit)
 
 
 def test_a_change_begins_now_with_the_time_for_a_checkpoint() -> None:
-    after = began(trains(window_since=LONG_AGO, gang=Gang(NOW, 1)), *RUN)
+    after = began(trains(window_since=LONG_AGO, gang=PartialGang(NOW, 1)), *RUN)
     assert after.transition == Transition(
-        kind=Kind.RESIZE, cause="Cause", message="words", from_size=2, goal=3, began_at=NOW, detected_at=NOW,
+        kind=TransitionKind.RESIZE, cause="Cause", message="words", from_size=2, goal=3, began_at=NOW, detected_at=NOW,
         deadline=NOW + seconds(600), graceful=True,
     )  # fmt: skip
     assert (after.window_since, after.gang) == (None, None)
-    assert after.measures.paces == ((2, seconds(2)),), "the pace until then is kept"
+    assert after.resize_statistics.step_times == ((2, seconds(2)),), "the pace until then is kept"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_who_awaits_its_start(mine: AgentFact, awaits: bool) -> None:
 
 @pytest.mark.parametrize(("outcome", "warning"), [("Failed", True), ("Completed", False)])
 def test_the_end_of_a_job(outcome: str, warning: bool) -> None:
-    record = trains(transition=transition(), window_since=LONG_AGO, incident_at=LONG_AGO, gang=Gang(NOW, 1))
+    record = trains(transition=transition(), window_since=LONG_AGO, incident_at=LONG_AGO, gang=PartialGang(NOW, 1))
     step = finish(record, scene_of(record, *RUN), outcome, "Reason", "words")
     assert step == Step(
         replace(

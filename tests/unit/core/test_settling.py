@@ -11,7 +11,7 @@ from tests.unit.core.builders import LONG_AGO, NOW, job, observed, pid, pod, pol
 from elastipod_operator.core.facts import AgentFact, PodFact, Policy
 from elastipod_operator.core.gangs import DEMAND_PAUSE, LONGEST_REST
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Gang, Kind, Record, Transition
+from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 PAIRS = policy(2, 4, sizes=Sizes((2, 4), 2))
@@ -21,14 +21,14 @@ HALF: list[tuple[PodFact, AgentFact | None]] = [
 ]  # fmt: skip
 
 
-def after(record: Record, *, room_at: datetime | None = None, wishes: Policy = PAIRS) -> Gang:
+def after(record: Record, *, room_at: datetime | None = None, wishes: Policy = PAIRS) -> PartialGang:
     gang = plan(observed(job(record, wishes), HALF, room_at=room_at)).record.gang
     assert gang is not None
     return gang
 
 
 def rest_s(tries: int, record: Record | None = None) -> float:
-    waiting = Gang(LONG_AGO, 1, tries)
+    waiting = PartialGang(LONG_AGO, 1, tries)
     gang = after(trains(gang=waiting) if record is None else record)
     assert gang.rest_until is not None
     assert gang.tries == tries + 1
@@ -45,10 +45,10 @@ def test_the_rests_of_a_job_that_trains_grow_to_an_hour() -> None:
 
 def test_a_job_that_does_not_train_yet_asks_more_often() -> None:
     start = Transition(
-        kind=Kind.START, cause="JobCreated", message="x", from_size=0, goal=4, began_at=LONG_AGO, detected_at=LONG_AGO,
+        kind=TransitionKind.START, cause="JobCreated", message="x", from_size=0, goal=4, began_at=LONG_AGO, detected_at=LONG_AGO,
         deadline=LONG_AGO,
     )  # fmt: skip
-    held = Record(transition=start, gang=Gang(LONG_AGO, 3, 20))
+    held = Record(transition=start, gang=PartialGang(LONG_AGO, 3, 20))
     pods = [(pod(n, phase="Pending", started=False), None) for n in range(3)]
     pods.append((pod(3, phase="Pending", node="", ip="", started=False), None))
     gang = plan(observed(job(held, policy(4, 4)), pods)).record.gang
@@ -67,14 +67,14 @@ def test_a_job_that_does_not_train_yet_asks_more_often() -> None:
     ],
 )
 def test_more_room_ends_a_rest(room_ago_s: float | None, asks: bool) -> None:
-    resting = Gang(NOW - seconds(100), 0, 7, NOW + seconds(3000))
+    resting = PartialGang(NOW - seconds(100), 0, 7, NOW + seconds(3000))
     gang = after(trains(gang=resting), room_at=None if room_ago_s is None else NOW - seconds(room_ago_s))
     assert (gang.rest_until is None) is asks
     assert gang.tries == 7, "the next rest is longer all the same"
 
 
 def test_the_demand_is_one_pod_while_it_rests() -> None:
-    resting = trains(gang=Gang(NOW - seconds(100), 0, 7, NOW + seconds(3000)))
+    resting = trains(gang=PartialGang(NOW - seconds(100), 0, 7, NOW + seconds(3000)))
     todo = plan(observed(job(resting, PAIRS), HALF))
     assert [a for a in todo.actions if getattr(a, "name", "") == pod(pid(3)).name] != [], "the one without a place goes"
     assert not [a for a in todo.actions if getattr(a, "name", "") == pod(pid(2)).name]

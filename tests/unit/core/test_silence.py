@@ -26,7 +26,7 @@ from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed
 from elastipod_operator.core.health import Health, Replica, judge
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind
+from elastipod_operator.core.record import TransitionKind
 from elastipod_operator.core.silence import ENDED_LIMIT, UNDECIDED_LIMIT
 
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))
@@ -62,7 +62,7 @@ def test_a_lost_rack_is_known_by_its_nodes_though_all_agents_are_silent(members:
     todo = plan(found)
     begun = todo.record.transition
     assert begun is not None
-    assert (begun.kind, begun.cause, begun.counted) == (Kind.RECOVERY, "NodeLost", False)
+    assert (begun.kind, begun.cause, begun.uses_budget) == (TransitionKind.RECOVERY, "NodeLost", False)
     assert set(todo.record.lost) == {pid(n) for n in range(members)}
     assert {a.pod.ordinal for a in acts(plan(found), CreatePod)} >= set(range(members))
 

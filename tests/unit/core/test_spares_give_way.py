@@ -24,7 +24,7 @@ from elastipod_operator.core.actions import CreatePod, DeletePod
 from elastipod_operator.core.facts import AgentFact, PodFact, Policy, SpecShape
 from elastipod_operator.core.membership import SPARE_PATIENCE
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Gang
+from elastipod_operator.core.record import PartialGang
 from elastipod_operator.core.sizes import Sizes
 
 Seen = tuple[PodFact, AgentFact | None]
@@ -73,7 +73,7 @@ def test_a_spare_that_trains_is_none() -> None:
 
 def test_a_spare_is_no_demand_for_an_increment() -> None:
     """Places were given back; the demand is a pod that is to train, and the spare stays where it is."""
-    resting = Gang(NOW - seconds(100), 0, 3, NOW + seconds(300))
+    resting = PartialGang(NOW - seconds(100), 0, 3, NOW + seconds(300))
     todo = plan(observed(job(trains(members=BASE.members, gang=resting), PAIRS), [*MEMBERS, SPARE]))
     assert [a.pod.spec for a in acts(todo, CreatePod)] == ["extra"]
     assert not acts(todo, DeletePod)

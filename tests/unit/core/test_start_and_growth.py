@@ -26,10 +26,10 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, SetFinalizer, StartWorkers, StopWorkers
 from elastipod_operator.core.facts import AgentFact, AgentState
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
-STARTS = Record(transition=transition(Kind.START, began_s=30, goal=3))
+STARTS = Record(transition=transition(TransitionKind.START, began_s=30, goal=3))
 
 
 def test_a_new_job_gets_its_finalizer_and_its_pods() -> None:
@@ -37,7 +37,7 @@ def test_a_new_job_gets_its_finalizer_and_its_pods() -> None:
     assert todo.actions[0] == SetFinalizer(True)
     assert [a.pod for a in acts(todo, CreatePod)] == [pid(n) for n in range(4)]
     assert todo.record.transition is not None
-    assert todo.record.transition.kind is Kind.START
+    assert todo.record.transition.kind is TransitionKind.START
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_start(number: int, open_s: float | None, size: int) -> None:
     assert acts(todo, StartWorkers) == [StartWorkers(pod(n).name, n) for n in range(size)]
     if size:
         assert (todo.record.generation, todo.record.transition, todo.record.master_addr) == (1, None, "10.0.0.0")
-        assert [(e.generation, e.to_size, e.kind) for e in todo.history] == [(1, size, Kind.START)]
+        assert [(e.generation, e.to_size, e.kind) for e in todo.history] == [(1, size, TransitionKind.START)]
 
 
 def test_sizes_between_the_allowed_ones_are_not_taken() -> None:
@@ -81,12 +81,12 @@ def test_nobody_starts_with(mine: AgentFact, why: str) -> None:
 
 
 def test_a_start_that_did_not_arrive_is_repeated_with_its_rank() -> None:
-    todo = plan(observed(job(trains(settled_at=None)), [(pod(0), running()), (pod(1), ready())]))
+    todo = plan(observed(job(trains(running_since=None)), [(pod(0), running()), (pod(1), ready())]))
     assert acts(todo, StartWorkers) == [StartWorkers(pod(1).name, 1)]
 
 
 def test_workers_of_an_older_generation_that_began_late_are_stopped() -> None:
-    todo = plan(observed(job(trains(generation=5, settled_at=None)), [(pod(0), running(5)), (pod(1), running(4))]))
+    todo = plan(observed(job(trains(generation=5, running_since=None)), [(pod(0), running(5)), (pod(1), running(4))]))
     assert acts(todo, StopWorkers) == [StopWorkers(pod(1).name, 4, graceful=False, timeout_s=0)]
 
 
@@ -97,8 +97,8 @@ def test_workers_of_a_pod_that_is_no_member_are_stopped() -> None:
 
 def test_when_all_run_the_moment_is_noted_once() -> None:
     members = [(pod(0), running()), (pod(1), running())]
-    todo = plan(observed(job(trains(settled_at=None, started_at=None)), members))
-    assert (todo.running_since, todo.record.settled_at, todo.record.started_at) == (NOW, NOW, NOW)
+    todo = plan(observed(job(trains(running_since=None, started_at=None)), members))
+    assert (todo.running_since, todo.record.running_since, todo.record.started_at) == (NOW, NOW, NOW)
     assert plan(observed(job(todo.record), members)).running_since is None
 
 
@@ -119,17 +119,17 @@ MORE = [(pod(0), running()), (pod(1), running()), (pod(2), ready())]
                      id="not within minStableSeconds of a resize"),
         pytest.param({"window_since": NOW - seconds(60)}, {"sizes": Sizes((2, 4), 2)}, False, id="not by half an increment"),
         pytest.param({"window_since": NOW - seconds(60)}, {"sizes": Sizes((2,), 2)}, False, id="not beyond the maximum"),
-        pytest.param({"window_since": NOW - seconds(60), "settled_at": None}, {}, False, id="not before all run"),
+        pytest.param({"window_since": NOW - seconds(60), "running_since": None}, {}, False, id="not before all run"),
     ],
 )  # fmt: skip
 def test_growth(changes: dict[str, object], wishes: dict[str, object], grows: bool) -> None:
-    members = MORE if "settled_at" not in changes else [MORE[0], (pod(1), ready()), MORE[2]]
+    members = MORE if "running_since" not in changes else [MORE[0], (pod(1), ready()), MORE[2]]
     todo = plan(observed(job(trains(**changes), policy(**wishes)), members))
     began = todo.record.transition
     assert (began is not None) is grows
     if grows:
         assert began is not None
-        assert (began.kind, began.goal, began.graceful) == (Kind.RESIZE, 3, True)
+        assert (began.kind, began.goal, began.graceful) == (TransitionKind.RESIZE, 3, True)
         assert acts(todo, StopWorkers) == [
             StopWorkers(pod(n).name, 1, graceful=True, timeout_s=600, leaves=False) for n in range(2)
         ]
@@ -145,8 +145,8 @@ def test_growth_does_not_begin_while_a_member_is_out_of_sight() -> None:
 
 
 def test_what_was_ready_before_the_first_step_opens_the_window_at_once() -> None:
-    todo = plan(observed(job(trains(settled_at=None)), MORE))
-    assert todo.record.settled_at == NOW
+    todo = plan(observed(job(trains(running_since=None)), MORE))
+    assert todo.record.running_since == NOW
     assert todo.wake_at == NOW
 
 
@@ -156,7 +156,7 @@ def test_a_drained_job_starts_again_in_the_next_generation_with_the_survivors_fi
     todo = plan(observed(job(record), [(pod(2), ready()), (pod(0), drained), (pod(1), drained)]))
     assert todo.record.generation == 2
     assert todo.record.members == (pid(0), pid(1), pid(2))
-    assert [(e.kind, e.from_size, e.to_size) for e in todo.history] == [(Kind.RESIZE, 2, 3)]
+    assert [(e.kind, e.from_size, e.to_size) for e in todo.history] == [(TransitionKind.RESIZE, 2, 3)]
 
 
 def test_a_generation_is_above_everything_that_any_agent_ever_ran() -> None:

@@ -29,7 +29,7 @@ from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, St
 from elastipod_operator.core.facts import AgentFact, AgentState, PodFact
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.names import PodId, Slot
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.stopping import is_forced, stop_members
 
 Seen = tuple[PodFact, AgentFact | None]
@@ -143,7 +143,7 @@ def test_what_a_member_is_told_in_a_drain(mine: AgentFact, left_s: float, expect
 
 
 def test_in_a_recovery_everybody_is_told_at_once_whichever_generation_runs() -> None:
-    record = trains(generation=3, transition=transition(Kind.RECOVERY))
+    record = trains(generation=3, transition=transition(TransitionKind.RECOVERY))
     _, actions, _ = stop(record, (pod(0), running(3)), (pod(1), running(2)), (pod(2), running(1)), (pod(3), ready(1)))
     assert actions == [StopWorkers(pod(n).name, 3 - n, graceful=False, timeout_s=0) for n in range(3)]
 
@@ -157,13 +157,15 @@ def test_a_stranger_that_runs_is_waited_for_and_one_that_does_not_is_none_of_our
 @pytest.mark.parametrize(
     ("since", "kind", "wait_s"),
     [
-        pytest.param(LONG_AGO, Kind.RESIZE, 25, id="who was there has until the deadline"),
-        pytest.param(NOW - seconds(590), Kind.RESIZE, 25, id="also when it came at the very beginning"),
-        pytest.param(NOW - seconds(500), Kind.RESIZE, 115, id="who came later has the same time from then on"),
-        pytest.param(NOW - seconds(5), Kind.RECOVERY, 25, id="but there is none to be had in a recovery"),
+        pytest.param(LONG_AGO, TransitionKind.RESIZE, 25, id="who was there has until the deadline"),
+        pytest.param(NOW - seconds(590), TransitionKind.RESIZE, 25, id="also when it came at the very beginning"),
+        pytest.param(
+            NOW - seconds(500), TransitionKind.RESIZE, 115, id="who came later has the same time from then on"
+        ),
+        pytest.param(NOW - seconds(5), TransitionKind.RECOVERY, 25, id="but there is none to be had in a recovery"),
     ],
 )
-def test_the_time_that_an_agent_has(since: datetime, kind: Kind, wait_s: float) -> None:
+def test_the_time_that_an_agent_has(since: datetime, kind: TransitionKind, wait_s: float) -> None:
     began = transition(kind, began_s=590, deadline=NOW + seconds(10))
     late = agent(AgentState.STOPPING, answering_since=since)
     assert stop(trains(transition=began), (pod(0), late), PARKED)[2] == NOW + seconds(wait_s)

@@ -30,14 +30,14 @@ from elastipod_operator.core.facts import AgentFact, AgentState, Failure
 from elastipod_operator.core.health import MAX_GENERATION, Health, judge
 from elastipod_operator.core.incidents import START_LIMIT, STARTS_TRIED
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Reach, Record
+from elastipod_operator.core.record import Record, RestartMode, TransitionKind
 
 TAKEN = "EADDRINUSE: master port 10010 is in use on this host"
 
 
 def starts(ago_s: float, **changes: Any) -> Record:
     """The workers of generation 2 were told to start so long ago."""
-    return trains(generation=2, settled_at=None, begun_at=NOW - seconds(ago_s), **changes)
+    return trains(generation=2, running_since=None, generation_began_at=NOW - seconds(ago_s), **changes)
 
 
 def decided(record: Record, *agents: AgentFact) -> Any:
@@ -58,14 +58,14 @@ def test_who_took_it_and_was_drained_before_all_ran_is_not_blamed() -> None:
     todo = decided(starts(START_LIMIT.total_seconds()), running(2), ready(2, drained=True))
     begun = todo.record.transition
     assert begun is not None
-    assert (begun.kind, begun.cause, todo.record.lost) == (Kind.RESIZE, "DrainedFromOutside", ())
+    assert (begun.kind, begun.cause, todo.record.lost) == (TransitionKind.RESIZE, "DrainedFromOutside", ())
 
 
 def test_who_does_not_take_it_while_others_wait_for_it_is_given_up() -> None:
     todo = decided(starts(START_LIMIT.total_seconds()), running(2), ready(1))
     begun = todo.record.transition
     assert begun is not None
-    assert (begun.cause, begun.counted, todo.record.retries) == ("StartNotTaken", False, 0)
+    assert (begun.cause, begun.uses_budget, todo.record.retries) == ("StartNotTaken", False, 0)
     assert "did not start the workers of generation 2 within 60 s" in begun.message
     assert todo.record.lost == (pid(1),)
 
@@ -78,13 +78,13 @@ def test_who_does_not_take_it_while_others_wait_for_it_is_given_up() -> None:
     ],
 )
 def test_when_nobody_takes_it(failures: int, lost: tuple[object, ...]) -> None:
-    todo = decided(starts(60, failures_in_row=failures), ready(1), ready(1))
+    todo = decided(starts(60, consecutive_failures=failures), ready(1), ready(1))
     assert (todo.record.restarts, todo.record.retries, todo.record.lost) == (1, 0, lost)
 
 
 def test_who_is_given_up_over_it_is_replaced_at_once() -> None:
     """Its pod may go as soon as the record says so; the time of the next try is no reason to wait for that."""
-    todo = decided(starts(60, failures_in_row=STARTS_TRIED), ready(1), ready(1))
+    todo = decided(starts(60, consecutive_failures=STARTS_TRIED), ready(1), ready(1))
     assert todo.wake_at == NOW
     after = decided(todo.record, ready(1), ready(1))
     assert {action.name for action in acts(after, DeletePod)} == {pod(0).name, pod(1).name}
@@ -105,8 +105,10 @@ def test_who_is_still_stopping_an_older_generation_has_the_same_time() -> None:
     ("record", "other"),
     [
         pytest.param(starts(300), ready(1, answering_since=NOW - seconds(5)), id="the operator has just begun"),
-        pytest.param(trains(generation=2, begun_at=LONG_AGO), ready(1, trying_since=NOW), id="all ran before"),
-        pytest.param(trains(generation=2, settled_at=None), ready(1), id="an older operator started it"),
+        pytest.param(
+            trains(generation=2, generation_began_at=LONG_AGO), ready(1, trying_since=NOW), id="all ran before"
+        ),
+        pytest.param(trains(generation=2, running_since=None), ready(1), id="an older operator started it"),
         pytest.param(starts(300), silent(10, state=AgentState.RUNNING, generation=2), id="it took it"),
     ],
 )
@@ -136,7 +138,7 @@ def test_a_master_port_that_is_taken_costs_no_budget(agents: tuple[AgentFact, Ag
     todo = decided(trains(), *agents)
     begun = todo.record.transition
     assert begun is not None
-    assert (begun.cause, begun.message, begun.counted) == ("MasterPortTaken", TAKEN, False)
+    assert (begun.cause, begun.message, begun.uses_budget) == ("MasterPortTaken", TAKEN, False)
     assert (todo.record.retries, todo.record.window.restarts, todo.record.restarts) == (0, 0, 1)
 
 
@@ -197,7 +199,7 @@ def test_a_save_of_more_than_ten_minutes_is_waited_for_as_long_as_its_time_lasts
     assert not acts(todo, StopWorkers)
     assert not acts(todo, DeletePod)
     assert todo.record.transition is not None
-    assert todo.record.transition.kind is Kind.RESIZE
+    assert todo.record.transition.kind is TransitionKind.RESIZE
 
 
 # ---- spec.elastipod.recovery
@@ -206,12 +208,14 @@ def test_a_save_of_more_than_ten_minutes_is_waited_for_as_long_as_its_time_lasts
 @pytest.mark.parametrize(
     ("new_processes", "asked", "reach"),
     [
-        pytest.param(False, "in_process_restart", Reach.IN_PROCESS, id="Auto: workers outlive a fault where they can"),
-        pytest.param(True, "in_process_restart", Reach.PROCESSES, id="Process: all get new processes"),
-        pytest.param(True, "job_level_restart", Reach.JOB, id="Process: who asks for more gets it"),
+        pytest.param(
+            False, "in_process_restart", RestartMode.IN_PROCESS, id="Auto: workers outlive a fault where they can"
+        ),
+        pytest.param(True, "in_process_restart", RestartMode.PROCESSES, id="Process: all get new processes"),
+        pytest.param(True, "job_level_restart", RestartMode.JOB, id="Process: who asks for more gets it"),
     ],
 )
-def test_how_workers_come_back(new_processes: bool, asked: str, reach: Reach) -> None:
+def test_how_workers_come_back(new_processes: bool, asked: str, reach: RestartMode) -> None:
     wishes = policy(new_processes=new_processes)
     pods = [(pod(0), faulted(restart_mode=asked)), (pod(1), running(restart_mode="in_process_restart"))]
     todo = plan(observed(job(trains(), wishes), pods))

@@ -241,7 +241,7 @@ def test_the_first_creation_that_falls_due_wakes() -> None:
 )
 def test_a_pod_that_ended_by_itself_is_made_anew_later(incarnation: int, failures: int, wait_s: float | None) -> None:
     ended = (pod(pid(0, incarnation), phase="Failed", created_at=NOW), None)
-    actions, wake = supplied(Record(failures_in_row=failures), ended, (pod(1), ready()))
+    actions, wake = supplied(Record(consecutive_failures=failures), ended, (pod(1), ready()))
     assert wake == (None if wait_s is None else NOW + seconds(wait_s))
     assert bool(made(actions)) is (wait_s is None)
 

@@ -31,7 +31,7 @@ from elastipod_operator.core.health import judge
 from elastipod_operator.core.history import HistoryEntry
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Culprit, Gang, Kind, Offence, Record
+from elastipod_operator.core.record import FaultyReplica, NodeFaults, PartialGang, Record, TransitionKind
 from elastipod_operator.core.scene import Scene, Step
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.transit import in_transition
@@ -58,29 +58,31 @@ def stopped(number: int, mine: AgentFact = DRAINED) -> list[Seen]:
 @pytest.mark.parametrize(
     ("kind", "goal", "began_s", "told"),
     [
-        pytest.param(Kind.RESIZE, 3, 0, [Note("Draining", "2 -> 3: a test")], id="a resize, with both sizes"),
-        pytest.param(Kind.SUSPEND, 0, 0, [Note("Draining", "all workers stop: a test")], id="a suspension"),
-        pytest.param(Kind.RECOVERY, 2, 0, [], id="not a recovery, whose fault was told"),
-        pytest.param(Kind.RESIZE, 3, 1, [], id="and nothing twice"),
+        pytest.param(TransitionKind.RESIZE, 3, 0, [Note("Draining", "2 -> 3: a test")], id="a resize, with both sizes"),
+        pytest.param(TransitionKind.SUSPEND, 0, 0, [Note("Draining", "all workers stop: a test")], id="a suspension"),
+        pytest.param(TransitionKind.RECOVERY, 2, 0, [], id="not a recovery, whose fault was told"),
+        pytest.param(TransitionKind.RESIZE, 3, 1, [], id="and nothing twice"),
     ],
 )
-def test_the_beginning_of_a_transition_is_told(kind: Kind, goal: int, began_s: float, told: list[Note]) -> None:
+def test_the_beginning_of_a_transition_is_told(
+    kind: TransitionKind, goal: int, began_s: float, told: list[Note]
+) -> None:
     record = trains(transition=transition(kind, began_s=began_s, goal=goal))
-    step = step_of(observed(job(record, policy(2, 4, suspend=kind is Kind.SUSPEND)), stopped(2, running())))
+    step = step_of(observed(job(record, policy(2, 4, suspend=kind is TransitionKind.SUSPEND)), stopped(2, running())))
     assert list(step.notes) == told
     assert step.wake_at is not None
     assert len(step.actions) == 2
 
 
 def test_a_fault_is_told_first_and_as_a_warning() -> None:
-    todo = plan(observed(job(trains(gang=Gang(NOW, 1))), [(pod(0), faulted()), (pod(1), running())]))
+    todo = plan(observed(job(trains(gang=PartialGang(NOW, 1))), [(pod(0), faulted()), (pod(1), running())]))
     assert todo.record.transition is not None
     assert todo.notes[0] == Note("WorkerCrash", todo.record.transition.message, warning=True)
     assert todo.record.gang is None
 
 
 def test_the_backoff_of_a_recovery_differs_from_job_to_job() -> None:
-    record = trains(best_step=9, failures_in_row=3)
+    record = trains(best_step=9, consecutive_failures=3)
     waits = set()
     for uid in ("one", "other"):
         pods = [(pod(0), faulted(step=9)), (pod(1), running(step=9))]
@@ -103,7 +105,7 @@ def test_a_recovery_that_begins_with_everybody_stopped_goes_on_at_once() -> None
 
 def test_a_suspended_job_keeps_the_names_of_its_pods_in_mind() -> None:
     members = (pid(0, 3), pid(1))
-    record = trains(members=members, transition=transition(Kind.SUSPEND, goal=0))
+    record = trains(members=members, transition=transition(TransitionKind.SUSPEND, goal=0))
     pods = [(pod(pid(0, 3)), DRAINED), (pod(1), DRAINED), (pod(pid(2, 1)), ready())]
     step = step_of(observed(job(record, policy(suspend=True)), pods))
     assert step.record.members == ()
@@ -115,8 +117,8 @@ def test_a_suspended_job_keeps_the_names_of_its_pods_in_mind() -> None:
 
 
 SUSPENDED = trains(
-    members=(), window_since=LONG_AGO, incident_at=LONG_AGO, idle=seconds(7),
-    transition=transition(Kind.SUSPEND, began_s=600, from_size=3, not_before=NOW, deadline=LONG_AGO),
+    members=(), window_since=LONG_AGO, incident_at=LONG_AGO, suspended_time=seconds(7),
+    transition=transition(TransitionKind.SUSPEND, began_s=600, from_size=3, not_before=NOW, deadline=LONG_AGO),
 )  # fmt: skip
 
 
@@ -124,11 +126,16 @@ def test_a_resumed_job_begins_like_a_new_one() -> None:
     step = step_of(observed(job(SUSPENDED)))
     began = step.record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.message) == (Kind.START, "Resumed", "the user resumed the job")
+    assert (began.kind, began.cause, began.message) == (TransitionKind.START, "Resumed", "the user resumed the job")
     assert (began.from_size, began.goal, began.graceful) == (0, 3, False)
     assert (began.began_at, began.detected_at, began.deadline) == (NOW, NOW, NOW + seconds(30))
     after = step.record
-    assert (after.members, after.window_since, after.incident_at, after.idle) == ((), None, None, seconds(607))
+    assert (after.members, after.window_since, after.incident_at, after.suspended_time) == (
+        (),
+        None,
+        None,
+        seconds(607),
+    )
     assert (step.wake_at, step.takes_spec, step.actions) == (NOW, True, ())
     assert step.notes == (Note("Resumed", "the user resumed the job"),)
 
@@ -142,7 +149,7 @@ def test_a_resumed_job_begins_like_a_new_one() -> None:
     ],
 )
 def test_the_size_that_a_resumed_job_wants(from_size: int, sizes: Sizes, goal: int) -> None:
-    record = replace(SUSPENDED, transition=transition(Kind.SUSPEND, from_size=from_size))
+    record = replace(SUSPENDED, transition=transition(TransitionKind.SUSPEND, from_size=from_size))
     began = step_of(observed(job(record, policy(sizes=sizes)))).record.transition
     assert began is not None
     assert began.goal == goal
@@ -164,12 +171,12 @@ def test_pods_of_an_edited_template_that_are_still_there_at_the_resumption_are_m
 
 
 def test_a_job_that_is_suspended_while_it_gathers_keeps_that_on_record() -> None:
-    record = trains(transition=transition(Kind.RECOVERY, weighed=True), window_since=LONG_AGO)
+    record = trains(transition=transition(TransitionKind.RECOVERY, is_budget_checked=True), window_since=LONG_AGO)
     step = step_of(observed(job(record, policy(suspend=True)), stopped(2, ready(1))))
     began = step.record.transition
     assert began is not None
     assert (began.kind, began.cause, began.message, began.from_size, began.goal) == (
-        Kind.SUSPEND,
+        TransitionKind.SUSPEND,
         "Suspended",
         "the user suspended the job",
         2,
@@ -187,12 +194,26 @@ def test_a_job_that_is_suspended_while_it_gathers_keeps_that_on_record() -> None
         pytest.param({"graceful": False}, 5, 2, 2, id="a drain for a node takes who is there"),
         pytest.param({"graceful": False}, 5, 1, 0, id="but not fewer than the minimum"),
         pytest.param({"graceful": False}, 5, 4, 4, id="and all that is ready"),
-        pytest.param({"kind": Kind.RECOVERY, "weighed": True}, 29, 2, 0, id="a recovery waits for faultyScaleDownTimeout"),
-        pytest.param({"kind": Kind.RECOVERY, "weighed": True}, 30, 2, 2, id="and no longer"),
-        pytest.param({"kind": Kind.RECOVERY, "weighed": True, "not_before": NOW + seconds(1)}, 31, 3, 0, id="its back-off"),
-        pytest.param({"kind": Kind.RECOVERY, "weighed": True, "not_before": NOW}, 31, 3, 3, id="is then over"),
+        pytest.param(
+            {"kind": TransitionKind.RECOVERY, "is_budget_checked": True},
+            29,
+            2,
+            0,
+            id="a recovery waits for faultyScaleDownTimeout",
+        ),
+        pytest.param({"kind": TransitionKind.RECOVERY, "is_budget_checked": True}, 30, 2, 2, id="and no longer"),
+        pytest.param(
+            {"kind": TransitionKind.RECOVERY, "is_budget_checked": True, "not_before": NOW + seconds(1)},
+            31,
+            3,
+            0,
+            id="its back-off",
+        ),
+        pytest.param(
+            {"kind": TransitionKind.RECOVERY, "is_budget_checked": True, "not_before": NOW}, 31, 3, 3, id="is then over"
+        ),
     ],
-)  # fmt: skip
+)
 def test_who_is_gathered(changes: dict[str, Any], began_s: float, number: int, size: int) -> None:
     record = trains(3, transition=transition(began_s=began_s, goal=3, **changes))
     step = step_of(observed(job(record), stopped(number, ready(1))))
@@ -202,7 +223,7 @@ def test_who_is_gathered(changes: dict[str, Any], began_s: float, number: int, s
 
 
 def test_a_full_restart_waits_for_its_pods_as_a_start_does() -> None:
-    began = transition(Kind.RECOVERY, began_s=500, goal=3, full=True, weighed=True)
+    began = transition(TransitionKind.RECOVERY, began_s=500, goal=3, recreates_pods=True, is_budget_checked=True)
     record = trains(members=(), transition=began, window_since=NOW - seconds(59))
     early = step_of(observed(job(record), stopped(2, ready(0))))
     assert (early.wake_at, early.actions) == (NOW + seconds(1), ())
@@ -213,12 +234,26 @@ def test_a_full_restart_waits_for_its_pods_as_a_start_does() -> None:
 @pytest.mark.parametrize(
     ("began", "number", "window", "wait_s"),
     [
-        pytest.param(transition(Kind.START, goal=3), 2, NOW, 60, id="the window of a start"),
-        pytest.param(transition(Kind.RECOVERY, goal=3, weighed=True), 2, NOW, 25, id="the patience of a recovery"),
-        pytest.param(transition(Kind.RECOVERY, goal=3, weighed=True, not_before=NOW + seconds(7)), 3, LONG_AGO, 7, id="its back-off"),
-        pytest.param(transition(Kind.START, goal=3), 1, None, None, id="too few: nothing but the watch tells"),
+        pytest.param(transition(TransitionKind.START, goal=3), 2, NOW, 60, id="the window of a start"),
+        pytest.param(
+            transition(TransitionKind.RECOVERY, goal=3, is_budget_checked=True),
+            2,
+            NOW,
+            25,
+            id="the patience of a recovery",
+        ),
+        pytest.param(
+            transition(TransitionKind.RECOVERY, goal=3, is_budget_checked=True, not_before=NOW + seconds(7)),
+            3,
+            LONG_AGO,
+            7,
+            id="its back-off",
+        ),
+        pytest.param(
+            transition(TransitionKind.START, goal=3), 1, None, None, id="too few: nothing but the watch tells"
+        ),
     ],
-)  # fmt: skip
+)
 def test_gathering_is_looked_at_again(began: Any, number: int, window: datetime | None, wait_s: float | None) -> None:
     record = Record(transition=began, window_since=None if window == NOW else LONG_AGO)
     step = step_of(observed(job(record), stopped(number, ready(0))))
@@ -228,35 +263,35 @@ def test_gathering_is_looked_at_again(began: Any, number: int, window: datetime 
 
 
 def test_a_first_start_takes_the_wanted_size_and_every_later_one_all_that_is_ready() -> None:
-    began = transition(Kind.START, goal=3)
+    began = transition(TransitionKind.START, goal=3)
     first = step_of(observed(job(Record(transition=began)), stopped(4, ready(0))))
     later = step_of(observed(job(Record(transition=began, generation=1)), stopped(4, ready(1))))
     assert (len(first.record.members), len(later.record.members)) == (3, 4)
 
 
 def test_a_goal_below_the_smallest_size_is_the_smallest_size() -> None:
-    record = Record(transition=transition(Kind.START, goal=1))
+    record = Record(transition=transition(TransitionKind.START, goal=1))
     assert len(step_of(observed(job(record), stopped(4, ready(0)))).record.members) == 2
 
 
 def test_a_gang_that_lacks_some_is_watched_with_the_patience_of_this_job() -> None:
     def after(uid: str, **changes: Any) -> Step:
         pods = [(pod(0), ready(0)), (pod(1, phase="Pending", node="", ip="", started=False), None)]
-        record = Record(transition=transition(Kind.START), gang=Gang(NOW, 1), window_since=LONG_AGO)
+        record = Record(transition=transition(TransitionKind.START), gang=PartialGang(NOW, 1), window_since=LONG_AGO)
         return step_of(observed(replace(job(record), uid=uid), pods, **changes))
 
     one, other = after("one"), after("other")
     assert one.wake_at != other.wake_at
-    assert (one.record.gang, one.record.window_since) == (Gang(NOW, 1), None)
+    assert (one.record.gang, one.record.window_since) == (PartialGang(NOW, 1), None)
     alone = [(pod(0), ready(0))]
-    record = Record(transition=transition(Kind.START))
+    record = Record(transition=transition(TransitionKind.START))
     assert step_of(observed(job(record), alone)).record.gang is None
-    assert step_of(observed(job(record), alone, refusal="no room")).record.gang == Gang(NOW, 1)
+    assert step_of(observed(job(record), alone, refusal="no room")).record.gang == PartialGang(NOW, 1)
 
 
 def test_that_a_gang_gives_its_places_back_is_told() -> None:
     pods = [(pod(0), ready(0)), (pod(1, phase="Pending", node="", ip="", started=False), None)]
-    record = Record(transition=transition(Kind.START), gang=Gang(NOW - seconds(181), 1))
+    record = Record(transition=transition(TransitionKind.START), gang=PartialGang(NOW - seconds(181), 1))
     assert [n.reason for n in step_of(observed(job(record), pods)).notes] == ["PlacesGivenBack"]
 
 
@@ -274,24 +309,39 @@ def test_only_a_growth_leaves_newcomers_behind_that_still_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("began", "reason", "paused_at"),
+    ("began", "reason", "resize_began_at"),
     [
-        pytest.param(transition(Kind.START, began_s=9, goal=2, from_size=0), "Started", None, id="a start"),
-        pytest.param(transition(began_s=9, goal=2, from_size=3), "Resized", NOW - seconds(9), id="a resize, whose pause is measured"),
-        pytest.param(transition(Kind.RECOVERY, began_s=9, goal=2, from_size=2, weighed=True), "Recovered", None, id="a recovery"),
+        pytest.param(transition(TransitionKind.START, began_s=9, goal=2, from_size=0), "Started", None, id="a start"),
+        pytest.param(
+            transition(began_s=9, goal=2, from_size=3),
+            "Resized",
+            NOW - seconds(9),
+            id="a resize, whose pause is measured",
+        ),
+        pytest.param(
+            transition(TransitionKind.RECOVERY, began_s=9, goal=2, from_size=2, is_budget_checked=True),
+            "Recovered",
+            None,
+            id="a recovery",
+        ),
     ],
-)  # fmt: skip
-def test_what_a_start_notes(began: Any, reason: str, paused_at: datetime | None) -> None:
+)
+def test_what_a_start_notes(began: Any, reason: str, resize_began_at: datetime | None) -> None:
     began = replace(began, detected_at=NOW - seconds(11))
     record = trains(
-        generation=4, transition=began, window_since=LONG_AGO, gang=Gang(NOW, 1), paused_at=LONG_AGO, grew_from=1
+        generation=4,
+        transition=began,
+        window_since=LONG_AGO,
+        gang=PartialGang(NOW, 1),
+        resize_began_at=LONG_AGO,
+        size_before_growth=1,
     )
     pods = [(pod(n, ip=f"10.1.0.{n}"), ready(4)) for n in range(2)]
     step = step_of(observed(job(record), pods))
     after = step.record
     assert (after.generation, after.members, after.master_addr) == (5, (pid(0), pid(1)), "10.1.0.0")
-    assert (after.transition, after.window_since, after.settled_at, after.gang) == (None, None, None, None)
-    assert (after.grew_from, after.paused_at) == (0, paused_at)
+    assert (after.transition, after.window_since, after.running_since, after.gang) == (None, None, None, None)
+    assert (after.size_before_growth, after.resize_began_at) == (0, resize_began_at)
     assert step.actions == (StartWorkers(pod(0).name, 0), StartWorkers(pod(1).name, 1))
     why = " (Test)" if reason == "Resized" else ": a test"  # that a resize begins was told before, at length
     assert step.notes == (Note(reason, f"{began.from_size} -> 2 replicas, generation 5{why}"),)
@@ -304,7 +354,7 @@ def test_what_a_start_notes(began: Any, reason: str, paused_at: datetime | None)
 
 
 @pytest.mark.parametrize(
-    ("cause", "from_size", "number", "grew_from", "failures"),
+    ("cause", "from_size", "number", "size_before_growth", "failures"),
     [
         pytest.param(GROWTH, 2, 3, 2, 0, id="a growth is one until it runs"),
         pytest.param(GROWTH, 2, 2, 0, 1, id="one that finds nobody has failed"),
@@ -313,35 +363,38 @@ def test_what_a_start_notes(began: Any, reason: str, paused_at: datetime | None)
         pytest.param("PodDisrupted", 3, 2, 0, 0, id="nor is a shrink a failure"),
     ],
 )
-def test_what_a_growth_came_to(cause: str, from_size: int, number: int, grew_from: int, failures: int) -> None:
+def test_what_a_growth_came_to(cause: str, from_size: int, number: int, size_before_growth: int, failures: int) -> None:
     record = trains(transition=transition(cause=cause, goal=3, from_size=from_size))
     after = step_of(observed(job(record), stopped(number))).record
-    assert (after.grew_from, after.resize_failures) == (grew_from, failures)
+    assert (after.size_before_growth, after.resize_failures) == (size_before_growth, failures)
     assert (after.resize_failed_at is not None) is bool(failures)
 
 
 @pytest.mark.parametrize(
     ("before", "kind", "from_size", "number", "after"),
     [
-        pytest.param(False, Kind.RECOVERY, 3, 2, True, id="a recovery with fewer"),
-        pytest.param(False, Kind.RECOVERY, 2, 2, False, id="not one with as many"),
-        pytest.param(True, Kind.RECOVERY, 2, 2, True, id="which changes nothing"),
-        pytest.param(True, Kind.RESIZE, 2, 3, False, id="until the size is another one"),
-        pytest.param(False, Kind.RESIZE, 3, 2, False, id="what somebody wished was no fault"),
+        pytest.param(False, TransitionKind.RECOVERY, 3, 2, True, id="a recovery with fewer"),
+        pytest.param(False, TransitionKind.RECOVERY, 2, 2, False, id="not one with as many"),
+        pytest.param(True, TransitionKind.RECOVERY, 2, 2, True, id="which changes nothing"),
+        pytest.param(True, TransitionKind.RESIZE, 2, 3, False, id="until the size is another one"),
+        pytest.param(False, TransitionKind.RESIZE, 3, 2, False, id="what somebody wished was no fault"),
     ],
 )
 def test_a_shrink_after_a_fault_is_remembered(
-    before: bool, kind: Kind, from_size: int, number: int, after: bool
+    before: bool, kind: TransitionKind, from_size: int, number: int, after: bool
 ) -> None:
-    began = transition(kind, began_s=40, goal=2, from_size=from_size, weighed=True)
-    record = trains(is_faulty_shrink=before, transition=began)
-    assert step_of(observed(job(record), stopped(number))).record.is_faulty_shrink is after
+    began = transition(kind, began_s=40, goal=2, from_size=from_size, is_budget_checked=True)
+    record = trains(shrank_after_fault=before, transition=began)
+    assert step_of(observed(job(record), stopped(number))).record.shrank_after_fault is after
 
 
 def test_a_job_that_ends_in_a_recovery_tells_of_the_node_first() -> None:
-    began = transition(Kind.RECOVERY, cause="WorkerCrash", counted=True)
+    began = transition(TransitionKind.RECOVERY, cause="WorkerCrash", uses_budget=True)
     record = trains(
-        retries=1, transition=began, culprits=(Culprit(pid(0), 0, "node-0"),), offences=(Offence("node-0", 1, NOW),)
+        retries=1,
+        transition=began,
+        faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
+        node_faults=(NodeFaults("node-0", 1, NOW),),
     )
     wishes = policy(2, 2, max_retries=0, max_offenders=1, eval_period=seconds(600))
     step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
@@ -351,15 +404,19 @@ def test_a_job_that_ends_in_a_recovery_tells_of_the_node_first() -> None:
 
 
 def test_a_start_after_a_fault_tells_of_the_node_first() -> None:
-    began = transition(Kind.RECOVERY, cause="WorkerCrash", counted=True)
-    record = trains(transition=began, culprits=(Culprit(pid(0), 0, "node-0"),), offences=(Offence("node-0", 1, NOW),))
+    began = transition(TransitionKind.RECOVERY, cause="WorkerCrash", uses_budget=True)
+    record = trains(
+        transition=began,
+        faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
+        node_faults=(NodeFaults("node-0", 1, NOW),),
+    )
     wishes = policy(2, 2, max_offenders=1, eval_period=seconds(600))
     step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
     assert [n.reason for n in step.notes] == ["NodeAvoided", "Recovered"]
 
 
 def test_who_is_given_up_in_a_full_restart_is_on_record_before_anything_else_happens() -> None:
-    began = transition(Kind.RECOVERY, counted=True)
+    began = transition(TransitionKind.RECOVERY, uses_budget=True)
     wishes = policy(2, 2, restarts_before_full=0)
     record = trains(transition=began, window=replace(trains().window, restarts=1, since=NOW))
     step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
@@ -376,7 +433,7 @@ def test_once_all_are_stopped_nothing_can_break_the_drain_any_more() -> None:
     again = plan(observed(job(step.record, policy(3, 3)), [(pod(0), faulted(1)), (pod(1), DRAINED)]))
     assert again.record.restarts == 0
     assert again.record.transition is not None
-    assert again.record.transition.kind is Kind.RESIZE
+    assert again.record.transition.kind is TransitionKind.RESIZE
 
 
 def test_a_drain_waits_while_one_still_stops() -> None:

@@ -1,4 +1,4 @@
-"""The whole of what is told in each situation, in its order: conditions, size, status, and the time ledger (decision 30)."""
+"""The whole of what is told in each situation, in its order: conditions, size, status, and the time phase_times (decision 30)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,29 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.conditions import Report, describe
+from elastipod_operator.core.conditions import StatusReport, describe
 from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed, PodFact, SpecShape
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.phase_accounting import (
     Phase,
-    booked_since,
+    account_phases,
     goodput,
-    keep_ledger,
-    next_change,
+    next_phase_change,
     phase_of,
+    phase_times_since,
     total,
 )
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Culprit, Gang, Kind, Ledger, Measures, Record, Window
+from elastipod_operator.core.record import (
+    FaultyReplica,
+    PartialGang,
+    PhaseTimes,
+    Record,
+    ResizeStatistics,
+    RestartWindow,
+    TransitionKind,
+)
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.status_fields import size_text, status_fields
 
@@ -48,12 +56,12 @@ RUN: list[Seen] = [(pod(0), running()), (pod(1), running())]
 ACCEPTED = ("Created", True, "Accepted")
 ANSWER = ("PodsReady", False, "AgentsAnswer")
 PODS_RUN = ("PodsRunning", True, "PodsRunning")
-STARTS = Record(transition=transition(Kind.START))
+STARTS = Record(transition=transition(TransitionKind.START))
 FULL = policy(2, 2)
 ENDED = trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW)
 
 
-def report(seen: Observed) -> Report:
+def report(seen: Observed) -> StatusReport:
     return describe(seen, seen.job.record or Record(), judge(seen))
 
 
@@ -70,9 +78,10 @@ def scaling(reason: str) -> tuple[str, bool, str]:
 
 
 RECOVERS = trains(
-    transition=transition(Kind.RECOVERY, cause="WorkerCrash", weighed=True), incident_at=NOW - seconds(29.9)
+    transition=transition(TransitionKind.RECOVERY, cause="WorkerCrash", is_budget_checked=True),
+    incident_at=NOW - seconds(29.9),
 )
-BROKEN = replace(RECOVERS, incident_at=NOW, failures_in_row=2)
+BROKEN = replace(RECOVERS, incident_at=NOW, consecutive_failures=2)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +95,7 @@ BROKEN = replace(RECOVERS, incident_at=NOW, failures_in_row=2)
                      [("PodsReady", False, "AgentsAnswer"), ("Created", True, "WaitingForPods")], id="one has ended"),
         pytest.param(observed(job(trains(), FULL), RUN), [ACCEPTED, PODS_RUN, ANSWER, scaling("AtMaximum"), ("Running", True, "Training")],
                      id="training"),
-        pytest.param(observed(job(trains(settled_at=None), FULL), RUN),
+        pytest.param(observed(job(trains(running_since=None), FULL), RUN),
                      [ACCEPTED, PODS_RUN, ANSWER, scaling("AtMaximum"), ("Running", True, "Starting")], id="starting"),
         pytest.param(observed(job(trains(transition=transition()), FULL), RUN),
                      [ACCEPTED, PODS_RUN, ANSWER, ("Running", True, "Resizing")], id="resizing"),
@@ -96,7 +105,7 @@ BROKEN = replace(RECOVERS, incident_at=NOW, failures_in_row=2)
         pytest.param(observed(job(BROKEN, FULL), RUN), [ACCEPTED, PODS_RUN, ANSWER, ("Faulted", True, "WorkerCrash")], id="again"),
         pytest.param(observed(job(replace(BROKEN, transition=None), FULL), RUN),
                      [ACCEPTED, PODS_RUN, ANSWER, scaling("AtMaximum"), ("Faulted", True, "Recovering")], id="until all run"),
-        pytest.param(observed(job(trains(transition=transition(Kind.SUSPEND)), policy(2, 2, suspend=True))),
+        pytest.param(observed(job(trains(transition=transition(TransitionKind.SUSPEND)), policy(2, 2, suspend=True))),
                      [ACCEPTED, ("Suspended", True, "SuspendedByUser")], id="suspended"),
         pytest.param(observed(job(ENDED, FULL)), [ACCEPTED, ("Running", False, "Failed"), ("Failed", True, "WorkerCrash")], id="ended"),
         pytest.param(observed(replace(job(STARTS), policy=None, refusal="no")), [ACCEPTED, ("Suspended", True, "InvalidSpec")],
@@ -141,17 +150,44 @@ def test_agents_that_do_not_know_the_operator_are_counted(number: int, whose: st
         pytest.param(trains(4), {}, [(pod(n), running()) for n in range(4)], "AtMaximum", id="all are"),
         pytest.param(trains(5), {}, [(pod(n), running()) for n in range(5)], "AtMaximum", id="and more"),
         pytest.param(trains(window_since=NOW), {}, [*RUN, (pod(2), ready())], "Growing", id="a window is open"),
-        pytest.param(trains(), {}, [*RUN, (pod(2), ready(warming=True, answering_since=NOW))], "WarmingUp", id="one still loads"),
+        pytest.param(
+            trains(), {}, [*RUN, (pod(2), ready(warming=True, answering_since=NOW))], "WarmingUp", id="one still loads"
+        ),
         pytest.param(trains(), {"refusal": "quota"}, RUN, "LimitReached", id="the API server refused one"),
-        pytest.param(trains(gang=Gang(NOW, 0, 1, NOW + seconds(9))), {}, RUN, "WaitingForCapacity", id="places are given back"),
-        pytest.param(trains(settled_at=NOW, measures=Measures(seconds(9), ((2, seconds(2)), (4, seconds(1.9))))), {}, RUN, "NotWorthwhile",
-                     id="it does not pay"),
-        pytest.param(trains(settled_at=NOW, measures=Measures(seconds(9), ((2, seconds(2)), (4, seconds(1.9))))), {}, [*RUN, waits(2)],
-                     "WaitingForCapacity", id="it was asked for before"),
-        pytest.param(trains(measures=Measures(seconds(9), ((2, seconds(2)), (4, seconds(1.9))))), {}, RUN, "WaitingForCapacity",
-                     id="the time is over"),
+        pytest.param(
+            trains(gang=PartialGang(NOW, 0, 1, NOW + seconds(9))),
+            {},
+            RUN,
+            "WaitingForCapacity",
+            id="places are given back",
+        ),
+        pytest.param(
+            trains(
+                running_since=NOW, resize_statistics=ResizeStatistics(seconds(9), ((2, seconds(2)), (4, seconds(1.9))))
+            ),
+            {},
+            RUN,
+            "NotWorthwhile",
+            id="it does not pay",
+        ),
+        pytest.param(
+            trains(
+                running_since=NOW, resize_statistics=ResizeStatistics(seconds(9), ((2, seconds(2)), (4, seconds(1.9))))
+            ),
+            {},
+            [*RUN, waits(2)],
+            "WaitingForCapacity",
+            id="it was asked for before",
+        ),
+        pytest.param(
+            trains(resize_statistics=ResizeStatistics(seconds(9), ((2, seconds(2)), (4, seconds(1.9))))),
+            {},
+            RUN,
+            "WaitingForCapacity",
+            id="the time is over",
+        ),
     ],
-)  # fmt: skip
+)
 def test_why_a_job_has_its_size(record: Record, changes: dict[str, Any], pods: list[Seen], reason: str) -> None:
     assert scaling(reason) in told(observed(job(record), pods, **changes))
 
@@ -200,12 +236,24 @@ def test_a_growth_is_told_in_figures(failures: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("record", "pods", "words"),
     [
-        pytest.param(STARTS, [(pod(0), ready(0)), waits(1, trouble="no room")], "1 of 2 replicas are ready: no room", id="few"),
-        pytest.param(Record(transition=transition(Kind.START, goal=4)), [(pod(0), ready(0))], "1 of 4 replicas are ready", id="of a goal"),
-        pytest.param(Record(transition=transition(Kind.START, goal=1)), [(pod(0), ready(0))], "1 of 2 replicas are ready", id="minimum"),
+        pytest.param(
+            STARTS, [(pod(0), ready(0)), waits(1, trouble="no room")], "1 of 2 replicas are ready: no room", id="few"
+        ),
+        pytest.param(
+            Record(transition=transition(TransitionKind.START, goal=4)),
+            [(pod(0), ready(0))],
+            "1 of 4 replicas are ready",
+            id="of a goal",
+        ),
+        pytest.param(
+            Record(transition=transition(TransitionKind.START, goal=1)),
+            [(pod(0), ready(0))],
+            "1 of 2 replicas are ready",
+            id="minimum",
+        ),
         pytest.param(STARTS, [(pod(0), ready(0)), (pod(1), ready(0))], "2 replicas are ready", id="enough"),
     ],
-)  # fmt: skip
+)
 def test_a_start_is_told_in_figures(record: Record, pods: list[Seen], words: str) -> None:
     assert report(observed(job(record), pods)).conditions[-1].message == words
 
@@ -234,7 +282,7 @@ def test_a_change_is_told_in_figures(pods: list[Seen], words: str) -> None:
     ],
 )
 def test_the_next_try_is_told_while_it_is_waited_for(changes: dict[str, Any], has_next_try: bool) -> None:
-    began = transition(Kind.RECOVERY, weighed=True, **changes)
+    began = transition(TransitionKind.RECOVERY, is_budget_checked=True, **changes)
     message = report(observed(job(replace(BROKEN, transition=began)), RUN)).conditions[-1].message
     assert ("next try" in message) is has_next_try
     assert "2 failures in a row" in message
@@ -275,17 +323,24 @@ def test_what_keeps_pods_from_training(pods: list[Seen], changes: dict[str, Any]
     ("record", "changes", "wishes", "reasons"),
     [
         pytest.param(
-            trains(stalled=3), {"pending_edits": ("a",)}, policy(warnings=("w",)),
-            ["NoProgress", "EditsPending", "SpecWarning"], id="the most pressing",
+            trains(stalled_recoveries=3),
+            {"pending_edits": ("a",)},
+            policy(warnings=("w",)),
+            ["NoProgress", "EditsPending", "SpecWarning"],
+            id="the most pressing",
         ),
         pytest.param(
-            trains(stalled=2), {"pending_edits": ("a",)}, policy(warnings=("w",)), ["EditsPending", "SpecWarning"], id="then edits"
+            trains(stalled_recoveries=2),
+            {"pending_edits": ("a",)},
+            policy(warnings=("w",)),
+            ["EditsPending", "SpecWarning"],
+            id="then edits",
         ),
         pytest.param(trains(), {}, policy(warnings=("v", "w")), ["SpecWarning"], id="then the spec"),
         pytest.param(trains(), {}, policy(sizes=Sizes((2,), 2, ("w",))), ["SpecWarning"], id="or its sizes"),
         pytest.param(trains(), {}, policy(), [], id="nothing"),
     ],
-)  # fmt: skip
+)
 def test_what_deserves_attention(record: Record, changes: dict[str, Any], wishes: Any, reasons: list[str]) -> None:
     seen = observed(job(record, wishes, **changes), RUN)
     assert [r for kind, _, r in told(seen) if kind == "Warning"] == reasons[:1]
@@ -343,7 +398,7 @@ def test_an_event_is_given_when_its_reason_is_new() -> None:
 @pytest.mark.parametrize(
     ("record", "pods", "size"),
     [
-        pytest.param(trains(settled_at=None), RUN, "0/2/4", id="not all run"),
+        pytest.param(trains(running_since=None), RUN, "0/2/4", id="not all run"),
         pytest.param(trains(3), [*RUN], "3/3/4", id="those on record"),
         pytest.param(
             trains(), [*RUN, *((pod(n), ready()) for n in (2, 3, 4))], "2/4/4", id="as many as are ready and allowed"
@@ -375,16 +430,24 @@ def test_the_status_of_a_new_job_of_one_size() -> None:
 
 
 def test_the_whole_status() -> None:
-    culprits = (
-        Culprit(pid(1), 1, "node-b"),
-        Culprit(pid(0), 0, "node-b"),
-        Culprit(pid(7), -1, ""),
-        Culprit(pid(2), 2, "node-a"),
+    faulty_replicas = (
+        FaultyReplica(pid(1), 1, "node-b"),
+        FaultyReplica(pid(0), 0, "node-b"),
+        FaultyReplica(pid(7), -1, ""),
+        FaultyReplica(pid(2), 2, "node-a"),
     )
     record = trains(
-        generation=3, restarts=4, window=Window(1, NOW, 2, 3), culprits=culprits, is_full_restart=True, ended_at=NOW, resize_failures=5,
-        resized_at=NOW - seconds(9), recovered_at=NOW - seconds(8), is_faulty_shrink=True,
-    )  # fmt: skip
+        generation=3,
+        restarts=4,
+        window=RestartWindow(1, NOW, 2, 3),
+        faulty_replicas=faulty_replicas,
+        is_full_restart=True,
+        ended_at=NOW,
+        resize_failures=5,
+        resized_at=NOW - seconds(9),
+        recovered_at=NOW - seconds(8),
+        shrank_after_fault=True,
+    )
     assert status(record, policy(2, 4), *RUN) == {
         "startTime": "2026-03-01T11:00:00Z", "completionTime": "2026-03-01T12:00:00Z", "restartCount": 4,
         "masterAddr": "10.0.0.0", "masterPort": "10030",
@@ -406,7 +469,7 @@ def test_the_whole_status() -> None:
 def test_the_base_spec_is_the_first_to_be_wanted() -> None:
     two = policy(2, 6, specs=(SpecShape("base", 2), SpecShape("extra", 4)))
     wanted = {
-        goal: status(Record(transition=transition(Kind.START, goal=goal)), two)["elasticScalingStatus"][
+        goal: status(Record(transition=transition(TransitionKind.START, goal=goal)), two)["elasticScalingStatus"][
             "targetReplicas"
         ]
         for goal in (1, 2, 5, 9)
@@ -417,57 +480,60 @@ def test_the_base_spec_is_the_first_to_be_wanted() -> None:
     assert missing["elasticScalingStatus"]["podsScaled"] is False
 
 
-# ---- the ledger
+# ---- the phase_times
 
 
-def kept(ledger: Ledger, *pods: Seen, now: datetime = NOW, **changes: Any) -> Ledger:
-    record = trains(ledger=ledger, **changes)
+def kept(phase_times: PhaseTimes, *pods: Seen, now: datetime = NOW, **changes: Any) -> PhaseTimes:
+    record = trains(phase_times=phase_times, **changes)
     seen = observed(job(record, created_at=LONG_AGO + timedelta(microseconds=999)), pods, now=now)
-    return keep_ledger(record, seen, judge(seen)).ledger
+    return account_phases(record, seen, judge(seen)).phase_times
 
 
 def test_the_first_phase_begins_with_the_job() -> None:
-    assert kept(Ledger(), *RUN) == Ledger("training", NOW, (("scheduling", 3_600_000),))
+    assert kept(PhaseTimes(), *RUN) == PhaseTimes("training", NOW, (("scheduling", 3_600_000),))
 
 
 def test_a_ledger_that_stopped_does_not_go_on() -> None:
     for ended in (
-        Ledger("ended", None, (("training", 5),)),
-        Ledger("ended", None),
-        Ledger("", None, (("training", 5),)),
+        PhaseTimes("ended", None, (("training", 5),)),
+        PhaseTimes("ended", None),
+        PhaseTimes("", None, (("training", 5),)),
     ):
         assert kept(ended, *RUN) == ended
 
 
 def test_phases_add_up_in_the_order_of_their_names() -> None:
-    before = Ledger("loading", NOW - seconds(2), (("loading", 1000), ("starting", 7)))
+    before = PhaseTimes("loading", NOW - seconds(2), (("loading", 1000), ("starting", 7)))
     step = [(pod(n), running(step=1, step_at=NOW)) for n in range(2)]
-    assert kept(before, *step) == Ledger("training", NOW, (("loading", 3000), ("starting", 7)))
-    instant = Ledger("draining", NOW)
-    assert kept(instant, *RUN) == Ledger("training", NOW), "what took no time is not named"
+    assert kept(before, *step) == PhaseTimes("training", NOW, (("loading", 3000), ("starting", 7)))
+    instant = PhaseTimes("draining", NOW)
+    assert kept(instant, *RUN) == PhaseTimes("training", NOW), "what took no time is not named"
 
 
 def test_times_are_cut_to_the_millisecond() -> None:
     now = NOW + timedelta(microseconds=1_999)
-    assert kept(Ledger("starting", NOW), *RUN, now=now) == Ledger(
+    assert kept(PhaseTimes("starting", NOW), *RUN, now=now) == PhaseTimes(
         "training", NOW + timedelta(milliseconds=1), (("starting", 1),)
     )
-    assert total(Ledger("starting", NOW), now) == {"starting": timedelta(milliseconds=1)}
-    assert total(Ledger("ended", None, (("starting", 2),)), now) == {"starting": timedelta(milliseconds=2)}
+    assert total(PhaseTimes("starting", NOW), now) == {"starting": timedelta(milliseconds=1)}
+    assert total(PhaseTimes("ended", None, (("starting", 2),)), now) == {"starting": timedelta(milliseconds=2)}
 
 
 def test_what_was_booked_since() -> None:
-    before = Ledger("training", NOW, (("starting", 5), ("training", 7)))
-    after = Ledger("ended", None, (("draining", 1), ("starting", 5), ("training", 9)))
-    assert booked_since(before, after) == {"draining": timedelta(milliseconds=1), "training": timedelta(milliseconds=2)}
+    before = PhaseTimes("training", NOW, (("starting", 5), ("training", 7)))
+    after = PhaseTimes("ended", None, (("draining", 1), ("starting", 5), ("training", 9)))
+    assert phase_times_since(before, after) == {
+        "draining": timedelta(milliseconds=1),
+        "training": timedelta(milliseconds=2),
+    }
 
 
 def test_goodput_is_the_share_of_training_in_what_is_not_somebody_elses_time() -> None:
-    one = Ledger("training", NOW - seconds(6), (("queued", 99_000), ("starting", 2_000), ("suspended", 99_000)))
-    other = Ledger("ended", None, (("recomputing", 1_000), ("training", 3_000)))
+    one = PhaseTimes("training", NOW - seconds(6), (("queued", 99_000), ("starting", 2_000), ("suspended", 99_000)))
+    other = PhaseTimes("ended", None, (("recomputing", 1_000), ("training", 3_000)))
     assert goodput([one, other], NOW) == 0.75
     assert goodput([], NOW) is None
-    assert goodput([Ledger("queued", NOW - seconds(9))], NOW) is None
+    assert goodput([PhaseTimes("queued", NOW - seconds(9))], NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -480,35 +546,94 @@ def test_goodput_is_the_share_of_training_in_what_is_not_somebody_elses_time() -
     ],
 )
 def test_since_when_a_fault_is_detected(phase: str, since_s: float, ago: float) -> None:
-    began = transition(Kind.RECOVERY)
+    began = transition(TransitionKind.RECOVERY)
     pods = [(pod(n), running(step=9, step_at=NOW - seconds(12 + 3 * n))) for n in range(2)]
-    after = kept(Ledger(phase, NOW - seconds(since_s)), *pods, transition=began)
+    after = kept(PhaseTimes(phase, NOW - seconds(since_s)), *pods, transition=began)
     assert (after.phase, after.since) == ("detecting", NOW - seconds(ago))
 
 
 @pytest.mark.parametrize(
     ("record", "pods", "phase"),
     [
-        pytest.param(trains(transition=transition(Kind.RECOVERY)), [], Phase.DETECTING, id="not weighed"),
-        pytest.param(trains(transition=transition(Kind.RECOVERY, weighed=True)), RUN, Phase.WAITING, id="weighed"),
-        pytest.param(trains(transition=transition(Kind.SUSPEND)), [], Phase.SUSPENDED, id="nobody works"),
-        pytest.param(trains(transition=transition(Kind.SUSPEND)), [(pod(0), silent(20))], Phase.DRAINING, id="one may"),
-        pytest.param(trains(transition=transition(Kind.SUSPEND)), [(pod(0, phase="Failed"), running())], Phase.SUSPENDED, id="ended"),
-        pytest.param(trains(transition=transition()), [(pod(0), ready(1)), (pod(1), ready(1))], Phase.STARTING, id="all stopped"),
-        pytest.param(trains(transition=transition(goal=3)), [(pod(0), ready(1)), (pod(1), ready(1))], Phase.SCHEDULING, id="no place"),
-        pytest.param(trains(transition=transition()), [(pod(2), running()), (pod(3), running())], Phase.STARTING, id="not strangers"),
-        pytest.param(Record(transition=transition(Kind.START)), [(pod(0), running()), (pod(1), running())], Phase.STARTING, id="a start"),
-        pytest.param(Record(transition=transition(Kind.START)), [(pod(0), running()), waits(1)], Phase.SCHEDULING, id="without a place"),
-        pytest.param(Record(transition=transition(Kind.START)), [(pod(0), running()), (pod(1, phase="Failed"), None)], Phase.SCHEDULING,
-                     id="who ended has none"),
-        pytest.param(trains(best_step=9), [(pod(n), running(step=9)) for n in range(2)], Phase.RECOMPUTING, id="a step made before"),
-        pytest.param(trains(best_step=9), [(pod(n), running(step=9 + n)) for n in range(2)], Phase.TRAINING, id="a new one"),
-        pytest.param(trains(best_step=9, generation=2), [(pod(n), running(1, step=5)) for n in range(2)], Phase.TRAINING,
-                     id="steps of another generation do not count"),
-        pytest.param(trains(best_step=0, ledger=Ledger("loading", NOW)), RUN, Phase.LOADING, id="the first step is awaited"),
-        pytest.param(trains(best_step=-1, ledger=Ledger("loading", NOW)), RUN, Phase.TRAINING, id="not of who never told one"),
+        pytest.param(trains(transition=transition(TransitionKind.RECOVERY)), [], Phase.DETECTING, id="not weighed"),
+        pytest.param(
+            trains(transition=transition(TransitionKind.RECOVERY, is_budget_checked=True)),
+            RUN,
+            Phase.WAITING,
+            id="weighed",
+        ),
+        pytest.param(trains(transition=transition(TransitionKind.SUSPEND)), [], Phase.SUSPENDED, id="nobody works"),
+        pytest.param(
+            trains(transition=transition(TransitionKind.SUSPEND)), [(pod(0), silent(20))], Phase.DRAINING, id="one may"
+        ),
+        pytest.param(
+            trains(transition=transition(TransitionKind.SUSPEND)),
+            [(pod(0, phase="Failed"), running())],
+            Phase.SUSPENDED,
+            id="ended",
+        ),
+        pytest.param(
+            trains(transition=transition()), [(pod(0), ready(1)), (pod(1), ready(1))], Phase.STARTING, id="all stopped"
+        ),
+        pytest.param(
+            trains(transition=transition(goal=3)),
+            [(pod(0), ready(1)), (pod(1), ready(1))],
+            Phase.SCHEDULING,
+            id="no place",
+        ),
+        pytest.param(
+            trains(transition=transition()),
+            [(pod(2), running()), (pod(3), running())],
+            Phase.STARTING,
+            id="not strangers",
+        ),
+        pytest.param(
+            Record(transition=transition(TransitionKind.START)),
+            [(pod(0), running()), (pod(1), running())],
+            Phase.STARTING,
+            id="a start",
+        ),
+        pytest.param(
+            Record(transition=transition(TransitionKind.START)),
+            [(pod(0), running()), waits(1)],
+            Phase.SCHEDULING,
+            id="without a place",
+        ),
+        pytest.param(
+            Record(transition=transition(TransitionKind.START)),
+            [(pod(0), running()), (pod(1, phase="Failed"), None)],
+            Phase.SCHEDULING,
+            id="who ended has none",
+        ),
+        pytest.param(
+            trains(best_step=9),
+            [(pod(n), running(step=9)) for n in range(2)],
+            Phase.RECOMPUTING,
+            id="a step made before",
+        ),
+        pytest.param(
+            trains(best_step=9), [(pod(n), running(step=9 + n)) for n in range(2)], Phase.TRAINING, id="a new one"
+        ),
+        pytest.param(
+            trains(best_step=9, generation=2),
+            [(pod(n), running(1, step=5)) for n in range(2)],
+            Phase.TRAINING,
+            id="steps of another generation do not count",
+        ),
+        pytest.param(
+            trains(best_step=0, phase_times=PhaseTimes("loading", NOW)),
+            RUN,
+            Phase.LOADING,
+            id="the first step is awaited",
+        ),
+        pytest.param(
+            trains(best_step=-1, phase_times=PhaseTimes("loading", NOW)),
+            RUN,
+            Phase.TRAINING,
+            id="not of who never told one",
+        ),
     ],
-)  # fmt: skip
+)
 def test_phase(record: Record, pods: list[Seen], phase: Phase) -> None:
     assert phase_of(record, judge(observed(job(record), pods))) is phase
 
@@ -533,9 +658,9 @@ def test_phase(record: Record, pods: list[Seen], phase: Phase) -> None:
     ],
 )
 def test_when_steps_are_new_again(phase: str, best: int, agents: list[AgentFact], wait_s: float | None) -> None:
-    record = trains(len(agents), best_step=best, ledger=Ledger(phase, NOW))
+    record = trains(len(agents), best_step=best, phase_times=PhaseTimes(phase, NOW))
     view = judge(observed(job(record), [(pod(n), mine) for n, mine in enumerate(agents)]))
-    assert next_change(record, view, NOW) == (None if wait_s is None else NOW + seconds(wait_s))
+    assert next_phase_change(record, view, NOW) == (None if wait_s is None else NOW + seconds(wait_s))
 
 
 PULLING = {"trouble": "image x cannot be pulled", "trouble_reason": "ImagePullFailed"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastipod_operator.core.queue_facts import FlavorRoom, PodNeeds
+from elastipod_operator.core.queue_facts import FlavorCapacity, PodRequests
 from elastipod_operator.kube.cluster_queues import QueueTable
 from elastipod_operator.kube.needs import pod_needs, thousandths
 
@@ -115,16 +115,16 @@ def test_without_the_right_to_read_cohorts_nobody_knows_what_is_lent() -> None:
 
 def test_without_the_right_to_read_cluster_queues_only_the_local_one_is_known() -> None:
     fact = QueueTable([local(spec={"stopPolicy": "Hold"})], None, None).fact("ns", "queue", {})
-    assert (fact.is_there, fact.stop, fact.cluster_queue) == (True, "Hold", None)
+    assert (fact.exists, fact.stop, fact.cluster_queue) == (True, "Hold", None)
 
 
 def test_what_is_missing() -> None:
     table = QueueTable([local()], [], [])
-    assert not table.fact("ns", "other", {}).is_there
-    assert not table.fact("elsewhere", "queue", {}).is_there
+    assert not table.fact("ns", "other", {}).exists
+    assert not table.fact("elsewhere", "queue", {}).exists
     behind = table.fact("ns", "queue", {}).cluster_queue
     assert behind is not None
-    assert (behind.name, behind.is_there) == ("team", False)
+    assert (behind.name, behind.exists) == ("team", False)
 
 
 def test_what_is_read_of_a_queue() -> None:
@@ -144,19 +144,25 @@ def test_what_is_read_of_a_queue() -> None:
     behind = fact.cluster_queue
     assert behind is not None
     assert (fact.stop, fact.inactive) == ("", "ClusterQueueIsInactive: not active")
-    assert (behind.stop, behind.inactive, behind.sheds, behind.is_strict) == (
+    assert (behind.stop, behind.inactive, behind.can_preempt_within, behind.is_strict) == (
         "HoldAndDrain",
         "Stopped: is stopped",
         True,
         True,
     )
-    assert behind.groups == ((FlavorRoom("f", (("gpu", 1000),), (("kind", "p5"),)),),)
+    assert behind.groups == ((FlavorCapacity("f", (("gpu", 1000),), (("kind", "p5"),)),),)
 
 
 def test_kueues_defaults() -> None:
     behind = QueueTable([local()], [holder("team")], []).fact("ns", "queue", {}).cluster_queue
     assert behind is not None
-    assert (behind.stop, behind.inactive, behind.sheds, behind.is_strict, behind.cohort) == ("", "", False, False, "")
+    assert (behind.stop, behind.inactive, behind.can_preempt_within, behind.is_strict, behind.cohort) == (
+        "",
+        "",
+        False,
+        False,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +236,7 @@ def container(cpu: str = "", limits: Body | None = None, **more: Any) -> Body:
     ],
 )
 def test_what_a_pod_takes(pod: Body, cpu: int) -> None:
-    assert pod_needs(spec(**pod)) == (PodNeeds("workers", (("cpu", cpu),)),)
+    assert pod_needs(spec(**pod)) == (PodRequests("workers", (("cpu", cpu),)),)
 
 
 def test_where_pods_want_to_be() -> None:

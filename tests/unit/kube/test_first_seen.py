@@ -39,7 +39,7 @@ def store(clock: Clock) -> Store:
     return store
 
 
-def stamp(at: datetime) -> str:
+def format_time(at: datetime) -> str:
     return at.isoformat().replace("+00:00", "Z")
 
 
@@ -55,7 +55,7 @@ def the_pod(store: Store) -> PodFact:
 @pytest.mark.parametrize("skew", SKEWS)
 def test_a_deletion_of_a_job_began_when_it_was_first_seen(store: Store, clock: Clock, skew: timedelta) -> None:
     assert the_job(store).deleting_since is None
-    deleted = {"deletionTimestamp": stamp(clock.at + skew)}
+    deleted = {"deletionTimestamp": format_time(clock.at + skew)}
     first = clock.at
     store.put_job(job_body(version=11, **deleted))
     clock.at += timedelta(seconds=20)
@@ -66,30 +66,30 @@ def test_a_deletion_of_a_job_began_when_it_was_first_seen(store: Store, clock: C
 @pytest.mark.parametrize("skew", SKEWS)
 def test_a_job_that_a_new_operator_finds_in_deletion_begins_its_wait_anew(skew: timedelta) -> None:
     store = Store(lambda: NOW)
-    store.put_job(job_body(deletionTimestamp=stamp(NOW - timedelta(minutes=3) + skew)))
+    store.put_job(job_body(deletionTimestamp=format_time(NOW - timedelta(minutes=3) + skew)))
     assert the_job(store).deleting_since == NOW
 
 
 @pytest.mark.parametrize("skew", SKEWS)
 def test_a_job_was_accepted_when_it_was_first_seen(skew: timedelta) -> None:
     store = Store(lambda: NOW)
-    store.put_job(job_body(creationTimestamp=stamp(NOW + skew)))
+    store.put_job(job_body(creationTimestamp=format_time(NOW + skew)))
     assert the_job(store).created_at == NOW
 
 
 def test_a_job_that_an_operator_accepted_before_is_as_old_as_that_one_wrote() -> None:
     started = NOW - timedelta(hours=2)
     store = Store(lambda: NOW)
-    store.put_job(job_body() | {"status": {"startTime": stamp(started)}})
+    store.put_job(job_body() | {"status": {"startTime": format_time(started)}})
     assert the_job(store).created_at == started
 
 
 @pytest.mark.parametrize("skew", SKEWS)
 def test_the_age_of_a_pod_counts_from_its_first_sight(store: Store, clock: Clock, skew: timedelta) -> None:
     first = clock.at
-    store.put_pod(pod_body(version=20, creationTimestamp=stamp(clock.at + skew)))
+    store.put_pod(pod_body(version=20, creationTimestamp=format_time(clock.at + skew)))
     clock.at += timedelta(seconds=20)
-    store.put_pod(pod_body(version=21, creationTimestamp=stamp(first + skew)))
+    store.put_pod(pod_body(version=21, creationTimestamp=format_time(first + skew)))
     assert the_pod(store).created_at == first
 
 
@@ -104,7 +104,7 @@ def test_the_grace_of_a_pod_counts_from_the_first_sight_of_its_deletion(
 
     def deletion(grace_s: int) -> dict[str, object]:
         return {
-            "deletionTimestamp": stamp(first + skew + timedelta(seconds=grace_s)),
+            "deletionTimestamp": format_time(first + skew + timedelta(seconds=grace_s)),
             "deletionGracePeriodSeconds": grace_s,
         }
 
@@ -122,7 +122,7 @@ def test_the_grace_of_a_pod_counts_from_the_first_sight_of_its_deletion(
 
 
 def test_a_deletion_that_does_not_say_its_grace_has_that_of_the_pod(store: Store, clock: Clock) -> None:
-    body = pod_body(deletionTimestamp=stamp(clock.at + timedelta(hours=1)))
+    body = pod_body(deletionTimestamp=format_time(clock.at + timedelta(hours=1)))
     body["spec"]["terminationGracePeriodSeconds"] = 45
     store.put_pod(body)
     assert the_pod(store).kill_at == clock.at + timedelta(seconds=45)
@@ -131,7 +131,7 @@ def test_a_deletion_that_does_not_say_its_grace_has_that_of_the_pod(store: Store
 @pytest.mark.parametrize("skew", SKEWS)
 def test_an_eviction_counts_from_its_first_sight(store: Store, clock: Clock, skew: timedelta) -> None:
     def workload(*more: dict[str, object], version: int) -> dict[str, object]:
-        conditions = [{**one, "lastTransitionTime": stamp(NOW + skew)} for one in admitted(*more)]
+        conditions = [{**one, "lastTransitionTime": format_time(NOW + skew)} for one in admitted(*more)]
         body = workload_body(version=version)
         body["status"]["conditions"] = conditions
         return body

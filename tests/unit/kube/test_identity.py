@@ -18,7 +18,7 @@ from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Record
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.kube.applied import applied_annotation, applied_of, effective_spec
 from elastipod_operator.kube.changes import metadata_changes
@@ -32,7 +32,9 @@ SEEN = {
     ]
 }
 ENDED = Record(generation=7, members=(PodId("workers", 0, 0),), outcome="Completed", outcome_reason="R", ended_at=NOW)
-START = HistoryEntry(generation=7, from_size=0, to_size=1, kind=Kind.START, cause="C", at=NOW, detected_at=NOW)
+START = HistoryEntry(
+    generation=7, from_size=0, to_size=1, kind=TransitionKind.START, cause="C", at=NOW, detected_at=NOW
+)
 
 
 def written(owner: str, record: Record = ENDED) -> Body:

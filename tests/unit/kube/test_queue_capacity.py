@@ -9,12 +9,12 @@ from tests.unit.core.builders import NOW, trains
 from tests.unit.kube.bodies import JOB_UID, job_body, node_body
 
 from elastipod_operator.core.names import ANNOTATION_STATE
-from elastipod_operator.core.record import Gang, Record
+from elastipod_operator.core.record import PartialGang, Record
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.store import Store
 
-RESTS = trains(gang=Gang(NOW, 0, 2, NOW + timedelta(hours=1)))
-WAITS = trains(gang=Gang(NOW, 1, 2))
+RESTS = trains(gang=PartialGang(NOW, 0, 2, NOW + timedelta(hours=1)))
+WAITS = trains(gang=PartialGang(NOW, 1, 2))
 
 
 class Clock:

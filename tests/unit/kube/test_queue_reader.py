@@ -153,7 +153,7 @@ async def test_what_kueue_says_of_a_queue_has_it_read_at_once(reading: Reading) 
     assert reading.lists == 1, "who else is in a queue is no reason to read it"
     reading.fact("LocalQueue gpus doesn't exist")
     await until(lambda: len(reading.told) == 2)
-    assert reading.fact("LocalQueue gpus doesn't exist") == QueueFact(name="gpus", is_there=False)
+    assert reading.fact("LocalQueue gpus doesn't exist") == QueueFact(name="gpus", exists=False)
     reading.cluster.local = [local()]
     reading.fact()
     await until(lambda: len(reading.told) == 3)

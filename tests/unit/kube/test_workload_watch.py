@@ -124,7 +124,7 @@ async def test_kueue_may_go_but_one_answer_does_not_prove_it() -> None:
 
 
 async def test_kueue_may_be_away_and_nothing_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    away = ApiError(500, "conversion webhook for kueue.x-k8s.io/v1beta1, Kind=Workload failed")
+    away = ApiError(500, "conversion webhook for kueue.x-k8s.io/v1beta1, TransitionKind=Workload failed")
     lost: list[Exception] = [ConnectionResetError("reset"), TimeoutError()]
     followed = Followed(
         Script(([workload_body(0)], []), away, away, *lost, MISSING, away, MISSING, ([workload_body(0)], []))

@@ -16,16 +16,16 @@ from tests.unit.kube.queue_bodies import flavor_body, workload_body
 from elastipod_operator.core.history import HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.record import (
-    Culprit,
-    Gang,
-    Kind,
-    Ledger,
-    Measures,
-    Offence,
+    FaultyReplica,
+    NodeFaults,
+    PartialGang,
+    PhaseTimes,
     Record,
-    Shed,
+    RequeueBackoff,
+    ResizeStatistics,
+    RestartWindow,
     Transition,
-    Window,
+    TransitionKind,
 )
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.applied import encode_applied
@@ -95,26 +95,51 @@ def record(rng: Random) -> Record:
     """Give a record with most parts set."""
     ago = NOW - timedelta(seconds=rng.choice((5, 40, 300)))
     begun = Transition(
-        kind=rng.choice(list(Kind)), cause="WorkerCrash", message="it crashed", from_size=3, goal=3, began_at=ago,
+        kind=rng.choice(list(TransitionKind)), cause="WorkerCrash", message="it crashed", from_size=3, goal=3, began_at=ago,
         detected_at=ago, deadline=ago + timedelta(seconds=60), graceful=rng.random() < 0.5,
     )  # fmt: skip
     return Record(
-        generation=2, members=tuple(PodId("workers", n, 0) for n in range(3)), master_addr="10.0.0.1",
-        transition=begun if rng.random() < 0.5 else None, lost=(PodId("more", 1, 0),), incarnations={PodId("more", 1, 0).slot: 0},
-        window_since=ago, begun_at=ago, settled_at=ago, resized_at=ago, recovered_at=ago, started_at=ago, pods_at=ago,
-        restarts=2, retries=1, failures_in_row=1, best_step=10, stalled=1, window=Window(1, ago, 1, 0),
-        culprits=(Culprit(PodId("workers", 0, 0), 0, "node-1"),), offences=(Offence("node-2", 2, ago),), grew_from=2,
-        resize_failures=1, resize_failed_at=ago, gang=Gang(ago, 1, 1, None), paused_at=ago,
-        measures=Measures(timedelta(seconds=3), ((2, timedelta(seconds=1)),)), idle=timedelta(seconds=9),
-        ledger=Ledger("training", ago, (("training", 5000),)), queue=rng.choice(("", "gpus")), shed=Shed(1, ago),
+        generation=2,
+        members=tuple(PodId("workers", n, 0) for n in range(3)),
+        master_addr="10.0.0.1",
+        transition=begun if rng.random() < 0.5 else None,
+        lost=(PodId("more", 1, 0),),
+        incarnations={PodId("more", 1, 0).slot: 0},
+        window_since=ago,
+        generation_began_at=ago,
+        running_since=ago,
+        resized_at=ago,
+        recovered_at=ago,
+        started_at=ago,
+        first_pod_at=ago,
+        restarts=2,
+        retries=1,
+        consecutive_failures=1,
+        best_step=10,
+        stalled_recoveries=1,
+        window=RestartWindow(1, ago, 1, 0),
+        faulty_replicas=(FaultyReplica(PodId("workers", 0, 0), 0, "node-1"),),
+        node_faults=(NodeFaults("node-2", 2, ago),),
+        size_before_growth=2,
+        resize_failures=1,
+        resize_failed_at=ago,
+        gang=PartialGang(ago, 1, 1, None),
+        resize_began_at=ago,
+        resize_statistics=ResizeStatistics(timedelta(seconds=3), ((2, timedelta(seconds=1)),)),
+        suspended_time=timedelta(seconds=9),
+        phase_times=PhaseTimes("training", ago, (("training", 5000),)),
+        queue=rng.choice(("", "gpus")),
+        requeue_backoff=RequeueBackoff(1, ago),
         outcome=rng.choice(("", "", "", "Completed")),
-    )  # fmt: skip
+    )
 
 
 def job(rng: Random) -> Body:
     """Give a job that has run for a while."""
     told = record(rng)
-    entry = HistoryEntry(generation=2, from_size=2, to_size=3, kind=Kind.RESIZE, cause="C", at=NOW, detected_at=NOW)
+    entry = HistoryEntry(
+        generation=2, from_size=2, to_size=3, kind=TransitionKind.RESIZE, cause="C", at=NOW, detected_at=NOW
+    )
     annotations = {
         ANNOTATION_STATE: encode(told), ANNOTATION_HISTORY: encode_history((entry,)), ANNOTATION_APPLIED: encode_applied(spec()),
         "elastipod.io/size": "3/3/5", "elastipod.io/drain-on-delete": rng.choice(("true", "false")),

@@ -14,7 +14,10 @@ Body = dict[str, Any]
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS = KUEUE + "/namespaces/{namespace}/workloads"
 AWAY = (500, 'failed calling webhook "vworkload.kb.io": connection refused')
-CANNOT_CONVERT = (500, "conversion webhook for kueue.x-k8s.io/v1beta1, Kind=Workload failed: connection refused")
+CANNOT_CONVERT = (
+    500,
+    "conversion webhook for kueue.x-k8s.io/v1beta1, TransitionKind=Workload failed: connection refused",
+)
 
 
 class QueueServer(ApiServer):

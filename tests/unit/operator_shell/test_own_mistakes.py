@@ -130,7 +130,7 @@ async def test_a_failure_while_a_failure_is_handled_ends_nothing(shell: Shell, m
         return {}
 
     with monkeypatch.context() as patch:
-        patch.setattr(api_module.Api, "read_job", garbage)
+        patch.setattr(api_module.Api, "effective_job", garbage)
         shell.watch_shows(old)
         await until(lambda: reads >= 2)
     await until(lambda: len(shell.server.pods) == 1)

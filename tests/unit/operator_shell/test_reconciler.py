@@ -23,7 +23,7 @@ from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.phase_accounting import Phase
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Kind, Ledger, Record, Transition
+from elastipod_operator.core.record import PhaseTimes, Record, Transition, TransitionKind
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.applied import pending_edits
@@ -270,12 +270,12 @@ async def test_the_metrics_tell_of_the_time_of_the_jobs(shell: Shell) -> None:
         sample("elastipod_jobs_in_phase", Phase.WAITING),
     )
     began = datetime.now(UTC) - timedelta(seconds=100)
-    ledger = Ledger(Phase.STARTING, began.replace(microsecond=0), (("starting", 5_000), ("training", 300_000)))
+    phase_times = PhaseTimes(Phase.STARTING, began.replace(microsecond=0), (("starting", 5_000), ("training", 300_000)))
     begun = Transition(
-        kind=Kind.RECOVERY, cause="WorkerCrash", message="", from_size=2, goal=2, began_at=began, detected_at=began,
-        deadline=began, weighed=True,
+        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="", from_size=2, goal=2, began_at=began, detected_at=began,
+        deadline=began, is_budget_checked=True,
     )  # fmt: skip
-    record = Record(generation=1, members=(PodId("workers", 0, 0),), transition=begun, ledger=ledger)
+    record = Record(generation=1, members=(PodId("workers", 0, 0),), transition=begun, phase_times=phase_times)
     shell.submit(annotations={ANNOTATION_STATE: encode(record)})
     await until(lambda: sample("elastipod_jobs_in_phase", Phase.WAITING) == waited + 1)
     assert sample("elastipod_phase_seconds_total", "starting") - booked == pytest.approx(100, abs=30)

@@ -22,7 +22,7 @@ from tests.api.quota_checker import (
     check,
 )
 
-from elastipod_operator.core.record import Kind, Record, Transition
+from elastipod_operator.core.record import Record, Transition, TransitionKind
 from elastipod_operator.core.record_codec import encode
 
 GRACE_S = 3.0
@@ -81,7 +81,7 @@ class Story:
 
     def job(self, name: str, *, drains: bool) -> Story:
         at = {"began_at": NOON, "detected_at": NOON, "deadline": NOON}
-        drain = Transition(kind=Kind.RESIZE, cause="Preempted", message="", from_size=2, goal=1, **at)
+        drain = Transition(kind=TransitionKind.RESIZE, cause="Preempted", message="", from_size=2, goal=1, **at)
         state = {"elastipod.io/state": encode(Record(transition=drain if drains else None))}
         return self._put(JOB, {"metadata": {"name": name, "annotations": state}})
 
