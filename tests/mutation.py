@@ -76,7 +76,7 @@ PARTS = {
     # Not mutated: scripts that an interpreter without the installed packages runs, and so without mutmut's own.
     "agent": Part(
         package="elastipod_agent",
-        not_mutated=("elastipod_agent.workers.matcher_process", "elastipod_agent.warm.boot"),
+        not_mutated=("elastipod_agent.workers.matcher_process", "elastipod_agent.fork_server.bootstrap"),
         tests=("tests/unit/agent",),
         smallest="elastipod_agent.scripts",
         memory_gib=64,

@@ -23,7 +23,7 @@ class Command:
 
 
 COMMANDS = {
-    "agent": Command("elastipod_agent.show", "inside a pod: what its agent and workers do (agent status)"),
+    "agent": Command("elastipod_agent.status_command", "inside a pod: what its agent and workers do (agent status)"),
     "audit": Command(
         "elastipod.audit", "check from the sample logs of a run that every sample was trained exactly once"
     ),

@@ -14,19 +14,19 @@ from elastipod_agent import __version__
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, Stop, agent_exit_code, signal_name
 from elastipod_agent.core.fences import Answer, Situation, Verdict, decide_start, decide_stop, decide_update
-from elastipod_agent.core.inprocess import spoken_mode
+from elastipod_agent.core.inprocess_restart import spoken_mode
 from elastipod_agent.core.requests import Start, StopRequest, Update
 from elastipod_agent.core.states import AgentState as S
+from elastipod_agent.fork_server.fork_server_manager import WarmWorkers
 from elastipod_agent.generation import End, Fault, Generation
-from elastipod_agent.inprocess.keeper import Keeper
-from elastipod_agent.inprocess.run import InProcessRun
+from elastipod_agent.inprocess.inprocess_run import InProcessRun
+from elastipod_agent.inprocess.worker_pool import Keeper
 from elastipod_agent.ipc.link import SOCKET_NAME, WorkerLink
 from elastipod_agent.log import EventLog
 from elastipod_agent.settings import Settings
 from elastipod_agent.status import Board
-from elastipod_agent.warm.keeper import WarmWorkers
 from elastipod_agent.workers.failure import write_termination_message
-from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
 # How long the end of a run stays readable once the pod is being terminated; an operator's /shutdown makes it shorter.

@@ -25,11 +25,11 @@ from elastipod_agent.scripts import ScriptRunner, failed_script
 from elastipod_agent.settings import Script, Settings, missing_script
 from elastipod_agent.workers.failure import Failure, describe, describe_error, shorten
 from elastipod_agent.workers.group import Worker, WorkerGroup
-from elastipod_agent.workers.hang_watch import HangWatch
-from elastipod_agent.workers.log_watch import watch_logs
-from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.hang_monitor import HangWatch
+from elastipod_agent.workers.log_monitor import watch_logs
+from elastipod_agent.workers.monitors import Finding, Watch, Watches
+from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
-from elastipod_agent.workers.watches import Finding, Watch, Watches
 
 GIVE_UP_S = 30.0  # how long a worker that hangs in its start is tried to be ended
 GIVE_UP_AGAIN_S = 0.2

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from elastipod_agent import presence, torchrun
+from elastipod_agent import endpoint_file, torchrun
 from elastipod_agent.agent import Agent
 from elastipod_agent.arguments import PROG, CommandLine, UnknownOption, parse
 from elastipod_agent.authentication import Credentials, admission_of, take_credentials
@@ -21,7 +21,7 @@ from elastipod_agent.server.http import HttpServer
 from elastipod_agent.settings import BadUsage, Settings, read_settings
 from elastipod_agent.workers.failure import write_termination_message
 from elastipod_agent.workers.linux import run_promptly
-from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.output_pump import OutputPump
 
 _FOREIGN = "hyperpod_elastic_agent-*"  # how pip and friends name the record of AWS's distribution
 _LAST_ANSWERS_S = 2.0
@@ -83,10 +83,10 @@ def run_agent(
     for warning in warnings:
         log.warning(warning)
     run_promptly()
-    place = presence.fast_directory() or gettempdir()
-    presence.clear_away(Path(place))
+    place = endpoint_file.fast_directory() or gettempdir()
+    endpoint_file.clear_away(Path(place))
     try:
-        with TemporaryDirectory(prefix=presence.FOLDER_PREFIX, dir=place, ignore_cleanup_errors=True) as root:
+        with TemporaryDirectory(prefix=endpoint_file.FOLDER_PREFIX, dir=place, ignore_cleanup_errors=True) as root:
             return asyncio.run(_serve(settings, environ, credentials, Path(root), pump, log))
     except OSError as error:
         sentence = f"{error.strerror or error}" if error.filename is None else f"{error.filename}: {error.strerror}"
@@ -115,7 +115,7 @@ async def _serve(
         raise OSError(error.errno, _cannot_listen(settings, error)) from error
     agent.board.on_change = lambda before, after: count_changes(before, after, METRICS)
     metrics = await _serve_metrics(settings, agent, pump, log)
-    with presence.announce(root, presence.Presence(os.getpid(), settings.host, port, settings.job)):
+    with endpoint_file.announce(root, endpoint_file.Presence(os.getpid(), settings.host, port, settings.job)):
         await agent.begin(port)
         code = await agent.live()
         await server.close(_LAST_ANSWERS_S)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from elastipod_agent.core.exits import describe_status
 from elastipod_agent.settings import Script
 from elastipod_agent.workers import process_tree
-from elastipod_agent.workers.output import OutputPump, Stream
+from elastipod_agent.workers.output_pump import OutputPump, Stream
 from elastipod_agent.workers.reaper import Reaper
 
 NOT_RUN = 256  # no exit code: the script was never started

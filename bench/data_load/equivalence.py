@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from tests.e2e.data_run import STEPS, DataRun, Stay, stays
+from tests.e2e.torch_fork_server import WorkerNursery
 from tests.e2e.training_run import worker_environment
-from tests.e2e.worker_nursery import WorkerNursery
 
 SMALLEST = 1e-9  # what a difference of 0 is drawn as, on a logarithmic axis
 

@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.e2e.torch_fork_server import WorkerNursery
 from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
-from tests.e2e.worker_nursery import WorkerNursery
 
 from elastipod.data.tokens_command import build
 

@@ -26,7 +26,7 @@ import psutil
 from tests.e2e.agent_process import AgentProcess, free_port, until
 
 from elastipod.ipc_wire import SOCKET_ENV, RestartMode
-from elastipod_agent import presence
+from elastipod_agent import endpoint_file
 from elastipod_agent.core.states import NEXT, AgentState
 from elastipod_agent.ipc.link import SOCKET_NAME
 
@@ -158,7 +158,7 @@ KINDS = ("worker", "child", "server", "ahead", "matcher")
 CALLS = ("again", "older", "early start", "plain start", "update", "old update", "old stop", "stop", "drain", "status")
 CLIENTS = ("silent", "half", "reset", "ipc half", "ipc silent", "ipc garbage", "ipc wait")
 MAX_CLIENTS = 30
-PRIVATE = Path(presence.fast_directory() or tempfile.gettempdir())
+PRIVATE = Path(endpoint_file.fast_directory() or tempfile.gettempdir())
 
 
 @dataclass
@@ -248,7 +248,7 @@ class Pod:
         for process in self.process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 line, parent = " ".join(process.cmdline()), process.ppid()
-                if "warm/boot.py" in line:
+                if "fork_server/bootstrap.py" in line:
                     waiting.append(process)
                 elif "matcher_process" in line:
                     found["matcher"].append(process)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.data_run import STEPS, DataRun, Stay, stays
+from tests.e2e.torch_fork_server import WorkerNursery
 from tests.e2e.training_run import REPOSITORY, TrainingRun, worker_environment
-from tests.e2e.worker_nursery import WorkerNursery
 from tests.long_runs import LongRun
 
 from elastipod.audit import audit

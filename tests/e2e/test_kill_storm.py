@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.agent_process import AgentProcess, suspend, until, until_gone
 from tests.e2e.storm import PLAIN, STANDING, TORCH, Callers, Pod, Storm, Tally, bad_lines
-from tests.e2e.warm_run import make_bare_python, warm_run
+from tests.e2e.warm_start_run import make_bare_python, warm_run
 from tests.long_runs import LongRun
 
 pytestmark = pytest.mark.timeout(120)

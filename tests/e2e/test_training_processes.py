@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.e2e.torch_fork_server import WorkerNursery
 from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
-from tests.e2e.worker_nursery import WorkerNursery
 
 from elastipod.audit import audit
 from elastipod.audit_logs import read_logs

@@ -71,7 +71,7 @@ SHARDED_ON_CPU = (
 # What compares us with the newest torchrun, option for option, since older ones lack some of its options and modules; and
 # what compares the output of workers that compile: torch 2.4's own exit hangs at times after that, 2.9's prints warnings.
 FOR_NEWEST_TORCH = (
-    "--deselect=tests/e2e/test_warm_workers.py::test_forked_workers_train_as_executed_ones_do",
+    "--deselect=tests/e2e/test_forked_workers.py::test_forked_workers_train_as_executed_ones_do",
     "--ignore=tests/unit/agent/test_numa.py",
     *(
         f"--deselect=tests/unit/agent/test_arguments.py::test_{name}"

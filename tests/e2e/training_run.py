@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.e2e.agent_process import free_port
-from tests.e2e.worker_nursery import NurseryWorker, WorkerNursery
+from tests.e2e.torch_fork_server import NurseryWorker, WorkerNursery
 
 from elastipod.worker_file import EventLevel, WorkerFile
 

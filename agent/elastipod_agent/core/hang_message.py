@@ -13,7 +13,7 @@ from elastipod_agent.core.hang import Hang, Silent
 
 _MAX_FRAMES = 12
 _PATH_PARTS = 3
-_BORN_FROM = "/elastipod_agent/warm/"  # the outermost frames of a worker that was forked: no news to anybody
+_BORN_FROM = "/elastipod_agent/fork_server/"  # the outermost frames of a worker that was forked: no news to anybody
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\S+) in (?P<name>.*)$')
 

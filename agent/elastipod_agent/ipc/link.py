@@ -10,8 +10,8 @@ from typing import Any
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.worker_env import Layout
 from elastipod_agent.generation import Fault
-from elastipod_agent.ipc.exchange import Exchange, SentFault
-from elastipod_agent.ipc.server import IpcServer
+from elastipod_agent.ipc.ipc_server import IpcServer
+from elastipod_agent.ipc.run_coordinator import Exchange, SentFault
 from elastipod_agent.status import Board
 from elastipod_agent.workers.failure import Failure
 

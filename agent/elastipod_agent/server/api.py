@@ -11,7 +11,7 @@ from elastipod_agent.agent import Agent
 from elastipod_agent.core.fences import Answer, Verdict
 from elastipod_agent.core.requests import BadBody, parse_start, parse_stop, parse_update
 from elastipod_agent.server.http import Request, Response
-from elastipod_agent.server.reach import Prober, parse_target
+from elastipod_agent.server.peer_probe import Prober, parse_target
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_START_BYTES = 8 * 1024 * 1024  # carries the addresses of all pods

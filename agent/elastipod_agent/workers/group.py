@@ -22,11 +22,11 @@ from elastipod_agent.metrics import METRICS
 from elastipod_agent.settings import Settings
 from elastipod_agent.topology import bind
 from elastipod_agent.workers import process_tree
-from elastipod_agent.workers.output import OutputPump
-from elastipod_agent.workers.outputs import Outputs, open_outputs
+from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.process_table import catches
 from elastipod_agent.workers.reaper import Child, Reaper, Unborn
-from elastipod_agent.workers.worker import Worker as Worker
+from elastipod_agent.workers.worker_output import Outputs, open_outputs
+from elastipod_agent.workers.worker_process import Worker as Worker
 
 _ENDS_TO_WAIT_S = 30.0
 

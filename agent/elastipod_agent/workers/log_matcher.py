@@ -15,8 +15,8 @@ from typing import Any
 
 from elastipod_agent.core.log_lines import MAX_LINE_BYTES
 from elastipod_agent.core.log_literals import begins_anywhere
+from elastipod_agent.core.log_rule_tracker import MAX_LINE_SHOWN, Matches
 from elastipod_agent.core.log_rules import LogRule
-from elastipod_agent.core.log_watch import MAX_LINE_SHOWN, Matches
 from elastipod_agent.workers import matcher_process
 from elastipod_agent.workers.reaper import Child, Reaper
 

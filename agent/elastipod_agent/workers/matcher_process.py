@@ -47,7 +47,7 @@ class Rule:
         self.max_line, self.max_shown = sizes
 
     def look(self, block: bytes) -> dict[str, Any]:
-        """Match the lines of a block in order; see `core.log_watch.Matches` for the answer."""
+        """Match the lines of a block in order; see `core.log_rule_tracker.Matches` for the answer."""
         find, stop, max_line = self.find, self.stop, self.max_line
         count, last = 0, ""
         values: list[float] = []

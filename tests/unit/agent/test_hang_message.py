@@ -66,7 +66,7 @@ def test_long_stacks_keep_their_inner_calls() -> None:
 def test_how_a_forked_worker_began_is_left_out() -> None:
     forked = (
         STUCK
-        + '  File "/x/elastipod_agent/warm/program.py", line 75 in _run_file\n  File "boot.py", line 1 in <module>\n'
+        + '  File "/x/elastipod_agent/fork_server/program.py", line 75 in _run_file\n  File "boot.py", line 1 in <module>\n'
     )
     assert main_thread(forked) == main_thread(STUCK)
 

@@ -18,11 +18,11 @@ import pytest_asyncio
 from elastipod.ipc import CheckpointDiscoverySocketClient, InProcessRestartSocketClient
 from elastipod.ipc_connection import HyperPodIPCException
 from elastipod.ipc_wire import MAX_CALL_BYTES, PROTOCOL, SOCKET_ENV, CheckpointType, RestartMode
-from elastipod_agent.core.inprocess import Place
+from elastipod_agent.core.inprocess_restart import Place
 from elastipod_agent.core.requests import Start
 from elastipod_agent.core.worker_env import Layout
-from elastipod_agent.ipc.exchange import Exchange, SentFault
-from elastipod_agent.ipc.server import MAX_PER_PROCESS, IpcServer
+from elastipod_agent.ipc.ipc_server import MAX_PER_PROCESS, IpcServer
+from elastipod_agent.ipc.run_coordinator import Exchange, SentFault
 
 NPROC = 2
 

@@ -16,7 +16,7 @@ from elastipod_agent.workers import process_tree
 from elastipod_agent.workers.group import WorkerGroup
 from elastipod_agent.workers.reaper import Child, Reaper
 from elastipod_agent.workers.spawner import Spawner
-from elastipod_agent.workers.worker import Worker
+from elastipod_agent.workers.worker_process import Worker
 
 
 def test_the_end_of_an_unknown_child_is_kept_only_while_one_is_expected() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elastipod_agent.warm import store_wait
+from elastipod_agent.fork_server import store_wait
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from typing import Any
 from elastipod.ipc_wire import RestartMode
 from elastipod.worker_file import Progress
 from elastipod_agent.core.exits import Outcome, Stop, WorkerExit, classify
-from elastipod_agent.core.inprocess import Place, RunningRank, Verdict, judge, spoken_mode, to_replace
+from elastipod_agent.core.inprocess_restart import Place, RunningRank, Verdict, judge, spoken_mode, to_replace
 from elastipod_agent.core.requests import Start
 from elastipod_agent.generation import End, Fault, Generation
-from elastipod_agent.inprocess.keeper import Keeper
-from elastipod_agent.ipc.exchange import Exchange
+from elastipod_agent.inprocess.worker_pool import Keeper
+from elastipod_agent.ipc.run_coordinator import Exchange
 from elastipod_agent.settings import Settings
-from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
 

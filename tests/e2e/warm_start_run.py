@@ -44,7 +44,7 @@ class WarmRun:
 
     def _server(self) -> psutil.Process | None:
         children = psutil.Process(self.agent.process.pid).children()
-        waiting = [child for child in children if "warm/boot.py" in " ".join(_command_line(child))]
+        waiting = [child for child in children if "fork_server/bootstrap.py" in " ".join(_command_line(child))]
         # Processes forked ahead look like the server, which is older.
         return min(waiting, key=lambda child: child.create_time(), default=None)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.e2e.agent_process import PACKAGES, AgentProcess, suspend, until, until_gone
-from tests.e2e.warm_run import WarmRun, make_bare_python, warm_run
+from tests.e2e.warm_start_run import WarmRun, make_bare_python, warm_run
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from elastipod_agent.settings import parse_filters
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
-from elastipod_agent.workers.output import TAIL_BYTES, OutputPump, Stream
-from elastipod_agent.workers.outputs import WholeLines
+from elastipod_agent.workers.output_pump import TAIL_BYTES, OutputPump, Stream
+from elastipod_agent.workers.worker_output import WholeLines
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from contextlib import suppress
 
 from elastipod_agent.core.log_lines import candidates
 from elastipod_agent.core.log_literals import required_literals
+from elastipod_agent.core.log_rule_tracker import Matches, RuleWatch, SteadyClock, next_deadline
 from elastipod_agent.core.log_rules import LogRule
-from elastipod_agent.core.log_watch import Matches, RuleWatch, SteadyClock, next_deadline
 from elastipod_agent.core.requests import Start
 from elastipod_agent.log import EventLog
 from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.linux import finder
 from elastipod_agent.workers.log_matcher import Matcher, MatcherGone, MatcherStuck
-from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.monitors import Finding
+from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
-from elastipod_agent.workers.watches import Finding
 
 MAX_WAITING_BYTES = 8 << 20  # of lines that the matcher has not seen; what comes beyond is not matched
 REQUEST_BYTES = 256 * 1024

@@ -11,14 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 from elastipod_agent.core.exits import describe_status
-from elastipod_agent.core.warm import Program
+from elastipod_agent.core.warm_start import Program
+from elastipod_agent.fork_server import bootstrap, process_title
+from elastipod_agent.fork_server.channel import MAX_DESCRIPTORS, BadMessage, Lines
+from elastipod_agent.fork_server.forked_worker import Newborn, send
 from elastipod_agent.waiting import set_within
-from elastipod_agent.warm import boot, room
-from elastipod_agent.warm.channel import MAX_DESCRIPTORS, BadMessage, Lines
-from elastipod_agent.warm.newborn import Newborn, send
 from elastipod_agent.workers import process_table
 from elastipod_agent.workers.failure import last_lines
-from elastipod_agent.workers.output import OutputPump, Stream
+from elastipod_agent.workers.output_pump import OutputPump, Stream
 from elastipod_agent.workers.reaper import Child, Reaper
 
 ANSWER_LIMIT_S = 5.0
@@ -77,9 +77,9 @@ class WarmServer:
         ours, its = socket.socketpair()
         source, sink = os.pipe2(os.O_CLOEXEC)
         ours.setblocking(False)
-        command = [interpreter, "-u", boot.__file__, str(its.fileno()), str(os.getpid()), room.PADDING]
+        command = [interpreter, "-u", bootstrap.__file__, str(its.fileno()), str(os.getpid()), process_title.PADDING]
         try:
-            whole = {**environ, room.VARIABLE: room.PADDING}
+            whole = {**environ, process_title.VARIABLE: process_title.PADDING}
             child = await reaper.spawn(command, whole, stdout=sink, stderr=sink, keep=(its.fileno(),))
         except BaseException:
             os.close(source)

@@ -13,10 +13,10 @@ import pytest
 
 from elastipod_agent.agent import Agent
 from elastipod_agent.core.requests import BadBody
-from elastipod_agent.server import reach
+from elastipod_agent.server import peer_probe
 from elastipod_agent.server.api import ControlApi
 from elastipod_agent.server.http import Request, Response
-from elastipod_agent.server.reach import MAX_PROBES, Prober, Target, parse_target
+from elastipod_agent.server.peer_probe import MAX_PROBES, Prober, Target, parse_target
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -59,7 +59,7 @@ async def test_any_http_answer_shows_that_an_agent_lives(head: bytes, reached: b
 
 
 async def test_a_process_that_stands_still_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(peer_probe, "PROBE_TIMEOUT_S", 0.2)
     async with serving(silent) as target:
         assert await Prober().reaches(target) is False
 
@@ -84,7 +84,7 @@ async def test_trouble_of_this_machine_says_nothing_about_the_other(
 
 
 async def test_only_a_few_are_tried_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(peer_probe, "PROBE_TIMEOUT_S", 0.5)
     prober = Prober()
     async with serving(silent) as target:
         found = await asyncio.gather(*(prober.reaches(target) for _ in range(MAX_PROBES + 2)))
@@ -138,6 +138,6 @@ async def test_other_calls_do_not_wait_for_a_probe() -> None:
         await asyncio.sleep(0)
         began = time.monotonic()
         assert (await api.handle(Request("GET", "/status", {}))).status == 200
-        assert time.monotonic() - began < reach.PROBE_TIMEOUT_S / 2
+        assert time.monotonic() - began < peer_probe.PROBE_TIMEOUT_S / 2
         assert not probe.done()
         probe.cancel()

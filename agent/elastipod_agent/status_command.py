@@ -21,7 +21,7 @@ from elastipod_agent.authentication import (
     read_credentials,
     signed,
 )
-from elastipod_agent.presence import Presence, find_agents
+from elastipod_agent.endpoint_file import Presence, find_agents
 from elastipod_agent.settings import DEFAULT_PORT
 
 PROG = "elastipod agent"

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastipod_agent.core.warm import read_program
-from elastipod_agent.warm.channel import BadMessage, pack
+from elastipod_agent.core.warm_start import read_program
+from elastipod_agent.fork_server.channel import BadMessage, pack
 from elastipod_agent.workers import process_table
 from elastipod_agent.workers.reaper import Child
 

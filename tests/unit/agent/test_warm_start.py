@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.core.warm import (
+from elastipod_agent.core.warm_start import (
     CODE,
     FILE,
     LOAD_LIMIT_S,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastipod_agent.core.log_rule_tracker import Matches, RuleState, RuleWatch, SteadyClock, next_deadline
 from elastipod_agent.core.log_rules import LogRule
-from elastipod_agent.core.log_watch import Matches, RuleState, RuleWatch, SteadyClock, next_deadline
 
 
 def watch(**fields: Any) -> RuleWatch:

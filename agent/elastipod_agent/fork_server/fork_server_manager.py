@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from elastipod_agent.core.warm import Program, patience, pause_before_retry, read_program, why_fresh
+from elastipod_agent.core.warm_start import Program, patience, pause_before_retry, read_program, why_fresh
 from elastipod_agent.core.worker_env import steady_env
+from elastipod_agent.fork_server import bootstrap
+from elastipod_agent.fork_server.client import Refused, ServerLost, WarmServer
+from elastipod_agent.fork_server.forked_worker import Newborn
 from elastipod_agent.log import EventLog
 from elastipod_agent.settings import Settings
 from elastipod_agent.topology import bind
-from elastipod_agent.warm import boot
-from elastipod_agent.warm.client import Refused, ServerLost, WarmServer
-from elastipod_agent.warm.newborn import Newborn
-from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
 # So long after a start the next generation's processes are forked ahead: not while this one's are starting.
@@ -86,7 +86,7 @@ class WarmWorkers:
         self._drop_ahead()
         if self._server is not None:
             await self._server.end()
-        self._reaper.kill_strays(boot.__file__)
+        self._reaper.kill_strays(bootstrap.__file__)
         if waiting:
             await asyncio.wait(waiting, timeout=1.0)
             for wait in waiting:
@@ -164,7 +164,7 @@ class WarmWorkers:
             if after is not None:
                 await after.end()
             await asyncio.sleep(pause_s)
-            self._reaper.kill_strays(boot.__file__)
+            self._reaper.kill_strays(bootstrap.__file__)
             self._starting = asyncio.current_task()
             server = await WarmServer.start(
                 interpreter, self._environ, self._program, self._preload, self._reaper, self._pump

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastipod_agent.workers.output import Stream
+from elastipod_agent.workers.output_pump import Stream
 from elastipod_agent.workers.reaper import Child
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from elastipod_agent import presence, show
+from elastipod_agent import endpoint_file, status_command
 from elastipod_agent.authentication import Credentials, MacGuard
-from elastipod_agent.presence import Presence, announce, find_agents
+from elastipod_agent.endpoint_file import Presence, announce, find_agents
 from elastipod_agent.server.http import Admission, Head, Refused, admit_everybody
-from elastipod_agent.show import Ambiguous, Target, describe, find_target
+from elastipod_agent.status_command import Ambiguous, Target, describe, find_target
 
 HERE = Presence(os.getpid(), "0.0.0.0", 7000, "team/a")
 OTHER = Presence(os.getpid(), "::", 7001, "")
@@ -88,7 +88,7 @@ def test_an_agent_of_another_make_tells_what_it_can() -> None:
     [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h 0 min"), (200_000, "2 d 7 h")],
 )
 def test_spans_of_time(seconds: float, text: str) -> None:
-    assert show._span(seconds) == text
+    assert status_command._span(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_agents_that_were_killed_are_passed_over_and_cleared_away(tmp_path: Path
         announce(folders["b"], OTHER).close()  # the kernel lets the lock of a killed agent go
         (folders["c"] / "agent.json").write_text("[1]")
         assert find_agents([tmp_path, tmp_path / "none"]) == [HERE]
-        presence.clear_away(tmp_path)
+        endpoint_file.clear_away(tmp_path)
         assert sorted(tmp_path.iterdir()) == [folders["a"], folders["d"]], "one that has no file yet is being made"
 
 
@@ -179,11 +179,11 @@ def answering(
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """Run the command where no agent has announced itself."""
-    monkeypatch.setattr(presence, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(endpoint_file, "_SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name in ("ELASTIPOD_KEY", "ELASTIPOD_TOKEN", "ELASTIPOD_AGENT_PORT"):
         monkeypatch.delenv(name, raising=False)
-    return lambda *arguments: show.main(["status", *arguments])
+    return lambda *arguments: status_command.main(["status", *arguments])
 
 
 def test_the_answer_is_printed(

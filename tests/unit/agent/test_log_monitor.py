@@ -16,10 +16,10 @@ import pytest
 
 from elastipod_agent.core.log_rules import LogRule
 from elastipod_agent.log import EventLog
-from elastipod_agent.workers import log_matcher, log_watch
-from elastipod_agent.workers.log_watch import LogWatch
+from elastipod_agent.workers import log_matcher, log_monitor
+from elastipod_agent.workers.log_monitor import LogWatch
+from elastipod_agent.workers.monitors import Finding
 from elastipod_agent.workers.reaper import Child, Reaper
-from elastipod_agent.workers.watches import Finding
 
 EVIL = LogRule(name="evil", log_pattern=r"(x+x+)+y", expected_start_cutoff_s=30)
 EVIL_LINE = b"x" * 60 + b"\n"
@@ -89,8 +89,8 @@ def _caught_up() -> Future[None]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_watch, "_GATHER_S", 0.01)
-    monkeypatch.setattr(log_watch, "_START_AGAIN_S", 0.01)
+    monkeypatch.setattr(log_monitor, "_GATHER_S", 0.01)
+    monkeypatch.setattr(log_monitor, "_START_AGAIN_S", 0.01)
     monkeypatch.setattr(log_matcher, "LIMIT_S", 0.2)
 
 

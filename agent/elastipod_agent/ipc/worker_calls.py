@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from elastipod.ipc_wire import MAX_WAIT_S, PROTOCOL, CheckpointType, RestartMode
-from elastipod_agent.ipc.exchange import Exchange
+from elastipod_agent.ipc.run_coordinator import Exchange
 
 MAX_LABELS = 64
 _MAX_NAME = 256

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastipod_agent.warm import channel
-from elastipod_agent.warm.room import Room
+from elastipod_agent.fork_server import channel
+from elastipod_agent.fork_server.process_title import Room
 from elastipod_agent.workers.linux import die_with_parent
 
 

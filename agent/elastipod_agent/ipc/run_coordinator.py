@@ -14,7 +14,7 @@ from typing import Any
 
 from elastipod.ipc_wire import RestartMode
 from elastipod_agent.core.checkpoint_series import CheckpointSeries
-from elastipod_agent.core.inprocess import Place
+from elastipod_agent.core.inprocess_restart import Place
 from elastipod_agent.core.requests import Update
 from elastipod_agent.core.run_env import run_env
 from elastipod_agent.core.worker_env import Layout

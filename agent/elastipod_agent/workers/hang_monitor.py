@@ -11,8 +11,8 @@ from elastipod_agent.core.hang_message import Account, cut, hang_message
 from elastipod_agent.settings import Settings
 from elastipod_agent.workers.failure import MAX_MESSAGE_BYTES
 from elastipod_agent.workers.group import Worker, WorkerGroup
-from elastipod_agent.workers.stacks import ask_for_stacks
-from elastipod_agent.workers.watches import Finding
+from elastipod_agent.workers.monitors import Finding
+from elastipod_agent.workers.stack_dumps import ask_for_stacks
 
 _MAX_LOG_LINES = 4000
 

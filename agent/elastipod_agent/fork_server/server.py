@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from elastipod_agent.warm import birth, leave, preload, program, store_wait
-from elastipod_agent.warm.channel import BadMessage, close_all, receive, send
-from elastipod_agent.warm.freshness import Imported
-from elastipod_agent.warm.room import VARIABLE, NoRoom, Room
+from elastipod_agent.fork_server import fast_exit, forking, preload, program, store_wait
+from elastipod_agent.fork_server.channel import BadMessage, close_all, receive, send
+from elastipod_agent.fork_server.import_snapshot import Imported
+from elastipod_agent.fork_server.process_title import VARIABLE, NoRoom, Room
 
 OURS = "elastipod_agent"
 
@@ -40,7 +40,7 @@ class Server:
             self._say(event="unusable", why=str(error))
             os._exit(1)
         added = {name: value for name, value in os.environ.items() if self._environ.get(name) != value}
-        heritage = birth.Heritage(self._agent, self._environ, added, room)
+        heritage = forking.Heritage(self._agent, self._environ, added, room)
         while (received := self._receive()) is not None:
             _, descriptors = received
             ends = [socket.socket(fileno=descriptor) for descriptor in descriptors]
@@ -51,7 +51,7 @@ class Server:
                 if end is not own:
                     end.close()
             if own is not None:
-                return birth.grow_up(own, heritage)
+                return forking.grow_up(own, heritage)
         os._exit(0)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
@@ -77,7 +77,7 @@ class Server:
         preload.let_devices_go()
         let_threads_go()
         store_wait.install()
-        leave.build_fence()
+        fast_exit.build_fence()
         searched = [*paths, *([] if first is None else [first])]
         self._imported = Imported.now(searched, {"elastipod", *(name.partition(".")[0] for name in order["modules"])})
         gc.collect()
@@ -94,8 +94,8 @@ class Server:
                 self._say(event="refused", why=changed, is_stale=True)
                 return None
             preload.check({*self._own_descriptors(), *(end.fileno() for end in ends)})
-            born = birth.bear(ends) if ends else []
-        except (preload.Unsound, birth.BirthFailed, OSError) as error:
+            born = forking.bear(ends) if ends else []
+        except (preload.Unsound, forking.BirthFailed, OSError) as error:
             self._say(event="refused", why=str(error), is_stale=False)
             return None
         if isinstance(born, socket.socket):
@@ -133,5 +133,5 @@ def main(arguments: Sequence[str]) -> None:
     """Serve, and in a worker run its program; does not return. arguments: the channel's descriptor, the agent's pid."""
     order = Server(socket.socket(fileno=int(arguments[0])), int(arguments[1])).serve()
     forget_ourselves()
-    leave.watch_exit()
-    leave.leave(program.run(order["kind"], order["target"], order["args"], order["command"]))
+    fast_exit.watch_exit()
+    fast_exit.leave(program.run(order["kind"], order["target"], order["args"], order["command"]))

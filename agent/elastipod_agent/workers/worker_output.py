@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elastipod_agent.settings import Logs
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
-from elastipod_agent.workers.output import OutputPump, Stream
+from elastipod_agent.workers.output_pump import OutputPump, Stream
 
 STDOUT, STDERR = 1, 2
 _FILES = {STDOUT: "stdout.log", STDERR: "stderr.log"}

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastipod.ipc_wire import MAX_CALL_BYTES, BadLine, decode
-from elastipod_agent.ipc.calls import BadCall, Calls
-from elastipod_agent.ipc.exchange import Exchange
+from elastipod_agent.ipc.run_coordinator import Exchange
+from elastipod_agent.ipc.worker_calls import BadCall, Calls
 
 MAX_PER_PROCESS = 32
 _MAX_PATH_BYTES = 107  # of a Unix socket's address

@@ -22,7 +22,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from elastipod_agent.warm.program import INTERRUPTED
+from elastipod_agent.fork_server.program import INTERRUPTED
 from elastipod_agent.workers.linux import flush_c_streams, raise_default
 
 _FENCE = "_elastipod_fence"

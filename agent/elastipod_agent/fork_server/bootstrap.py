@@ -16,7 +16,7 @@ def serve() -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder
     sys.path.insert(0, packages)
-    from elastipod_agent.warm import server
+    from elastipod_agent.fork_server import server
 
     sys.path.remove(packages)
     server.main(sys.argv[1:])

@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastipod_agent.core.exits import describe_status
-from elastipod_agent.core.inprocess import Orders, Place, Rank, gather
+from elastipod_agent.core.inprocess_restart import Orders, Place, Rank, gather
 from elastipod_agent.core.requests import Start
 from elastipod_agent.core.run_env import before_rank
 from elastipod_agent.core.worker_env import pod_env
 from elastipod_agent.generation import GIVE_UP_AGAIN_S, Fault, failure_of, nobodys_failure
-from elastipod_agent.ipc.exchange import Exchange
+from elastipod_agent.ipc.run_coordinator import Exchange
 from elastipod_agent.log import EventLog
 from elastipod_agent.scripts import ScriptRunner, failed_script
 from elastipod_agent.settings import Settings, missing_script
 from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import describe_error, shorten
 from elastipod_agent.workers.group import Worker, WorkerGroup
-from elastipod_agent.workers.output import OutputPump
+from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
 

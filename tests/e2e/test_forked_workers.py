@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e import warm_cases
-from tests.e2e.warm_run import WarmRun, make_bare_python, warm_run, without_addresses
+from tests.e2e import forked_worker_cases
+from tests.e2e.warm_start_run import WarmRun, make_bare_python, warm_run, without_addresses
 
 pytestmark = pytest.mark.timeout(120)
 
 PROBE = Path(__file__).with_name("warm_probe.py")
-CASES = Path(__file__).with_name("warm_cases.py")
+CASES = Path(__file__).with_name("forked_worker_cases.py")
 # The interpreter itself loses what a file holds in its buffer when only a daemon thread has it; a forked worker does not.
 SAVED = {"leaves_a_file_to_a_daemon_thread": "daemon", "leaves_a_busy_daemon_thread": "busy"}
 
@@ -119,7 +119,7 @@ def endings(folder: Path, python: Path, *, is_warm: bool) -> dict[str, dict[str,
     shutil.copy(CASES, folder / "train.py")
     with warm_run(folder, "train.py", python=python, is_warm=is_warm, CASES_DIR=str(files)) as run:
         run.until_warm()
-        found = {case.__name__: ending(run, number, files) for number, case in enumerate(warm_cases.CASES, 1)}
+        found = {case.__name__: ending(run, number, files) for number, case in enumerate(forked_worker_cases.CASES, 1)}
         assert run.starts() == ((len(found), 0) if is_warm else (0, len(found))), run.agent.printed()
     return found
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.warm import channel, preload, program
-from elastipod_agent.warm.freshness import Imported
+from elastipod_agent.fork_server import channel, preload, program
+from elastipod_agent.fork_server.import_snapshot import Imported
 
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=5)
 
