@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from elastipod_agent.server.http import Admission, Head, Refused, admit_everybody
+from elastipod_agent.server.http import Admission, Head, RequestRefused, admit_everybody
 
 KEY_ENV = "ELASTIPOD_KEY"
 TOKEN_ENV = "ELASTIPOD_TOKEN"  # noqa: S105  # the name of a variable
@@ -115,7 +115,7 @@ class MacGuard:
         self._nonces: set[str] = set()
 
     def admit(self, head: Head) -> Admission:
-        """Admit a request before its body is read. Raises Refused (401) with the challenge to sign."""
+        """Admit a request before its body is read. Raises RequestRefused (401) with the challenge to sign."""
         scheme, _, rest = head.headers.get("authorization", "").partition(" ")
         given = _parameters(rest) if scheme == SCHEME else {}
         challenge, nonce, body = (given.get(name, "") for name in ("challenge", "nonce", "body"))
@@ -123,7 +123,7 @@ class MacGuard:
         is_same = hmac.compare_digest(given.get("mac", ""), right) and challenge == self._challenge
         if not is_same or nonce in self._nonces:
             asked = {"WWW-Authenticate": f'{SCHEME} challenge="{self._challenge}"'}
-            raise Refused(HTTPStatus.UNAUTHORIZED, _NEEDS_KEY, asked)
+            raise RequestRefused(HTTPStatus.UNAUTHORIZED, _NEEDS_KEY, asked)
         self._nonces.add(nonce)
         if len(self._nonces) >= self._max_nonces:
             self._challenge, self._nonces = secrets.token_hex(16), set()
@@ -145,7 +145,7 @@ class _Signed(Admission):
 
     def check_body(self, body: bytes) -> None:
         if not hmac.compare_digest(digest(body), self.body_digest):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "the body is not the one that the MAC is over")
+            raise RequestRefused(HTTPStatus.UNAUTHORIZED, "the body is not the one that the MAC is over")
 
     def answer_headers(self, status: int, body: bytes) -> Mapping[str, str]:
         return self.guard.answer_header(self.nonce, status, body)
@@ -158,11 +158,13 @@ class TokenGuard:
         self._token = token.encode()
 
     def admit(self, head: Head) -> Admission:
-        """Let a request pass. Raises Refused (401); how long that takes tells nothing about the token."""
+        """Let a request pass. Raises RequestRefused (401); how long that takes tells nothing about the token."""
         scheme, _, shown = head.headers.get("authorization", "").partition(" ")
         is_same = hmac.compare_digest(shown.strip().encode("latin-1"), self._token)
         if not is_same or scheme.lower() != "bearer":
-            raise Refused(HTTPStatus.UNAUTHORIZED, _NEEDS_TOKEN, {"WWW-Authenticate": 'Bearer realm="elastipod"'})
+            raise RequestRefused(
+                HTTPStatus.UNAUTHORIZED, _NEEDS_TOKEN, {"WWW-Authenticate": 'Bearer realm="elastipod"'}
+            )
         return Admission()
 
 

@@ -24,7 +24,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 a private folder is made in it
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class AgentEndpoint:
     """One agent on this host. host: as it was told to listen, perhaps on all addresses."""
 
     pid: int
@@ -44,7 +44,7 @@ def fast_directory() -> str | None:
     return str(_SHARED_MEMORY) if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
 
 
-def announce(folder: Path, presence: Presence) -> TextIO:
+def publish_endpoint(folder: Path, presence: AgentEndpoint) -> TextIO:
     """Write the file into the agent's own folder; gives it, to be kept open as long as the agent lives. Raises OSError."""
     draft = folder / f"{_FILE}.new"
     file = open(draft, "w", encoding="utf-8")  # noqa: SIM115 it is the lock's
@@ -55,7 +55,7 @@ def announce(folder: Path, presence: Presence) -> TextIO:
     return file
 
 
-def clear_away(place: Path) -> None:
+def remove_stale_folders(place: Path) -> None:
     """Remove the folders of agents that were killed."""
     for path in place.glob(f"{FOLDER_PREFIX}*/{_FILE}"):
         with suppress(OSError):
@@ -63,7 +63,7 @@ def clear_away(place: Path) -> None:
                 shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def find_agents(places: Sequence[Path] | None = None) -> list[Presence]:
+def find_agents(places: Sequence[Path] | None = None) -> list[AgentEndpoint]:
     """Give the agents of this user that run here, in no order."""
     if places is None:
         places = list(dict.fromkeys((_SHARED_MEMORY, Path(tempfile.gettempdir()))))
@@ -71,12 +71,12 @@ def find_agents(places: Sequence[Path] | None = None) -> list[Presence]:
     return [one for path in paths if (one := _read(path)) is not None]
 
 
-def _read(path: Path) -> Presence | None:
+def _read(path: Path) -> AgentEndpoint | None:
     with suppress(OSError, ValueError, TypeError, KeyError):
         if not _is_locked(path):
             return None
         fields = json.loads(path.read_text("utf-8"))
-        return Presence(int(fields["pid"]), str(fields["host"]), int(fields["port"]), str(fields["job"]))
+        return AgentEndpoint(int(fields["pid"]), str(fields["host"]), int(fields["port"]), str(fields["job"]))
     return None
 
 

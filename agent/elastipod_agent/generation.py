@@ -17,28 +17,28 @@ from typing import Any
 from elastipod.ipc_wire import RestartMode
 from elastipod.worker_file import Progress
 from elastipod_agent.clock import utc_now
-from elastipod_agent.core.exits import Outcome, Stop, classify, is_late_drain, is_port_taken
-from elastipod_agent.core.requests import Start
+from elastipod_agent.core.exits import Outcome, StopMode, classify, is_late_drain, is_port_taken
+from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import pod_env
 from elastipod_agent.metrics import METRICS
 from elastipod_agent.scripts import ScriptRunner, failed_script
 from elastipod_agent.settings import Script, Settings, missing_script
 from elastipod_agent.workers.failure import Failure, describe, describe_error, shorten
-from elastipod_agent.workers.group import Worker, WorkerGroup
-from elastipod_agent.workers.hang_monitor import HangWatch
-from elastipod_agent.workers.log_monitor import watch_logs
-from elastipod_agent.workers.monitors import Finding, Watch, Watches
+from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
+from elastipod_agent.workers.hang_monitor import HangMonitor
+from elastipod_agent.workers.log_monitor import monitor_logs
+from elastipod_agent.workers.monitors import Finding, Monitor, Monitors
 from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
 GIVE_UP_S = 30.0  # how long a worker that hangs in its start is tried to be ended
 GIVE_UP_AGAIN_S = 0.2
 # In a drain workers have so long to show that they can answer: a level is seen within milliseconds, a question comes with a step.
-ANSWER_S = 5.0
+ANSWER_TIME_S = 5.0
 # One that was only just started may still be at its imports, after which it asks; it has trained for less than that.
-IMPORTS_S = 30.0
-SHORTER_S = 1.0  # a repeated stop says whole seconds
-LOOK_S = 0.1  # how often a drain looks whether the workers know of it; they have no way to wake us
+IMPORT_TIME_S = 30.0
+SHORTEN_MARGIN_S = 1.0  # a repeated stop says whole seconds
+POLL_S = 0.1  # how often a drain looks whether the workers know of it; they have no way to wake us
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class GenerationEnd:
     """How a generation ended.
 
     is_late: the time of a graceful stop ran out. note: a sentence worth showing, or "". stuck: pids that SIGKILL did not
@@ -67,7 +67,7 @@ class End:
     stuck: tuple[int, ...] = ()
 
 
-class Generation:
+class GenerationSupervisor:
     """Runs once. `stop` may be called at any time; `on_fault` is called at once, before the rest is torn down.
 
     on_saving: called once in a drain, when all workers know of it. on_unanswered: called once in a drain when it turns out that
@@ -77,7 +77,7 @@ class Generation:
     def __init__(
         self,
         settings: Settings,
-        start: Start,
+        start: StartRequest,
         *,
         root: Path,
         environ: Mapping[str, str],
@@ -98,40 +98,42 @@ class Generation:
         self._on_unanswered = on_unanswered
         self._is_saving = False
         self._began_at = time.monotonic()
-        self._judge_at: float | None = None  # monotonic: when it is looked whether the workers can answer an event
+        self._unanswered_check_at: float | None = (
+            None  # monotonic: when it is looked whether the workers can answer an event
+        )
         self._group: WorkerGroup | None = None
-        self._stop = Stop.NONE
+        self._stop = StopMode.NONE
         self._deadline: float | None = None  # monotonic
         self._wake = asyncio.Event()
         self._fault: Fault | None = None
         self._finding: Finding | None = None
-        self._sent: Fault | None = None
-        self._watches = Watches(self._found)
-        self._log_watch = watch_logs(
+        self._reported_fault: Fault | None = None
+        self._monitors = Monitors(self._on_finding)
+        self._log_monitor = monitor_logs(
             start, settings.job, reaper=reaper, environ=environ, pump=pump, is_over=self._is_quiet
         )
         self._last_progress: Progress | None = None
         self._reports_before: Mapping[int, int] = {}  # by local rank, of processes that are older than the generation
 
-    def stop(self, mode: Stop, timeout_s: float, restart_mode: str = "", *, leaves: bool | None = None) -> None:
+    def stop(self, mode: StopMode, timeout_s: float, restart_mode: str = "", *, leaves: bool | None = None) -> None:
         """Ask for the end: graceful gives the workers this long to drain, hard ends them now. Hard beats graceful.
 
         restart_mode and leaves: as in /stop; these workers end in any case.
         """
-        if mode is Stop.GRACEFUL and self._stop is Stop.NONE:
+        if mode is StopMode.GRACEFUL and self._stop is StopMode.NONE:
             self._deadline = time.monotonic() + timeout_s
             self._stop = mode
-            self._judge_at = max(time.monotonic() + ANSWER_S, self._began_at + IMPORTS_S)
+            self._unanswered_check_at = max(time.monotonic() + ANSWER_TIME_S, self._began_at + IMPORT_TIME_S)
             if self._group is not None:
                 self._group.raise_event(time.time() + timeout_s, signal.SIGUSR1, leaves=leaves)
-        elif mode is Stop.HARD:
+        elif mode is StopMode.HARD:
             self._stop = mode
         self._wake.set()
 
     def shorten(self, timeout_s: float) -> bool:
         """Give a drain that is under way less time; False where it has no more than that."""
         deadline = time.monotonic() + timeout_s
-        if self._deadline is None or deadline > self._deadline - SHORTER_S:
+        if self._deadline is None or deadline > self._deadline - SHORTEN_MARGIN_S:
             return False
         self._deadline = deadline
         if self._group is not None:
@@ -139,15 +141,15 @@ class Generation:
         self._wake.set()
         return True
 
-    def take_fault(self, fault: Fault) -> None:
+    def report_fault(self, fault: Fault) -> None:
         """Take a worker's word that the run cannot go on."""
-        self._sent = self._sent or fault
+        self._reported_fault = self._reported_fault or fault
         self._wake.set()
 
     @property
     def is_draining(self) -> bool:
         """True while a graceful stop is under way."""
-        return self._stop is Stop.GRACEFUL
+        return self._stop is StopMode.GRACEFUL
 
     def progress(self) -> Progress | None:
         """Give the last report of local rank 0, also after the end."""
@@ -155,8 +157,8 @@ class Generation:
             self._last_progress = self._group.progress() or self._last_progress
         return self._last_progress
 
-    async def run(self) -> End:
-        """Run to the end. Never raises for what workers, scripts or the machine do: that is in the End."""
+    async def run(self) -> GenerationEnd:
+        """Run to the end. Never raises for what workers, scripts or the machine do: that is in the GenerationEnd."""
         try:
             if await self._start():
                 await self._supervise()
@@ -181,12 +183,12 @@ class Generation:
     async def _prepare(self) -> bool:
         """Run the pre-train script and start the workers; False when the end has come already. Raises OSError."""
         began = time.monotonic()
-        if self._stop is not Stop.NONE:
+        if self._stop is not StopMode.NONE:
             return False
         script = self._settings.pre_script
         if script is not None:
             status, tail = await self._run_script(script, "pre-train")
-            if self._stop is not Stop.NONE:
+            if self._stop is not StopMode.NONE:
                 return False
             if status != 0:
                 self._fail("PreScriptFailed", failed_script(script, status, tail))
@@ -198,11 +200,11 @@ class Generation:
         if self.start.rank == 0 and is_taken(self.start.master_port):
             self._fail("WorkerFault", self._port_taken())
             return False
-        tap = None if self._log_watch is None else self._log_watch.take
+        tap = None if self._log_monitor is None else self._log_monitor.take
         self._group = WorkerGroup(self._settings, self.start, self._directory, self._reaper, self._pump, tap=tap)
         await self._spawn(self._group)
         METRICS.set("last_start_seconds", time.monotonic() - began)
-        self._watches.begin(self._wanted_watches())
+        self._monitors.begin(self._wanted_monitors())
         return True
 
     async def _spawn(self, group: WorkerGroup) -> None:
@@ -210,8 +212,8 @@ class Generation:
         spawning = asyncio.ensure_future(group.spawn(self._environ, self._wake.set))
         given_up_at: float | None = None
         while not spawning.done():
-            await self._woken(spawning, limit_s=None if given_up_at is None else GIVE_UP_AGAIN_S)
-            if self._stop is Stop.HARD or self._is_late():
+            await self._wait_for_change(spawning, limit_s=None if given_up_at is None else GIVE_UP_AGAIN_S)
+            if self._stop is StopMode.HARD or self._is_late():
                 given_up_at = given_up_at or time.monotonic()
                 group.give_up_spawning()
                 if time.monotonic() - given_up_at > GIVE_UP_S:
@@ -225,28 +227,28 @@ class Generation:
         while True:
             failed = group.first_failure()
             if failed is not None:
-                await self._report(group, failed)
+                await self._report_failure(group, failed)
                 return
-            if self._sent is not None:
-                self._set_fault(self._sent)
+            if self._reported_fault is not None:
+                self._set_fault(self._reported_fault)
                 return
             if self._finding is not None:
                 self._fail(self._finding.reason, self._finding.message)
                 return
-            if not group.living or self._stop is Stop.HARD or self._is_late():
+            if not group.living or self._stop is StopMode.HARD or self._is_late():
                 return
-            await self._woken()
+            await self._wait_for_change()
 
-    def _wanted_watches(self) -> list[Watch]:
+    def _wanted_monitors(self) -> list[Monitor]:
         """Give what is to be watched beside exits."""
-        watches: list[Watch] = []
+        monitors: list[Monitor] = []
         if self._settings.hang_timeout_s != 0 and self._group is not None:
-            watches.append(
-                HangWatch(self._settings, self._group, self._pump.say, self._is_ending, self._reports_before)
+            monitors.append(
+                HangMonitor(self._settings, self._group, self._pump.print_line, self._is_ending, self._reports_before)
             )
-        if self._log_watch is not None:
-            watches.append(self._log_watch)
-        return watches
+        if self._log_monitor is not None:
+            monitors.append(self._log_monitor)
+        return monitors
 
     def _is_quiet(self) -> bool:
         """True when local rank 0 is not expected to print anything more."""
@@ -254,45 +256,45 @@ class Generation:
         return is_gone or self._is_ending()
 
     def _is_ending(self) -> bool:
-        return self._stop is not Stop.NONE
+        return self._stop is not StopMode.NONE
 
-    def _found(self, finding: Finding) -> None:
+    def _on_finding(self, finding: Finding) -> None:
         self._finding = finding
         self._wake.set()
 
-    async def _woken(self, *others: asyncio.Future[Any], limit_s: float | None = None) -> None:
+    async def _wait_for_change(self, *others: asyncio.Future[Any], limit_s: float | None = None) -> None:
         """Wait for an exit, a stop, one of the others, the end of the drain's time, or at most for so long."""
         if limit_s is None and self._deadline is not None:
             limit_s = max(0.0, self._deadline - time.monotonic())
         if self.is_draining and not self._is_saving:
-            limit_s = LOOK_S if limit_s is None else min(limit_s, LOOK_S)
+            limit_s = POLL_S if limit_s is None else min(limit_s, POLL_S)
         wait: asyncio.Future[Any] = asyncio.ensure_future(self._wake.wait())
         await asyncio.wait([wait, *others], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         wait.cancel()
         self._wake.clear()
-        self._note_saving()
+        self._check_acknowledged()
 
-    def _note_saving(self) -> None:
+    def _check_acknowledged(self) -> None:
         group = self._group
         if group is None or self._is_saving or not self.is_draining:
             return
         if all(group.file.acknowledged(one) for one in range(self._settings.layout.nproc)):
             self._is_saving = True
             self._on_saving()
-        elif self._judge_at is not None and time.monotonic() >= self._judge_at:
-            self._judge_at = None
+        elif self._unanswered_check_at is not None and time.monotonic() >= self._unanswered_check_at:
+            self._unanswered_check_at = None
             if not group.answers_events(signal.SIGUSR1):
                 self._on_unanswered()
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    async def _finish(self) -> End:
+    async def _finish(self) -> GenerationEnd:
         """Tear down what is left and name the end."""
-        await self._watches.end()
+        await self._monitors.end()
         group = self._group
         if group is None:
-            return End(outcome=Outcome.CRASHED if self._fault else Outcome.STOPPED)
+            return GenerationEnd(outcome=Outcome.CRASHED if self._fault else Outcome.STOPPED)
         is_late = is_late_drain(self._stop, is_past_deadline=self._is_late(), has_living=bool(group.living))
         number = signal.SIGKILL if is_late else self._settings.shutdown_signal
         stuck = await group.end(number, 0 if number == signal.SIGKILL else self._settings.shutdown_timeout_s)
@@ -302,7 +304,7 @@ class Generation:
             note = "the workers did not drain in the time that the stop gave them and were killed"
         if outcome is Outcome.COMPLETED and self._settings.post_script is not None:
             note = await self._post_train(self._settings.post_script)
-        return End(outcome=outcome, is_late=is_late, note=note, stuck=tuple(stuck))
+        return GenerationEnd(outcome=outcome, is_late=is_late, note=note, stuck=tuple(stuck))
 
     async def _post_train(self, script: Script) -> str:
         await self._pump.caught_up()  # what the workers printed comes before what the script prints
@@ -316,14 +318,14 @@ class Generation:
         runner = ScriptRunner(
             self._reaper,
             self._pump,
-            is_over=lambda: self._stop is not Stop.NONE,
+            is_over=lambda: self._stop is not StopMode.NONE,
             wake=self._wake,
             patience_s=self._settings.shutdown_timeout_s,
         )
         return await runner.run(script, name, pod_env(self._environ, self.start, self._settings.layout))
 
-    async def _report(self, group: WorkerGroup, worker: Worker) -> None:
-        failure = await failure_of(group, worker)
+    async def _report_failure(self, group: WorkerGroup, worker: WorkerProcess) -> None:
+        failure = await describe_worker_failure(group, worker)
         tail = worker.stderr_tail()
         reason = "WorkerCrash"
         if is_port_taken(failure.global_rank, tail, self.start.master_port):
@@ -336,14 +338,14 @@ class Generation:
 
     def _fail(self, reason: str, message: str) -> None:
         """Note a fault that is no worker's."""
-        self._set_fault(Fault(reason, nobodys_failure(message)))
+        self._set_fault(Fault(reason, failure_without_worker(message)))
 
     def _set_fault(self, fault: Fault) -> None:
         self._fault = fault
         self._on_fault(fault)
 
 
-async def failure_of(group: WorkerGroup, worker: Worker) -> Failure:
+async def describe_worker_failure(group: WorkerGroup, worker: WorkerProcess) -> Failure:
     """Put together how a worker failed that has ended."""
     await group.catch_up(worker)
     assert worker.child.status is not None
@@ -357,7 +359,7 @@ async def failure_of(group: WorkerGroup, worker: Worker) -> Failure:
     )
 
 
-def nobodys_failure(message: str) -> Failure:
+def failure_without_worker(message: str) -> Failure:
     """Give a failure that is no worker's."""
     return Failure(
         global_rank=None, local_rank=None, exitcode=None, signal=None, message=shorten(message), time=utc_now()

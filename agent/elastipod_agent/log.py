@@ -13,8 +13,8 @@ class EventLog:
     The group rank's field is what HyperPod's own tools look for in a pod's log to find the head pod.
     """
 
-    def __init__(self, say: Callable[[str], None], job: str) -> None:
-        self._say = say
+    def __init__(self, print_line: Callable[[str], None], job: str) -> None:
+        self._print_line = print_line
         self._job = job
         self.group_rank: int | None = None
 
@@ -37,7 +37,7 @@ class EventLog:
         if self.group_rank is not None:
             known["group_rank"] = self.group_rank
         pairs = "".join(f" {name}={_one_line(value)}" for name, value in (known | fields).items() if value is not None)
-        self._say(f"hyperpodrun: {utc_now()} {level} {event}{pairs}")
+        self._print_line(f"hyperpodrun: {utc_now()} {level} {event}{pairs}")
 
 
 def _one_line(value: object) -> str:

@@ -20,7 +20,7 @@ from elastipod_agent.server.call_log import CallLog
 from elastipod_agent.server.http import HttpServer
 from elastipod_agent.settings import BadUsage, Settings, read_settings
 from elastipod_agent.workers.failure import write_termination_message
-from elastipod_agent.workers.linux import run_promptly
+from elastipod_agent.workers.linux import request_short_time_slices
 from elastipod_agent.workers.output_pump import OutputPump
 
 _FOREIGN = "hyperpod_elastic_agent-*"  # how pip and friends name the record of AWS's distribution
@@ -42,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given[:1] and given[0].replace("_", "-").startswith("--print-completion"):
             torchrun.print_completion(given)
-        line = parse_command_line(given, os.environ)
-        if line.values.standalone or "KUBERNETES_SERVICE_HOST" not in os.environ:
-            torchrun.hand_over(line)
-        settings, warnings = read_settings(line, os.environ)
+        command_line = parse_command_line(given, os.environ)
+        if command_line.values.standalone or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            torchrun.hand_over(command_line)
+        settings, warnings = read_settings(command_line, os.environ)
     except torchrun.TorchMissing as error:
         return _give_up(str(error), 1)
     except BadUsage as error:
@@ -79,12 +79,12 @@ def run_agent(
     """Be the agent of this pod until it is told to leave; gives the exit code. Without credentials everybody may call."""
     pump = OutputPump()
     pump.start()
-    log = EventLog(pump.say, settings.job)
+    log = EventLog(pump.print_line, settings.job)
     for warning in warnings:
         log.warning(warning)
-    run_promptly()
+    request_short_time_slices()
     place = endpoint_file.fast_directory() or gettempdir()
-    endpoint_file.clear_away(Path(place))
+    endpoint_file.remove_stale_folders(Path(place))
     try:
         with TemporaryDirectory(prefix=endpoint_file.FOLDER_PREFIX, dir=place, ignore_cleanup_errors=True) as root:
             return asyncio.run(_serve(settings, environ, credentials, Path(root), pump, log))
@@ -113,11 +113,13 @@ async def _serve(
         port = await server.listen(settings.host, settings.port)
     except OSError as error:
         raise OSError(error.errno, _cannot_listen(settings, error)) from error
-    agent.board.on_change = lambda before, after: count_changes(before, after, METRICS)
+    agent.status.on_change = lambda before, after: count_changes(before, after, METRICS)
     metrics = await _serve_metrics(settings, agent, pump, log)
-    with endpoint_file.announce(root, endpoint_file.Presence(os.getpid(), settings.host, port, settings.job)):
-        await agent.begin(port)
-        code = await agent.live()
+    with endpoint_file.publish_endpoint(
+        root, endpoint_file.AgentEndpoint(os.getpid(), settings.host, port, settings.job)
+    ):
+        await agent.start_up(port)
+        code = await agent.run_until_shutdown()
         await server.close(_LAST_ANSWERS_S)
     if metrics is not None:
         await metrics.close(0)
@@ -129,7 +131,7 @@ async def _serve_metrics(settings: Settings, agent: Agent, pump: OutputPump, log
     if not settings.metrics_port:
         return None
     sources = Sources(
-        status=lambda: agent.board.status,
+        status=lambda: agent.status.current,
         worker=lambda: agent.status_json()["worker"],
         output_bytes=lambda: pump.bytes_read,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from elastipod_agent.core.exits import describe_status
 from elastipod_agent.settings import Script
 from elastipod_agent.workers import process_tree
-from elastipod_agent.workers.output_pump import OutputPump, Stream
+from elastipod_agent.workers.output_pump import OutputPump, OutputStream
 from elastipod_agent.workers.reaper import Reaper
 
 NOT_RUN = 256  # no exit code: the script was never started
@@ -37,7 +37,7 @@ class ScriptRunner:
         A script that cannot be started has the status NOT_RUN, and a sentence in place of what it printed.
         """
         source, sink = os.pipe2(os.O_CLOEXEC)
-        stream = Stream(source, f"[{name}]:".encode(), 1)
+        stream = OutputStream(source, f"[{name}]:".encode(), 1)
         try:
             child = await self._reaper.spawn(script.command(), env, stdout=sink, stderr=sink)
         except OSError as error:

@@ -48,7 +48,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
+class StreamSelection:
     """For which of a worker's streams something holds, as torch counts: bit 1 stdout, bit 2 stderr."""
 
     everywhere: int = 0
@@ -60,12 +60,12 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logs:
+class LogSettings:
     """Where worker output goes. directory: of files, None when none are wanted. filters: of the copies of lines."""
 
     directory: Path | None
-    redirects: Streams
-    tee: Streams
+    redirects: StreamSelection
+    tee: StreamSelection
     prefix: string.Template
     only_local_ranks: frozenset[int] | None
     stdout_filters: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Settings:
     script_file: str | None  # checked before every start; None where there is no file to check
     pre_script: Script | None
     post_script: Script | None
-    logs: Logs
+    logs: LogSettings
     job: str
     is_warm: bool = True
     preload: tuple[str, ...] = ()
@@ -103,10 +103,10 @@ class Settings:
         return [string.Template(part).safe_substitute(local_rank=local_rank) for part in self.command]
 
 
-def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+def read_settings(command_line: CommandLine, environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
     """Give the settings and warnings, one sentence each. Raises BadUsage."""
-    values = line.values
-    nproc = _nproc(line, environ)
+    values = command_line.values
+    nproc = _nproc(command_line, environ)
     cpus, unbound = _cpus(values.numa_binding, nproc, environ)
     job = environ.get("ELASTIPOD_JOB", "")
     run_id = values.rdzv_id if values.rdzv_id != "none" else job or "none"
@@ -125,12 +125,12 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
             own_devices=_own_devices(nproc, environ) if values.virtual_local_rank else (),
             keeps_processes=values.inprocess_restart,
         ),
-        command=_command(line, environ),
+        command=_command(command_line, environ),
         is_python=not values.no_python,
-        script_file=None if values.module or values.no_python else line.script,
+        script_file=None if values.module or values.no_python else command_line.script,
         pre_script=_script(values.pre_train_script, values.pre_train_args),
         post_script=_script(values.post_train_script, values.post_train_args),
-        logs=_logs(line, environ, run_id),
+        logs=_logs(command_line, environ, run_id),
         job=job,
         is_warm=not values.no_warm_workers,
         preload=_preload(values.preload),
@@ -141,7 +141,7 @@ def read_settings(line: CommandLine, environ: Mapping[str, str]) -> tuple[Settin
         cpus=cpus,
     )
     _check_nnodes(values.nnodes)
-    warnings = _warnings(line) + unbound + nccl_warnings(environ, keeps_processes=values.inprocess_restart)
+    warnings = _warnings(command_line) + unbound + nccl_warnings(environ, keeps_processes=values.inprocess_restart)
     if settings.logs.directory is not None and not values.log_dir:
         warnings.append(f"workers' files go to {settings.logs.directory}, as no --log-dir is given")
     return settings, warnings
@@ -157,9 +157,11 @@ def _port(given: int | None, environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _nproc(line: CommandLine, environ: Mapping[str, str]) -> int:
-    is_given = any(option.dest == "nproc_per_node" for option, _ in line.given) or "PET_NPROC_PER_NODE" in environ
-    wanted = line.values.nproc_per_node if is_given else environ.get("NPROC_PER_NODE") or "1"
+def _nproc(command_line: CommandLine, environ: Mapping[str, str]) -> int:
+    is_given = (
+        any(option.dest == "nproc_per_node" for option, _ in command_line.given) or "PET_NPROC_PER_NODE" in environ
+    )
+    wanted = command_line.values.nproc_per_node if is_given else environ.get("NPROC_PER_NODE") or "1"
     try:
         return resolve_nproc(wanted, environ)
     except BadWorkerCount as error:
@@ -184,16 +186,16 @@ def _cpus(mode: str | None, nproc: int, environ: Mapping[str, str]) -> tuple[tup
         return (), [f"--numa-binding={mode} is not applied: {error}"]
 
 
-def _command(line: CommandLine, environ: Mapping[str, str]) -> tuple[str, ...]:
-    values = line.values
+def _command(command_line: CommandLine, environ: Mapping[str, str]) -> tuple[str, ...]:
+    values = command_line.values
     if values.no_python:
         if values.module:
             raise BadUsage("--no-python and --module cannot be used together")
-        return (line.script, *line.script_args)
+        return (command_line.script, *command_line.script_args)
     python = environ.get("PYTHON_EXEC") or sys.executable
     if values.run_path:
-        return (python, "-u", "-c", _RUN_PATH, line.script, *line.script_args)
-    return (python, "-u", *(["-m"] if values.module else []), line.script, *line.script_args)
+        return (python, "-u", "-c", _RUN_PATH, command_line.script, *command_line.script_args)
+    return (python, "-u", *(["-m"] if values.module else []), command_line.script, *command_line.script_args)
 
 
 def _script(path: str | None, args: str) -> Script | None:
@@ -205,14 +207,14 @@ def _script(path: str | None, args: str) -> Script | None:
         raise BadUsage(f"the arguments of {path} cannot be split: {error}") from error
 
 
-def _logs(line: CommandLine, environ: Mapping[str, str], run_id: str) -> Logs:
-    values = line.values
+def _logs(command_line: CommandLine, environ: Mapping[str, str], run_id: str) -> LogSettings:
+    values = command_line.values
     template = values.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
-    redirects = parse_streams("--redirects", values.redirects)
-    tee = parse_streams("--tee", values.tee)
+    redirects = parse_stream_selection("--redirects", values.redirects)
+    tee = parse_stream_selection("--tee", values.tee)
     filters = [parse_filters(text) for text in (values.duplicate_stdout_filters, values.duplicate_stderr_filters)]
-    has_files = redirects != Streams() or tee != Streams() or any(filters)
-    return Logs(
+    has_files = redirects != StreamSelection() or tee != StreamSelection() or any(filters)
+    return LogSettings(
         directory=_log_directory(values.log_dir, run_id, has_files=has_files),
         redirects=redirects,
         tee=tee,
@@ -235,13 +237,13 @@ def _log_directory(given: str | None, name: str, *, has_files: bool) -> Path | N
         raise BadUsage(f"--log-dir {given or tempfile.gettempdir()} cannot be written: {error.strerror}") from error
 
 
-def parse_streams(option: str, text: str) -> Streams:
+def parse_stream_selection(option: str, text: str) -> StreamSelection:
     """Read torch's notation: one value 0-3 for all workers, or ``RANK:VALUE,...``. Raises BadUsage."""
     if re.fullmatch(r"[0-3]", text):
-        return Streams(int(text))
+        return StreamSelection(int(text))
     if re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
         pairs = [pair.split(":") for pair in text.split(",")]
-        return Streams(by_rank={int(rank): int(bits) for rank, bits in pairs})
+        return StreamSelection(by_rank={int(rank): int(bits) for rank, bits in pairs})
     raise BadUsage(f"{option} is {text!r}; it must be 0 to 3, or such values by local rank like 0:1,1:3")
 
 
@@ -296,13 +298,13 @@ def _metrics_port(value: int) -> int:
     return value
 
 
-def _warnings(line: CommandLine) -> list[str]:
-    given = {option.dest: value for option, value in line.given}
+def _warnings(command_line: CommandLine) -> list[str]:
+    given = {option.dest: value for option, value in command_line.given}
     said: list[str] = []
     if given.get("rdzv_backend", "hyperpod") != "hyperpod":
         said.append(f"--rdzv-backend={given['rdzv_backend']} is not used: in a pod the rendezvous is always hyperpod")
     unused: dict[str, list[str]] = {}
-    for option in dict.fromkeys(option for option, _ in line.given if option.unused):
+    for option in dict.fromkeys(option for option, _ in command_line.given if option.unused):
         unused.setdefault(option.unused, []).append(option.name)
     for why, names in unused.items():
         said.append(f"{', '.join(names)} change{'s' if len(names) == 1 else ''} nothing inside a pod: {why}")

@@ -46,7 +46,7 @@ class Status:
     failure: Failure | None = None
 
 
-class Board:
+class StatusStore:
     """Holds the status; every change goes through `set` or `enter`. Belongs to the event loop's thread.
 
     on_change: is given the status before and after each change.
@@ -57,20 +57,20 @@ class Board:
         self.on_change: Callable[[Status, Status], None] = lambda before, after: None
         self._utc_now = utc_now
         self._changed = asyncio.Event()
-        self.status = Status(transitions={AgentState.INIT.name: utc_now()})
+        self.current = Status(transitions={AgentState.INIT.name: utc_now()})
 
     def set(self, **changes: Any) -> None:
         """Change fields; the version grows when one of them really differs."""
-        changed = replace(self.status, **changes)
-        if changed != self.status:
-            before, self.status = self.status, replace(changed, version=self.status.version + 1)
-            self.on_change(before, self.status)
+        changed = replace(self.current, **changes)
+        if changed != self.current:
+            before, self.current = self.current, replace(changed, version=self.current.version + 1)
+            self.on_change(before, self.current)
             self._changed.set()
             self._changed = asyncio.Event()
 
     def enter(self, *states: AgentState, **changes: Any) -> None:
         """Move through these states, at once as far as readers see, and change fields with it."""
-        state, transitions = self.status.state, dict(self.status.transitions)
+        state, transitions = self.current.state, dict(self.current.transitions)
         for target in states:
             state = move(state, target)
             transitions[state.name] = self._utc_now()
@@ -78,40 +78,40 @@ class Board:
 
     async def wait_beyond(self, version: int, timeout_s: float) -> None:
         """Wait until the version is another one than the caller has seen, at most this long."""
-        if self.status.version == version:
+        if self.current.version == version:
             await set_within(self._changed, timeout_s)
 
     def as_json(self, progress: Progress | None) -> dict[str, Any]:
         """Give /status's body. Optional fields of the plain protocol are left out while they have no value."""
-        seen = self.status
+        status = self.current
         optional = {
-            "reason": seen.reason,
-            "message": seen.message,
-            "restartMode": seen.restart_mode,
-            "ipversion": seen.ip_version,
-            "progress": seen.progress or None,
-            "assigned_rank": None if seen.assigned_rank is None else str(seen.assigned_rank),
-            "spare": None if seen.is_spare is None else str(seen.is_spare),
-            "worker_data": list(seen.worker_data) or None,
-            "rank_labels": dict(seen.rank_labels) or None,
-            "priority": "True" if seen.has_priority else None,
+            "reason": status.reason,
+            "message": status.message,
+            "restartMode": status.restart_mode,
+            "ipversion": status.ip_version,
+            "progress": status.progress or None,
+            "assigned_rank": None if status.assigned_rank is None else str(status.assigned_rank),
+            "spare": None if status.is_spare is None else str(status.is_spare),
+            "worker_data": list(status.worker_data) or None,
+            "rank_labels": dict(status.rank_labels) or None,
+            "priority": "True" if status.has_priority else None,
         }
         return {
-            "status": seen.state.value,
-            "transitions": dict(seen.transitions),
+            "status": status.state.value,
+            "transitions": dict(status.transitions),
             **{name: value for name, value in optional.items() if value is not None},
             "agent_version": __version__,
             "protocol": PROTOCOL,
             "features": list(FEATURES),
-            "version": seen.version,
-            "generation": seen.generation,
-            "drained": seen.drained,
-            "warming": seen.warming,
-            "saving": seen.saving,
-            "unanswered": seen.unanswered,
-            "terminating": seen.terminating,
+            "version": status.version,
+            "generation": status.generation,
+            "drained": status.drained,
+            "warming": status.warming,
+            "saving": status.saving,
+            "unanswered": status.unanswered,
+            "terminating": status.terminating,
             "boot_id": self.boot_id,
-            "failure": None if seen.failure is None else seen.failure.as_json(),
+            "failure": None if status.failure is None else status.failure.as_json(),
             "worker": _worker_json(progress),
         }
 

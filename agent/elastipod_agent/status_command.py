@@ -21,7 +21,7 @@ from elastipod_agent.authentication import (
     read_credentials,
     signed,
 )
-from elastipod_agent.endpoint_file import Presence, find_agents
+from elastipod_agent.endpoint_file import AgentEndpoint, find_agents
 from elastipod_agent.settings import DEFAULT_PORT
 
 PROG = "elastipod agent"
@@ -33,16 +33,16 @@ _CLEAR = "\x1b[2J\x1b[H"
 Json = Mapping[str, Any]
 
 
-class NotReached(Exception):
+class AgentUnreachable(Exception):
     """The agent does not answer as it should; the sentence says what to check."""
 
 
-class Ambiguous(Exception):
+class AmbiguousAgent(Exception):
     """Several agents run here and none was named."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AgentAddress:
     """Where the agent is, and what proves us to it."""
 
     host: str
@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit status: 0 the agent answered, 1 it did not, 2 wrong use."""
     args = _parser().parse_args(argv)
     try:
-        target = find_target(args.port, find_agents(), os.environ)
+        target = find_agent(args.port, find_agents(), os.environ)
         while True:
-            status = ask(target)
+            status = fetch_status(target)
             text = json.dumps(status) if args.json else "\n".join(describe(status, target, time.time()))
             if args.watch is not None and sys.stdout.isatty() and not args.json:
                 text = _CLEAR + text
@@ -66,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(args.watch)
             if not args.json and not sys.stdout.isatty():
                 print()
-    except Ambiguous as error:
+    except AmbiguousAgent as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except NotReached as error:
+    except AgentUnreachable as error:
         print(f"{PROG}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -111,40 +111,40 @@ def _seconds(text: str) -> float:
     return value
 
 
-def find_target(port: int | None, agents: Sequence[Presence], environ: Mapping[str, str]) -> Target:
+def find_agent(port: int | None, agents: Sequence[AgentEndpoint], environ: Mapping[str, str]) -> AgentAddress:
     """Find the agent: the port that is given, else the only agent here, else what the environment says.
 
-    Raises Ambiguous where several agents run here and the environment names none of them.
+    Raises AmbiguousAgent where several agents run here and the environment names none of them.
     """
     credentials = read_credentials(environ)
-    told = environ.get("ELASTIPOD_AGENT_PORT", "")
-    wanted = port or (int(told) if told.isascii() and told.isdigit() else None)
+    configured_port = environ.get("ELASTIPOD_AGENT_PORT", "")
+    wanted = port or (int(configured_port) if configured_port.isascii() and configured_port.isdigit() else None)
     same = [agent for agent in agents if agent.port == wanted]
     if port is None and not same and len(agents) > 1:
         listed = ", ".join(sorted(f"{one.port} ({one.job or 'no job'})" for one in agents))
-        raise Ambiguous(f"several agents run here; choose one with --port: {listed}")
+        raise AmbiguousAgent(f"several agents run here; choose one with --port: {listed}")
     if same or (port is None and agents):
         chosen = (same or list(agents))[0]
-        return Target(chosen.address, chosen.port, credentials)
-    return Target("127.0.0.1", wanted or DEFAULT_PORT, credentials)
+        return AgentAddress(chosen.address, chosen.port, credentials)
+    return AgentAddress("127.0.0.1", wanted or DEFAULT_PORT, credentials)
 
 
-def ask(target: Target) -> dict[str, Any]:
-    """Fetch the status. Raises NotReached."""
+def fetch_status(target: AgentAddress) -> dict[str, Any]:
+    """Fetch the status. Raises AgentUnreachable."""
     where = f"port {target.port}" if target.host == "127.0.0.1" else f"{target.host}, port {target.port}"
     try:
         code, body = _fetch(target)
     except ConnectionRefusedError:
-        raise NotReached(
+        raise AgentUnreachable(
             f"nothing listens on {where}: does hyperpodrun run in this container, or on another port (--port)?"
         ) from None
     except (OSError, http.client.HTTPException) as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        raise NotReached(f"the agent on {where} does not answer ({why}): is it stopped, or busy?") from error
+        raise AgentUnreachable(f"the agent on {where} does not answer ({why}): is it stopped, or busy?") from error
     if code == 401:
         held = target.credentials.key or target.credentials.token
         hint = f"${KEY_ENV} holds another one" if held else f"${KEY_ENV} is not set here"
-        raise NotReached(
+        raise AgentUnreachable(
             f"the agent on {where} wants the key of its job, and {hint}: run this in the agent's container"
         )
     try:
@@ -152,11 +152,11 @@ def ask(target: Target) -> dict[str, Any]:
     except ValueError:
         status = None
     if code != 200 or not isinstance(status, dict) or "status" not in status:
-        raise NotReached(f"what answers on {where} is no agent (HTTP {code}): name the agent's port with --port")
+        raise AgentUnreachable(f"what answers on {where} is no agent (HTTP {code}): name the agent's port with --port")
     return status
 
 
-def _fetch(target: Target) -> tuple[int, bytes]:
+def _fetch(target: AgentAddress) -> tuple[int, bytes]:
     """Ask for the status, once more with a MAC where the agent wants one. Raises OSError, HTTPException."""
     credentials = target.credentials
     code, challenge, body = _get(target, {} if credentials.key else bearer(credentials.token))
@@ -165,7 +165,7 @@ def _fetch(target: Target) -> tuple[int, bytes]:
     return code, body
 
 
-def _get(target: Target, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
+def _get(target: AgentAddress, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
     """Give status code, challenge ("" for none) and body."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
     try:
@@ -176,7 +176,7 @@ def _get(target: Target, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
         connection.close()
 
 
-def describe(status: Json, target: Target, now: float) -> Iterator[str]:
+def describe(status: Json, target: AgentAddress, now: float) -> Iterator[str]:
     """Give the lines for a person; what the agent does not tell is left out. now: Unix seconds."""
     details = _mapping(status.get("details"))
     for name, text in _parts(status, details, target, now):
@@ -185,7 +185,7 @@ def describe(status: Json, target: Target, now: float) -> Iterator[str]:
         yield from (f"{'':<11} {line}" for line in others)
 
 
-def _parts(status: Json, details: Json, target: Target, now: float) -> Iterator[tuple[str, str]]:
+def _parts(status: Json, details: Json, target: AgentAddress, now: float) -> Iterator[tuple[str, str]]:
     who = [details.get("job"), details.get("pod") and f"pod {details['pod']}", f"port {target.port}"]
     who.append(f"version {status.get('agent_version', 'unknown')}")
     yield "agent", ", ".join(str(part) for part in who if part)

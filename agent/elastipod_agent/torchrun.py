@@ -50,7 +50,7 @@ def installed_options() -> list[Option]:
     ]
 
 
-def torchrun_arguments(line: CommandLine, *, has_shutdown_timeout: bool) -> list[str]:
+def torchrun_arguments(command_line: CommandLine, *, has_shutdown_timeout: bool) -> list[str]:
     """Give torchrun's argument list for a command line of ours: what is not torchrun's own is left out.
 
     has_shutdown_timeout: the installed torch has a --shutdown-timeout of its own, with the same meaning.
@@ -59,18 +59,20 @@ def torchrun_arguments(line: CommandLine, *, has_shutdown_timeout: bool) -> list
     if has_shutdown_timeout:
         ours.discard("shutdown_timeout")
     arguments: list[str] = []
-    for option, value in line.given:
+    for option, value in command_line.given:
         if option.dest in ours or (option.dest == "rdzv_backend" and value == "hyperpod"):
             continue
         name = max(option.names, key=len)
         arguments.append(name if value is None else f"{name}={value}")
-    return [*arguments, line.script, *line.script_args]
+    return [*arguments, command_line.script, *command_line.script_args]
 
 
-def hand_over(line: CommandLine) -> NoReturn:
+def hand_over(command_line: CommandLine) -> NoReturn:
     """Become torchrun, with the arguments that are its own. Raises TorchMissing when there is no torch."""
     launcher = _launcher_source()
-    arguments = torchrun_arguments(line, has_shutdown_timeout='"--shutdown-timeout"' in launcher.read_text("utf-8"))
+    arguments = torchrun_arguments(
+        command_line, has_shutdown_timeout='"--shutdown-timeout"' in launcher.read_text("utf-8")
+    )
     _become_torchrun(arguments)
 
 

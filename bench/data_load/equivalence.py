@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from tests.e2e.data_run import STEPS, DataRun, Stay, stays
-from tests.e2e.torch_fork_server import WorkerNursery
+from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import worker_environment
 
 SMALLEST = 1e-9  # what a difference of 0 is drawn as, on a logarithmic axis
@@ -16,7 +16,7 @@ SMALLEST = 1e-9  # what a difference of 0 is drawn as, on a logarithmic axis
 def play(folder: Path, seed: int) -> tuple[list[Stay], dict[str, dict[int, float]]]:
     """Train the job three times: undisturbed in one process, and through the same fate with both kinds of sums."""
     fate = stays(seed)
-    nursery = WorkerNursery(worker_environment())
+    fork_server = TorchForkServer(worker_environment())
     losses = {}
     try:
         for name, mode, through in (
@@ -24,14 +24,14 @@ def play(folder: Path, seed: int) -> tuple[list[Stay], dict[str, dict[int, float
             ("fixed order", "fixed-order", fate),
             ("DDP", "ddp", fate),
         ):
-            job = DataRun(nursery, folder / name.replace(" ", "-"), mode)
+            job = DataRun(fork_server, folder / name.replace(" ", "-"), mode)
             try:
                 job.play(through)
                 losses[name] = job.run.losses()
             finally:
                 job.run.close()
     finally:
-        nursery.close()
+        fork_server.close()
     return fate, losses
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from elastipod_agent.core.fences import Situation, Verdict, decide_start, decide_stop
+from elastipod_agent.core.fences import CallVerdict, FenceState, decide_start, decide_stop
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
 
@@ -29,7 +29,7 @@ class FakeAgent:
     def __init__(self, *, held: bool) -> None:
         self.state = S.INIT if held else S.READY
         self.version = 1
-        self.generation = self.barred = 0
+        self.generation = self.newest_stopped = 0
         self.started_at = 0.0
         self._reason: str | None = None
         self._drained = self._is_spare = False
@@ -71,8 +71,8 @@ class FakeAgent:
         return self._head + b"}"
 
     def _start(self, body: dict[str, Any]) -> int:
-        answer = decide_start(self._situation(), body.get("generation"))
-        if answer.verdict is Verdict.ACT:
+        answer = decide_start(self._fence_state(), body.get("generation"))
+        if answer.verdict is CallVerdict.ACT:
             self.generation = body["generation"]
             self._is_spare = bool(body.get("spare"))
             self._drained, self._failure = False, None
@@ -81,18 +81,18 @@ class FakeAgent:
             else:
                 self.started_at = time.time()
                 self._enter(S.RUNNING)
-        return 409 if answer.verdict is Verdict.REFUSE else 200
+        return 409 if answer.verdict is CallVerdict.REFUSE else 200
 
     def _stop(self, body: dict[str, Any]) -> int:
         graceful = bool(body.get("is_graceful"))
-        answer = decide_stop(self._situation(), body.get("generation"), is_graceful=graceful)
-        if answer.verdict is not Verdict.REFUSE:
-            self.barred = max(self.barred, body.get("generation") or 0)
-        if answer.verdict is Verdict.ACT:
+        answer = decide_stop(self._fence_state(), body.get("generation"), is_graceful=graceful)
+        if answer.verdict is not CallVerdict.REFUSE:
+            self.newest_stopped = max(self.newest_stopped, body.get("generation") or 0)
+        if answer.verdict is CallVerdict.ACT:
             self._enter(S.STOPPING)
             self._drained = graceful
             self._enter(S.READY, "Drained" if graceful else None)
-        return 409 if answer.verdict is Verdict.REFUSE else 200
+        return 409 if answer.verdict is CallVerdict.REFUSE else 200
 
     def _enter(self, state: S, reason: str | None = None) -> None:
         self.state, self._reason = move(self.state, state), reason
@@ -108,5 +108,5 @@ class FakeAgent:
         }  # fmt: skip
         self._head = json.dumps(told, separators=(",", ":")).encode()[:-1]
 
-    def _situation(self) -> Situation:
-        return Situation(state=self.state, generation=self.generation, barred=self.barred)
+    def _fence_state(self) -> FenceState:
+        return FenceState(state=self.state, generation=self.generation, newest_stopped=self.newest_stopped)

@@ -25,7 +25,7 @@ from bench.operator_load.jobs import BARE_LABEL
 
 from elastipod_agent.authentication import Credentials, MacGuard
 from elastipod_agent.core.states import AgentState
-from elastipod_agent.server.http import Admission, Head, Refused
+from elastipod_agent.server.http import Admission, Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
 from elastipod_operator.kube.tokens import Tokens, read_install_keys, secret_of
 
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
             method, target, _ = head[0].split(" ")
             try:
                 self._admission = self._admitted(Head(method, target, headers, True), body)
-            except Refused as refused:
+            except RequestRefused as refused:
                 self._admission = Admission()
                 self._send(401, json.dumps(refused.response.body).encode(), refused.response.headers)
             else:
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def _admitted(self, head: Head, body: bytes) -> Admission:
-        """Admit a call as an agent does (contracts, 12). Raises Refused."""
+        """Admit a call as an agent does (contracts, 12). Raises RequestRefused."""
         assert self._pod is not None
         if self._pod.guard is None:
             return Admission()

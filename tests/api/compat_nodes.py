@@ -26,7 +26,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from elastipod_agent.core.fences import Situation, Verdict, decide_start, decide_stop
+from elastipod_agent.core.fences import CallVerdict, FenceState, decide_start, decide_stop
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
 
@@ -53,7 +53,7 @@ class PlayedAgent:
         self.manner = manner
         self.state = S.READY
         self.version = 1
-        self.generation = self.barred = 0
+        self.generation = self.newest_stopped = 0
         self.starts = starts
         self.reason: str | None = None
         self.drained = self.draining = self.terminating = self.is_spare = False
@@ -66,8 +66,8 @@ class PlayedAgent:
 
     def start(self, body: dict[str, Any]) -> int:
         """POST /start; gives the HTTP code."""
-        answer = decide_start(self._situation(), body.get("generation"))
-        if answer.verdict is Verdict.ACT:
+        answer = decide_start(self._fence_state(), body.get("generation"))
+        if answer.verdict is CallVerdict.ACT:
             self.generation = body["generation"]
             self.is_spare = bool(body.get("spare"))
             self.drained, self.failure = False, None
@@ -78,16 +78,16 @@ class PlayedAgent:
                     self._soon(DRAIN_S, self._crash)
             else:
                 self._tell()
-        return 409 if answer.verdict is Verdict.REFUSE else 200
+        return 409 if answer.verdict is CallVerdict.REFUSE else 200
 
     def stop(self, body: dict[str, Any]) -> int:
         """POST /stop; gives the HTTP code."""
         graceful = bool(body.get("is_graceful"))
-        answer = decide_stop(self._situation(), body.get("generation"), is_graceful=graceful)
-        if answer.verdict is not Verdict.REFUSE:
-            self.barred = max(self.barred, body.get("generation") or 0)
-        if answer.verdict is not Verdict.ACT:
-            return 409 if answer.verdict is Verdict.REFUSE else 200
+        answer = decide_stop(self._fence_state(), body.get("generation"), is_graceful=graceful)
+        if answer.verdict is not CallVerdict.REFUSE:
+            self.newest_stopped = max(self.newest_stopped, body.get("generation") or 0)
+        if answer.verdict is not CallVerdict.ACT:
+            return 409 if answer.verdict is CallVerdict.REFUSE else 200
         if self.state is not S.STOPPING:
             self._enter(S.STOPPING)
         self.draining = graceful
@@ -159,9 +159,9 @@ class PlayedAgent:
             self._later.cancel()
         self._later = asyncio.get_running_loop().call_later(delay_s, call)
 
-    def _situation(self) -> Situation:
-        return Situation(
-            state=self.state, generation=self.generation, barred=self.barred, draining=self.draining,
+    def _fence_state(self) -> FenceState:
+        return FenceState(
+            state=self.state, generation=self.generation, newest_stopped=self.newest_stopped, draining=self.draining,
             terminating=self.terminating,
         )  # fmt: skip
 

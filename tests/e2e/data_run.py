@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.torch_fork_server import WorkerNursery
+from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
 
 from elastipod.data.tokens_command import build
@@ -41,7 +41,7 @@ def stays(seed: int, *, resizes: int = 10, kills: bool = True) -> list[Stay]:
 class DataRun:
     """The job, generation after generation, in one folder."""
 
-    def __init__(self, nursery: WorkerNursery, folder: Path, mode: str) -> None:
+    def __init__(self, fork_server: TorchForkServer, folder: Path, mode: str) -> None:
         folder.mkdir(parents=True)
         tokens = folder / "corpus.tokens"
         build(tokens, sorted((REPOSITORY / "agent" / "elastipod").glob("*.py")))
@@ -49,7 +49,7 @@ class DataRun:
         arguments = [f"--mode={mode}", f"--tokens={tokens}", f"--samples={SAMPLES}", f"--epochs={EPOCHS}"]
         arguments += [f"--global-batch={GLOBAL_BATCH}", f"--checkpoint-every={CHECKPOINT_EVERY}"]
         script = REPOSITORY / "tests" / "e2e" / "data_worker.py"
-        self.run = TrainingRun(nursery, folder / "job", script, arguments, self._orders)
+        self.run = TrainingRun(fork_server, folder / "job", script, arguments, self._orders)
 
     def play(self, fate: list[Stay]) -> None:
         for stay in fate:

@@ -423,7 +423,7 @@ class Storm:
 
     def _await_servers(self) -> None:
         for pod in self.pods:
-            until(lambda: len(pod.below()["server"]) == 1, f"the warm server, {self._said()}", 60)  # noqa: B023
+            until(lambda: len(pod.below()["server"]) == 1, f"the fork server, {self._said()}", 60)  # noqa: B023
 
     def _start(self, pod: Pod, generation: int | None, rank: int, port: int, **fields: Any) -> tuple[int, Any]:
         nnodes = len(self.pods)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.data_run import STEPS, DataRun, Stay, stays
-from tests.e2e.torch_fork_server import WorkerNursery
+from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import REPOSITORY, TrainingRun, worker_environment
 from tests.long_runs import LongRun
 
@@ -22,21 +22,21 @@ LONG_RUNS = 12
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[WorkerNursery]:
-    made = WorkerNursery(worker_environment())
+def fork_server() -> Iterator[TorchForkServer]:
+    made = TorchForkServer(worker_environment())
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery: WorkerNursery, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def undisturbed(fork_server: TorchForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The loss at every step of the same job, trained by one process from beginning to end."""
-    return losses_of(nursery, tmp_path_factory.mktemp("undisturbed"), "fixed-order", [Stay(1, STEPS)])
+    return losses_of(fork_server, tmp_path_factory.mktemp("undisturbed"), "fixed-order", [Stay(1, STEPS)])
 
 
-def losses_of(nursery: WorkerNursery, folder: Path, mode: str, fate: list[Stay]) -> dict[int, float]:
+def losses_of(fork_server: TorchForkServer, folder: Path, mode: str, fate: list[Stay]) -> dict[int, float]:
     """Play a job and audit it; gives its losses by step."""
-    job = DataRun(nursery, folder / "run", mode)
+    job = DataRun(fork_server, folder / "run", mode)
     try:
         job.play(fate)
         report = audit(read_logs(job.run.logs))
@@ -49,10 +49,12 @@ def losses_of(nursery: WorkerNursery, folder: Path, mode: str, fate: list[Stay])
         job.run.close()
 
 
-def test_ddp_fsdp2_and_hsdp_give_the_gradient_of_one_process(nursery: WorkerNursery, tmp_path: Path, seed: int) -> None:
+def test_ddp_fsdp2_and_hsdp_give_the_gradient_of_one_process(
+    fork_server: TorchForkServer, tmp_path: Path, seed: int
+) -> None:
     """Random small models, four ranks: even and uneven parts, passes of any size, a short last batch."""
     script = REPOSITORY / "tests" / "e2e" / "gradient_worker.py"
-    run = TrainingRun(nursery, tmp_path / "job", script, [str(CASES), str(seed)])
+    run = TrainingRun(fork_server, tmp_path / "job", script, [str(CASES), str(seed)])
     try:
         run.start(4)
         run.finish()
@@ -67,33 +69,33 @@ def test_ddp_fsdp2_and_hsdp_give_the_gradient_of_one_process(nursery: WorkerNurs
 
 
 def test_resizes_and_crashes_leave_every_bit_of_the_loss_as_it_was(
-    nursery: WorkerNursery, undisturbed: dict[int, float], tmp_path: Path
+    fork_server: TorchForkServer, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     """Sums in a fixed order: not nearly the same losses but the same ones."""
     fate = stays(SEED, resizes=4)
     assert any(stay.dies is not None for stay in fate)
-    assert losses_of(nursery, tmp_path, "fixed-order", fate) == undisturbed
+    assert losses_of(fork_server, tmp_path, "fixed-order", fate) == undisturbed
     assert undisturbed[STEPS] < undisturbed[1] - 1, "it learns, so that equal losses say something"
 
 
 def test_resizes_under_ddp_change_the_loss_by_rounding_only(
-    nursery: WorkerNursery, undisturbed: dict[int, float], tmp_path: Path
+    fork_server: TorchForkServer, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
-    losses = losses_of(nursery, tmp_path, "ddp", stays(SEED + 1, resizes=2))
+    losses = losses_of(fork_server, tmp_path, "ddp", stays(SEED + 1, resizes=2))
     assert max(abs(losses[step] / undisturbed[step] - 1) for step in undisturbed) <= LOSS_TOLERANCE
 
 
 @pytest.mark.long("data")
 @pytest.mark.timeout(3600)
 def test_a_dozen_jobs_with_ten_resizes_are_exact(
-    nursery: WorkerNursery, undisturbed: dict[int, float], tmp_path: Path, long_run: LongRun
+    fork_server: TorchForkServer, undisturbed: dict[int, float], tmp_path: Path, long_run: LongRun
 ) -> None:
     worst, num_bitwise, crashes = 0.0, 0, 0
     for number in range(LONG_RUNS):
         fate = stays(long_run.seed + 100 + number)
         crashes += sum(stay.dies is not None for stay in fate)
         mode = ("fixed-order", "ddp")[number % 2]
-        losses = losses_of(nursery, tmp_path / str(number), mode, fate)
+        losses = losses_of(fork_server, tmp_path / str(number), mode, fate)
         if mode == "ddp":
             worst = max(worst, *(abs(losses[step] / undisturbed[step] - 1) for step in undisturbed))
         else:

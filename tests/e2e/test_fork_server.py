@@ -1,4 +1,4 @@
-"""The life of the warm server: lost, stopped, outdated, unusable; each time workers start all the same, and it is said why."""
+"""The life of the fork server: lost, stopped, outdated, unusable; each time workers start all the same, and it is said why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.e2e.agent_process import PACKAGES, AgentProcess, suspend, until, until_gone
-from tests.e2e.warm_start_run import WarmRun, make_bare_python, warm_run
+from tests.e2e.warm_start_run import WarmStartRun, make_bare_python, run_warm
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,22 +42,22 @@ def script(folder: Path, text: str = HELLO) -> str:
 
 
 def test_a_lost_server_is_replaced_and_workers_start_cold_meanwhile(tmp_path: Path, python: Path) -> None:
-    with warm_run(tmp_path, "--nproc-per-node=2", script(tmp_path), python=python) as run:
+    with run_warm(tmp_path, "--nproc-per-node=2", script(tmp_path), python=python) as run:
         run.until_warm(1)
         assert run.generation(1)["status"] == "completed"
         run.server().kill()
-        until(lambda: run.events("warm server is lost"), "the loss")
-        assert "SIGKILL" in run.events("warm server is lost")[0]
+        until(lambda: run.events("fork server is lost"), "the loss")
+        assert "SIGKILL" in run.events("fork server is lost")[0]
         assert run.generation(2)["status"] == "completed"
         assert run.starts() == (2, 2)
-        assert "there is no warm server: it ended with signal SIGKILL" in run.events("workers start cold")[0]
+        assert "there is no fork server: it ended with signal SIGKILL" in run.events("workers start cold")[0]
         run.until_warm(2)
         assert run.generation(3)["status"] == "completed"
         assert run.starts() == (4, 2)
 
 
 def test_a_stopped_server_is_not_waited_for(tmp_path: Path, python: Path) -> None:
-    with warm_run(tmp_path, script(tmp_path), python=python) as run:
+    with run_warm(tmp_path, script(tmp_path), python=python) as run:
         run.until_warm(1)
         server = run.server()
         suspend(server)
@@ -71,12 +71,12 @@ def test_a_stopped_server_is_not_waited_for(tmp_path: Path, python: Path) -> Non
 
 
 def test_a_server_that_is_lost_again_and_again_is_given_up(tmp_path: Path, python: Path) -> None:
-    with warm_run(tmp_path, script(tmp_path), python=python) as run:
+    with run_warm(tmp_path, script(tmp_path), python=python) as run:
         for times in (1, 2, 3):
             run.until_warm(times)
             run.server().kill()
         until(lambda: run.events("no more warm workers"), "the end of trying")
-        assert len(run.events("warm server is lost")) == 2
+        assert len(run.events("fork server is lost")) == 2
         assert run.generation(1)["status"] == "completed"
         assert run.starts() == (0, 1)
         assert run.events("INFO workers start cold") == [], "that was said, once"
@@ -92,13 +92,13 @@ def test_what_a_pre_train_script_installs_is_seen(tmp_path: Path, python: Path) 
     text = "import sys\nis_preloaded = 'recipe' in sys.modules\nimport recipe\nprint(recipe.NAME, is_preloaded)\n"
     arguments = ["--preload=recipe", f"--pre-train-script={install}", script(tmp_path, text)]
     path = f"{PACKAGES}{os.pathsep}{module.parent}"
-    with warm_run(tmp_path, *arguments, python=python, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1") as run:
+    with run_warm(tmp_path, *arguments, python=python, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1") as run:
         run.until_warm()
         for generation in (1, 2, 3):
             assert run.generation(generation)["status"] == "completed"
         assert run.lines() == ["[default0]:old True", "[default0]:renewed True", "[default0]:renewed True"]
         assert run.starts() == (3, 0)
-        (said,) = run.events("warm server is started anew")
+        (said,) = run.events("fork server is started anew")
         assert "recipe.py has changed" in said
 
 
@@ -130,14 +130,14 @@ def test_a_process_that_must_not_be_forked_is_not(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     path_list = f"{PACKAGES}{os.pathsep}{tmp_path / 'packages'}"
-    with warm_run(tmp_path, "--preload=bad", script(tmp_path), python=python, PYTHONPATH=path_list) as run:
+    with run_warm(tmp_path, "--preload=bad", script(tmp_path), python=python, PYTHONPATH=path_list) as run:
         until(lambda: run.events(why), f"{why!r} in {run.agent.printed()}")
         assert run.generation(1)["status"] == "completed"
         assert run.starts() == (0, 1)
 
 
 def test_a_missing_module_is_told_and_left_out(tmp_path: Path, python: Path) -> None:
-    with warm_run(tmp_path, "--preload=json,not_there", script(tmp_path), python=python) as run:
+    with run_warm(tmp_path, "--preload=json,not_there", script(tmp_path), python=python) as run:
         run.until_warm()
         assert "not_there is not preloaded: there is no module not_there" in run.events("WARNING")[0]
         assert run.generation(1)["status"] == "completed"
@@ -154,7 +154,7 @@ def test_a_missing_module_is_told_and_left_out(tmp_path: Path, python: Path) -> 
 def test_some_workers_always_start_with_an_exec(
     arguments: list[str], env: dict[str, str], why: str, tmp_path: Path, python: Path
 ) -> None:
-    with warm_run(tmp_path, *arguments, script(tmp_path), python=python, **env) as run:
+    with run_warm(tmp_path, *arguments, script(tmp_path), python=python, **env) as run:
         assert run.generation(1)["status"] == "completed"
         assert why in run.events("workers start cold")[0]
         assert run.starts() == (0, 1)
@@ -162,7 +162,7 @@ def test_some_workers_always_start_with_an_exec(
 
 def test_a_stop_does_not_wait_for_the_server(tmp_path: Path, python: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n", "utf-8")
-    with warm_run(tmp_path, "--preload=slow", script(tmp_path), python=python) as run:
+    with run_warm(tmp_path, "--preload=slow", script(tmp_path), python=python) as run:
         run.agent.start(1)
         run.agent.stop(1)
         assert run.agent.until("ready", 5)["drained"] is False
@@ -172,7 +172,7 @@ def test_a_stop_does_not_wait_for_the_server(tmp_path: Path, python: Path) -> No
 def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path, python: Path) -> None:
     arguments = ["--nproc-per-node=2", script(tmp_path, WAIT)]
     agent = AgentProcess(tmp_path, arguments, env={"PYTHON_EXEC": str(python)}, is_warm=True)
-    run = WarmRun(agent, tmp_path, True)
+    run = WarmStartRun(agent, tmp_path, True)
     until(agent.answers, "the agent")
     run.until_warm()
     agent.start(1)
@@ -184,7 +184,7 @@ def test_nothing_outlives_an_agent_that_is_killed(tmp_path: Path, python: Path) 
 
 
 def test_an_orphan_that_never_ran_another_program_ends_with_its_worker(tmp_path: Path, python: Path) -> None:
-    with warm_run(tmp_path, script(tmp_path, ORPHAN), python=python) as run:
+    with run_warm(tmp_path, script(tmp_path, ORPHAN), python=python) as run:
         run.until_warm()
         run.agent.start(1)
         run.agent.until_printed("orphan")
@@ -197,7 +197,7 @@ def test_an_orphan_that_never_ran_another_program_ends_with_its_worker(tmp_path:
 
 
 def test_twenty_generations_leave_nothing_open(tmp_path: Path, python: Path) -> None:
-    with warm_run(tmp_path, "--nproc-per-node=2", script(tmp_path), python=python) as run:
+    with run_warm(tmp_path, "--nproc-per-node=2", script(tmp_path), python=python) as run:
         run.until_warm()
         run.generation(1)
         run.generation(2)  # by now nothing is there that was forked ahead
@@ -212,7 +212,7 @@ def test_twenty_generations_leave_nothing_open(tmp_path: Path, python: Path) -> 
 
 
 def test_a_killed_process_that_was_forked_ahead_does_no_harm(tmp_path: Path, python: Path) -> None:
-    with warm_run(tmp_path, "--nproc-per-node=2", script(tmp_path), python=python) as run:
+    with run_warm(tmp_path, "--nproc-per-node=2", script(tmp_path), python=python) as run:
         run.until_warm()
         agent = psutil.Process(run.agent.process.pid)
         ahead = until(lambda: len(found := agent.children()) == 3 and found, "two processes forked ahead")

@@ -1,4 +1,4 @@
-"""A worker that is forked from the warm server must not be told from one that was started with an exec."""
+"""A worker that is forked from the fork server must not be told from one that was started with an exec."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from tests.e2e import forked_worker_cases
-from tests.e2e.warm_start_run import WarmRun, make_bare_python, warm_run, without_addresses
+from tests.e2e.warm_start_run import WarmStartRun, make_bare_python, run_warm, without_addresses
 
 pytestmark = pytest.mark.timeout(120)
 
-PROBE = Path(__file__).with_name("warm_probe.py")
+PROBE = Path(__file__).with_name("forked_worker_probe.py")
 CASES = Path(__file__).with_name("forked_worker_cases.py")
 # The interpreter itself loses what a file holds in its buffer when only a daemon thread has it; a forked worker does not.
 SAVED = {"leaves_a_file_to_a_daemon_thread": "daemon", "leaves_a_busy_daemon_thread": "busy"}
@@ -75,7 +75,7 @@ def test_a_forked_worker_sees_what_an_executed_one_sees(
         reports = tmp_path / "reports"
         reports.mkdir()
         arguments = ["--nproc-per-node=2", *options, *command, "--lr=1", "local ${local_rank}"]
-        with warm_run(
+        with run_warm(
             tmp_path, *arguments, python=bare_python, is_warm=is_warm, PROBE_DIR=str(reports), PYTHONWARNINGS="once"
         ) as run:
             run.until_warm()
@@ -117,14 +117,14 @@ def endings(folder: Path, python: Path, *, is_warm: bool) -> dict[str, dict[str,
     files = folder / "files"
     files.mkdir(parents=True)
     shutil.copy(CASES, folder / "train.py")
-    with warm_run(folder, "train.py", python=python, is_warm=is_warm, CASES_DIR=str(files)) as run:
+    with run_warm(folder, "train.py", python=python, is_warm=is_warm, CASES_DIR=str(files)) as run:
         run.until_warm()
         found = {case.__name__: ending(run, number, files) for number, case in enumerate(forked_worker_cases.CASES, 1)}
         assert run.starts() == ((len(found), 0) if is_warm else (0, len(found))), run.agent.printed()
     return found
 
 
-def ending(run: WarmRun, number: int, files: Path) -> dict[str, Any]:
+def ending(run: WarmStartRun, number: int, files: Path) -> dict[str, Any]:
     before = len(run.lines())
     seen = run.generation(number)
     left = {path.name: path.read_text() for path in sorted(files.iterdir())}
@@ -186,11 +186,11 @@ if __name__ == "__main__":
 @pytest.mark.timeout(240)
 def test_forked_workers_train_as_executed_ones_do(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING, "utf-8")
-    with warm_run(tmp_path, "--nproc-per-node=2", "train.py", is_warm=False) as run:
+    with run_warm(tmp_path, "--nproc-per-node=2", "train.py", is_warm=False) as run:
         assert run.generation(1, 120.0)["status"] == "completed", run.agent.printed()
         cold = sorted(run.lines())
     assert ["sum 3.0" in line and "draws 2 cuda False" in line for line in cold] == [True, True]
-    with warm_run(tmp_path, "--nproc-per-node=2", "train.py") as run:
+    with run_warm(tmp_path, "--nproc-per-node=2", "train.py") as run:
         run.until_warm()
         first, second, third = (run.generation(number, 120.0) for number in (1, 2, 3))
         warm = run.lines()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.agent_process import AgentProcess, suspend, until, until_gone
 from tests.e2e.storm import PLAIN, STANDING, TORCH, Callers, Pod, Storm, Tally, bad_lines
-from tests.e2e.warm_start_run import make_bare_python, warm_run
+from tests.e2e.warm_start_run import make_bare_python, run_warm
 from tests.long_runs import LongRun
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,7 +26,7 @@ GROWTH_BYTES = 12 << 20
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with the standard library only: its warm server is there at once."""
+    """An interpreter with the standard library only: its fork server is there at once."""
     return make_bare_python(tmp_path_factory.mktemp("bare"))
 
 
@@ -122,7 +122,7 @@ def test_after_a_storm_the_agents_are_as_before(mode: str, tmp_path: Path, pytho
 
 def test_a_stopped_process_that_was_forked_ahead_ends_with_the_agent(tmp_path: Path, python: Path) -> None:
     (tmp_path / "train.py").write_text("", "utf-8")
-    with warm_run(tmp_path, "--nproc-per-node=2", "train.py", python=python) as run:
+    with run_warm(tmp_path, "--nproc-per-node=2", "train.py", python=python) as run:
         run.until_warm()
         pod = Pod(run.agent)
         for process in until(lambda: len(found := pod.ahead()) == 2 and found, "processes forked ahead"):
@@ -131,7 +131,7 @@ def test_a_stopped_process_that_was_forked_ahead_ends_with_the_agent(tmp_path: P
 
 def test_a_stopped_process_that_was_forked_ahead_becomes_no_worker(tmp_path: Path, python: Path) -> None:
     (tmp_path / "train.py").write_text("", "utf-8")
-    with warm_run(tmp_path, "train.py", python=python) as run:
+    with run_warm(tmp_path, "train.py", python=python) as run:
         run.until_warm()
         pod = Pod(run.agent)
         (process,) = until(pod.ahead, "the process forked ahead")
@@ -144,7 +144,7 @@ def test_a_stopped_process_that_was_forked_ahead_becomes_no_worker(tmp_path: Pat
 def test_a_server_that_is_stopped_while_it_imports_is_not_waited_for(tmp_path: Path, python: Path) -> None:
     (tmp_path / "slow.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(600)\n", "utf-8")
     (tmp_path / "train.py").write_text("", "utf-8")
-    with warm_run(tmp_path, "--preload=slow", "train.py", python=python) as run:
+    with run_warm(tmp_path, "--preload=slow", "train.py", python=python) as run:
         server = run.server()
         suspend(server)
         assert run.generation(1, 15)["status"] == "completed"
@@ -155,14 +155,14 @@ def test_a_server_that_is_stopped_while_it_imports_is_not_waited_for(tmp_path: P
 def test_an_outdated_server_is_replaced_by_one(tmp_path: Path, python: Path) -> None:
     (tmp_path / "recipe.py").write_text("", "utf-8")
     (tmp_path / "train.py").write_text("", "utf-8")
-    with warm_run(tmp_path, "--preload=recipe", "train.py", python=python) as run:
+    with run_warm(tmp_path, "--preload=recipe", "train.py", python=python) as run:
         run.until_warm()
         (tmp_path / "recipe.py").write_text("NAME = 'renewed'\n", "utf-8")
         assert run.generation(1)["status"] == "completed"
-        assert run.events("warm server is started anew")
+        assert run.events("fork server is started anew")
         time.sleep(1.5)  # a replacement for a lost server would come after a second
-        assert run.agent.printed().count("warm server is ready") == 2
-        assert not run.events("warm server is lost")
+        assert run.agent.printed().count("fork server is ready") == 2
+        assert not run.events("fork server is lost")
 
 
 def test_a_stop_during_the_post_train_script_brings_the_standing_workers_back(tmp_path: Path) -> None:

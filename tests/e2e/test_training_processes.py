@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.torch_fork_server import WorkerNursery
+from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
 
 from elastipod.audit import audit
@@ -29,17 +29,17 @@ MakeRun = Callable[..., TrainingRun]
 @pytest.fixture(scope="module")
 def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
     made: list[TrainingRun] = []
-    nursery = WorkerNursery(worker_environment())
+    fork_server = TorchForkServer(worker_environment())
 
     def make(script: str, *arguments: str, **environment: str) -> TrainingRun:
         folder = tmp_path_factory.mktemp("run") / "job"
-        made.append(TrainingRun(nursery, folder, REPOSITORY / script, list(arguments), environment))
+        made.append(TrainingRun(fork_server, folder, REPOSITORY / script, list(arguments), environment))
         return made[-1]
 
     yield make
     for run in made:
         run.close()
-    nursery.close()
+    fork_server.close()
 
 
 @pytest.fixture(scope="module")

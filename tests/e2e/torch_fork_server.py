@@ -1,6 +1,6 @@
 """Quick starts of Python workers for tests: one process loads torch once, every worker is a fork of it.
 
-`WorkerNursery` is the test's side. Run as a script, this file is the process: it reads one order a line from stdin, forks a
+`TorchForkServer` is the test's side. Run as a script, this file is the process: it reads one order a line from stdin, forks a
 worker that runs a script as `python script ...` would, and writes {"order", "pid"} and later {"pid", "code"} to stdout. It
 ends, with its workers, when stdin does.
 """
@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 STARTED_WITHIN_S = 240.0
 
 
-class NurseryWorker:
+class ForkedTestWorker:
     """One worker process, with the methods of Popen that the tests use."""
 
     def __init__(self, pid: int) -> None:
@@ -48,21 +48,21 @@ class NurseryWorker:
         return self.returncode
 
 
-class WorkerNursery:
+class TorchForkServer:
     """The process that workers are forked from; ended by `close`."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._workers: dict[int, NurseryWorker] = {}
+        self._workers: dict[int, ForkedTestWorker] = {}
         self._num_orders = 0
-        self._born: dict[int, NurseryWorker] = {}  # by order
+        self._born: dict[int, ForkedTestWorker] = {}  # by order
         self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read, name="nursery-reader")
+        self._reader = threading.Thread(target=self._read, name="fork-server-reader")
         self._reader.start()
 
-    def start(self, command: Sequence[str], environment: dict[str, str], output: Path) -> NurseryWorker:
+    def start(self, command: Sequence[str], environment: dict[str, str], output: Path) -> ForkedTestWorker:
         """Run a script with its arguments and exactly this environment; stdout and stderr go to a file."""
         assert self._process.stdin is not None
         self._num_orders += 1
@@ -72,7 +72,7 @@ class WorkerNursery:
         self._process.stdin.flush()
         with self._changed:
             assert self._changed.wait_for(lambda: number in self._born, STARTED_WITHIN_S), (
-                "the nursery did not fork in time"
+                "the fork server did not fork in time"
             )
             return self._born.pop(number)
 
@@ -94,7 +94,7 @@ class WorkerNursery:
                     worker.returncode = event["code"]
                     worker.ended.set()
                 else:
-                    worker = self._workers[event["pid"]] = NurseryWorker(event["pid"])
+                    worker = self._workers[event["pid"]] = ForkedTestWorker(event["pid"])
                     self._born[event["order"]] = worker
                 self._changed.notify_all()
 

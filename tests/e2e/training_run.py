@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.e2e.agent_process import free_port
-from tests.e2e.torch_fork_server import NurseryWorker, WorkerNursery
+from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
 
 from elastipod.worker_file import EventLevel, WorkerFile
 
@@ -46,13 +46,13 @@ class TrainingRun:
 
     def __init__(
         self,
-        nursery: WorkerNursery,
+        fork_server: TorchForkServer,
         folder: Path,
         script: Path,
         arguments: list[str],
         environment: dict[str, str] | None = None,
     ) -> None:
-        self._nursery = nursery
+        self._fork_server = fork_server
         self.folder = folder
         self.checkpoints, self.logs = folder / "checkpoints", folder / "samples"
         self._command = [
@@ -61,7 +61,7 @@ class TrainingRun:
         ]
         self._environment = environment or {}
         self.generation = 0
-        self.workers: list[NurseryWorker] = []
+        self.workers: list[ForkedTestWorker] = []
         self.files: list[WorkerFile] = []
         folder.mkdir(parents=True)
 
@@ -81,7 +81,7 @@ class TrainingRun:
                 "ELASTIPOD_AGREEMENT_TIMEOUT_S": "60",
                 **self._environment,
             }
-            self.workers.append(self._nursery.start(self._command, environment, self._output(rank)))
+            self.workers.append(self._fork_server.start(self._command, environment, self._output(rank)))
 
     def reach(self, step: int) -> None:
         """Wait until rank 0 has completed a step."""

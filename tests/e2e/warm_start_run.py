@@ -1,4 +1,4 @@
-"""Agents with warm workers for tests, and an interpreter without packages whose warm server is there at once."""
+"""Agents with warm workers for tests, and an interpreter without packages whose fork server is there at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_bare_python(folder: Path) -> Path:
 
 
 @dataclass
-class WarmRun:
+class WarmStartRun:
     """One agent and its folder, which is also its working directory."""
 
     agent: AgentProcess
@@ -35,7 +35,7 @@ class WarmRun:
     def until_warm(self, times: int = 1) -> None:
         """Wait until that many servers have become ready since the agent began."""
         if self.is_warm:
-            until(lambda: self.agent.printed().count("warm server is ready") >= times, "the server", SERVER_PATIENCE_S)
+            until(lambda: self.agent.printed().count("fork server is ready") >= times, "the server", SERVER_PATIENCE_S)
 
     def server(self) -> psutil.Process:
         """Give the server's process."""
@@ -79,15 +79,15 @@ class WarmRun:
 
 
 @contextmanager
-def warm_run(
+def run_warm(
     folder: Path, *arguments: str, python: Path | str = sys.executable, is_warm: bool = True, **env: str
-) -> Iterator[WarmRun]:
+) -> Iterator[WarmStartRun]:
     """Run an agent whose workers use this interpreter; at the end it leaves, and nothing of it is left."""
     agent = AgentProcess(folder, arguments, env={"PYTHON_EXEC": str(python), **env}, is_warm=is_warm)
     try:
         until(agent.answers, "the agent's server")
         agent.until("ready")
-        yield WarmRun(agent, folder, is_warm)
+        yield WarmStartRun(agent, folder, is_warm)
         known = psutil.Process(agent.process.pid).children(recursive=True)
     finally:
         agent.end()

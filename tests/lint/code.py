@@ -24,8 +24,8 @@ FAMILIES: Mapping[str, str] = {
 # Names that two files or classes of a family still share; each goes from here with its rename.
 SHARED_YET = frozenset(
     {
-        *("alike", "calls", "exchange", "ipc", "keeper", "log_watch", "plan", "progress", "room", "server", "stacks"),
-        *("Answer", "Exchange", "Generation", "Part", "Refused", "Room", "Start", "Target", "Verdict"),
+        *("alike", "ipc", "plan", "progress"),
+        *("Part",),
         *("asking", "ports", "status", "Condition", "Health", "Limits", "Line"),
     }
 )

@@ -14,8 +14,20 @@ GLOSSARY = "docs/glossary.md"
 # Terms that names still carry; each goes from here with the last of them.
 NOT_YET = frozenset(
     {
-        *("share", "sight", "look", "seen", "scene", "doom", "withdrawn", "held", "board", "shed", "keeper", "nursery"),
-        *("bear", "unborn", "newborn", "hands_off", "transit"),
+        *(
+            "share",
+            "sight",
+            "look",
+            "seen",
+            "scene",
+            "doom",
+            "withdrawn",
+            "held",
+            "board",
+            "shed",
+            "keeper",
+        ),
+        *("bear", "hands_off", "transit"),
     }
 )
 # (term, name) that is right all the same, with the reason.

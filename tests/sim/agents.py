@@ -12,8 +12,8 @@ from tests.sim.events import Make
 from tests.sim.kernel import Kernel
 from tests.sim.training import Training
 
-from elastipod_agent.core.exits import Outcome, Stop, WorkerExit, classify
-from elastipod_agent.core.fences import Answer, Situation, Verdict, decide_start, decide_stop
+from elastipod_agent.core.exits import Outcome, StopMode, WorkerExit, classify
+from elastipod_agent.core.fences import CallDecision, CallVerdict, FenceState, decide_start, decide_stop
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
 from elastipod_operator.agents.answers import MAX_PROGRESS_BYTES, MAX_WORKER_DATA_BYTES
@@ -72,49 +72,54 @@ class SimAgent:
         self.state = S.INIT
         self.generation = 0
         self.rank = 0
-        self.barred = 0
+        self.newest_stopped = 0
         self.version = 1
         self.reason: str | None = None
         self.drained = False
         self.terminating = False
         self.is_spare = False
         self.failure: Crash | None = None
-        self._stop = Stop.NONE
+        self._stop = StopMode.NONE
         self._working = False
         self._stops = 0
         self._judged_at = 0.0
 
     # -- calls
 
-    def start(self, body: dict[str, Any]) -> Answer:
+    def start(self, body: dict[str, Any]) -> CallDecision:
         """POST /start."""
-        answer = decide_start(self._situation(), body.get("generation"))
-        if answer.verdict is Verdict.ACT and body.get("spare"):
+        answer = decide_start(self._fence_state(), body.get("generation"))
+        if answer.verdict is CallVerdict.ACT and body.get("spare"):
             self.generation, self.is_spare = body["faultCount"] + 1, True
             self.version += 1
             self.pod.agent_changed()
-        elif answer.verdict is Verdict.ACT:
+        elif answer.verdict is CallVerdict.ACT:
             self.generation, self.rank, self.is_spare = body["faultCount"] + 1, body["rank"], False
             self.processes_since = self.processes_since or self.generation
             self._training.watchman.told(self, body)
-            self.drained, self.failure, self._stop, self._working = False, None, Stop.NONE, True
+            self.drained, self.failure, self._stop, self._working = False, None, StopMode.NONE, True
             self._enter(S.RUNNING, reason=None)
             self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
         return answer
 
-    def stop(self, body: dict[str, Any]) -> Answer:
+    def stop(self, body: dict[str, Any]) -> CallDecision:
         """POST /stop."""
         graceful = bool(body.get("is_graceful"))
-        answer = decide_stop(self._situation(), body.get("generation"), is_graceful=graceful)
-        if answer.verdict is not Verdict.REFUSE and body.get("generation") is not None:
-            self.barred = max(self.barred, body["generation"])
-        if answer.verdict is Verdict.NOTHING and graceful and self.state is S.STOPPING and self._stop is Stop.GRACEFUL:
+        answer = decide_stop(self._fence_state(), body.get("generation"), is_graceful=graceful)
+        if answer.verdict is not CallVerdict.REFUSE and body.get("generation") is not None:
+            self.newest_stopped = max(self.newest_stopped, body["generation"])
+        if (
+            answer.verdict is CallVerdict.NOTHING
+            and graceful
+            and self.state is S.STOPPING
+            and self._stop is StopMode.GRACEFUL
+        ):
             stops = self._stops
             self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
-        if answer.verdict is not Verdict.ACT:
+        if answer.verdict is not CallVerdict.ACT:
             return answer
         if graceful and self.state is S.RUNNING:
-            self._stop = Stop.GRACEFUL
+            self._stop = StopMode.GRACEFUL
             self._stops += 1
             self._judged_at = self._kernel.now + ANSWER_S
             self._kernel.after(ANSWER_S, self._look_for_answers)
@@ -123,7 +128,7 @@ class SimAgent:
             stops = self._stops
             self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
         else:
-            self._stop = Stop.HARD
+            self._stop = StopMode.HARD
             if body.get("restart_mode") or self.make is not Make.IN_PROCESS:
                 self.processes_since = 0
             if self.state is not S.STOPPING:
@@ -160,7 +165,7 @@ class SimAgent:
             "protocol": 1, "features": ["reach"] if self.tells_of_others else [],
             "version": self.version, "generation": self.generation, "drained": self.drained,
             "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
-            "saving": self._stop is Stop.GRACEFUL and run is not None and run.is_saving,
+            "saving": self._stop is StopMode.GRACEFUL and run is not None and run.is_saving,
             "unanswered": self._is_unanswered(),
             "failure": {"global_rank": self.rank, "exitcode": failure.exitcode, "signal": failure.signal,
                         "message": failure.message} if failure else None,
@@ -178,7 +183,7 @@ class SimAgent:
 
     def _is_unanswered(self) -> bool:
         """Whether no worker can know of the drain, as an agent finds out after some seconds."""
-        is_draining = self.state is S.STOPPING and self._stop is Stop.GRACEFUL
+        is_draining = self.state is S.STOPPING and self._stop is StopMode.GRACEFUL
         return is_draining and not self._training.heeds_events and self._kernel.now >= self._judged_at
 
     def hangs(self) -> bool:
@@ -272,7 +277,7 @@ class SimAgent:
         self._say_farewell()
 
     def _out_of_time(self, stops: int) -> None:
-        if self.alive and self.state is S.STOPPING and self._stop is Stop.GRACEFUL and self._stops == stops:
+        if self.alive and self.state is S.STOPPING and self._stop is StopMode.GRACEFUL and self._stops == stops:
             if not self._is_awake():
                 self._kernel.after(1.0, lambda: self._out_of_time(stops))
                 return
@@ -310,10 +315,10 @@ class SimAgent:
         self.version += 1
         self.pod.agent_changed()
 
-    def _situation(self) -> Situation:
-        return Situation(
-            state=self.state, generation=self.generation, barred=self.barred,
-            draining=self.state is S.STOPPING and self._stop is Stop.GRACEFUL, terminating=self.terminating,
+    def _fence_state(self) -> FenceState:
+        return FenceState(
+            state=self.state, generation=self.generation, newest_stopped=self.newest_stopped,
+            draining=self.state is S.STOPPING and self._stop is StopMode.GRACEFUL, terminating=self.terminating,
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Stop(Enum):
+class StopMode(Enum):
     """What was asked of the workers before they ended."""
 
     NONE = "none"
@@ -43,7 +43,7 @@ class WorkerExit:
         return self.status != 0 and not self.killed
 
 
-def classify(exits: Sequence[WorkerExit], stop: Stop) -> Outcome:
+def classify(exits: Sequence[WorkerExit], stop: StopMode) -> Outcome:
     """Name the end of a generation whose workers have all exited.
 
     One acknowledgement makes it a drain: the answer is agreed among all ranks, and a script may ask on one rank only
@@ -55,7 +55,7 @@ def classify(exits: Sequence[WorkerExit], stop: Stop) -> Outcome:
         return Outcome.STOPPED
     if any(one.acknowledged for one in exits):
         return Outcome.DRAINED
-    return Outcome.COMPLETED if stop is Stop.NONE else Outcome.STOPPED
+    return Outcome.COMPLETED if stop is StopMode.NONE else Outcome.STOPPED
 
 
 def describe_status(status: int) -> str:
@@ -73,22 +73,22 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def agent_exit_code(last: Outcome | None, *, is_faulted: bool, by_signal: int | None) -> int:
+def agent_exit_code(last: Outcome | None, *, is_faulted: bool, exit_signal: int | None) -> int:
     """Give the exit code of the agent's own process.
 
-    last: the last generation's end, None before the first or while one ran. by_signal: the signal that ended the
+    last: the last generation's end, None before the first or while one ran. exit_signal: the signal that ended the
     agent, None after /shutdown. A pod whose run ended well ends well, whoever ended it.
     """
     if is_faulted:
         return 1
     if last in (Outcome.COMPLETED, Outcome.DRAINED):
         return 0
-    return 0 if by_signal is None else 128 + by_signal
+    return 0 if exit_signal is None else 128 + exit_signal
 
 
-def is_late_drain(stop: Stop, *, is_past_deadline: bool, has_living: bool) -> bool:
+def is_late_drain(stop: StopMode, *, is_past_deadline: bool, has_living: bool) -> bool:
     """Tell whether workers are ended because a drain's time ran out; a hard stop may come then as well, and is no late drain."""
-    return stop is Stop.GRACEFUL and is_past_deadline and has_living
+    return stop is StopMode.GRACEFUL and is_past_deadline and has_living
 
 
 def is_port_taken(global_rank: int | None, stderr_tail: str, master_port: int) -> bool:

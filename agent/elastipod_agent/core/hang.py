@@ -17,9 +17,9 @@ CHECKPOINT_S = 9000.0  # of silence in one checkpoint call; the library itself g
 _SHARE = 0.5  # of the limit: who has been silent that long is named too
 _MIN_REPORTS = 5  # first steps compile, load and warm up; they say nothing about the usual time
 _WINDOW = 64
-_LONGEST_LOOK_S = 5.0
-_SHORTEST_LOOK_S = 0.05
-_LOOKS_PER_LIMIT = 10.0
+_LONGEST_POLL_S = 5.0
+_SHORTEST_POLL_S = 0.05
+_POLLS_PER_LIMIT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class SilentWorker:
     """A worker that hangs: the step it stands at, since when (Unix), and for how long as counted here."""
 
     local_rank: int
@@ -53,7 +53,7 @@ class Hang:
     silent: who passed the limit, and who is well on the way: of workers that wait for each other one is the first.
     """
 
-    silent: tuple[Silent, ...]
+    silent: tuple[SilentWorker, ...]
     limit_s: float
     step_s: float | None
 
@@ -79,22 +79,22 @@ class HangDetector:
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
         self._paces: dict[int, _Pace] = {}
-        self._looked_at: float | None = None
+        self._observed_at: float | None = None
 
     @property
-    def look_s(self) -> float:
+    def poll_interval_s(self) -> float:
         """Seconds from one look to the next."""
         limit_s = FLOOR_S if self._timeout_s is None else self._timeout_s
-        return min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, limit_s / _LOOKS_PER_LIMIT))
+        return min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, limit_s / _POLLS_PER_LIMIT))
 
-    def look(self, now: float, samples: Iterable[Sample], *, is_ending: bool = False) -> Hang | None:
+    def observe(self, now: float, samples: Iterable[Sample], *, is_ending: bool = False) -> Hang | None:
         """Take in what the living workers say at this time (monotonic seconds); give the hang, if there is one.
 
         Workers without a report are left out of ``samples``. is_ending: a drain or a stop is under way, so nobody is
         expected to make steps.
         """
-        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2 * self.look_s)
-        self._looked_at = now
+        passed_s = 0.0 if self._observed_at is None else min(now - self._observed_at, 2 * self.poll_interval_s)
+        self._observed_at = now
         present = {sample.local_rank: sample for sample in samples}
         self._paces = {rank: pace for rank, pace in self._paces.items() if rank in present}
         for sample in present.values():
@@ -135,7 +135,7 @@ class HangDetector:
         steps_s = [step_s for pace in self._paces.values() for step_s in pace.steps_s]
         return Hang(
             silent=tuple(
-                Silent(pace.last.local_rank, pace.last.step, pace.last.time, pace.silent_s + pace.in_checkpoint_s)
+                SilentWorker(pace.last.local_rank, pace.last.step, pace.last.time, pace.silent_s + pace.in_checkpoint_s)
                 for pace in paces
                 if pace.silent_s >= _SHARE * limits[pace.last.local_rank]
                 or pace.in_checkpoint_s >= _SHARE * CHECKPOINT_S

@@ -9,17 +9,19 @@ from datetime import datetime, timezone
 from itertools import takewhile
 
 from elastipod.rank_names import name_ranks
-from elastipod_agent.core.hang import Hang, Silent
+from elastipod_agent.core.hang import Hang, SilentWorker
 
 _MAX_FRAMES = 12
 _PATH_PARTS = 3
-_BORN_FROM = "/elastipod_agent/fork_server/"  # the outermost frames of a worker that was forked: no news to anybody
+_FORK_SERVER_FRAMES = (
+    "/elastipod_agent/fork_server/"  # the outermost frames of a worker that was forked: no news to anybody
+)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\S+) in (?P<name>.*)$')
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class WorkerActivity:
     """What is known of one living worker. stacks: as the interpreter writes them, "" when there are none; facts: instead."""
 
     global_rank: int
@@ -27,13 +29,13 @@ class Account:
     facts: str = ""
 
 
-def hang_message(hang: Hang, global_ranks: Mapping[int, int], accounts: Sequence[Account]) -> str:
+def hang_message(hang: Hang, global_ranks: Mapping[int, int], activities: Sequence[WorkerActivity]) -> str:
     """Give the whole message; to be cut at its end where room is short. global_ranks: by local rank."""
     steps = {global_ranks[one.local_rank]: one.step for one in hang.silent}
     parts = [_headline(hang, global_ranks)]
     alike: dict[str, list[int]] = {}
-    for account in accounts:
-        alike.setdefault(_doing(account), []).append(account.global_rank)
+    for activity in activities:
+        alike.setdefault(_doing(activity), []).append(activity.global_rank)
 
     def how_telling(ranks: list[int]) -> tuple[bool, int, int, int]:
         """Who reports comes first; then who is behind, then who differs from most."""
@@ -55,7 +57,9 @@ def main_thread(stacks: str, limit: int = _MAX_FRAMES) -> list[str]:
     """Give the main thread's innermost frames, one short line each; it is the last that the interpreter writes."""
     last = _THREAD.split(stacks)[-1].splitlines()[1:]
     frames = [
-        _short_frame(line) for line in takewhile(lambda line: _BORN_FROM not in line, last) if line.startswith("  ")
+        _short_frame(line)
+        for line in takewhile(lambda line: _FORK_SERVER_FRAMES not in line, last)
+        if line.startswith("  ")
     ]
     return frames if len(frames) <= limit else [*frames[:limit], f"  ... {len(frames) - limit} outer frames"]
 
@@ -63,7 +67,7 @@ def main_thread(stacks: str, limit: int = _MAX_FRAMES) -> list[str]:
 def _headline(hang: Hang, global_ranks: Mapping[int, int]) -> str:
     longest_s = max(one.silent_s for one in hang.silent)
     usual = "" if hang.step_s is None else f"; a step usually takes {_seconds(hang.step_s)}"
-    by_step: dict[int, list[Silent]] = {}
+    by_step: dict[int, list[SilentWorker]] = {}
     for one in hang.silent:
         by_step.setdefault(one.step, []).append(one)
     stands = [
@@ -74,11 +78,11 @@ def _headline(hang: Hang, global_ranks: Mapping[int, int]) -> str:
     return f"no step for {_seconds(longest_s)} (limit {_seconds(hang.limit_s)}{usual}): {'; '.join(stands)}"
 
 
-def _doing(account: Account) -> str:
-    if not account.stacks:
-        return account.facts
-    frames = main_thread(account.stacks)
-    others = max(0, len(_THREAD.findall(account.stacks)) - 1)
+def _doing(activity: WorkerActivity) -> str:
+    if not activity.stacks:
+        return activity.facts
+    frames = main_thread(activity.stacks)
+    others = max(0, len(_THREAD.findall(activity.stacks)) - 1)
     more = f" ({others} more thread{'s' if others > 1 else ''} in the log)" if others else ""
     return "\n".join([f"in the main thread, innermost call first{more}:", *frames])
 

@@ -11,7 +11,7 @@ _DENSE_BYTES = 256  # where so many lines with a text stand so close, picking th
 Find = Callable[[bytes, int], int]  # what `bytes.find` is to the bytes that are searched
 
 
-def places(lines: bytes, text: bytes, find: Find) -> list[tuple[int, int]] | None:
+def matching_spans(lines: bytes, text: bytes, find: Find) -> list[tuple[int, int]] | None:
     """Give where each line that contains the text begins and ends; None when that is not worth while: most do.
 
     Of a line no more than MAX_LINE_BYTES are searched.
@@ -39,7 +39,7 @@ def candidates(lines: bytes, texts: Sequence[bytes] | None, find: Find) -> bytes
         return lines if lines.endswith(b"\n") else lines + b"\n"
     found: list[tuple[int, int]] = []
     for text in texts:
-        of_text = places(lines, text, find)
+        of_text = matching_spans(lines, text, find)
         if of_text is None:
             return candidates(lines, None, find)
         found += of_text

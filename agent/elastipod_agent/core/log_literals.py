@@ -27,7 +27,7 @@ def required_literals(*patterns: str | None) -> tuple[bytes, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
-def begins_anywhere(pattern: str) -> bool:
+def has_leading_wildcard(pattern: str) -> bool:
     """Tell whether the pattern begins with ``.*``, so that trying it at a line's first character is as good as searching.
 
     Searching would try it at every character of a line that does not match, each time to the line's end.

@@ -37,7 +37,7 @@ class RuleState(str, Enum):
         return self.value
 
 
-BAD = {RuleState.SLOW: "LogSlow", RuleState.HANGING: "LogHang", RuleState.FAULTED: "LogFault"}
+FAULT_REASONS = {RuleState.SLOW: "LogSlow", RuleState.HANGING: "LogHang", RuleState.FAULTED: "LogFault"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Matches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleWatch:
+class RuleTracker:
     """One rule and what is known about it. Every method gives a new one; a rule in a bad state or over stays as it is.
 
     base: from when the time to the first match runs, or when the last match was. num_bad: numbers in a row that break
@@ -73,7 +73,7 @@ class RuleWatch:
     @property
     def is_watched(self) -> bool:
         """True while lines can still change something."""
-        return not self.is_over and self.state not in BAD
+        return not self.is_over and self.state not in FAULT_REASONS
 
     @property
     def deadline(self) -> float | None:
@@ -84,9 +84,9 @@ class RuleWatch:
     @property
     def reason(self) -> str:
         """The fault that a bad state is, as it stands in /status; "" in a good one."""
-        return f"{BAD[self.state]}_{self.rule.name}" if self.state in BAD else ""
+        return f"{FAULT_REASONS[self.state]}_{self.rule.name}" if self.state in FAULT_REASONS else ""
 
-    def matched(self, now: float, matches: Matches) -> RuleWatch:
+    def add_matches(self, now: float, matches: Matches) -> RuleTracker:
         """Take in lines that matched."""
         if not self.is_watched:
             return self
@@ -103,16 +103,16 @@ class RuleWatch:
                 return replace(after, state=RuleState.FAULTED)
         return after._measured(matches.values)
 
-    def looked(self, now: float) -> RuleWatch:
+    def check_silence(self, now: float) -> RuleTracker:
         """Judge the silence up to this time; all lines until then must have been taken in."""
         deadline = self.deadline
         return self if deadline is None or now < deadline else replace(self, state=RuleState.HANGING)
 
-    def unsure(self, now: float) -> RuleWatch:
+    def restart_silence(self, now: float) -> RuleTracker:
         """Take it that a line may have matched: some could not be looked at, so the silence begins anew."""
         return replace(self, base=now) if self.is_watched else self
 
-    def ended(self) -> RuleWatch:
+    def stop(self) -> RuleTracker:
         """Watch no more."""
         return replace(self, is_over=True) if self.is_watched else self
 
@@ -140,7 +140,7 @@ class RuleWatch:
         is_first = self.num_matches == 0
         return self.rule.expected_start_cutoff_s if is_first else self.rule.expected_recurring_s
 
-    def _measured(self, values: Sequence[float]) -> RuleWatch:
+    def _measured(self, values: Sequence[float]) -> RuleTracker:
         threshold, name = self.rule.metric_threshold, self.rule.operator
         if threshold is None or name is None:
             return self
@@ -152,9 +152,9 @@ class RuleWatch:
         return replace(self, num_bad=num_bad, last_value=last)
 
 
-def next_deadline(watches: Sequence[RuleWatch]) -> float | None:
+def next_deadline(trackers: Sequence[RuleTracker]) -> float | None:
     """Give the first time at which a silence becomes a hang."""
-    return min((one.deadline for one in watches if one.deadline is not None), default=None)
+    return min((one.deadline for one in trackers if one.deadline is not None), default=None)
 
 
 class SteadyClock:

@@ -25,7 +25,7 @@ class BadBody(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class UpdateRequest:
     """What the operator says about the job. ``rank`` is the group rank: the pod's, among ``nnodes``."""
 
     rank: int
@@ -42,7 +42,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start(Update):
+class StartRequest(UpdateRequest):
     """An order to run the workers. ``progress``: {prefix: {progressData, progressCount}}, the checkpoint to resume."""
 
     progress: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class StopRequest:
     leaves: bool | None = None
 
 
-def parse_start(body: object) -> Start:
+def parse_start(body: object) -> StartRequest:
     """Read the body of /start. Raises BadBody."""
     fields = _object(body)
     progress = fields.get("progress")
@@ -75,12 +75,12 @@ def parse_start(body: object) -> Start:
         progress = {}
     if not isinstance(progress, Mapping):
         raise BadBody("progress", f"must be an object, not {_kind(progress)}")
-    return Start(**_update_fields(fields), progress=progress)
+    return StartRequest(**_update_fields(fields), progress=progress)
 
 
-def parse_update(body: object) -> Update:
+def parse_update(body: object) -> UpdateRequest:
     """Read the body of /update. Raises BadBody."""
-    return Update(**_update_fields(_object(body)))
+    return UpdateRequest(**_update_fields(_object(body)))
 
 
 def parse_stop(body: object) -> StopRequest:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from elastipod_agent.core.requests import Start, Update
+from elastipod_agent.core.requests import StartRequest, UpdateRequest
 from elastipod_agent.core.worker_env import Layout
 
-UNSTARTED = Start(rank=-1, nnodes=1, fault_count=0, master_addr="", master_port=-1)
+UNSTARTED = StartRequest(rank=-1, nnodes=1, fault_count=0, master_addr="", master_port=-1)
 """What the environment of a process is made from that starts before its pod has a rank: no number in it can be used."""
 
 
-def run_env(update: Update, progress: Mapping[str, Any], layout: Layout, local_rank: int) -> dict[str, str]:
+def run_env(update: UpdateRequest, progress: Mapping[str, Any], layout: Layout, local_rank: int) -> dict[str, str]:
     """Give the variables of one local rank for one run, for it to put over its environment."""
     rank = update.rank * layout.nproc + local_rank
     world_size = update.nnodes * layout.nproc
@@ -39,6 +39,6 @@ def run_env(update: Update, progress: Mapping[str, Any], layout: Layout, local_r
     return env
 
 
-def before_rank(last: Start | None, nnodes: int) -> Start:
+def before_rank(last: StartRequest | None, nnodes: int) -> StartRequest:
     """Give what the environment of a new process is made from while its next rank is not known."""
     return replace(UNSTARTED, nnodes=max(1, nnodes)) if last is None else last

@@ -1,4 +1,4 @@
-"""When workers may be forked from the warm server, what they then run, and when a lost server is replaced."""
+"""When workers may be forked from the fork server, what they then run, and when a lost server is replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 # An interpreter that is started with one of these does something at its start, or all the time, that a fork would skip
 # or share: profiles of imports, traces of memory, coverage from the first line on. Such a run wants fresh interpreters.
-FRESH_ONLY = (
+COLD_START_VARIABLES = (
     "COVERAGE_PROCESS_START",
     "PYTHONDEVMODE",
     "PYTHONDUMPREFS",
@@ -51,24 +51,24 @@ def read_program(command: Sequence[str]) -> Program | None:
     return Program(FILE, parts[2], parts[3:], parts)
 
 
-def why_fresh(environ: Mapping[str, str]) -> str | None:
+def cold_start_reason(environ: Mapping[str, str]) -> str | None:
     """Say why this pod's workers must each have an interpreter of their own from the start; None when they need not."""
-    named = [name for name in FRESH_ONLY if environ.get(name)]
+    named = [name for name in COLD_START_VARIABLES if environ.get(name)]
     return f"{named[0]} is set" if named else None
 
 
-def pause_before_retry(losses: int) -> float | None:
+def replacement_delay_s(losses: int) -> float | None:
     """Give the seconds to wait before a lost server is replaced; None: it was lost too often in a row.
 
-    losses: servers lost since one last gave birth to workers, at least 1.
+    losses: servers lost since one last forked workers, at least 1.
     """
     return None if losses >= MAX_LOSSES else FIRST_PAUSE_S * 4 ** (losses - 1)
 
 
-def patience(now: float, asked_at: float, heard_at: float) -> float:
+def remaining_wait_s(now: float, asked_at: float, last_message_at: float) -> float:
     """Give the seconds that a start may still wait for a server that is importing; <= 0: no longer.
 
     Importing anew in every worker would take each as long as it takes the server, with all of them at it at once, so
-    waiting costs nothing while the server gets on. heard_at: when it last named a module that it begins to import.
+    waiting costs nothing while the server gets on. last_message_at: when it last named a module that it begins to import.
     """
-    return min(max(heard_at, asked_at) + QUIET_LIMIT_S, asked_at + LOAD_LIMIT_S) - now
+    return min(max(last_message_at, asked_at) + QUIET_LIMIT_S, asked_at + LOAD_LIMIT_S) - now

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastipod_agent.core.nccl_env import nccl_env
-from elastipod_agent.core.requests import Start
+from elastipod_agent.core.requests import StartRequest
 
 # What differs between workers, or between generations. Everything else a worker is told is the same as long as the agent
 # lives, so that a process can be started with it before there is a generation.
@@ -49,7 +49,7 @@ class Layout:
     keeps_processes: bool = False
 
 
-def pod_env(base: Mapping[str, str], start: Start, layout: Layout) -> dict[str, str]:
+def pod_env(base: Mapping[str, str], start: StartRequest, layout: Layout) -> dict[str, str]:
     """Give the environment that pre- and post-scripts get, and on which every worker's is built."""
     env = dict(base)
     env.update(
@@ -73,7 +73,7 @@ def pod_env(base: Mapping[str, str], start: Start, layout: Layout) -> dict[str, 
 
 
 def worker_env(
-    base: Mapping[str, str], start: Start, layout: Layout, local_rank: int, *, worker_file: str, error_file: str
+    base: Mapping[str, str], start: StartRequest, layout: Layout, local_rank: int, *, worker_file: str, error_file: str
 ) -> dict[str, str]:
     """Give the whole environment of the worker with this local rank; ``base`` is the agent's own."""
     env = pod_env(base, start, layout) | _steady_env(base, layout)
@@ -113,6 +113,6 @@ def _steady_env(base: Mapping[str, str], layout: Layout) -> dict[str, str]:
     return env
 
 
-def global_rank(start: Start, layout: Layout, local_rank: int) -> int:
+def global_rank(start: StartRequest, layout: Layout, local_rank: int) -> int:
     """Give the worker's rank in the whole job: pods in group order, local ranks in order within each."""
     return start.rank * layout.nproc + local_rank

@@ -1,7 +1,7 @@
-"""Starts the warm server, as a script: ``python -u boot.py CHANNEL AGENT ROOM``.
+"""Starts the fork server, as a script: ``python -u bootstrap.py CHANNEL AGENT PADDING``.
 
-CHANNEL: the descriptor of the channel to the agent; AGENT: its pid; ROOM: what makes the command line long enough to show a
-worker's later, see `room`.
+CHANNEL: the descriptor of the channel to the agent; AGENT: its pid; PADDING: what makes the command line long enough to show a
+worker's later, see `process_title`.
 """
 
 from __future__ import annotations

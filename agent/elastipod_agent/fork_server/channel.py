@@ -1,4 +1,4 @@
-"""Messages between the agent, the warm server and its workers: one line of JSON each, bounded, with descriptors attached."""
+"""Messages between the agent, the fork server and its workers: one line of JSON each, bounded, with descriptors attached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pack(message: dict[str, Any]) -> bytes:
     return data
 
 
-class Lines:
+class MessageReader:
     """Puts messages together again from what arrives."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
     The sender waits for an answer before it sends another message, so nothing of a next one can come along.
     """
-    lines, descriptors = Lines(), list[int]()
+    lines, descriptors = MessageReader(), list[int]()
     while True:
         try:
             data, new, _, _ = socket.recv_fds(end, _CHUNK, MAX_DESCRIPTORS)

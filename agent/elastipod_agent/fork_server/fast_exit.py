@@ -23,14 +23,14 @@ from types import ModuleType
 from typing import Any
 
 from elastipod_agent.fork_server.program import INTERRUPTED
-from elastipod_agent.workers.linux import flush_c_streams, raise_default
+from elastipod_agent.workers.linux import die_by_signal, flush_c_streams
 
-_FENCE = "_elastipod_fence"
+_SENTINEL = "_elastipod_exit_sentinel"
 _FLUSH_LIMIT_S = 1.0
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
-class _Fence:
+class _ExitSentinel:
     """Ends the process when it is thrown away. All that it then needs stands in its arguments: modules are empty by then."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class _Fence:
         self,
         leave: Any = os._exit,
         flush: Any = flush_c_streams,
-        interrupt: Any = raise_default,
+        interrupt: Any = die_by_signal,
         interrupted: int = INTERRUPTED,
         number: int = int(signal.SIGINT),
     ) -> None:
@@ -52,28 +52,28 @@ class _Fence:
         leave(self.code & 0xFF)
 
 
-def build_fence() -> None:
+def install_exit_sentinel() -> None:
     """Set the fence after all that has been imported so far, and let nothing of that stand in the way of a quick end."""
     for finalizer in list(getattr(weakref.finalize, "_registry", {})):
         finalizer.atexit = False  # they put things in order within a process that is about to end, one by one
-    module: Any = ModuleType(_FENCE)
-    module.fence = _Fence()
+    module: Any = ModuleType(_SENTINEL)
+    module.sentinel = _ExitSentinel()
     ctypes.pythonapi.Py_IncRef(
         ctypes.py_object(module)
     )  # kept, so that it is cleared in its turn and not thrown away early
-    sys.modules[_FENCE] = module
+    sys.modules[_SENTINEL] = module
 
 
-def watch_exit() -> None:
+def flush_files_at_exit() -> None:
     """In a worker, before its program runs: have its files written out at the end whatever happens to their owners."""
     atexit.register(_flush)
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """End the process with this code, or INTERRUPTED. Does not return."""
-    module: Any = sys.modules.get(_FENCE)
+    module: Any = sys.modules.get(_SENTINEL)
     if module is not None and can_flush_c_streams(_FLUSH_LIMIT_S):
-        module.fence.code = code
+        module.sentinel.code = code
     raise SystemExit(130 if code == INTERRUPTED else code)
 
 
@@ -87,14 +87,14 @@ def _flush() -> None:
             with suppress(Exception):
                 if not item.closed and stat.S_ISREG(os.fstat(item.fileno()).st_mode):
                     item.flush()
-    module: Any = sys.modules.get(_FENCE)
+    module: Any = sys.modules.get(_SENTINEL)
     if module is None:
         return
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     except Exception:  # the interpreter's own exit does what it can, and says in its code what it could not
-        module.fence.code = None
+        module.sentinel.code = None
 
 
 def can_flush_c_streams(limit_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""A process that the warm server has forked, seen from the agent; and sending without blocking."""
+"""A process that the fork server has forked, seen from the agent; and sending without blocking."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from elastipod_agent.core.warm_start import read_program
 from elastipod_agent.fork_server.channel import BadMessage, pack
 from elastipod_agent.workers import process_table
-from elastipod_agent.workers.reaper import Child
+from elastipod_agent.workers.reaper import ChildProcess
 
 _SEND_LIMIT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Newborn:
+class ForkedWorker:
     """A forked process that waits for its order; it ends by itself when `end`, of its channel, is closed.
 
     environ: the server's, to which an order adds.
     """
 
-    child: Child
+    child: ChildProcess
     end: socket.socket
     environ: Mapping[str, str]
 
-    async def order(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
+    async def start_program(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
         """Make it a worker with this command, of the server's kind, and whole environment. Raises OSError when it is dead."""
         program = read_program(command)
         assert program is not None
@@ -45,7 +45,7 @@ class Newborn:
         """Tell whether it could take its order now: it lives, and nobody has stopped it with a signal."""
         return self.child.status is None and not process_table.is_stopped(self.child.pid)
 
-    def let_go(self) -> None:
+    def discard(self) -> None:
         """End it; by itself it would see the end of its channel only if nobody has stopped it with a signal."""
         self.end.close()
         self.child.send(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""From the warm server to a worker: forked so that it is the agent's child, and made like a process that was just started."""
+"""From the fork server to a worker: forked so that it is the agent's child, and made like a process that was just started."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastipod_agent.fork_server import channel
-from elastipod_agent.fork_server.process_title import Room
+from elastipod_agent.fork_server.process_title import ProcessTitle
 from elastipod_agent.workers.linux import die_with_parent
 
 
 @dataclass(frozen=True, slots=True)
-class Heritage:
+class InheritedState:
     """What a worker takes over from the server. environ: as the server was started with; added: by its imports."""
 
     agent: int
     environ: Mapping[str, str]
     added: Mapping[str, str]
-    room: Room
+    title: ProcessTitle
 
 
-class BirthFailed(Exception):
+class ForkFailed(Exception):
     """Not all workers could be forked; those that were end by themselves once the agent lets go of them."""
 
 
-def bear(ends: Sequence[socket.socket]) -> list[int] | socket.socket:
+def fork_workers(ends: Sequence[socket.socket]) -> list[int] | socket.socket:
     """Fork one process for each end of the agent's; gives their pids, and in each of them its own end.
 
     A process between the server and them, which ends at once, makes them orphans, and so children of the agent: it sees
-    their exits as those of workers that it started itself. Raises BirthFailed.
+    their exits as those of workers that it started itself. Raises ForkFailed.
     """
     server = os.getpid()
     source, sink = os.pipe()
@@ -47,11 +47,11 @@ def bear(ends: Sequence[socket.socket]) -> list[int] | socket.socket:
             answer = file.read()
         os.waitpid(middle, 0)
         if not answer.startswith(b"["):
-            raise BirthFailed(answer.decode("utf-8", "replace") or "the process in between was killed")
+            raise ForkFailed(answer.decode("utf-8", "replace") or "the process in between was killed")
         pids: list[int] = json.loads(answer)
         return pids
     die_with_parent(server)
-    born: list[int] = []
+    forked: list[int] = []
     try:
         for end in ends:
             pid = os.fork()
@@ -59,15 +59,15 @@ def bear(ends: Sequence[socket.socket]) -> list[int] | socket.socket:
                 os.close(source)
                 os.close(sink)
                 return end
-            born.append(pid)
-        answer = json.dumps(born).encode()
+            forked.append(pid)
+        answer = json.dumps(forked).encode()
     except OSError as error:
         answer = f"fork: {error.strerror}".encode()
     os.write(sink, answer)
     os._exit(0)
 
 
-def grow_up(end: socket.socket, heritage: Heritage) -> dict[str, Any]:
+def become_worker(end: socket.socket, inherited: InheritedState) -> dict[str, Any]:
     """In the new process: wait for its order, and become the worker that it names. Gives the order.
 
     The end of the channel without an order is the end of this process. The order comes after the adoption, since the
@@ -82,22 +82,22 @@ def grow_up(end: socket.socket, heritage: Heritage) -> dict[str, Any]:
         os._exit(0)
     order, (stdout, stderr) = received
     end.close()
-    die_with_parent(heritage.agent)
+    die_with_parent(inherited.agent)
     for source, target in ((stdout, 1), (stderr, 2)):
         os.dup2(source, target)
         os.close(source)
-    heritage.room.fill(order["command"], order["environ"])
-    set_environment(heritage, order["environ"])
-    open_streams_anew()
-    forget_randomness()
+    inherited.title.show(order["command"], order["environ"])
+    set_environment(inherited, order["environ"])
+    reopen_streams()
+    reseed()
     importlib.invalidate_caches()
     gc.enable()
     return order
 
 
-def set_environment(heritage: Heritage, own: Mapping[str, str]) -> None:
+def set_environment(inherited: InheritedState, own: Mapping[str, str]) -> None:
     """Replace the environment, C's too. What an import has set stays set: it will not be imported again."""
-    wanted = {**heritage.environ, **heritage.added, **own}
+    wanted = {**inherited.environ, **inherited.added, **own}
     for name in set(os.environ).difference(wanted):
         del os.environ[name]
     for name, value in wanted.items():
@@ -105,15 +105,15 @@ def set_environment(heritage: Heritage, own: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def open_streams_anew() -> None:
+def reopen_streams() -> None:
     """Set up the standard streams for the files that are behind them now; the objects stay, others may hold them."""
     for stream, number in ((sys.__stdin__, 0), (sys.__stdout__, 1), (sys.__stderr__, 2)):
         if isinstance(stream, io.TextIOWrapper):
-            _open_anew(stream, number)
+            _reopen(stream, number)
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
 
 
-def _open_anew(stream: io.TextIOWrapper, number: int) -> None:
+def _reopen(stream: io.TextIOWrapper, number: int) -> None:
     text = (stream.encoding, stream.errors, "\n", stream.line_buffering, stream.write_through)
     buffer: Any = stream.buffer
     is_buffered = isinstance(buffer, io.BufferedReader)
@@ -126,7 +126,7 @@ def _open_anew(stream: io.TextIOWrapper, number: int) -> None:
     again.__init__(buffer if is_buffered else raw, *text)
 
 
-def forget_randomness() -> None:
+def reseed() -> None:
     """Give this process random numbers and keys of its own where an import has drawn some. `random` does it by itself."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:

@@ -1,6 +1,6 @@
-"""Whether what the warm server has imported is still what a fresh interpreter would import.
+"""Whether what the fork server has imported is still what a fresh interpreter would import.
 
-A pre-train script may install packages, a mounted folder may change. Checked before each birth, by names, times and sizes;
+A pre-train script may install packages, a mounted folder may change. Checked before each fork, by names, times and sizes;
 nothing is read.
 """
 
@@ -19,7 +19,7 @@ _MODULE_ENDINGS = (".py", ".pyc", ".so")
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportSnapshot:
     """What was imported: folders of sys.path with the names in them that matter, and files with their times and sizes."""
 
     names: frozenset[str]
@@ -27,7 +27,7 @@ class Imported:
     files: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def now(cls, paths: Sequence[str], whole: Collection[str]) -> Imported:
+    def now(cls, paths: Sequence[str], whole: Collection[str]) -> ImportSnapshot:
         """Note what this process has imported. paths: all that was searched; whole: packages of which every file counts."""
         top = {name for name in list(sys.modules) if "." not in name}
         names = frozenset(top.union(name.partition(".")[0] for name in whole))

@@ -1,4 +1,4 @@
-"""What the warm server imports before it forks, and whether that left a process that may be forked."""
+"""What the fork server imports before it forks, and whether that left a process that may be forked."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _DEVICE_FOLDERS = ("/dev/dri/", "/dev/accel")
 _HARMLESS_DEVICES = {"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/full", "/dev/tty"}
 
 
-class Unsound(Exception):
+class NotForkable(Exception):
     """This process must not be forked; the text says why, for people."""
 
 
 def load(wanted: Sequence[str], tell: Callable[[str], None]) -> list[str]:
     """Import everything; ``wanted`` are the user's names. Gives a sentence for each of them that cannot be had.
 
-    tell: is told each module before it is imported. Raises Unsound when an import fails half-way.
+    tell: is told each module before it is imported. Raises NotForkable when an import fails half-way.
     """
     notes: list[str] = []
     with _environment_for_imports():
@@ -70,7 +70,7 @@ def load(wanted: Sequence[str], tell: Callable[[str], None]) -> list[str]:
 
 
 def _load(name: str) -> str | None:
-    """Import one module, and all public names of our own library; gives what is missing for it. Raises Unsound."""
+    """Import one module, and all public names of our own library; gives what is missing for it. Raises NotForkable."""
     try:
         module = import_module(name)
         if name == "elastipod":
@@ -80,7 +80,7 @@ def _load(name: str) -> str | None:
     except ModuleNotFoundError as error:
         return error.name or str(error)
     except BaseException as error:  # a module may do anything when it is imported, also exit
-        raise Unsound(f"importing {name} failed: {type(error).__name__}: {error}") from error
+        raise NotForkable(f"importing {name} failed: {type(error).__name__}: {error}") from error
     return None
 
 
@@ -96,7 +96,7 @@ def _environment_for_imports() -> Iterator[None]:
             os.environ.pop(_ASK_NVML, None)
 
 
-def let_devices_go() -> None:
+def close_nvml() -> None:
     """End what a question to NVML has begun: torch asks and leaves the devices open, and opens them anew when it asks again.
 
     Who uses NVML through its own Python package keeps what that holds, and `check` then refuses.
@@ -111,25 +111,25 @@ def let_devices_go() -> None:
 
 
 def check(own_descriptors: Iterable[int]) -> None:
-    """Make sure that a fork of this process is as good as a fresh one. Raises Unsound.
+    """Make sure that a fork of this process is as good as a fresh one. Raises NotForkable.
 
     own_descriptors: those that the server itself holds.
     """
     others = [comm for task in os.listdir("/proc/self/task") if int(task) != os.getpid() and (comm := _comm(task))]
     if others:
-        raise Unsound(f"imported modules left {len(others)} thread(s) running: {', '.join(sorted(others)[:8])}")
+        raise NotForkable(f"imported modules left {len(others)} thread(s) running: {', '.join(sorted(others)[:8])}")
     torch = sys.modules.get("torch")
     for device in ("cuda", "xpu"):
         module = getattr(torch, device, None)
         if module is not None and getattr(module, "is_initialized", bool)():
-            raise Unsound(f"an imported module initialized {device}")
+            raise NotForkable(f"an imported module initialized {device}")
     for descriptor in sorted(set(_open_descriptors()).difference(own_descriptors)):
-        what = unshareable(descriptor)
+        what = describe_unshareable(descriptor)
         if what:
-            raise Unsound(f"imported modules left {what} open")
+            raise NotForkable(f"imported modules left {what} open")
 
 
-def unshareable(descriptor: int) -> str | None:
+def describe_unshareable(descriptor: int) -> str | None:
     """Say what is open there when several workers must not have it from one parent: anything but a plain file."""
     try:
         mode = os.fstat(descriptor).st_mode

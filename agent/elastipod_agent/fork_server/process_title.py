@@ -16,32 +16,32 @@ PADDING = "-" * 12_000  # more than two paths of the longest kind
 _LONGEST_ENVIRONMENT = 4 * 1024 * 1024
 
 
-class NoRoom(Exception):
+class TitleUnavailable(Exception):
     """The kernel does not show where the room is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ProcessTitle:
     """Addresses: the whole command line, and the one variable."""
 
     command: tuple[int, int]
     variable: tuple[int, int]
 
     @classmethod
-    def find(cls) -> Room:
-        """Look the places up in this process. Raises NoRoom."""
+    def locate(cls) -> ProcessTitle:
+        """Look the places up in this process. Raises TitleUnavailable."""
         try:
             command = process_memory("arg")
             begin, end = process_memory("env")
         except (OSError, IndexError, ValueError) as error:
-            raise NoRoom(f"/proc/self/stat cannot be used: {error}") from error
+            raise TitleUnavailable(f"/proc/self/stat cannot be used: {error}") from error
         entry = f"{VARIABLE}={PADDING}\0".encode()
         at = read_memory(begin, end).find(entry) if 0 < begin < end < begin + _LONGEST_ENVIRONMENT else -1
         if at < 0 or command[1] - command[0] <= len(PADDING):
-            raise NoRoom("the kernel does not tell where this process's environment stands")
+            raise TitleUnavailable("the kernel does not tell where this process's environment stands")
         return cls(command, (begin + at, begin + at + len(entry)))
 
-    def fill(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def show(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Show this command line, cut where the room ends, and of this environment what has room, the shortest first.
 
         The first argument stays: libc keeps a pointer to it.

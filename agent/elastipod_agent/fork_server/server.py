@@ -1,4 +1,4 @@
-"""The warm server: imports once, then forks workers as the agent asks. Started by `boot`, under the workers' interpreter.
+"""The fork server: imports once, then forks workers as the agent asks. Started by `bootstrap`, under the workers' interpreter.
 
 It never runs a tensor operation, never asks for an accelerator, and has one thread whenever it forks.
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 from elastipod_agent.fork_server import fast_exit, forking, preload, program, store_wait
 from elastipod_agent.fork_server.channel import BadMessage, close_all, receive, send
-from elastipod_agent.fork_server.import_snapshot import Imported
-from elastipod_agent.fork_server.process_title import VARIABLE, NoRoom, Room
+from elastipod_agent.fork_server.import_snapshot import ImportSnapshot
+from elastipod_agent.fork_server.process_title import VARIABLE, ProcessTitle, TitleUnavailable
 
 OURS = "elastipod_agent"
 
 
-class Server:
+class ForkServer:
     """The process until it is a worker. agent: its pid."""
 
     def __init__(self, channel: socket.socket, agent: int) -> None:
@@ -34,13 +34,13 @@ class Server:
     def serve(self) -> dict[str, Any]:
         """Do as the agent says until it is gone; returns in the workers only, with the order of each."""
         try:
-            room = Room.find()
+            title = ProcessTitle.locate()
             self._load()
-        except (preload.Unsound, NoRoom) as error:
+        except (preload.NotForkable, TitleUnavailable) as error:
             self._say(event="unusable", why=str(error))
             os._exit(1)
         added = {name: value for name, value in os.environ.items() if self._environ.get(name) != value}
-        heritage = forking.Heritage(self._agent, self._environ, added, room)
+        inherited = forking.InheritedState(self._agent, self._environ, added, title)
         while (received := self._receive()) is not None:
             _, descriptors = received
             ends = [socket.socket(fileno=descriptor) for descriptor in descriptors]
@@ -51,7 +51,7 @@ class Server:
                 if end is not own:
                     end.close()
             if own is not None:
-                return forking.grow_up(own, heritage)
+                return forking.become_worker(own, inherited)
         os._exit(0)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
@@ -61,7 +61,7 @@ class Server:
             return None
 
     def _load(self) -> None:
-        """Import what the agent names, and make this process ready to be forked. Raises Unsound."""
+        """Import what the agent names, and make this process ready to be forked. Raises NotForkable."""
         received = self._receive()
         if received is None:
             os._exit(0)
@@ -74,12 +74,14 @@ class Server:
         notes = preload.load(order["modules"], lambda name: self._say(event="loading", module=name))
         if first is not None and sys.path[:1] == [first]:
             del sys.path[0]
-        preload.let_devices_go()
-        let_threads_go()
+        preload.close_nvml()
+        end_import_threads()
         store_wait.install()
-        fast_exit.build_fence()
+        fast_exit.install_exit_sentinel()
         searched = [*paths, *([] if first is None else [first])]
-        self._imported = Imported.now(searched, {"elastipod", *(name.partition(".")[0] for name in order["modules"])})
+        self._imported = ImportSnapshot.now(
+            searched, {"elastipod", *(name.partition(".")[0] for name in order["modules"])}
+        )
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -94,13 +96,13 @@ class Server:
                 self._say(event="refused", why=changed, is_stale=True)
                 return None
             preload.check({*self._own_descriptors(), *(end.fileno() for end in ends)})
-            born = forking.bear(ends) if ends else []
-        except (preload.Unsound, forking.BirthFailed, OSError) as error:
+            forked = forking.fork_workers(ends) if ends else []
+        except (preload.NotForkable, forking.ForkFailed, OSError) as error:
             self._say(event="refused", why=str(error), is_stale=False)
             return None
-        if isinstance(born, socket.socket):
-            return born
-        self._say(event="born", pids=born)
+        if isinstance(forked, socket.socket):
+            return forked
+        self._say(event="forked", pids=forked)
         return None
 
     def _own_descriptors(self) -> set[int]:
@@ -113,7 +115,7 @@ class Server:
             os._exit(0)
 
 
-def let_threads_go() -> None:
+def end_import_threads() -> None:
     """Fork once for nothing: numpy's OpenBLAS starts threads when it is imported, and ends them before any fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of those very threads
@@ -123,7 +125,7 @@ def let_threads_go() -> None:
     os.waitpid(child, 0)
 
 
-def forget_ourselves() -> None:
+def unload_agent_modules() -> None:
     """Take the agent's package out of a worker's modules."""
     for name in [name for name in sys.modules if name == OURS or name.startswith(OURS + ".")]:
         del sys.modules[name]
@@ -131,7 +133,7 @@ def forget_ourselves() -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Serve, and in a worker run its program; does not return. arguments: the channel's descriptor, the agent's pid."""
-    order = Server(socket.socket(fileno=int(arguments[0])), int(arguments[1])).serve()
-    forget_ourselves()
-    fast_exit.watch_exit()
-    fast_exit.leave(program.run(order["kind"], order["target"], order["args"], order["command"]))
+    order = ForkServer(socket.socket(fileno=int(arguments[0])), int(arguments[1])).serve()
+    unload_agent_modules()
+    fast_exit.flush_files_at_exit()
+    fast_exit.exit_process(program.run(order["kind"], order["target"], order["args"], order["command"]))

@@ -26,7 +26,7 @@ _POSITIONS = ("host_name", "port", "world_size", "is_master")  # of the store's 
 
 
 def install() -> None:
-    """In the warm server, after torch has been imported: clients of ``env://`` and ``tcp://`` wait for the store in this way."""
+    """In the fork server, after torch has been imported: clients of ``env://`` and ``tcp://`` wait for the store in this way."""
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     if rendezvous is not None and hasattr(rendezvous, "TCPStore"):
         rendezvous.TCPStore = patient(rendezvous.TCPStore)

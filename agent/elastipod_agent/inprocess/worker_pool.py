@@ -1,6 +1,6 @@
 """Keeps one process per local rank at the barrier between runs, whatever happens to processes meanwhile.
 
-One loop, fed by levels: it looks where every rank is, asks `core.inprocess.gather` what is missing, does it, and looks
+One loop, fed by levels: it looks where every rank is, asks `core.inprocess_restart.plan_gathering` what is missing, does it, and looks
 again at the next exit, call or deadline. During a run it only stands by; the run itself watches its workers then.
 """
 
@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastipod_agent.core.exits import describe_status
-from elastipod_agent.core.inprocess_restart import Orders, Place, Rank, gather
-from elastipod_agent.core.requests import Start
+from elastipod_agent.core.inprocess_restart import GatheringRank, GatherPlan, RankPosition, plan_gathering
+from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.run_env import before_rank
 from elastipod_agent.core.worker_env import pod_env
-from elastipod_agent.generation import GIVE_UP_AGAIN_S, Fault, failure_of, nobodys_failure
-from elastipod_agent.ipc.run_coordinator import Exchange
+from elastipod_agent.generation import GIVE_UP_AGAIN_S, Fault, describe_worker_failure, failure_without_worker
+from elastipod_agent.ipc.run_coordinator import RunCoordinator
 from elastipod_agent.log import EventLog
 from elastipod_agent.scripts import ScriptRunner, failed_script
 from elastipod_agent.settings import Settings, missing_script
 from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import describe_error, shorten
-from elastipod_agent.workers.group import Worker, WorkerGroup
+from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
 from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
@@ -36,11 +36,11 @@ class _Record:
 
     num_failures: int = 0
     gone_at: float = 0.0
-    noted: Worker | None = None
-    is_unwanted: bool = False
+    noted: WorkerProcess | None = None
+    to_be_replaced: bool = False
 
 
-class Keeper:
+class WorkerPool:
     """The standing workers of one pod. Belongs to the event loop's thread.
 
     on_change: called when ranks moved, ended, or were gathered. Workers are started with the last run's ranks in their
@@ -54,30 +54,30 @@ class Keeper:
         environ: Mapping[str, str],
         reaper: Reaper,
         pump: OutputPump,
-        exchange: Exchange,
+        coordinator: RunCoordinator,
         log: EventLog,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.tap: Callable[[bytes], None] | None = None
         self.fault: Fault | None = None  # why gathering was given up
         self.stuck: list[int] = []
-        self.has_kept = False  # every process has lived through the last run
+        self.kept_all_processes = False  # every process has lived through the last run
         self.is_closing = False
         self._settings = settings
         self._environ = environ
         self._reaper = reaper
         self._log = log
-        self._exchange = exchange
+        self._coordinator = coordinator
         self._directory = root / "standing"
         self._directory.mkdir(mode=0o700)
         self._start = before_rank(None, _nnodes(environ))
-        self.group = WorkerGroup(settings, self._start, self._directory, reaper, pump, tap=self._hear)
-        self._called_off = asyncio.Event()
+        self.group = WorkerGroup(settings, self._start, self._directory, reaper, pump, tap=self._forward_output)
+        self._script_wake = asyncio.Event()
         self._scripts = ScriptRunner(
             reaper,
             pump,
             is_over=lambda: self.is_closing,
-            wake=self._called_off,
+            wake=self._script_wake,
             patience_s=settings.shutdown_timeout_s,
         )
         self._ranks = [_Record() for _ in range(settings.layout.nproc)]
@@ -88,7 +88,7 @@ class Keeper:
         self._clears_data = True
         self._deadline = 0.0
         self._wake = asyncio.Event()
-        exchange.on_move = self._moved
+        coordinator.on_position_change = self._position_changed
 
     @property
     def is_gathered(self) -> bool:
@@ -96,37 +96,37 @@ class Keeper:
         return self._is_gathering and self._is_gathered
 
     @property
-    def is_staffed(self) -> bool:
+    def has_all_processes(self) -> bool:
         """True when every rank has a living process, at the barrier or on its way, or no more is tried."""
         is_whole = len(self.group.living) == len(self._ranks) and not self._is_killing
         return self.fault is not None or is_whole
 
-    def release(self, start: Start) -> None:
+    def release(self, start: StartRequest) -> None:
         """Begin a run: from now on ranks that end are the run's affair."""
         self._start = start
         self._is_gathering = self._is_gathered = False
-        self.has_kept = True
+        self.kept_all_processes = True
         self.group.begin_run(start)
-        self._exchange.begin_run(start, progress=start.progress, is_fresh=False)
+        self._coordinator.begin_run(start, progress=start.progress, is_fresh=False)
 
-    def call_back(self, replace: frozenset[int], *, is_faulty: bool) -> None:
+    def recall(self, replace: frozenset[int], *, is_faulty: bool) -> None:
         """End the run: bring all ranks back, those to be replaced with a new process. May be called again for more.
 
         is_faulty: the ranks that are still in the run are told to leave it.
         """
-        self._exchange.end_run(is_faulty=is_faulty)
+        self._coordinator.end_run(is_faulty=is_faulty)
         self._clears_data = len(replace) == len(self._ranks)
         for local_rank in replace:
-            self._ranks[local_rank].is_unwanted = True
+            self._ranks[local_rank].to_be_replaced = True
         for record in self._ranks:
             record.num_failures = 0
         for worker in self.group.workers:
             if worker.child.status is not None:  # in the run, or by it
                 self._ranks[worker.local_rank].noted = worker
-                self.has_kept = False
+                self.kept_all_processes = False
         self.fault = None
         self._is_gathering, self._is_gathered = True, False
-        self._grant_time()
+        self._restart_deadline()
         self._wake.set()
 
     def note_exit(self) -> None:
@@ -136,10 +136,10 @@ class Keeper:
 
     async def run(self) -> None:
         """Keep the workers until `close`, then end them all and remove what was theirs."""
-        self._grant_time()
+        self._restart_deadline()
         try:
             while not self.is_closing:
-                wake_at = await self._look() if self._is_gathering else None
+                wake_at = await self._gather_once() if self._is_gathering else None
                 await self._sleep_until(wake_at)
             await self._end_all()
         finally:
@@ -150,61 +150,67 @@ class Keeper:
         """Let `run` end."""
         self.is_closing = True
         self.group.give_up_spawning()
-        self._called_off.set()
+        self._script_wake.set()
         self._wake.set()
         self.on_change()
 
     # -- one look ------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> float | None:
+    async def _gather_once(self) -> float | None:
         """Do what gathering needs now; gives when to look again though nothing happens."""
         now = self._now()
         if self._is_gathered:  # who leaves the barrier now has all the time again
-            self._grant_time()
+            self._restart_deadline()
         for worker in self.group.workers:
-            await self._note_end(worker, now)
-        orders = gather([self._rank(index) for index in range(len(self._ranks))], now=now, deadline=self._deadline)
-        if orders.kill:
-            await self._kill(orders)
+            await self._record_end(worker, now)
+        plan = plan_gathering(
+            [self._rank(index) for index in range(len(self._ranks))], now=now, deadline=self._deadline
+        )
+        if plan.kill:
+            await self._kill(plan)
             return self._now()
-        if orders.spawn:
-            await self._spawn(orders.spawn)
+        if plan.spawn:
+            await self._spawn(plan.spawn)
             return self._now()
-        if orders.is_over != self._is_gathered:
-            self._is_gathered = orders.is_over
-            self.fault = self._last_fault if orders.is_hopeless else None
+        if plan.is_done != self._is_gathered:
+            self._is_gathered = plan.is_done
+            self.fault = self._last_fault if plan.is_given_up else None
             if self.fault is not None:
                 self._log.error("workers fail before they come to the barrier", message=_first_line(self.fault))
             self.on_change()
-        return None if self._is_gathered else orders.wake_at
+        return None if self._is_gathered else plan.wake_at
 
-    def _rank(self, local_rank: int) -> Rank:
+    def _rank(self, local_rank: int) -> GatheringRank:
         record = self._ranks[local_rank]
         is_alive = any(worker.local_rank == local_rank for worker in self.group.living)
-        place = self._exchange.place(local_rank) if is_alive else Place.GONE
-        if place.is_waiting:
+        position = self._coordinator.position(local_rank) if is_alive else RankPosition.NO_PROCESS
+        if position.is_waiting:
             record.num_failures = 0
-        return Rank(
-            place=place,
+        return GatheringRank(
+            position=position,
             num_failures=record.num_failures,
-            is_unwanted=record.is_unwanted and is_alive,
+            to_be_replaced=record.to_be_replaced and is_alive,
             gone_at=record.gone_at,
         )
 
-    async def _note_end(self, worker: Worker, now: float) -> None:
+    async def _record_end(self, worker: WorkerProcess, now: float) -> None:
         """Count a process that ended by itself before it came to the barrier."""
         record = self._ranks[worker.local_rank]
         if worker.child.status is None or record.noted is worker:
             return
         record.noted, record.gone_at = worker, now
-        self.has_kept = False
+        self.kept_all_processes = False
         if worker.is_killed:
             return
-        failure = replace(await failure_of(self.group, worker), global_rank=None)  # it has none between runs
+        failure = replace(
+            await describe_worker_failure(self.group, worker), global_rank=None
+        )  # it has none between runs
         who = f"local rank {worker.local_rank}"
         if worker.child.status == 0:
             said = f"{who} ended with exit code 0 before it came to hyperpod_barrier()"
-            failure = nobodys_failure(f"{said}; with --inprocess-restart the script must call it before it trains")
+            failure = failure_without_worker(
+                f"{said}; with --inprocess-restart the script must call it before it trains"
+            )
         else:
             _, newline, details = failure.message.partition("\n")
             said = f"{who} ended with {describe_status(worker.child.status)} before it came to hyperpod_barrier()"
@@ -215,29 +221,29 @@ class Keeper:
             "a worker ended between runs", local_rank=worker.local_rank, message=_first_line(self._last_fault)
         )
 
-    async def _kill(self, orders: Orders) -> None:
+    async def _kill(self, plan: GatherPlan) -> None:
         number, patience_s = self._settings.shutdown_signal, self._settings.shutdown_timeout_s
-        for local_rank in orders.late:
+        for local_rank in plan.late:
             self._ranks[local_rank].num_failures += 1
-        if orders.late:
+        if plan.late:
             number, patience_s = signal.SIGKILL, 0.0
             self._clears_data = True
-            late = ", ".join(map(str, sorted(orders.late)))
+            late = ", ".join(map(str, sorted(plan.late)))
             what = f"local rank {late} did not come to the barrier in {self._settings.inprocess_timeout_s:g} s"
-            self._last_fault = Fault("WorkerUnhealthy", nobodys_failure(what))
+            self._last_fault = Fault("WorkerUnhealthy", failure_without_worker(what))
             self._log.warning("all workers are started anew", why=what)
         self._is_killing = True  # who is about to end takes part in no run
-        self.stuck = await self.group.end(number, 0 if number == signal.SIGKILL else patience_s, orders.kill)
+        self.stuck = await self.group.end(number, 0 if number == signal.SIGKILL else patience_s, plan.kill)
         self._is_killing = False
         self.is_closing = self.is_closing or bool(self.stuck)
-        for local_rank in orders.kill:
-            self._ranks[local_rank].is_unwanted = False
-        self._grant_time()
+        for local_rank in plan.kill:
+            self._ranks[local_rank].to_be_replaced = False
+        self._restart_deadline()
 
     async def _spawn(self, local_ranks: frozenset[int]) -> None:
         """Start processes. What their predecessors left running ends first; scripts run before a whole new set."""
         is_whole_set = not self.group.living
-        self.has_kept = False
+        self.kept_all_processes = False
         await self.group.end(signal.SIGKILL, 0, local_ranks)
         try:
             why_not = missing_script(self._settings)
@@ -246,26 +252,28 @@ class Keeper:
                 why_not, reason = await self._pre_train(), "PreScriptFailed"
             if why_not is None:
                 for local_rank in local_ranks:
-                    self._exchange.renew(local_rank, keeps_data=not self._clears_data)
-                await self._renew(local_ranks)
-                self._grant_time()
+                    self._coordinator.reset_rank(local_rank, keeps_data=not self._clears_data)
+                await self._replace_workers(local_ranks)
+                self._restart_deadline()
                 return
         except OSError as error:
             why_not, reason = f"the workers could not be started: {describe_error(error)}", "StartFailed"
-        self._last_fault = Fault(reason, nobodys_failure(why_not))
+        self._last_fault = Fault(reason, failure_without_worker(why_not))
         self._log.warning("workers could not be started", message=_first_line(self._last_fault))
         for local_rank in local_ranks:
             self._ranks[local_rank].num_failures += 1
             self._ranks[local_rank].gone_at = self._now()
 
-    async def _renew(self, local_ranks: frozenset[int]) -> None:
+    async def _replace_workers(self, local_ranks: frozenset[int]) -> None:
         """Start processes. An exec that hangs (on storage that is gone) is ended like a rank that is late. Raises OSError."""
-        spawning = asyncio.ensure_future(self.group.renew(self._environ, self._start, local_ranks, self.note_exit))
+        spawning = asyncio.ensure_future(
+            self.group.replace_workers(self._environ, self._start, local_ranks, self.note_exit)
+        )
         limit_s = self._settings.inprocess_timeout_s
         while not spawning.done():
             await asyncio.wait([spawning], timeout=limit_s)
             if not spawning.done():
-                self._reaper.kill_unborn()
+                self._reaper.kill_pending_children()
                 limit_s = GIVE_UP_AGAIN_S
         spawning.result()
 
@@ -281,14 +289,14 @@ class Keeper:
         number, patience_s = self._settings.shutdown_signal, self._settings.shutdown_timeout_s
         self.stuck += await self.group.end(number, 0 if number == signal.SIGKILL else patience_s)
 
-    def _grant_time(self) -> None:
+    def _restart_deadline(self) -> None:
         self._deadline = self._now() + self._settings.inprocess_timeout_s
 
-    def _hear(self, data: bytes) -> None:
+    def _forward_output(self, data: bytes) -> None:
         if self.tap is not None:
             self.tap(data)
 
-    def _moved(self) -> None:
+    def _position_changed(self) -> None:
         self._wake.set()
         self.on_change()
 

@@ -1,4 +1,4 @@
-"""Listens on the pod's socket and carries calls to the exchange; bounds what a worker can send, hold, or keep waiting."""
+"""Listens on the pod's socket and carries calls to the coordinator; bounds what a worker can send, hold, or keep waiting."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastipod.ipc_wire import MAX_CALL_BYTES, BadLine, decode
-from elastipod_agent.ipc.run_coordinator import Exchange
-from elastipod_agent.ipc.worker_calls import BadCall, Calls
+from elastipod_agent.ipc.run_coordinator import RunCoordinator
+from elastipod_agent.ipc.worker_calls import BadCall, WorkerCalls
 
 MAX_PER_PROCESS = 32
 _MAX_PATH_BYTES = 107  # of a Unix socket's address
@@ -23,10 +23,10 @@ _SEND_TIMEOUT_S = 30.0
 class IpcServer:
     """One task per connection, so that none waits for another; the socket is for the agent's own user only."""
 
-    def __init__(self, exchange: Exchange, path: Path) -> None:
+    def __init__(self, coordinator: RunCoordinator, path: Path) -> None:
         self.path = path
-        self._calls = Calls(exchange)
-        self._max_connections = 64 + 16 * exchange.nproc
+        self._calls = WorkerCalls(coordinator)
+        self._max_connections = 64 + 16 * coordinator.nproc
         self._server: asyncio.AbstractServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_process: Counter[int] = Counter()
@@ -58,7 +58,7 @@ class IpcServer:
             if self._by_process[process] > MAX_PER_PROCESS or len(self._tasks) > self._max_connections:
                 await _send(writer, _error("too many connections"))
                 return
-            await self._converse(reader, writer)
+            await self._answer_calls(reader, writer)
         except (OSError, asyncio.CancelledError):
             pass  # the worker is gone or takes no answer, or the agent leaves
         finally:
@@ -68,7 +68,7 @@ class IpcServer:
                 del self._by_process[process]
             writer.transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer_calls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer calls until the worker hangs up. What comes in while a call is pending ends it: only an end may."""
         line = await _line(reader)
         while line is not None:

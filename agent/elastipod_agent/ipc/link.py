@@ -11,23 +11,23 @@ from elastipod_agent.clock import utc_now
 from elastipod_agent.core.worker_env import Layout
 from elastipod_agent.generation import Fault
 from elastipod_agent.ipc.ipc_server import IpcServer
-from elastipod_agent.ipc.run_coordinator import Exchange, SentFault
-from elastipod_agent.status import Board
+from elastipod_agent.ipc.run_coordinator import ReportedFault, RunCoordinator
+from elastipod_agent.status import StatusStore
 from elastipod_agent.workers.failure import Failure
 
-NEWS_S = 0.1  # how long reports are collected: a worker that talks all the time must not keep the operator busy
+REPORT_DELAY_S = 0.1  # how long reports are collected: a worker that talks all the time must not keep the operator busy
 SOCKET_NAME = "ipc.sock"
 
 
 class WorkerLink:
-    """Between the workers of this pod and the board. root: the agent's private folder."""
+    """Between the workers of this pod and the status store. root: the agent's private folder."""
 
-    def __init__(self, layout: Layout, root: Path, board: Board, on_fault: Callable[[Fault], None]) -> None:
-        self.exchange = Exchange(layout, on_fault=self._sent, on_news=self._collect)
-        self._server = IpcServer(self.exchange, root / SOCKET_NAME)
-        self._board = board
+    def __init__(self, layout: Layout, root: Path, status: StatusStore, on_fault: Callable[[Fault], None]) -> None:
+        self.coordinator = RunCoordinator(layout, on_fault=self._on_reported_fault, on_report=self._schedule_report)
+        self._server = IpcServer(self.coordinator, root / SOCKET_NAME)
+        self._status = status
         self._on_fault = on_fault
-        self._news: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
 
     async def listen(self) -> None:
         """Begin to serve. Raises OSError."""
@@ -35,27 +35,27 @@ class WorkerLink:
 
     async def close(self) -> None:
         """Hang up."""
-        if self._news is not None:
-            self._news.cancel()
+        if self._report_timer is not None:
+            self._report_timer.cancel()
         await self._server.close()
 
     def reported(self) -> dict[str, Any]:
         """Give the fields of the status that workers fill."""
         return {
-            "worker_data": self.exchange.worker_data(),
-            "rank_labels": self.exchange.labels(),
-            "progress": self.exchange.checkpoints.progress(),
+            "worker_data": self.coordinator.worker_data(),
+            "rank_labels": self.coordinator.labels(),
+            "progress": self.coordinator.checkpoints.progress(),
         }
 
-    def _collect(self) -> None:
-        if self._news is None:
-            self._news = asyncio.get_running_loop().call_later(NEWS_S, self._show)
+    def _schedule_report(self) -> None:
+        if self._report_timer is None:
+            self._report_timer = asyncio.get_running_loop().call_later(REPORT_DELAY_S, self._publish)
 
-    def _show(self) -> None:
-        self._news = None
-        self._board.set(**self.reported())
+    def _publish(self) -> None:
+        self._report_timer = None
+        self._status.set(**self.reported())
 
-    def _sent(self, sent: SentFault) -> None:
+    def _on_reported_fault(self, sent: ReportedFault) -> None:
         failure = Failure(
             global_rank=sent.global_rank,
             local_rank=sent.local_rank,

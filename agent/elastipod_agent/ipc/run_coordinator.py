@@ -14,17 +14,17 @@ from typing import Any
 
 from elastipod.ipc_wire import RestartMode
 from elastipod_agent.core.checkpoint_series import CheckpointSeries
-from elastipod_agent.core.inprocess_restart import Place
-from elastipod_agent.core.requests import Update
+from elastipod_agent.core.inprocess_restart import RankPosition
+from elastipod_agent.core.requests import UpdateRequest
 from elastipod_agent.core.run_env import run_env
 from elastipod_agent.core.worker_env import Layout
 from elastipod_agent.waiting import set_within
 
-LATE = b'{"is_late":true}'
+TIMED_OUT = b'{"is_late":true}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentFault:
+class ReportedFault:
     """A worker's own word that its run cannot go on."""
 
     local_rank: int
@@ -48,7 +48,7 @@ class _Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _RankInfo:
     """What an operator's call says about the ranks, as JSON texts: one per local rank, and one that all share."""
 
     worker_envs: Sequence[bytes]
@@ -58,49 +58,49 @@ class _Facts:
         return b'{"worker_envs":' + self.worker_envs[local_rank] + b',"aggregate_worker_data":' + self.shared + b"}"
 
 
-class Exchange:
+class RunCoordinator:
     """The levels of one agent.
 
     Answers that may be large (a start) are JSON texts, made once for all ranks.
 
-    on_fault: called at once when a worker of the present run sends a fault. on_move: a rank's place may have changed.
-    on_news: worker data, labels or checkpoints changed.
+    on_fault: called at once when a worker of the present run sends a fault. on_position_change: a rank's place may have changed.
+    on_report: worker data, labels or checkpoints changed.
     """
 
     def __init__(
         self,
         layout: Layout,
         *,
-        on_fault: Callable[[SentFault], None],
-        on_news: Callable[[], None],
-        on_move: Callable[[], None] = lambda: None,
+        on_fault: Callable[[ReportedFault], None],
+        on_report: Callable[[], None],
+        on_position_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.on_move = on_move
+        self.on_position_change = on_position_change
         self.run = 0
         self.nproc = layout.nproc
         self.is_running = False
         self.checkpoints = CheckpointSeries()
         self._layout = layout
         self._on_fault = on_fault
-        self._on_news = on_news
+        self._on_report = on_report
         self._ranks = [_Rank() for _ in range(layout.nproc)]
         self._group_rank = 0
         self._restart_count = 0
-        self._start: _Facts | None = None
+        self._start: _RankInfo | None = None
         self._fault_run = 0
-        self._info: _Facts | None = None
+        self._info: _RankInfo | None = None
         self._info_number = 0
         self._changed = asyncio.Event()
 
     # -- the agent's side ----------------------------------------------------------------------------------------
 
-    def begin_run(self, start: Update, *, progress: Mapping[str, Any], is_fresh: bool) -> None:
+    def begin_run(self, start: UpdateRequest, *, progress: Mapping[str, Any], is_fresh: bool) -> None:
         """Release the barrier into a new run. is_fresh: its processes are yet to be started, for this run alone."""
         self.run += 1
         self.is_running = True
         self._group_rank = start.rank
         self._restart_count = start.fault_count
-        self._start = self._facts(start, progress)
+        self._start = self._rank_info_of(start, progress)
         self._info, self._info_number = self._start, self._info_number + 1
         self.checkpoints.begin_run(progress)
         for rank in self._ranks:
@@ -108,7 +108,7 @@ class Exchange:
             if is_fresh:
                 rank.known_run = self.run - 1
         self._wake()
-        self._on_news()
+        self._on_report()
 
     def end_run(self, *, is_faulty: bool) -> None:
         """Close the barrier. is_faulty: ranks that are still in this run are told to leave it."""
@@ -120,37 +120,37 @@ class Exchange:
             self._fault_run = self.run
         self._wake()
 
-    def tell_ranks(self, update: Update) -> None:
+    def publish_rank_info(self, update: UpdateRequest) -> None:
         """Let ranks know who they will be, before any start."""
-        self._info, self._info_number = self._facts(update, {}), self._info_number + 1
+        self._info, self._info_number = self._rank_info_of(update, {}), self._info_number + 1
         self._wake()
 
-    def renew(self, local_rank: int, *, keeps_data: bool) -> None:
+    def reset_rank(self, local_rank: int, *, keeps_data: bool) -> None:
         """A rank gets a new process, which knows of no run so far."""
         old = self._ranks[local_rank]
         renewed = _Rank(known_run=self.run)
         if keeps_data:
             renewed.has_failed, renewed.data = old.has_failed, old.data
         self._ranks[local_rank] = renewed
-        self._on_news()
+        self._on_report()
 
     def mark_failed(self, local_rank: int) -> None:
         """Say of a rank's data that the rank itself is lost."""
         self._ranks[local_rank].has_failed = True
-        self._on_news()
+        self._on_report()
 
-    def place(self, local_rank: int) -> Place:
+    def position(self, local_rank: int) -> RankPosition:
         """Give where the living process of this rank is."""
         rank = self._ranks[local_rank]
         if rank.num_at_barrier:
-            return Place.AT_BARRIER
+            return RankPosition.AT_BARRIER
         if rank.num_awaiting:
-            return Place.AWAITING_RANK
+            return RankPosition.AWAITING_RANK
         if self.run and rank.past_run == self.run:
-            return Place.PAST_BARRIER
-        return Place.RELEASED if self.is_running and self.has_come(local_rank) else Place.STARTING
+            return RankPosition.PAST_BARRIER
+        return RankPosition.RELEASED if self.is_running and self.has_joined(local_rank) else RankPosition.STARTING
 
-    def has_come(self, local_rank: int) -> bool:
+    def has_joined(self, local_rank: int) -> bool:
         """Tell whether this rank has taken the start of the present run."""
         return self._ranks[local_rank].known_run == self.run
 
@@ -178,34 +178,34 @@ class Exchange:
         """Let a rank wait at the barrier for a start beyond a run that it knows."""
         rank, after = self._ranks[local_rank], self.note_run(local_rank, after)
         rank.num_at_barrier += 1
-        self.on_move()
+        self.on_position_change()
         try:
             if not await self._until(lambda: self._start is not None and self.run > after, wait_s):
-                return LATE
+                return TIMED_OUT
             assert self._start is not None
             return b'{"run":%d,"start":%b}' % (self.run, self._start.of(local_rank))
         finally:
             rank.num_at_barrier -= 1
-            self.on_move()
+            self.on_position_change()
 
     async def wait_rank_info(self, local_rank: int, after: int, wait_s: float) -> bytes:
         """Let a rank wait for news about itself beyond those that it knows."""
         rank = self._ranks[local_rank]
         rank.num_awaiting += 1
-        self.on_move()
+        self.on_position_change()
         try:
             if not await self._until(lambda: self._info is not None and self._info_number > after, wait_s):
-                return LATE
+                return TIMED_OUT
             assert self._info is not None
             return b'{"number":%d,"info":%b}' % (self._info_number, self._info.of(local_rank))
         finally:
             rank.num_awaiting -= 1
-            self.on_move()
+            self.on_position_change()
 
     async def wait_fault(self, after: int, wait_s: float) -> bytes:
         """Let a rank wait until a run beyond ``after`` is to be left."""
         if not await self._until(lambda: self._fault_run > after, wait_s):
-            return LATE
+            return TIMED_OUT
         return json.dumps({"run": self._fault_run, "restart_count": self._restart_count}).encode()
 
     def known_run(self, local_rank: int) -> int:
@@ -218,26 +218,26 @@ class Exchange:
         rank.known_run = max(rank.known_run, run)
         if is_past:
             rank.past_run = max(rank.past_run, run)
-        self.on_move()
+        self.on_position_change()
         return run
 
-    def take_data(self, local_rank: int, data: Any) -> None:
+    def store_data(self, local_rank: int, data: Any) -> None:
         """Take what a rank leaves for all others."""
         if data != self._ranks[local_rank].data:
             self._ranks[local_rank].data = data
-            self._on_news()
+            self._on_report()
 
-    def take_labels(self, local_rank: int, labels: Mapping[str, str]) -> None:
+    def store_labels(self, local_rank: int, labels: Mapping[str, str]) -> None:
         """Take what a rank does in the model's parallelism."""
         self._ranks[local_rank].labels = labels
-        self._on_news()
+        self._on_report()
 
-    def take_fault(self, local_rank: int, mode: RestartMode, reason: str | None, message: str | None) -> None:
+    def report_fault(self, local_rank: int, mode: RestartMode, reason: str | None, message: str | None) -> None:
         """Take a rank's word that its run, the present one, cannot go on."""
         rank = self._global_rank(local_rank)
         self.mark_failed(local_rank)
         self._on_fault(
-            SentFault(
+            ReportedFault(
                 local_rank=local_rank,
                 global_rank=rank,
                 restart_mode=mode,
@@ -246,10 +246,10 @@ class Exchange:
             )
         )
 
-    def take_checkpoint(self, local_rank: int, prefix: str, step: int, path: str | None, kind: str) -> None:
+    def report_checkpoint(self, local_rank: int, prefix: str, step: int, path: str | None, kind: str) -> None:
         """Take a rank's word that its part of a checkpoint is written. Raises ValueError for a series too many."""
         self.checkpoints.report(prefix, step, path, kind, local_rank)
-        self._on_news()
+        self._on_report()
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
@@ -263,10 +263,10 @@ class Exchange:
             await set_within(self._changed, left)
         return True
 
-    def _facts(self, update: Update, progress: Mapping[str, Any]) -> _Facts:
+    def _rank_info_of(self, update: UpdateRequest, progress: Mapping[str, Any]) -> _RankInfo:
         envs = [run_env(update, progress, self._layout, index) for index in range(self._layout.nproc)]
         shared = {"rank_ips": list(update.rank_ips), "aggregate_worker_data": update.worker_data}
-        return _Facts([json.dumps(env).encode() for env in envs], json.dumps(shared, separators=(",", ":")).encode())
+        return _RankInfo([json.dumps(env).encode() for env in envs], json.dumps(shared, separators=(",", ":")).encode())
 
     def _global_rank(self, local_rank: int) -> int:
         return self._group_rank * self._layout.nproc + local_rank

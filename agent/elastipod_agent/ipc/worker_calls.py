@@ -1,4 +1,4 @@
-"""The calls of the socket: checked field by field, then taken to the exchange (docs/design/contracts.md, 11)."""
+"""The calls of the socket: checked field by field, then taken to the coordinator (docs/design/contracts.md, 11)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from elastipod.ipc_wire import MAX_WAIT_S, PROTOCOL, CheckpointType, RestartMode
-from elastipod_agent.ipc.run_coordinator import Exchange
+from elastipod_agent.ipc.run_coordinator import RunCoordinator
 
 MAX_LABELS = 64
 _MAX_NAME = 256
@@ -23,11 +23,11 @@ class BadCall(ValueError):
     """A worker's call that cannot be used; the text is one sentence."""
 
 
-class Calls:
+class WorkerCalls:
     """Answers the calls of workers."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, coordinator: RunCoordinator) -> None:
+        self._coordinator = coordinator
         self._waiting: dict[str, Callable[[int, Fields], Awaitable[bytes]]] = {
             "barrier": self._barrier,
             "fault": self._fault,
@@ -50,8 +50,8 @@ class Calls:
         if call.get("v") != PROTOCOL:
             raise BadCall(f"protocol {call.get('v')!r} is not spoken here; this agent speaks {PROTOCOL}")
         local_rank = _integer(call, "local_rank")
-        if not 0 <= local_rank < self._exchange.nproc:
-            raise BadCall(f"local rank {local_rank} is outside of this pod's 0..{self._exchange.nproc - 1}")
+        if not 0 <= local_rank < self._coordinator.nproc:
+            raise BadCall(f"local rank {local_rank} is outside of this pod's 0..{self._coordinator.nproc - 1}")
         name = str(call.get("call"))
         if name in self._waiting:
             return await self._waiting[name](local_rank, call)
@@ -60,27 +60,27 @@ class Calls:
         return json.dumps(self._noting[name](local_rank, call) or {}).encode()
 
     async def _barrier(self, local_rank: int, call: Fields) -> bytes:
-        return await self._exchange.wait_start(local_rank, _integer(call, "after"), _wait_s(call))
+        return await self._coordinator.wait_start(local_rank, _integer(call, "after"), _wait_s(call))
 
     async def _fault(self, local_rank: int, call: Fields) -> bytes:
-        return await self._exchange.wait_fault(_integer(call, "after"), _wait_s(call))
+        return await self._coordinator.wait_fault(_integer(call, "after"), _wait_s(call))
 
     async def _rank_info(self, local_rank: int, call: Fields) -> bytes:
-        return await self._exchange.wait_rank_info(local_rank, _integer(call, "after"), _wait_s(call))
+        return await self._coordinator.wait_rank_info(local_rank, _integer(call, "after"), _wait_s(call))
 
     def _hello(self, local_rank: int, call: Fields) -> Fields:
-        return {"run": self._exchange.known_run(local_rank), "now": self._exchange.run}
+        return {"run": self._coordinator.known_run(local_rank), "now": self._coordinator.run}
 
     def _began(self, local_rank: int, call: Fields) -> None:
-        self._exchange.note_run(local_rank, _integer(call, "run"))
+        self._coordinator.note_run(local_rank, _integer(call, "run"))
 
     def _past_barrier(self, local_rank: int, call: Fields) -> None:
-        self._exchange.note_run(local_rank, _integer(call, "run"), is_past=True)
+        self._coordinator.note_run(local_rank, _integer(call, "run"), is_past=True)
 
     def _data(self, local_rank: int, call: Fields) -> Fields | None:
-        if _integer(call, "run") != self._exchange.run:
+        if _integer(call, "run") != self._coordinator.run:
             return _STALE
-        self._exchange.take_data(local_rank, call.get("data"))
+        self._coordinator.store_data(local_rank, call.get("data"))
         return None
 
     def _send_fault(self, local_rank: int, call: Fields) -> Fields | None:
@@ -92,16 +92,16 @@ class Calls:
             mode = RestartMode(call.get("restart_mode"))
         except ValueError as error:
             raise BadCall(str(error)) from error
-        if _integer(call, "run") != self._exchange.run or not self._exchange.is_running:
+        if _integer(call, "run") != self._coordinator.run or not self._coordinator.is_running:
             return _STALE
-        self._exchange.take_fault(local_rank, mode, reason, message)
+        self._coordinator.report_fault(local_rank, mode, reason, message)
         return None
 
     def _labels(self, local_rank: int, call: Fields) -> None:
         labels = call.get("labels")
         if not isinstance(labels, dict) or len(labels) > MAX_LABELS:
             raise BadCall(f"labels must be an object of at most {MAX_LABELS} names")
-        self._exchange.take_labels(local_rank, {name: str(value)[:_MAX_NAME] for name, value in labels.items()})
+        self._coordinator.store_labels(local_rank, {name: str(value)[:_MAX_NAME] for name, value in labels.items()})
 
     def _series(self, local_rank: int, call: Fields) -> None:
         expected = call.get("expected")
@@ -109,7 +109,7 @@ class Calls:
             raise BadCall("expected must give a number for each part of a checkpoint")
         try:
             counts = {CheckpointType(kind).value: count for kind, count in expected.items()}
-            self._exchange.checkpoints.expect(_prefix(call), counts)
+            self._coordinator.checkpoints.expect(_prefix(call), counts)
         except ValueError as error:
             raise BadCall(str(error)) from error
 
@@ -120,12 +120,12 @@ class Calls:
             raise BadCall(f"path has {len(path)} characters; at most {_MAX_PATH} are taken")
         try:
             kind = CheckpointType(call.get("type")).value
-            self._exchange.take_checkpoint(local_rank, _prefix(call), step, path, kind)
+            self._coordinator.report_checkpoint(local_rank, _prefix(call), step, path, kind)
         except ValueError as error:
             raise BadCall(str(error)) from error
 
     def _latest(self, local_rank: int, call: Fields) -> Fields:
-        return {"path": self._exchange.checkpoints.latest(_prefix(call))}
+        return {"path": self._coordinator.checkpoints.latest(_prefix(call))}
 
 
 def _integer(call: Fields, name: str) -> int:

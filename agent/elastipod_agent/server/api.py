@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from elastipod_agent.agent import Agent
-from elastipod_agent.core.fences import Answer, Verdict
+from elastipod_agent.core.fences import CallDecision, CallVerdict
 from elastipod_agent.core.requests import BadBody, parse_start, parse_stop, parse_update
 from elastipod_agent.server.http import Request, Response
-from elastipod_agent.server.peer_probe import Prober, parse_target
+from elastipod_agent.server.peer_probe import PeerProber, parse_probe_target
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_START_BYTES = 8 * 1024 * 1024  # carries the addresses of all pods
@@ -39,7 +39,7 @@ class ControlApi:
         self._details = details
         self._nnodes: int | None = None
         self._waiting = 0
-        self._prober = Prober()
+        self._prober = PeerProber()
         self._routes: dict[str, dict[str, Callable[[Request], Awaitable[Response]]]] = {
             "/start": {"POST": self._start},
             "/stop": {"POST": self._stop},
@@ -74,7 +74,7 @@ class ControlApi:
     async def _start(self, request: Request) -> Response:
         start = parse_start(_json(request.body))
         answer = self._agent.start(start)
-        if answer.verdict is Verdict.ACT:
+        if answer.verdict is CallVerdict.ACT:
             self._nnodes = start.nnodes
         return self._answered(answer)
 
@@ -96,18 +96,18 @@ class ControlApi:
             wait_s = min(MAX_WAIT_S, max(0.0, _query_number(request, "wait") or 0.0))
             self._waiting += 1
             try:
-                await self._agent.board.wait_beyond(int(after), wait_s)
+                await self._agent.status.wait_beyond(int(after), wait_s)
             finally:
                 self._waiting -= 1
         status = self._agent.status_json()
         if (text := request.query.get("reach")) is not None:
-            status["reach"] = {"address": text, "is_reached": await self._prober.reaches(parse_target(text))}
+            status["reach"] = {"address": text, "is_reached": await self._prober.is_reachable(parse_probe_target(text))}
         if request.query.get("details"):
             status["details"] = self._details() | {"nnodes": self._nnodes}
         return Response(HTTPStatus.OK, status)
 
-    def _answered(self, answer: Answer, body: object = None) -> Response:
-        if answer.verdict is Verdict.REFUSE:
+    def _answered(self, answer: CallDecision, body: object = None) -> Response:
+        if answer.verdict is CallVerdict.REFUSE:
             return Response(HTTPStatus.CONFLICT, self._agent.status_json())
         return Response(HTTPStatus.OK, body)
 

@@ -27,7 +27,7 @@ BODY_TIMEOUT_S = 30.0
 IDLE_TIMEOUT_S = 75.0
 _LINGER_S = 2.0
 _LINGER_BYTES = 16 * 1024 * 1024
-_FAREWELL_S = 2.0  # for an answer that the client is slow to fetch, once its connection is to be closed
+_CLOSE_TIMEOUT_S = 2.0  # for an answer that the client is slow to fetch, once its connection is to be closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that cannot be read or is not allowed; answered with this response, then the connection is closed."""
 
     def __init__(self, status: HTTPStatus, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -155,7 +155,7 @@ class HttpServer:
             pass  # by close(), or to make room; the task ends here
         finally:
             self._answering.discard(task)
-            await _farewell(writer)
+            await _close_connection(writer)
             self._connections.pop(task, None)
 
     def _has_room(self) -> bool:
@@ -186,14 +186,14 @@ class HttpServer:
             admission.check_body(body)
             self._answering.add(task)
             response = await self._answer(Request(head.method, path, query, body))
-        except Refused as refused:
+        except RequestRefused as refused:
             keep, is_refused, response = False, True, refused.response
             self._log_refusal(response.status, str(refused))
         keep = keep and not self._is_closing
         self._answering.discard(task)  # from here on it only waits for the client
         await self._send(writer, response, keep, admission)
         if is_refused:
-            await _let_it_arrive(reader, writer)
+            await _discard_unread_input(reader, writer)
         return keep
 
     async def _answer(self, request: Request) -> Response:
@@ -214,7 +214,9 @@ class HttpServer:
         try:
             rest = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._head_timeout_s)
         except asyncio.LimitOverrunError:
-            raise Refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"head over {MAX_HEAD_BYTES} bytes") from None
+            raise RequestRefused(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"head over {MAX_HEAD_BYTES} bytes"
+            ) from None
         return parse_head(first + rest)
 
     async def _read_body(
@@ -223,10 +225,12 @@ class HttpServer:
         coding = head.headers.get("transfer-encoding")
         is_chunked = coding is not None and coding.lower() == "chunked"
         if coding is not None and not is_chunked:
-            raise Refused(HTTPStatus.NOT_IMPLEMENTED, "of the transfer codings only chunked is understood")
+            raise RequestRefused(HTTPStatus.NOT_IMPLEMENTED, "of the transfer codings only chunked is understood")
         length = _content_length(head.headers)
         if length > limit:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of {length} bytes; at most {limit} are taken")
+            raise RequestRefused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of {length} bytes; at most {limit} are taken"
+            )
         if not length and not is_chunked:
             return b""
         if head.headers.get("expect", "").lower() == "100-continue":
@@ -250,15 +254,15 @@ class HttpServer:
         await asyncio.wait_for(writer.drain(), self._body_timeout_s)
 
 
-async def _farewell(writer: asyncio.StreamWriter) -> None:
+async def _close_connection(writer: asyncio.StreamWriter) -> None:
     """Close; what the client has not fetched by then is dropped, or it could hold the descriptor for ever."""
     writer.close()
     with suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
-        await asyncio.wait_for(writer.wait_closed(), _FAREWELL_S)
+        await asyncio.wait_for(writer.wait_closed(), _CLOSE_TIMEOUT_S)
     writer.transport.abort()
 
 
-async def _let_it_arrive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _discard_unread_input(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Read on for a moment before closing: with bytes unread the close would take the answer from the client."""
     writer.write_eof()
     with suppress(asyncio.TimeoutError):
@@ -271,40 +275,40 @@ async def _discard(reader: asyncio.StreamReader, limit: int) -> None:
 
 
 def parse_head(data: bytes) -> Head:
-    """Parse a request line with its headers, empty line included. Raises Refused."""
+    """Parse a request line with its headers, empty line included. Raises RequestRefused."""
     lines = data.decode("latin-1").split("\r\n")
     parts = lines[0].lstrip().split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[1].startswith("/"):
-        raise Refused(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
     headers: dict[str, str] = {}
     for line in lines[1:-2]:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise Refused(HTTPStatus.BAD_REQUEST, "a header line without a name")
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a header line without a name")
         if name.lower() in ("content-length", "authorization") and name.lower() in headers:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"{name} stands there twice")
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"{name} stands there twice")
         headers[name.lower()] = value.strip()
     if "transfer-encoding" in headers and "content-length" in headers:
-        raise Refused(HTTPStatus.BAD_REQUEST, "both Content-Length and Transfer-Encoding")
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "both Content-Length and Transfer-Encoding")
     connection = headers.get("connection", "").lower()
     is_keep_alive = "close" not in connection if parts[2] == "HTTP/1.1" else "keep-alive" in connection
     return Head(parts[0], parts[1], headers, is_keep_alive)
 
 
 def parse_target(target: str) -> tuple[str, dict[str, str]]:
-    """Split a request target into its path and its query, of whose repeated fields the last counts. Raises Refused."""
+    """Split a request target into its path and its query, of whose repeated fields the last counts. Raises RequestRefused."""
     try:
         url = urlsplit(target)
         query = parse_qs(url.query, max_num_fields=MAX_QUERY_FIELDS)
     except ValueError as error:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"bad request target: {error}") from error
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"bad request target: {error}") from error
     return unquote(url.path), {name: values[-1] for name, values in query.items()}
 
 
 def _content_length(headers: Mapping[str, str]) -> int:
     text = headers.get("content-length", "0")
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise Refused(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
     return int(text)
 
 
@@ -316,20 +320,20 @@ async def _read_chunks(reader: asyncio.StreamReader, limit: int) -> bytes:
         try:
             size = int(size_text, 16)
         except ValueError:
-            raise Refused(HTTPStatus.BAD_REQUEST, "a chunk without a size") from None
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk without a size") from None
         if size < 0 or len(body) + size > limit:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body over {limit} bytes")
+            raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body over {limit} bytes")
         if size == 0:
             while await _read_line(reader) != b"":
                 pass
             return bytes(body)
         body += await reader.readexactly(size)
         if await reader.readexactly(2) != b"\r\n":
-            raise Refused(HTTPStatus.BAD_REQUEST, "a chunk of another length than it says")
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk of another length than it says")
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:
     try:
         return (await reader.readuntil(b"\r\n"))[:-2]
     except asyncio.LimitOverrunError:
-        raise Refused(HTTPStatus.BAD_REQUEST, "a line without end in a chunked body") from None
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "a line without end in a chunked body") from None

@@ -22,14 +22,14 @@ _OWN_FAILURES = frozenset(
 )
 
 
-class Target(NamedTuple):
+class ProbeTarget(NamedTuple):
     """An agent's address. host: an IP address, never a name."""
 
     host: str
     port: int
 
 
-def parse_target(text: str) -> Target:
+def parse_probe_target(text: str) -> ProbeTarget:
     """Read `<ip>:<port>`, an IPv6 address in brackets. Raises BadBody."""
     host, _, port = text.rpartition(":")
     try:
@@ -41,16 +41,16 @@ def parse_target(text: str) -> Target:
         raise BadBody(
             "reach", f"is {text[:80]!r}; it must be an IP address and a port, such as 10.0.0.7:8080"
         ) from None
-    return Target(str(address), number)
+    return ProbeTarget(str(address), number)
 
 
-class Prober:
+class PeerProber:
     """Tries to reach other agents, MAX_PROBES at a time."""
 
     def __init__(self) -> None:
         self._running = 0
 
-    async def reaches(self, target: Target) -> bool | None:
+    async def is_reachable(self, target: ProbeTarget) -> bool | None:
         """Tell whether an agent answers there; None when this agent cannot tell, because of itself."""
         if self._running >= MAX_PROBES:
             return None
@@ -65,7 +65,7 @@ class Prober:
             self._running -= 1
 
 
-async def _answers_http(target: Target) -> bool:
+async def _answers_http(target: ProbeTarget) -> bool:
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=1024)
     try:
         shown = f"[{target.host}]" if ":" in target.host else target.host

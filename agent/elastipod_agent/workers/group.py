@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastipod.worker_file import ENV_NAME, EventLevel, Progress, WorkerFile
 from elastipod_agent.core.exits import WorkerExit
-from elastipod_agent.core.requests import Start
+from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import global_rank, worker_env
 from elastipod_agent.metrics import METRICS
 from elastipod_agent.settings import Settings
@@ -24,9 +24,9 @@ from elastipod_agent.topology import bind
 from elastipod_agent.workers import process_tree
 from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.process_table import catches
-from elastipod_agent.workers.reaper import Child, Reaper, Unborn
-from elastipod_agent.workers.worker_output import Outputs, open_outputs
-from elastipod_agent.workers.worker_process import Worker as Worker
+from elastipod_agent.workers.reaper import ChildProcess, PendingChild, Reaper
+from elastipod_agent.workers.worker_output import WorkerOutput, open_worker_output
+from elastipod_agent.workers.worker_process import WorkerProcess as WorkerProcess
 
 _ENDS_TO_WAIT_S = 30.0
 
@@ -40,14 +40,14 @@ class WorkerGroup:
     def __init__(
         self,
         settings: Settings,
-        start: Start,
+        start: StartRequest,
         directory: Path,
         reaper: Reaper,
         pump: OutputPump,
         *,
         tap: Callable[[bytes], None] | None = None,
     ) -> None:
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerProcess] = []
         self._settings = settings
         self._start = start
         self._directory = directory
@@ -56,24 +56,24 @@ class WorkerGroup:
         self._tap = tap
         self._given_up = asyncio.Event()
         self._wake_signal: int | None = None  # of the event that is raised
-        self._num_renewals = 0
+        self._num_replacements = 0
         self._file = WorkerFile.create(directory / "workers", settings.layout.nproc)
 
     async def spawn(self, base: Mapping[str, str], on_exit: Callable[[], None]) -> None:
         """Start all workers; ``on_exit`` is called at each one's end. Raises OSError; those started then are running."""
         await self._spawn_all(base, range(self._settings.layout.nproc), on_exit)
 
-    async def renew(
-        self, base: Mapping[str, str], start: Start, local_ranks: Collection[int], on_exit: Callable[[], None]
+    async def replace_workers(
+        self, base: Mapping[str, str], start: StartRequest, local_ranks: Collection[int], on_exit: Callable[[], None]
     ) -> None:
         """Start these workers for the first time or anew, their former processes having ended. Raises OSError.
 
         For workers that live over generations: each comes after the first in a log directory of its own.
         """
         self._start = start
-        await self._spawn_all(base, sorted(local_ranks), on_exit, is_renewal=True)
+        await self._spawn_all(base, sorted(local_ranks), on_exit, is_replacement=True)
 
-    def begin_run(self, start: Start) -> None:
+    def begin_run(self, start: StartRequest) -> None:
         """Give workers that live over generations their next: other ranks, and no event."""
         self._start = start
         self._wake_signal = None
@@ -82,10 +82,10 @@ class WorkerGroup:
     def give_up_spawning(self) -> None:
         """Start no more workers, and end the one that is being started, should that hang."""
         self._given_up.set()
-        self._reaper.kill_unborn()
+        self._reaper.kill_pending_children()
 
     @property
-    def living(self) -> list[Worker]:
+    def living(self) -> list[WorkerProcess]:
         """The workers whose own process still runs."""
         return [worker for worker in self.workers if worker.child.status is None]
 
@@ -102,7 +102,7 @@ class WorkerGroup:
             if worker.child.status is not None
         ]
 
-    def first_failure(self) -> Worker | None:
+    def first_failure(self) -> WorkerProcess | None:
         """Give a worker that failed by itself; of several found at once the lowest rank, which torch's reports name too."""
         failed = {one.local_rank for one in self.exits() if one.is_failure}
         return next((worker for worker in self.workers if worker.local_rank in failed), None)
@@ -136,7 +136,7 @@ class WorkerGroup:
         """Give the last report of local rank 0."""
         return self._file.progress(0)
 
-    async def catch_up(self, worker: Worker) -> None:
+    async def catch_up(self, worker: WorkerProcess) -> None:
         """Wait until all that the (dead) worker printed has been read."""
         await self._pump.caught_up(worker.streams)
 
@@ -163,7 +163,7 @@ class WorkerGroup:
         self._reaper.collect()
         return stuck
 
-    def global_rank(self, worker: Worker) -> int:
+    def global_rank(self, worker: WorkerProcess) -> int:
         """Give the worker's rank in the whole job."""
         return global_rank(self._start, self._settings.layout, worker.local_rank)
 
@@ -181,16 +181,16 @@ class WorkerGroup:
         local_ranks: Collection[int],
         on_exit: Callable[[], None],
         *,
-        is_renewal: bool = False,
+        is_replacement: bool = False,
     ) -> None:
-        nursery = self._reaper.nursery
-        born = None if nursery is None else await nursery.bear(len(local_ranks), self._given_up)
-        waiting = list(born or ())
+        forker = self._reaper.forker
+        forked = None if forker is None else await forker.fork(len(local_ranks), self._given_up)
+        waiting = list(forked or ())
         try:
             for local_rank in local_ranks:
                 if self._given_up.is_set():
                     return
-                self._num_renewals += is_renewal
+                self._num_replacements += is_replacement
                 worker = await self._spawn_one(base, local_rank, waiting.pop(0) if waiting else None)
                 others = [one for one in self.workers if one.local_rank != local_rank]
                 self.workers = sorted([*others, worker], key=lambda one: one.local_rank)
@@ -199,10 +199,10 @@ class WorkerGroup:
                 task = asyncio.ensure_future(worker.child.ended.wait())
                 task.add_done_callback(lambda _: on_exit())
         finally:
-            for unborn in waiting:
-                unborn.let_go()
+            for pending in waiting:
+                pending.discard()
 
-    async def _spawn_one(self, base: Mapping[str, str], local_rank: int, unborn: Unborn | None) -> Worker:
+    async def _spawn_one(self, base: Mapping[str, str], local_rank: int, pending: PendingChild | None) -> WorkerProcess:
         logs = self._log_directory(local_rank)
         logs.mkdir(parents=True, exist_ok=True)
         error_file = logs / "error.json"
@@ -217,29 +217,29 @@ class WorkerGroup:
             error_file=str(error_file),
         )
         tap = self._tap if local_rank == 0 else None
-        with open_outputs(self._settings.logs, self._prefix(local_rank), local_rank, logs, tap=tap) as outputs:
+        with open_worker_output(self._settings.logs, self._prefix(local_rank), local_rank, logs, tap=tap) as outputs:
             command = self._settings.worker_command(local_rank)
-            if unborn is not None:
-                self._bind(unborn.child, local_rank)
-            child = await self._start_process(command, env, outputs, unborn)
+            if pending is not None:
+                self._bind(pending.child, local_rank)
+            child = await self._start_process(command, env, outputs, pending)
             self._bind(child, local_rank)
             streams = outputs.hand_over(self._pump)
         is_killed = self._given_up.is_set()
-        return Worker(local_rank, child, error_file, streams, outputs.stderr, outputs.stderr_file, is_killed)
+        return WorkerProcess(local_rank, child, error_file, streams, outputs.stderr, outputs.stderr_file, is_killed)
 
-    def _bind(self, child: Child, local_rank: int) -> None:
+    def _bind(self, child: ChildProcess, local_rank: int) -> None:
         if self._settings.cpus:
             bind(child.pid, self._settings.cpus[local_rank])
 
     async def _start_process(
-        self, command: Sequence[str], env: Mapping[str, str], outputs: Outputs, unborn: Unborn | None
-    ) -> Child:
+        self, command: Sequence[str], env: Mapping[str, str], outputs: WorkerOutput, pending: PendingChild | None
+    ) -> ChildProcess:
         """Start one worker, from a forked process where there is one. Raises OSError."""
-        if unborn is not None:
+        if pending is not None:
             with suppress(OSError):  # it is dead: an exec does as well
-                await unborn.order(command, env, outputs.stdout_sink, outputs.stderr_sink)
+                await pending.start_program(command, env, outputs.stdout_sink, outputs.stderr_sink)
                 METRICS.count("worker_starts_total", kind="warm")
-                return unborn.child
+                return pending.child
         child = await self._reaper.spawn(command, env, stdout=outputs.stdout_sink, stderr=outputs.stderr_sink)
         METRICS.count("worker_starts_total", kind="cold")
         return child
@@ -254,5 +254,5 @@ class WorkerGroup:
         root = self._settings.logs.directory
         if root is None:
             return self._directory / str(local_rank)
-        renewed = f".{self._num_renewals}" if self._num_renewals else ""
+        renewed = f".{self._num_replacements}" if self._num_replacements else ""
         return root / f"attempt_{self._start.fault_count}{renewed}" / str(local_rank)

@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 
 from elastipod.worker_file import Progress
 from elastipod_agent.core.hang import Hang, HangDetector, Sample
-from elastipod_agent.core.hang_message import Account, cut, hang_message
+from elastipod_agent.core.hang_message import WorkerActivity, cut, hang_message
 from elastipod_agent.settings import Settings
 from elastipod_agent.workers.failure import MAX_MESSAGE_BYTES
-from elastipod_agent.workers.group import Worker, WorkerGroup
+from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
 from elastipod_agent.workers.monitors import Finding
-from elastipod_agent.workers.stack_dumps import ask_for_stacks
+from elastipod_agent.workers.stack_dumps import request_stacks
 
 _MAX_LOG_LINES = 4000
 
 
-class HangWatch:
+class HangMonitor:
     """Watches the workers of one generation.
 
-    say: prints one line in the agent's log. is_ending: tells whether a stop is under way. before: reports that processes
+    print_line: prints one line in the agent's log. is_ending: tells whether a stop is under way. before: reports that processes
     which live longer than a generation had made before this one, by local rank.
     """
 
@@ -28,13 +28,13 @@ class HangWatch:
         self,
         settings: Settings,
         group: WorkerGroup,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         is_ending: Callable[[], bool],
         before: Mapping[int, int] | None = None,
     ) -> None:
         self._settings = settings
         self._group = group
-        self._say = say
+        self._print_line = print_line
         self._is_ending = is_ending
         self._before = before or {}
         self._last: dict[int, Progress] = {}
@@ -44,10 +44,10 @@ class HangWatch:
         detector = HangDetector(self._settings.hang_timeout_s)
         loop = asyncio.get_running_loop()
         while True:
-            hang = detector.look(loop.time(), self._samples(), is_ending=self._is_over())
+            hang = detector.observe(loop.time(), self._samples(), is_ending=self._is_over())
             if hang is not None:
                 return Finding("WorkerUnhealthy", await self._dump(hang))
-            await asyncio.sleep(detector.look_s)
+            await asyncio.sleep(detector.poll_interval_s)
 
     def _is_over(self) -> bool:
         """True when no more steps are expected; a drain may also have come through another pod's event."""
@@ -69,21 +69,21 @@ class HangWatch:
     async def _dump(self, hang: Hang) -> str:
         """Ask all living workers for their stacks, print them whole, and give the message with the most telling part."""
         living = self._group.living
-        answers = await ask_for_stacks(self._group.file, {worker.local_rank: worker.child.pid for worker in living})
+        answers = await request_stacks(self._group.file, {worker.local_rank: worker.child.pid for worker in living})
         lines: list[str] = []
-        accounts: list[Account] = []
+        activities: list[WorkerActivity] = []
         for worker in living:
             answer = answers[worker.local_rank]
-            accounts.append(Account(self._group.global_rank(worker), answer.stacks, answer.facts))
+            activities.append(WorkerActivity(self._group.global_rank(worker), answer.stacks, answer.facts))
             lines += [self._prefix(worker) + line for line in (answer.stacks or answer.facts).splitlines()]
         for line in lines[:_MAX_LOG_LINES]:
-            self._say(line)
+            self._print_line(line)
         if len(lines) > _MAX_LOG_LINES:
-            self._say(f"hyperpodrun: {len(lines) - _MAX_LOG_LINES} more lines of stacks are left out")
+            self._print_line(f"hyperpodrun: {len(lines) - _MAX_LOG_LINES} more lines of stacks are left out")
         ranks = {worker.local_rank: self._group.global_rank(worker) for worker in self._group.workers}
-        return cut(hang_message(hang, ranks, accounts), MAX_MESSAGE_BYTES)
+        return cut(hang_message(hang, ranks, activities), MAX_MESSAGE_BYTES)
 
-    def _prefix(self, worker: Worker) -> str:
+    def _prefix(self, worker: WorkerProcess) -> str:
         return self._settings.logs.prefix.safe_substitute(
             role_name=self._settings.layout.role,
             rank=self._group.global_rank(worker),

@@ -27,7 +27,7 @@ def adopt_orphans() -> None:
         raise OSError(number, os.strerror(number))
 
 
-def run_promptly() -> None:
+def request_short_time_slices() -> None:
     """Ask for short slices of processor time, so that a wake-up is not kept waiting for the slices of busy workers.
 
     No right is needed and nobody gets less: the share of the processor stays. Children begin with the usual slices.
@@ -74,7 +74,7 @@ def flush_c_streams() -> None:
     _libc.fflush(None)
 
 
-def raise_default(number: int) -> None:
+def die_by_signal(number: int) -> None:
     """End this process as the signal's default action would. To be called with nothing else left to do."""
     _libc.signal(number, 0)
     _libc.kill(os.getpid(), number)
@@ -88,7 +88,7 @@ def keep_freed_memory(num_bytes: int) -> None:
         mallopt(-3, num_bytes)  # M_MMAP_THRESHOLD
 
 
-def finder(data: bytes) -> Callable[[bytes, int], int]:
+def fast_find(data: bytes) -> Callable[[bytes, int], int]:
     """Give ``data.find`` for texts of UTF-8, from the C library: there it is ten to thirty times as fast on log lines."""
     # strstr ends at a zero byte, which every bytes object has behind its last; 0xff is in no text of UTF-8
     searched = data.replace(b"\0", b"\xff") if b"\0" in data else data

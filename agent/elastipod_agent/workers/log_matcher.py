@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from elastipod_agent.core.log_lines import MAX_LINE_BYTES
-from elastipod_agent.core.log_literals import begins_anywhere
+from elastipod_agent.core.log_literals import has_leading_wildcard
 from elastipod_agent.core.log_rule_tracker import MAX_LINE_SHOWN, Matches
 from elastipod_agent.core.log_rules import LogRule
 from elastipod_agent.workers import matcher_process
-from elastipod_agent.workers.reaper import Child, Reaper
+from elastipod_agent.workers.reaper import ChildProcess, Reaper
 
 LIMIT_S = 0.5  # of CPU time for one rule's lines, kept by the matcher itself
 _KILL_AFTER_S = 4.0  # of CPU time without an answer: it did not keep the limit
 _GIVE_UP_AFTER_S = 60.0  # without an answer, whatever it is doing
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _END_S = 5.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -43,7 +43,7 @@ class Matcher:
         self._reaper = reaper
         self._environ = environ
         self._rules = rules
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._socket: socket.socket | None = None
         self._is_closed = False
 
@@ -57,8 +57,8 @@ class Matcher:
         spawning.add_done_callback(lambda _: theirs.close())
         spawning.add_done_callback(self._end_if_closed)
         self._child = await asyncio.shield(spawning)
-        setup = {"limit_s": LIMIT_S, "rules": [_described(rule) for rule in self._rules]}
-        await self._exchange(json.dumps(setup).encode())
+        setup = {"limit_s": LIMIT_S, "rules": [_rule_arguments(rule) for rule in self._rules]}
+        await self._call(json.dumps(setup).encode())
 
     async def ask(self, requests: Sequence[tuple[int, bytes]]) -> list[Matches | str]:
         """Match lines against the rules of these indexes; of one whose pattern was too slow it gives a sentence.
@@ -67,7 +67,7 @@ class Matcher:
         """
         head = matcher_process.REQUEST
         body = b"".join(part for index, lines in requests for part in (head.pack(index, len(lines)), lines))
-        return [_told(answer) for answer in await self._exchange(body)]
+        return [_parse_matches(answer) for answer in await self._call(body)]
 
     async def close(self) -> None:
         """End the process, if there is one, and wait until it is gone."""
@@ -80,20 +80,20 @@ class Matcher:
             await asyncio.wait([ended], timeout=_END_S)
             ended.cancel()
 
-    def _end_if_closed(self, spawning: asyncio.Future[Child]) -> None:
+    def _end_if_closed(self, spawning: asyncio.Future[ChildProcess]) -> None:
         if self._is_closed and not spawning.cancelled() and spawning.exception() is None:
             spawning.result().send(signal.SIGKILL)
 
-    async def _exchange(self, body: bytes) -> Any:
+    async def _call(self, body: bytes) -> Any:
         assert self._child is not None
         task = asyncio.ensure_future(self._send_and_receive(body))
         pid, used_s, waited_s = self._child.pid, 0.0, 0.0
         try:
             while True:
-                await asyncio.wait([task], timeout=_LOOK_S)
+                await asyncio.wait([task], timeout=_POLL_S)
                 if task.done():
                     return task.result()
-                waited_s += _LOOK_S
+                waited_s += _POLL_S
                 used_s = used_s or _cpu_s(pid)
                 if _cpu_s(pid) - used_s > _KILL_AFTER_S or waited_s >= _GIVE_UP_AFTER_S:
                     raise MatcherStuck("its pattern took too long on a line and could not be interrupted")
@@ -123,17 +123,17 @@ class Matcher:
         return b"".join(parts)
 
 
-def _told(answer: dict[str, Any]) -> Matches | str:
+def _parse_matches(answer: dict[str, Any]) -> Matches | str:
     if "refused" in answer:
         return str(answer["refused"])
     is_over = answer.get("is_over", False)
     return Matches(count=answer["count"], line=answer["line"], values=tuple(answer["values"]), is_over=is_over)
 
 
-def _described(rule: LogRule) -> list[Any]:
+def _rule_arguments(rule: LogRule) -> list[Any]:
     has_value = rule.metric_threshold is not None and rule.operator is not None
     sizes = [MAX_LINE_BYTES, MAX_LINE_SHOWN]
-    is_match = begins_anywhere(rule.log_pattern)
+    is_match = has_leading_wildcard(rule.log_pattern)
     return [rule.log_pattern, rule.stop_pattern, is_match, has_value, rule.fault_on_match, sizes]
 
 

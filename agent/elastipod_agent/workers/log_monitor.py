@@ -11,12 +11,12 @@ from contextlib import suppress
 
 from elastipod_agent.core.log_lines import candidates
 from elastipod_agent.core.log_literals import required_literals
-from elastipod_agent.core.log_rule_tracker import Matches, RuleWatch, SteadyClock, next_deadline
+from elastipod_agent.core.log_rule_tracker import Matches, RuleTracker, SteadyClock, next_deadline
 from elastipod_agent.core.log_rules import LogRule
-from elastipod_agent.core.requests import Start
+from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.log import EventLog
 from elastipod_agent.waiting import set_within
-from elastipod_agent.workers.linux import finder
+from elastipod_agent.workers.linux import fast_find
 from elastipod_agent.workers.log_matcher import Matcher, MatcherGone, MatcherStuck
 from elastipod_agent.workers.monitors import Finding
 from elastipod_agent.workers.output_pump import OutputPump
@@ -46,7 +46,7 @@ class Backlog:
     def take(self, lines: bytes) -> bool:
         """Keep what may match; True when there was something of the kind."""
         has_any = False
-        find = finder(lines)
+        find = fast_find(lines)
         with self._lock:
             for index, texts in enumerate(self._texts):
                 block = candidates(lines, texts, find)
@@ -89,7 +89,7 @@ class Backlog:
         return num
 
 
-class LogWatch:
+class LogMonitor:
     """Watches the lines of local rank 0 of one generation by its rules. Watching begins with `run`.
 
     catch_up: gives a future that is done once all that was printed until now has been taken. is_over: tells whether no
@@ -107,28 +107,28 @@ class LogWatch:
         is_over: Callable[[], bool] = lambda: False,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
-        self.watches = [RuleWatch(rule=rule) for rule in rules]
+        self.trackers = [RuleTracker(rule=rule) for rule in rules]
         self._reaper = reaper
         self._environ = environ
         self._log = log
         self._catch_up = catch_up
         self._is_over = is_over
         self._backlog = Backlog(rules, max_waiting_bytes)
-        self._num_done = 0  # blocks of the backlog that have been seen to
+        self._num_matched = 0  # blocks of the backlog that have been seen to
         self._matcher: Matcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived = asyncio.Event()
         self._changed = asyncio.Event()
-        self._has_rung = False
+        self._is_notified = False
         self._is_closed = False
         self._num_dropped = 0
         self._warned_at: float | None = None
 
     def take(self, lines: bytes) -> None:
         """Take whole lines of one stream. Called in the output thread; never waits."""
-        if self._is_closed or not self._backlog.take(lines) or self._has_rung or self._loop is None:
+        if self._is_closed or not self._backlog.take(lines) or self._is_notified or self._loop is None:
             return
-        self._has_rung = True
+        self._is_notified = True
         with suppress(RuntimeError):  # the agent is leaving
             self._loop.call_soon_threadsafe(self._arrived.set)
 
@@ -137,7 +137,7 @@ class LogWatch:
         self._loop = asyncio.get_running_loop()
         self._clock = SteadyClock(self._loop.time(), _STEP_S)
         self._arrived.set()
-        tasks = [asyncio.ensure_future(self._feed()), asyncio.ensure_future(self._look())]
+        tasks = [asyncio.ensure_future(self._feed()), asyncio.ensure_future(self._watch_silence())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return next(task for task in tasks if task.done()).result()
@@ -155,7 +155,7 @@ class LogWatch:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            self._has_rung = False
+            self._is_notified = False
             is_more = True
             while is_more:
                 is_more = await self._feed_round()
@@ -166,25 +166,25 @@ class LogWatch:
 
     async def _feed_round(self) -> bool:
         """Have some of each rule's lines matched, so that none waits for another; True when more wait already."""
-        given = [(index, *self._backlog.give(index)) for index in range(len(self.watches))]
-        requests = [(index, lines) for index, lines, _ in given if lines and self.watches[index].is_watched]
+        given = [(index, *self._backlog.give(index)) for index in range(len(self.trackers))]
+        requests = [(index, lines) for index, lines, _ in given if lines and self.trackers[index].is_watched]
         if requests:
             for (index, _), matches in zip(requests, await self._ask(requests), strict=True):
                 self._judge(index, matches)
-        self._num_done += sum(num_blocks for _, _, num_blocks in given)
+        self._num_matched += sum(num_blocks for _, _, num_blocks in given)
         self._changed.set()
         return any(len(lines) >= REQUEST_BYTES for _, lines, _ in given)
 
     def _judge(self, index: int, matches: Matches | str) -> None:
-        watch = self.watches[index]
+        tracker = self.trackers[index]
         if isinstance(matches, Matches):
-            watch = watch.matched(self._now(), matches)
+            tracker = tracker.add_matches(self._now(), matches)
         else:
-            self._log.warning("log rule is not watched any more", rule=watch.rule.name, why=matches)
-            watch = watch.ended()
-        self.watches[index] = watch
-        if not watch.is_watched:
-            self._num_done += self._backlog.forget(index)
+            self._log.warning("log rule is not watched any more", rule=tracker.rule.name, why=matches)
+            tracker = tracker.stop()
+        self.trackers[index] = tracker
+        if not tracker.is_watched:
+            self._num_matched += self._backlog.forget(index)
 
     async def _ask(self, requests: list[tuple[int, bytes]]) -> list[Matches | str]:
         """Give what matched of each rule, or why the rule cannot be matched."""
@@ -206,7 +206,7 @@ class LogWatch:
         """Give the matcher, started if need be; where it cannot be started that is tried until it can."""
         has_failed = False
         while self._matcher is None:
-            matcher = Matcher(self._reaper, self._environ, [watch.rule for watch in self.watches])
+            matcher = Matcher(self._reaper, self._environ, [tracker.rule for tracker in self.trackers])
             self._matcher = matcher
             try:
                 await matcher.start()
@@ -225,12 +225,12 @@ class LogWatch:
 
     # -- silence -------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> Finding:
+    async def _watch_silence(self) -> Finding:
         """Look at each deadline whether it has passed, until one is a finding."""
         while True:
             self._note_dropped()
             now = self._now()
-            deadline = next_deadline(self.watches)
+            deadline = next_deadline(self.trackers)
             if deadline is None:
                 await self._change(None)
             elif now < deadline:
@@ -240,7 +240,7 @@ class LogWatch:
             else:
                 await self._settle()
                 self._note_dropped()
-                self.watches = [watch.looked(now) for watch in self.watches]
+                self.trackers = [tracker.check_silence(now) for tracker in self.trackers]
                 finding = self._finding()
                 if finding is not None and not self._is_over():
                     return finding
@@ -252,7 +252,7 @@ class LogWatch:
             await asyncio.wait([caught_up], timeout=_STEP_S)
             self._now()
         num_taken = self._backlog.num_taken
-        while self._num_done < num_taken:
+        while self._num_matched < num_taken:
             await self._change(_STEP_S)
             self._now()
 
@@ -266,7 +266,7 @@ class LogWatch:
         now = self._now()
         for index, num in enumerate(self._backlog.dropped()):
             if num:
-                self.watches[index] = self.watches[index].unsure(now)
+                self.trackers[index] = self.trackers[index].restart_silence(now)
                 self._num_dropped += num
         if self._num_dropped and (self._warned_at is None or now - self._warned_at >= _WARN_AGAIN_S):
             self._log.warning("log rules: lines were not matched, the matcher is behind", lines=self._num_dropped)
@@ -274,25 +274,25 @@ class LogWatch:
             self._warned_at = now
 
     def _finding(self) -> Finding | None:
-        return next((Finding(watch.reason, watch.message()) for watch in self.watches if watch.reason), None)
+        return next((Finding(tracker.reason, tracker.message()) for tracker in self.trackers if tracker.reason), None)
 
     def _now(self) -> float:
         assert self._loop is not None
         return self._clock.at(self._loop.time())
 
 
-def watch_logs(
-    start: Start,
+def monitor_logs(
+    start: StartRequest,
     job: str,
     *,
     reaper: Reaper,
     environ: Mapping[str, str],
     pump: OutputPump,
     is_over: Callable[[], bool],
-) -> LogWatch | None:
+) -> LogMonitor | None:
     """Give the watch over a generation's lines, None when its start names no rule."""
     if not start.log_rules:
         return None
-    log = EventLog(pump.say, job)
+    log = EventLog(pump.print_line, job)
     log.group_rank = start.rank
-    return LogWatch(start.log_rules, reaper=reaper, environ=environ, log=log, catch_up=pump.catch_up, is_over=is_over)
+    return LogMonitor(start.log_rules, reaper=reaper, environ=environ, log=log, catch_up=pump.catch_up, is_over=is_over)

@@ -29,7 +29,7 @@ class TooSlow(Exception):
     """The time for a request is over."""
 
 
-class Rule:
+class CompiledRule:
     """One rule, compiled. pattern, stop: regular expressions; is_match: tried at the first character only.
 
     has_value: the first group is a number to be compared. is_once: only the first match matters. sizes: how many
@@ -46,7 +46,7 @@ class Rule:
         self.is_once = is_once
         self.max_line, self.max_shown = sizes
 
-    def look(self, block: bytes) -> dict[str, Any]:
+    def match(self, block: bytes) -> dict[str, Any]:
         """Match the lines of a block in order; see `core.log_rule_tracker.Matches` for the answer."""
         find, stop, max_line = self.find, self.stop, self.max_line
         count, last = 0, ""
@@ -90,7 +90,7 @@ def read(size: int) -> bytes:
     return b"".join(parts)
 
 
-def answer(what: object) -> None:
+def send_frame(what: object) -> None:
     """Send one frame."""
     body = json.dumps(what).encode()
     data = HEADER.pack(len(body)) + body
@@ -98,16 +98,16 @@ def answer(what: object) -> None:
         data = data[os.write(SOCKET, data) :]
 
 
-def too_slow(*_: object) -> None:
+def on_timer(*_: object) -> None:
     """Handle the timer's signal."""
     raise TooSlow
 
 
-def bounded(rule: Rule, block: bytes, limit_s: float) -> dict[str, Any]:
+def match_in_time(rule: CompiledRule, block: bytes, limit_s: float) -> dict[str, Any]:
     """Match the lines of a block, for so much CPU time at most."""
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
-        result = rule.look(block)
+        result = rule.match(block)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         return result
     except TooSlow:
@@ -121,9 +121,9 @@ def main() -> None:
     """Answer until the agent is gone."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     setup = json.loads(read(HEADER.unpack(read(HEADER.size))[0]))
-    rules = [Rule(*rule) for rule in setup["rules"]]
-    signal.signal(signal.SIGVTALRM, too_slow)
-    answer("ready")
+    rules = [CompiledRule(*rule) for rule in setup["rules"]]
+    signal.signal(signal.SIGVTALRM, on_timer)
+    send_frame("ready")
     while True:
         body = read(HEADER.unpack(read(HEADER.size))[0])
         answers = []
@@ -131,9 +131,9 @@ def main() -> None:
         while at < len(body):
             index, size = REQUEST.unpack_from(body, at)
             at += REQUEST.size
-            answers.append(bounded(rules[index], body[at : at + size], setup["limit_s"]))
+            answers.append(match_in_time(rules[index], body[at : at + size], setup["limit_s"]))
             at += size
-        answer(answers)
+        send_frame(answers)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What watches the workers of a generation beside their exits: each may find that the run cannot go on."""
+"""What monitors the workers of a generation beside their exits: each may find that the run cannot go on."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class Finding:
     message: str
 
 
-class Watch(Protocol):
+class Monitor(Protocol):
     """One watch over one generation."""
 
     async def run(self) -> Finding:
         """Return when there is something to say; cancelled when the generation ends. Must clean up after itself."""
 
 
-class Watches:
-    """Runs the watches of one generation; ``on_finding`` is called with the first finding only."""
+class Monitors:
+    """Runs the monitors of one generation; ``on_finding`` is called with the first finding only."""
 
     def __init__(self, on_finding: Callable[[Finding], None]) -> None:
         self._on_finding = on_finding
         self._tasks: list[asyncio.Task[Finding]] = []
         self._has_found = False
 
-    def begin(self, watches: Sequence[Watch]) -> None:
+    def begin(self, monitors: Sequence[Monitor]) -> None:
         """Begin to watch."""
-        for watch in watches:
+        for watch in monitors:
             task = asyncio.ensure_future(watch.run())
             task.add_done_callback(self._done)
             self._tasks.append(task)

@@ -32,19 +32,19 @@ _CHUNK = 64 * 1024
 _KEPT_BYTES = 4 << 20  # the buffers of a chunk, which would otherwise come fresh from the kernel each time
 _LONGEST_PARTIAL = 8 * 1024  # a progress bar without line ends is shown at least this often
 _LINE_ENDS = b"\n\r"
-_MAX_SAYINGS = 10_000
-_LONGEST_REST_S = 0.05
-_SHORTEST_REST_S = 0.001
+_MAX_AGENT_LINES = 10_000
+_LONGEST_PAUSE_S = 0.05
+_SHORTEST_PAUSE_S = 0.001
 _CATCH_UP_S = 0.25
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 _F_GETPIPE_SZ = getattr(fcntl, "F_GETPIPE_SZ", 1032)
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class OutputStream:
     """One output stream of one process on its way.
 
-    console: descriptor it goes to, None = not shown there. has_tail: its last part is kept in `tail`. tap: is given every
+    console: descriptor it goes to, None = not shown there. keeps_tail: its last part is kept in `tail`. tap: is given every
     chunk as it was read, in the pump's thread; must not block. filtered: is given the lines that the console gets.
     """
 
@@ -52,17 +52,17 @@ class Stream:
     prefix: bytes
     console: int | None
     file: LogFile | None = None
-    has_tail: bool = True
+    keeps_tail: bool = True
     tail: bytes = b""
     tap: Callable[[bytes], None] | None = None
     filtered: FilteredCopy | None = None
     capacity: int = 64 * 1024  # of its pipe
-    troubles: list[str] = field(default_factory=list)  # sentences for the log
+    errors: list[str] = field(default_factory=list)  # sentences for the log
     _partial: bytes = b""
 
     def take(self, data: bytes) -> bytes:
         """Take a chunk in; give what is to be written to the console now: whole lines, each with the prefix."""
-        if self.has_tail:
+        if self.keeps_tail:
             self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
         if self.tap is not None:
             self.tap(data)
@@ -100,25 +100,25 @@ class Stream:
 
     def _note(self, trouble: str) -> None:
         if trouble:
-            self.troubles.append(trouble)
+            self.errors.append(trouble)
 
 
 class OutputPump:
-    """The thread. `add` streams, `say` lines of the agent's own, `catch_up` before reading tails; `close` comes last."""
+    """The thread. `add` streams, `print_line` for lines of the agent's own, `catch_up` before reading tails; `close` comes last."""
 
     def __init__(self) -> None:
         self.bytes_read = 0  # of all streams so far, for the metrics
         self._selector = selectors.DefaultSelector()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wakeup_fd, selectors.EVENT_READ, None)
         self._lock = threading.Lock()
-        self._arriving: list[Stream] = []
-        self._sayings: deque[bytes] = deque(maxlen=_MAX_SAYINGS)
-        self._asked: list[tuple[list[Stream] | None, Future[None]]] = []
+        self._arriving: list[OutputStream] = []
+        self._agent_lines: deque[bytes] = deque(maxlen=_MAX_AGENT_LINES)
+        self._catch_up_requests: list[tuple[list[OutputStream] | None, Future[None]]] = []
         self._is_closing = False
         self._dead_consoles: set[int] = set()
         self._fullest = 0.0  # how full the fullest pipe of a round was
-        self._looked_at = 0.0  # when the last round began
+        self._round_began_at = 0.0  # when the last round began
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class OutputPump:
         keep_freed_memory(_KEPT_BYTES)
         self._thread.start()
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: OutputStream) -> None:
         """Carry this stream until its end; the pump owns and closes its descriptor."""
         os.set_blocking(stream.source, False)
         stream.capacity = _widen(stream.source)
@@ -136,21 +136,21 @@ class OutputPump:
             self._arriving.append(stream)
         self._wake()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print one line of the agent's own to standard error, in order with what workers print; never blocks."""
         with self._lock:
-            self._sayings.append(line.encode("utf-8", "replace") + b"\n")
+            self._agent_lines.append(line.encode("utf-8", "replace") + b"\n")
         self._wake()
 
-    def catch_up(self, streams: list[Stream] | None = None) -> Future[None]:
+    def catch_up(self, streams: list[OutputStream] | None = None) -> Future[None]:
         """Give a future that is done once all that was written into these streams (None: any) so far has been read."""
         done: Future[None] = Future()
         with self._lock:
-            self._asked.append((streams, done))
+            self._catch_up_requests.append((streams, done))
         self._wake()
         return done
 
-    async def caught_up(self, streams: list[Stream] | None = None) -> None:
+    async def caught_up(self, streams: list[OutputStream] | None = None) -> None:
         """Wait for `catch_up`; briefly, should the console be stuck."""
         await asyncio.wait([asyncio.wrap_future(self.catch_up(streams))], timeout=_CATCH_UP_S)
 
@@ -162,60 +162,60 @@ class OutputPump:
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             self._selector.close()
-            os.close(self._bell)
+            os.close(self._wakeup_fd)
 
     def _wake(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup_fd, 1)
 
     def _run(self) -> None:
         while True:
-            self._rest()
+            self._pause()
             for key, _ in self._selector.select():
                 if key.data is None:
-                    self._take_orders()
+                    self._handle_requests()
                 else:
                     self._read_all(key.data)
             with self._lock:
-                if self._is_closing and not (self._sayings or self._arriving or self._asked):
+                if self._is_closing and not (self._agent_lines or self._arriving or self._catch_up_requests):
                     break
         self._read_all_of(self._carried())
         for stream in self._carried():
             self._end(stream)
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
         """Let the pipes fill up by half, as fast as they did; an order ends the rest. No rest after silence."""
         now = time.monotonic()
-        passed_s, self._looked_at = now - self._looked_at, now
+        passed_s, self._round_began_at = now - self._round_began_at, now
         if not self._fullest:
             return
-        rest_s = min(_LONGEST_REST_S, 0.5 * passed_s / self._fullest)
+        pause_s = min(_LONGEST_PAUSE_S, 0.5 * passed_s / self._fullest)
         self._fullest = 0.0
-        if rest_s >= _SHORTEST_REST_S:
-            select.select([self._bell], [], [], rest_s)
+        if pause_s >= _SHORTEST_PAUSE_S:
+            select.select([self._wakeup_fd], [], [], pause_s)
 
-    def _take_orders(self) -> None:
+    def _handle_requests(self) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup_fd)
         with self._lock:
             arriving, self._arriving = self._arriving, []
-            asked, self._asked = self._asked, []
-            sayings = b"".join(self._sayings)
-            self._sayings.clear()
+            requests, self._catch_up_requests = self._catch_up_requests, []
+            agent_lines = b"".join(self._agent_lines)
+            self._agent_lines.clear()
         for stream in arriving:
             self._selector.register(stream.source, selectors.EVENT_READ, stream)
-        if sayings:
+        if agent_lines:
             self._read_all_of(self._carried())
-            self._write(2, sayings)
-        for streams, done in asked:
+            self._write(2, agent_lines)
+        for streams, done in requests:
             self._read_all_of(self._carried() if streams is None else streams)
             if done.set_running_or_notify_cancel():
                 done.set_result(None)
 
-    def _read_all_of(self, streams: list[Stream]) -> None:
+    def _read_all_of(self, streams: list[OutputStream]) -> None:
         for stream in streams:
             self._read_all(stream)
 
-    def _read_all(self, stream: Stream) -> None:
+    def _read_all(self, stream: OutputStream) -> None:
         """Read what is there now, or see that it has ended; whoever goes on writing must not keep us."""
         if not self._is_carried(stream):
             return
@@ -224,14 +224,14 @@ class OutputPump:
             left -= self._read(stream) or left
         self._fullest = max(self._fullest, size / stream.capacity)
 
-    def _carried(self) -> list[Stream]:
+    def _carried(self) -> list[OutputStream]:
         return [key.data for key in list(self._selector.get_map().values()) if key.data is not None]
 
-    def _is_carried(self, stream: Stream) -> bool:
+    def _is_carried(self, stream: OutputStream) -> bool:
         key = self._selector.get_map().get(stream.source)
         return key is not None and key.data is stream
 
-    def _read(self, stream: Stream) -> int:
+    def _read(self, stream: OutputStream) -> int:
         """Read one chunk and give its size; 0 when nothing is there now or the stream has ended."""
         try:
             data = os.read(stream.source, _CHUNK)
@@ -244,15 +244,15 @@ class OutputPump:
         self._show(stream, stream.take(data))
         return len(data)
 
-    def _end(self, stream: Stream) -> None:
+    def _end(self, stream: OutputStream) -> None:
         self._selector.unregister(stream.source)
         os.close(stream.source)
         self._show(stream, stream.finish())
 
-    def _show(self, stream: Stream, lines: bytes) -> None:
+    def _show(self, stream: OutputStream, lines: bytes) -> None:
         self._write(stream.console, lines)
-        while stream.troubles:
-            self._write(2, f"hyperpodrun: {stream.troubles.pop()}\n".encode())
+        while stream.errors:
+            self._write(2, f"hyperpodrun: {stream.errors.pop()}\n".encode())
 
     def _write(self, console: int | None, data: bytes) -> None:
         if console is None or console in self._dead_consoles:

@@ -17,7 +17,7 @@ from pathlib import Path
 from elastipod_agent.workers.process_table import PROC, Process, descendants, has_in_environment, snapshot
 from elastipod_agent.workers.reaper import Reaper
 
-_LOOK_AGAIN_S = 0.05
+_POLL_S = 0.05
 
 
 def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[int]:
@@ -49,5 +49,5 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        await reaper.next_exit(_LOOK_AGAIN_S)
+        await reaper.next_exit(_POLL_S)
     return []

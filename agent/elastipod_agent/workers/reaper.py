@@ -19,10 +19,10 @@ from elastipod_agent.workers import process_table
 from elastipod_agent.workers.linux import adopt_orphans
 from elastipod_agent.workers.spawner import Spawner
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
-class Child:
+class ChildProcess:
     """A process that the agent started, or had started. ``status`` is its exit code, or minus a signal's number; None while it runs."""
 
     def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
@@ -55,37 +55,37 @@ class Child:
                 pass  # every process of the group has another user's rights; only root can end them
 
 
-class Unborn(Protocol):
+class PendingChild(Protocol):
     """A child that has a process, but no program yet."""
 
-    child: Child
+    child: ChildProcess
 
-    async def order(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
+    async def start_program(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
         """Give it its program and whole environment. Raises OSError when it is dead."""
 
-    def let_go(self) -> None:
+    def discard(self) -> None:
         """End it: it is not wanted."""
 
 
-class Nursery(Protocol):
+class WorkerForker(Protocol):
     """A place where processes for workers can be had without an exec."""
 
-    async def bear(self, count: int, called_off: asyncio.Event) -> Sequence[Unborn] | None:
+    async def fork(self, count: int, cancelled: asyncio.Event) -> Sequence[PendingChild] | None:
         """Give so many, or None when they are to be started with an exec."""
 
 
 class Reaper:
     """Starts children and collects them and every orphan; belongs to the running event loop's main thread.
 
-    nursery: where workers come from, if there is one.
+    forker: where workers come from, if there is one.
     """
 
-    nursery: Nursery | None = None
+    forker: WorkerForker | None = None
 
     def __init__(self) -> None:
         self._spawner = Spawner()
         self._num_spawning = 0
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, ChildProcess] = {}
         self._unclaimed: dict[int, int] = {}
         self._an_exit = asyncio.Event()
 
@@ -103,7 +103,7 @@ class Reaper:
 
     async def spawn(
         self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int, keep: Sequence[int] = ()
-    ) -> Child:
+    ) -> ChildProcess:
         """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run.
 
         keep: descriptors that it inherits besides, under the same numbers.
@@ -112,12 +112,12 @@ class Reaper:
             starting = asyncio.ensure_future(self._spawner.spawn(command, env, stdout=stdout, stderr=stderr, keep=keep))
             try:
                 while not starting.done():
-                    await asyncio.wait([starting], timeout=_LOOK_S)
-                    self._kill_stopped_unborn(starting)
+                    await asyncio.wait([starting], timeout=_POLL_S)
+                    self._kill_stopped_pending(starting)
             finally:
                 starting.cancel()
             process = starting.result()
-            return self._claim(Child(process.pid, process))
+            return self._claim(ChildProcess(process.pid, process))
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
@@ -130,11 +130,11 @@ class Reaper:
             if not self._num_spawning:
                 self._unclaimed.clear()  # all that were made are known; a later child may get such a pid again
 
-    def adopt(self, pid: int) -> Child:
+    def adopt(self, pid: int) -> ChildProcess:
         """Take a child over that somebody else has made. To be called while `expecting`, since before it was made."""
-        return self._claim(Child(pid))
+        return self._claim(ChildProcess(pid))
 
-    def _claim(self, child: Child) -> Child:
+    def _claim(self, child: ChildProcess) -> ChildProcess:
         status = self._unclaimed.pop(child.pid, None)
         if status is None:
             self._children[child.pid] = child
@@ -142,30 +142,30 @@ class Reaper:
             child.end(status)
         return child
 
-    def kill_unborn(self) -> None:
+    def kill_pending_children(self) -> None:
         """Kill a child that hangs between fork and exec; its `spawn` then returns, with a child that is dead."""
         if self._num_spawning:
-            for pid in self._unborn():
+            for pid in self._pending_children():
                 os.kill(pid, signal.SIGKILL)
 
-    def _kill_stopped_unborn(self, starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+    def _kill_stopped_pending(self, starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
         """A child that somebody stops before its exec would hold up every start."""
         if not starting.done():
-            for pid in self._unborn():
+            for pid in self._pending_children():
                 if process_table.is_stopped(pid):
                     os.kill(pid, signal.SIGKILL)
 
-    def kill_strays(self, argument: str) -> None:
+    def kill_stopped_strays(self, argument: str) -> None:
         """Kill children whom nobody has claimed, who have this argument, and whom somebody has stopped with a signal.
 
-        They come from a birth that failed; others of it end by themselves.
+        They come from a fork that failed; others of it end by themselves.
         """
         for pid in self._unclaimed_children():
             is_meant = os.fsencode(argument) in process_table.command_line(pid).split(b"\0")
             if is_meant and process_table.is_stopped(pid):
                 os.kill(pid, signal.SIGKILL)
 
-    def _unborn(self) -> list[int]:
+    def _pending_children(self) -> list[int]:
         """Give the children that have been forked, but have not come to their exec."""
         myself = process_table.command_line(os.getpid())
         return [pid for pid in self._unclaimed_children() if process_table.command_line(pid) == myself]

@@ -19,7 +19,7 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Order:
+class _SpawnRequest:
     command: Sequence[str]
     env: Mapping[str, str]
     stdout: int
@@ -32,7 +32,7 @@ class Spawner:
     """The thread. It lives as long as the agent: the kernel ends a child when the thread that made it ends."""
 
     def __init__(self) -> None:
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_SpawnRequest | None] = queue.SimpleQueue()
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._parent = os.getpid()
         self._thread = threading.Thread(target=self._run, name="spawner", daemon=True)
@@ -43,7 +43,7 @@ class Spawner:
 
     def stop(self) -> None:
         """Let the thread end, and with it every child that still runs."""
-        self._orders.put(None)
+        self._requests.put(None)
 
     async def spawn(
         self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int, keep: Sequence[int] = ()
@@ -53,31 +53,31 @@ class Spawner:
         keep: descriptors that it inherits besides, under the same numbers.
         """
         started: asyncio.Future[subprocess.Popen[bytes]] = asyncio.get_running_loop().create_future()
-        self._orders.put(_Order(command, env, stdout, stderr, keep, started))
+        self._requests.put(_SpawnRequest(command, env, stdout, stderr, keep, started))
         return await started
 
     def _run(self) -> None:
         # Signals are for the main thread, and a child that is not yet exec'ed must not answer them for the agent.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while (order := self._orders.get()) is not None:
+        while (request := self._requests.get()) is not None:
             try:
-                process = self._start(order)
+                process = self._start(request)
             except (OSError, subprocess.SubprocessError) as error:
-                _tell(order.started, error=error if isinstance(error, OSError) else OSError(str(error)))
+                _deliver(request.started, error=error if isinstance(error, OSError) else OSError(str(error)))
             else:
-                _tell(order.started, process=process)
+                _deliver(request.started, process=process)
 
-    def _start(self, order: _Order) -> subprocess.Popen[bytes]:
+    def _start(self, request: _SpawnRequest) -> subprocess.Popen[bytes]:
         with warnings.catch_warnings():
             # Python 3.12 warns of fork beside threads; the child runs nothing but `_before_exec`.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(
-                order.command,
-                env=order.env,
+                request.command,
+                env=request.env,
                 stdin=subprocess.DEVNULL,
-                stdout=order.stdout,
-                stderr=order.stderr,
-                pass_fds=order.keep,
+                stdout=request.stdout,
+                stderr=request.stderr,
+                pass_fds=request.keep,
                 start_new_session=True,
                 preexec_fn=self._before_exec,
             )
@@ -90,7 +90,7 @@ class Spawner:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
-def _tell(
+def _deliver(
     started: asyncio.Future[subprocess.Popen[bytes]],
     *,
     process: subprocess.Popen[bytes] | None = None,

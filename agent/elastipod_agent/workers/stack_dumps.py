@@ -15,13 +15,13 @@ from elastipod_agent.workers.process_table import PROC, descendants, snapshot
 
 PATIENCE_S = 2.0
 MAX_STACKS_BYTES = 64 * 1024
-_LOOK_S = 0.02
-_QUIET_LOOKS = 8  # a file that has not grown for so many looks is whole
+_POLL_S = 0.02
+_QUIET_POLLS = 8  # a file that has not grown for so many looks is whole
 _MAX_KERNEL_FRAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StackDump:
     """What one worker, or the kernel in its place, says. stacks is "" when there are none, and facts is a sentence then."""
 
     stacks: str = ""
@@ -29,40 +29,40 @@ class Answer:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _StackRequest:
     path: str
     begin: int  # bytes that stood in the file before
     size: int
     num_quiet: int = 0
 
-    def is_answered(self) -> bool:
+    def is_complete(self) -> bool:
         """Look once more; True when the worker has written, and nothing more since a while."""
         size = _size(self.path)
         self.num_quiet = self.num_quiet + 1 if size == self.size > self.begin else 0
         self.size = size
-        return self.num_quiet >= _QUIET_LOOKS
+        return self.num_quiet >= _QUIET_POLLS
 
 
-async def ask_for_stacks(
+async def request_stacks(
     page: WorkerFile, pids: Mapping[int, int], patience_s: float = PATIENCE_S
-) -> dict[int, Answer]:
+) -> dict[int, StackDump]:
     """Ask all workers at once; gives each one's answer by local rank. pids: of the living workers, by local rank."""
     ours = {process.pid for process in descendants(snapshot(), os.getpid())}
-    asked = {rank: found for rank in pids if (found := _ask(page, rank, ours)) is not None}
+    requests = {rank: found for rank in pids if (found := _send_request(page, rank, ours)) is not None}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
-    waiting = dict(asked)
+    waiting = dict(requests)
     while waiting and loop.time() < deadline:
-        await asyncio.sleep(_LOOK_S)
-        waiting = {rank: one for rank, one in waiting.items() if not one.is_answered()}
-    answers: dict[int, Answer] = {}
+        await asyncio.sleep(_POLL_S)
+        waiting = {rank: one for rank, one in waiting.items() if not one.is_complete()}
+    answers: dict[int, StackDump] = {}
     for rank, pid in pids.items():
-        stacks = _read(asked[rank].path, asked[rank].begin) if rank in asked else ""
+        stacks = _read(requests[rank].path, requests[rank].begin) if rank in requests else ""
         if stacks:
-            answers[rank] = Answer(stacks=stacks)
+            answers[rank] = StackDump(stacks=stacks)
         else:
-            why = f"did not write its stacks within {patience_s:g} s" if rank in asked else "offers no stacks"
-            answers[rank] = Answer(facts=f"{why}; {kernel_facts(pid)}")
+            why = f"did not write its stacks within {patience_s:g} s" if rank in requests else "offers no stacks"
+            answers[rank] = StackDump(facts=f"{why}; {kernel_facts(pid)}")
     return answers
 
 
@@ -81,7 +81,7 @@ def kernel_facts(pid: int, proc: Path = PROC) -> str:
     return said
 
 
-def _ask(page: WorkerFile, local_rank: int, ours: Collection[int]) -> _Asked | None:
+def _send_request(page: WorkerFile, local_rank: int, ours: Collection[int]) -> _StackRequest | None:
     """Send the signal, but only to a process of ours that handles it: to any other it would be deadly."""
     number = page.stacks_signal(local_rank)
     path = page.stacks_path(local_rank)
@@ -94,7 +94,7 @@ def _ask(page: WorkerFile, local_rank: int, ours: Collection[int]) -> _Asked | N
     size = _size(path)
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-        return _Asked(path, size, size)
+        return _StackRequest(path, size, size)
     return None
 
 

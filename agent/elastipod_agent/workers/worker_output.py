@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastipod_agent.settings import Logs
+from elastipod_agent.settings import LogSettings
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
-from elastipod_agent.workers.output_pump import OutputPump, Stream
+from elastipod_agent.workers.output_pump import OutputPump, OutputStream
 
 STDOUT, STDERR = 1, 2
 _FILES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
@@ -19,11 +19,11 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
-class Outputs:
+class WorkerOutput:
     """What a worker writes into (descriptors for it to inherit) and the streams that carry it on."""
 
     sinks: dict[int, int] = field(default_factory=dict)
-    streams: dict[int, Stream] = field(default_factory=dict)
+    streams: dict[int, OutputStream] = field(default_factory=dict)
     stderr_file: Path | None = None
     _is_handed_over: bool = False
 
@@ -38,11 +38,11 @@ class Outputs:
         return self.sinks[STDERR]
 
     @property
-    def stderr(self) -> Stream | None:
+    def stderr(self) -> OutputStream | None:
         """The stream of standard error, None where it goes straight into `stderr_file`."""
         return self.streams.get(STDERR)
 
-    def hand_over(self, pump: OutputPump) -> list[Stream]:
+    def hand_over(self, pump: OutputPump) -> list[OutputStream]:
         """Let the pump carry the streams from now on."""
         self._is_handed_over = True
         for stream in self.streams.values():
@@ -59,7 +59,7 @@ class Outputs:
                 stream.finish()
 
 
-class WholeLines:
+class LineSplitter:
     """Cuts one stream between lines, so that what comes out of two streams at once stays apart.
 
     A carriage return ends a line too: what a progress bar says counts before the bar is complete. A line that gets very
@@ -84,15 +84,15 @@ class WholeLines:
 
 
 @contextmanager
-def open_outputs(
-    logs: Logs, prefix: str, local_rank: int, directory: Path, *, tap: Callable[[bytes], None] | None = None
-) -> Iterator[Outputs]:
+def open_worker_output(
+    logs: LogSettings, prefix: str, local_rank: int, directory: Path, *, tap: Callable[[bytes], None] | None = None
+) -> Iterator[WorkerOutput]:
     """Open both ways for one worker, in whose ``directory`` its files are made. Raises OSError.
 
     The filtered copies of all workers of a generation are one file each, beside their directories. tap: is given all that
     the worker prints, wherever else it goes: whole lines of one stream at a time, in the output thread.
     """
-    outputs = Outputs()
+    outputs = WorkerOutput()
     try:
         for stream in (STDOUT, STDERR):
             _open(outputs, stream, logs, prefix, local_rank, directory / _FILES[stream], tap)
@@ -102,9 +102,9 @@ def open_outputs(
 
 
 def _open(
-    outputs: Outputs,
+    outputs: WorkerOutput,
     stream: int,
-    logs: Logs,
+    logs: LogSettings,
     prefix: str,
     local_rank: int,
     path: Path,
@@ -123,13 +123,13 @@ def _open(
     filters = logs.stdout_filters if stream == STDOUT else logs.stderr_filters
     filtered = _open_filtered(filters, local_rank, path, is_shown=is_shown)
     source, outputs.sinks[stream] = os.pipe2(os.O_CLOEXEC)
-    outputs.streams[stream] = Stream(
+    outputs.streams[stream] = OutputStream(
         source,
         prefix.encode(),
         stream if is_shown else None,
         file,
-        has_tail=stream == STDERR,
-        tap=None if tap is None else WholeLines(tap).take,
+        keeps_tail=stream == STDERR,
+        tap=None if tap is None else LineSplitter(tap).take,
         filtered=filtered,
     )
 

@@ -6,19 +6,19 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastipod_agent.workers.output_pump import Stream
-from elastipod_agent.workers.reaper import Child
+from elastipod_agent.workers.output_pump import OutputStream
+from elastipod_agent.workers.reaper import ChildProcess
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerProcess:
     """One worker process and where its output goes."""
 
     local_rank: int
-    child: Child
+    child: ChildProcess
     error_file: Path
-    streams: list[Stream]
-    stderr: Stream | None
+    streams: list[OutputStream]
+    stderr: OutputStream | None
     stderr_file: Path | None  # where standard error goes straight into a file
     is_killed: bool = False
 

@@ -13,7 +13,7 @@ from .record import Record, TransitionKind
 from .scene import Scene, begin
 
 CAUSE = "CapacityAvailable"
-# An agent gives its warm server two minutes; one that says for longer that it is warming is not waited for.
+# An agent gives its fork server two minutes; one that says for longer that it is warming is not waited for.
 WARMING_LIMIT = timedelta(seconds=150)
 
 

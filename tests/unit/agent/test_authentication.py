@@ -23,7 +23,7 @@ from elastipod_agent.authentication import (
     signed,
     take_credentials,
 )
-from elastipod_agent.server.http import Admission, Head, Refused
+from elastipod_agent.server.http import Admission, Head, RequestRefused
 
 HELD = Credentials(key="f" * 64, token="abc", pod="job-workers-0")
 BODY = b'{"generation": 3}'
@@ -35,7 +35,7 @@ def head(headers: Mapping[str, str], method: str = "POST", target: str = "/stop"
 
 def challenge_of(guard: MacGuard) -> str:
     """Give the challenge that an unsigned request is answered with."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         guard.admit(head({}))
     return challenge_in(refused.value.response.headers["WWW-Authenticate"])
 
@@ -48,7 +48,7 @@ def test_a_signed_request_is_admitted_once() -> None:
     guard = MacGuard(HELD)
     sent = proof(guard)
     guard.admit(head(sent)).check_body(BODY)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         guard.admit(head(sent))
 
 
@@ -57,14 +57,14 @@ def test_a_signed_request_is_admitted_once() -> None:
 )
 def test_a_request_cannot_be_turned_into_another(method: str, target: str) -> None:
     guard = MacGuard(HELD)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         guard.admit(head(proof(guard), method, target))
 
 
 def test_the_body_has_to_be_the_one_that_was_signed() -> None:
     guard = MacGuard(HELD)
     admitted = guard.admit(head(proof(guard)))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         admitted.check_body(b'{"generation": 4}')
     assert refused.value.response.status == 401
 
@@ -82,7 +82,7 @@ def test_a_mac_of_anybody_else_is_refused_in_the_same_words(held: Credentials) -
     guard = MacGuard(HELD)
     said = set()
     for sent in (proof(guard, held), {}, {"Authorization": "Bearer abc"}, {"Authorization": SCHEME}):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             guard.admit(head(sent))
         response = refused.value.response
         assert response.status == 401
@@ -93,7 +93,7 @@ def test_a_mac_of_anybody_else_is_refused_in_the_same_words(held: Credentials) -
 
 def test_a_request_signed_for_the_agent_before_a_restart_is_refused() -> None:
     before, after = MacGuard(HELD), MacGuard(HELD)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         after.admit(head(proof(before)))
 
 
@@ -103,7 +103,7 @@ def test_every_part_of_the_proof_counts(change: str) -> None:
     sent = proof(guard)["Authorization"]
     at = sent.index(change) + len(change)
     flipped = sent[:at] + ("0" if sent[at] != "0" else "1") + sent[at + 1 :]
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         guard.admit(head({"Authorization": flipped}))
     guard.admit(head({"Authorization": sent}))
 
@@ -129,7 +129,7 @@ def test_the_memory_for_nonces_is_bounded_and_no_old_request_comes_back_with_it(
     assert challenge_of(guard) != first
     assert len(guard._nonces) == 0
     for old in sent:
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             guard.admit(head(old))
 
 
@@ -146,7 +146,7 @@ def test_no_representation_shows_a_secret() -> None:
 
 
 def test_an_agent_with_a_key_takes_no_token() -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         admission_of(HELD)(head(bearer("abc")))
     admission_of(Credentials(token="abc"))(head(bearer("abc")))
     admission_of(Credentials())(head({}))
@@ -174,7 +174,7 @@ def test_the_token_of_the_previous_version_is_admitted(header: str) -> None:
     ],
 )
 def test_every_other_token_is_refused_in_the_same_words(headers: dict[str, str]) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         TokenGuard("abc").admit(head(headers))
     response = refused.value.response
     assert (response.status, response.headers) == (401, {"WWW-Authenticate": 'Bearer realm="elastipod"'})

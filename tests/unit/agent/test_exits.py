@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elastipod_agent.core.exits import (
     Outcome,
-    Stop,
+    StopMode,
     WorkerExit,
     agent_exit_code,
     classify,
@@ -25,22 +25,26 @@ def exits(*statuses: int, acknowledged: tuple[int, ...] = (), killed: tuple[int,
 @pytest.mark.parametrize(
     ("ends", "stop", "outcome"),
     [
-        pytest.param(exits(0, 0), Stop.NONE, Outcome.COMPLETED, id="all exit 0 unasked"),
-        pytest.param(exits(0, 0, acknowledged=(0, 1)), Stop.GRACEFUL, Outcome.DRAINED, id="all drained"),
-        pytest.param(exits(0, 0, acknowledged=(0,)), Stop.GRACEFUL, Outcome.DRAINED, id="one asks for all"),
-        pytest.param(exits(0, 0, acknowledged=(0, 1)), Stop.NONE, Outcome.DRAINED, id="asked through another pod"),
-        pytest.param(exits(0, 0), Stop.GRACEFUL, Outcome.STOPPED, id="finished while a drain was asked, unheard"),
-        pytest.param(exits(1, 0), Stop.NONE, Outcome.CRASHED, id="exit code"),
-        pytest.param(exits(0, -11), Stop.NONE, Outcome.CRASHED, id="signal"),
-        pytest.param(exits(3, 0, acknowledged=(0, 1)), Stop.GRACEFUL, Outcome.CRASHED, id="crash in a drain"),
-        pytest.param(exits(-9, -9, killed=(0, 1)), Stop.HARD, Outcome.STOPPED, id="hard stop"),
-        pytest.param(exits(0, -9, acknowledged=(0,), killed=(1,)), Stop.GRACEFUL, Outcome.STOPPED, id="half drained"),
-        pytest.param(exits(0, -15, killed=(0, 1)), Stop.HARD, Outcome.STOPPED, id="exit 0 after SIGTERM"),
-        pytest.param(exits(1, -9, killed=(1,)), Stop.NONE, Outcome.CRASHED, id="the first failed, the rest was ended"),
-        pytest.param([], Stop.HARD, Outcome.STOPPED, id="ended before any worker"),
+        pytest.param(exits(0, 0), StopMode.NONE, Outcome.COMPLETED, id="all exit 0 unasked"),
+        pytest.param(exits(0, 0, acknowledged=(0, 1)), StopMode.GRACEFUL, Outcome.DRAINED, id="all drained"),
+        pytest.param(exits(0, 0, acknowledged=(0,)), StopMode.GRACEFUL, Outcome.DRAINED, id="one asks for all"),
+        pytest.param(exits(0, 0, acknowledged=(0, 1)), StopMode.NONE, Outcome.DRAINED, id="asked through another pod"),
+        pytest.param(exits(0, 0), StopMode.GRACEFUL, Outcome.STOPPED, id="finished while a drain was asked, unheard"),
+        pytest.param(exits(1, 0), StopMode.NONE, Outcome.CRASHED, id="exit code"),
+        pytest.param(exits(0, -11), StopMode.NONE, Outcome.CRASHED, id="signal"),
+        pytest.param(exits(3, 0, acknowledged=(0, 1)), StopMode.GRACEFUL, Outcome.CRASHED, id="crash in a drain"),
+        pytest.param(exits(-9, -9, killed=(0, 1)), StopMode.HARD, Outcome.STOPPED, id="hard stop"),
+        pytest.param(
+            exits(0, -9, acknowledged=(0,), killed=(1,)), StopMode.GRACEFUL, Outcome.STOPPED, id="half drained"
+        ),
+        pytest.param(exits(0, -15, killed=(0, 1)), StopMode.HARD, Outcome.STOPPED, id="exit 0 after SIGTERM"),
+        pytest.param(
+            exits(1, -9, killed=(1,)), StopMode.NONE, Outcome.CRASHED, id="the first failed, the rest was ended"
+        ),
+        pytest.param([], StopMode.HARD, Outcome.STOPPED, id="ended before any worker"),
     ],
 )
-def test_classify(ends: list[WorkerExit], stop: Stop, outcome: Outcome) -> None:
+def test_classify(ends: list[WorkerExit], stop: StopMode, outcome: Outcome) -> None:
     assert classify(ends, stop) is outcome
 
 
@@ -53,8 +57,8 @@ one_exit = st.builds(
 )
 
 
-@given(ends=st.lists(one_exit, max_size=8), stop=st.sampled_from(Stop))
-def test_completed_and_drained_need_a_clean_end_of_all(ends: list[WorkerExit], stop: Stop) -> None:
+@given(ends=st.lists(one_exit, max_size=8), stop=st.sampled_from(StopMode))
+def test_completed_and_drained_need_a_clean_end_of_all(ends: list[WorkerExit], stop: StopMode) -> None:
     if classify(ends, stop) in (Outcome.COMPLETED, Outcome.DRAINED):
         assert ends
         assert all(one.status == 0 and not one.killed for one in ends)
@@ -63,7 +67,7 @@ def test_completed_and_drained_need_a_clean_end_of_all(ends: list[WorkerExit], s
 
 
 @pytest.mark.parametrize(
-    ("last", "is_faulted", "by_signal", "code"),
+    ("last", "is_faulted", "exit_signal", "code"),
     [
         pytest.param(Outcome.COMPLETED, False, 15, 0, id="completed, then SIGTERM"),
         pytest.param(Outcome.DRAINED, False, 15, 0, id="drained, then SIGTERM"),
@@ -74,8 +78,8 @@ def test_completed_and_drained_need_a_clean_end_of_all(ends: list[WorkerExit], s
         pytest.param(Outcome.STOPPED, False, 2, 130, id="Ctrl-C"),
     ],
 )
-def test_agent_exit_code(last: Outcome | None, is_faulted: bool, by_signal: int | None, code: int) -> None:
-    assert agent_exit_code(last, is_faulted=is_faulted, by_signal=by_signal) == code
+def test_agent_exit_code(last: Outcome | None, is_faulted: bool, exit_signal: int | None, code: int) -> None:
+    assert agent_exit_code(last, is_faulted=is_faulted, exit_signal=exit_signal) == code
 
 
 @pytest.mark.parametrize(("status", "words"), [(3, "exit code 3"), (-9, "signal SIGKILL"), (-70, "signal signal 70")])
@@ -86,15 +90,15 @@ def test_describe_status(status: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("stop", "is_past_deadline", "has_living", "is_late"),
     [
-        pytest.param(Stop.GRACEFUL, True, True, True, id="a drain's time ran out"),
-        pytest.param(Stop.GRACEFUL, True, False, False, id="all had ended by then"),
-        pytest.param(Stop.GRACEFUL, False, True, False, id="there is time left"),
-        pytest.param(Stop.HARD, True, True, False, id="a hard stop after a drain's time ran out"),
-        pytest.param(Stop.HARD, False, True, False, id="a hard stop in a drain"),
-        pytest.param(Stop.NONE, True, True, False, id="nothing was asked"),
+        pytest.param(StopMode.GRACEFUL, True, True, True, id="a drain's time ran out"),
+        pytest.param(StopMode.GRACEFUL, True, False, False, id="all had ended by then"),
+        pytest.param(StopMode.GRACEFUL, False, True, False, id="there is time left"),
+        pytest.param(StopMode.HARD, True, True, False, id="a hard stop after a drain's time ran out"),
+        pytest.param(StopMode.HARD, False, True, False, id="a hard stop in a drain"),
+        pytest.param(StopMode.NONE, True, True, False, id="nothing was asked"),
     ],
 )
-def test_only_a_drain_is_late(stop: Stop, is_past_deadline: bool, has_living: bool, is_late: bool) -> None:
+def test_only_a_drain_is_late(stop: StopMode, is_past_deadline: bool, has_living: bool, is_late: bool) -> None:
     assert is_late_drain(stop, is_past_deadline=is_past_deadline, has_living=has_living) is is_late
 
 

@@ -6,19 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.core.fences import Situation, Verdict, decide_start, decide_stop, decide_update
+from elastipod_agent.core.fences import CallVerdict, FenceState, decide_start, decide_stop, decide_update
 from elastipod_agent.core.states import AgentState as S
 
-ACT, NOTHING, REFUSE = Verdict.ACT, Verdict.NOTHING, Verdict.REFUSE
+ACT, NOTHING, REFUSE = CallVerdict.ACT, CallVerdict.NOTHING, CallVerdict.REFUSE
 PRESENT = 5
 
 
-def at(state: S, *, barred: int = 0, draining: bool = False, terminating: bool = False) -> Situation:
-    return Situation(state=state, generation=PRESENT, barred=barred, draining=draining, terminating=terminating)
+def at(state: S, *, newest_stopped: int = 0, draining: bool = False, terminating: bool = False) -> FenceState:
+    return FenceState(
+        state=state, generation=PRESENT, newest_stopped=newest_stopped, draining=draining, terminating=terminating
+    )
 
 
 @pytest.mark.parametrize(
-    ("seen", "generation", "verdict"),
+    ("current", "generation", "verdict"),
     [
         pytest.param(at(S.READY), 6, ACT, id="a ready agent starts the next generation"),
         pytest.param(at(S.READY), 60, ACT, id="generations may be skipped"),
@@ -38,18 +40,18 @@ def at(state: S, *, barred: int = 0, draining: bool = False, terminating: bool =
         pytest.param(at(S.STOPPING), None, NOTHING, id="a plain start while stopping"),
         pytest.param(at(S.RUNNING, terminating=True), None, REFUSE, id="a plain start of a pod that goes"),
         pytest.param(at(S.SHUTDOWN), None, REFUSE, id="a plain start of an agent that leaves"),
-        pytest.param(at(S.READY, barred=6), 6, NOTHING, id="a start that its stop overtook"),
-        pytest.param(at(S.READY, barred=6), 7, ACT, id="the generation after a barred one"),
+        pytest.param(at(S.READY, newest_stopped=6), 6, NOTHING, id="a start that its stop overtook"),
+        pytest.param(at(S.READY, newest_stopped=6), 7, ACT, id="the generation after a stopped one"),
         pytest.param(at(S.READY, terminating=True), 6, REFUSE, id="a pod that goes takes no work"),
         pytest.param(at(S.SHUTDOWN), 6, REFUSE, id="an agent that leaves takes no work"),
     ],
 )
-def test_start(seen: Situation, generation: int | None, verdict: Verdict) -> None:
-    assert decide_start(seen, generation).verdict is verdict
+def test_start(current: FenceState, generation: int | None, verdict: CallVerdict) -> None:
+    assert decide_start(current, generation).verdict is verdict
 
 
 @pytest.mark.parametrize(
-    ("seen", "generation", "is_graceful", "verdict"),
+    ("current", "generation", "is_graceful", "verdict"),
     [
         pytest.param(at(S.RUNNING), 5, True, ACT, id="drain"),
         pytest.param(at(S.RUNNING), None, False, ACT, id="plain hard stop"),
@@ -65,8 +67,8 @@ def test_start(seen: Situation, generation: int | None, verdict: Verdict) -> Non
         pytest.param(at(S.STOPPING, draining=True), 5, False, ACT, id="a hard stop ends a drain"),
     ],
 )
-def test_stop(seen: Situation, generation: int | None, is_graceful: bool, verdict: Verdict) -> None:
-    assert decide_stop(seen, generation, is_graceful=is_graceful).verdict is verdict
+def test_stop(current: FenceState, generation: int | None, is_graceful: bool, verdict: CallVerdict) -> None:
+    assert decide_stop(current, generation, is_graceful=is_graceful).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_stop(seen: Situation, generation: int | None, is_graceful: bool, verdic
         pytest.param(S.SHUTDOWN, 5, REFUSE, id="on the way out"),
     ],
 )
-def test_update(state: S, generation: int | None, verdict: Verdict) -> None:
+def test_update(state: S, generation: int | None, verdict: CallVerdict) -> None:
     assert decide_update(at(state), generation).verdict is verdict
 
 
@@ -87,10 +89,10 @@ def test_update(state: S, generation: int | None, verdict: Verdict) -> None:
     state=st.sampled_from(list(S)), draining=st.booleans(), graceful=st.booleans(), older=st.integers(1, PRESENT - 1)
 )
 def test_a_call_from_the_past_never_acts(state: S, draining: bool, graceful: bool, older: int) -> None:
-    seen = at(state, draining=draining)
+    current = at(state, draining=draining)
     answers = (
-        decide_start(seen, older),
-        decide_stop(seen, older, is_graceful=graceful),
-        decide_update(seen, older),
+        decide_start(current, older),
+        decide_stop(current, older, is_graceful=graceful),
+        decide_update(current, older),
     )
     assert all(answer.verdict is REFUSE and answer.why for answer in answers)

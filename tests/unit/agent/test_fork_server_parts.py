@@ -1,4 +1,4 @@
-"""Parts of the warm server that can be tried without one: messages, what has changed since an import, what may be shared."""
+"""Parts of the fork server that can be tried without one: messages, what has changed since an import, what may be shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod_agent.fork_server import channel, preload, program
-from elastipod_agent.fork_server.import_snapshot import Imported
+from elastipod_agent.fork_server.import_snapshot import ImportSnapshot
 
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=5)
 
@@ -21,7 +21,7 @@ MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_s
 @given(messages=MESSAGES, cuts=st.lists(st.integers(1, 40), min_size=1))
 def test_messages_arrive_whole_however_they_are_cut(messages: list[dict[str, object]], cuts: list[int]) -> None:
     wire = b"".join(channel.pack(message) for message in messages)
-    lines, found = channel.Lines(), list[dict[str, object]]()
+    lines, found = channel.MessageReader(), list[dict[str, object]]()
     while wire:
         size = cuts[len(wire) % len(cuts)]
         found += lines.feed(wire[:size])
@@ -31,19 +31,19 @@ def test_messages_arrive_whole_however_they_are_cut(messages: list[dict[str, obj
 
 def test_environments_that_are_no_text_pass_unharmed() -> None:
     value = os.fsdecode(b"\xff\xfe caf\xc3\xa9")
-    assert channel.Lines().feed(channel.pack({"environ": {"X": value}})) == [{"environ": {"X": value}}]
+    assert channel.MessageReader().feed(channel.pack({"environ": {"X": value}})) == [{"environ": {"X": value}}]
 
 
 @pytest.mark.parametrize("wire", [b"{\n", b"[1]\n", b"\xff\n"])
 def test_what_is_no_message_is_refused(wire: bytes) -> None:
     with pytest.raises(channel.BadMessage):
-        channel.Lines().feed(wire)
+        channel.MessageReader().feed(wire)
 
 
 def test_a_message_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "MAX_MESSAGE", 100)
     with pytest.raises(channel.BadMessage):
-        channel.Lines().feed(b"x" * 101)
+        channel.MessageReader().feed(b"x" * 101)
     with pytest.raises(channel.BadMessage):
         channel.pack({"x": "x" * 100})
 
@@ -63,7 +63,7 @@ def test_descriptors_come_with_their_message_and_the_end_is_told() -> None:
 
 
 @pytest.fixture
-def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Imported:
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImportSnapshot:
     """A package with one part, a module, and a folder of installed packages, noted as imported."""
     (tmp_path / "user" / "pack").mkdir(parents=True)
     for name in ("pack/__init__.py", "pack/part.py", "single.py"):
@@ -75,7 +75,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Imported:
         if name == "pack":
             module.__path__ = [str(tmp_path / "user" / "pack")]
         monkeypatch.setitem(sys.modules, name, module)
-    return Imported.now([str(tmp_path / "user"), str(tmp_path / "site-packages")], {"pack", "tried_in_vain"})
+    return ImportSnapshot.now([str(tmp_path / "user"), str(tmp_path / "site-packages")], {"pack", "tried_in_vain"})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Imported:
     ],
 )
 def test_only_what_an_import_would_notice_counts_as_a_change(
-    path: str, is_change: bool, imported: Imported, tmp_path: Path
+    path: str, is_change: bool, imported: ImportSnapshot, tmp_path: Path
 ) -> None:
     assert imported.changed() is None
     (tmp_path / path).write_text("changed", "utf-8")
@@ -105,13 +105,13 @@ def test_files_may_be_shared_and_connections_may_not(tmp_path: Path) -> None:
     source, sink = os.pipe()
     ours, theirs = socket.socketpair()
     with open(tmp_path / "file", "w") as file, open(os.devnull) as null, ours, theirs:
-        assert preload.unshareable(file.fileno()) is None
-        assert preload.unshareable(null.fileno()) is None
-        assert str(preload.unshareable(source)).startswith("pipe:")
-        assert str(preload.unshareable(ours.fileno())).startswith("socket:")
+        assert preload.describe_unshareable(file.fileno()) is None
+        assert preload.describe_unshareable(null.fileno()) is None
+        assert str(preload.describe_unshareable(source)).startswith("pipe:")
+        assert str(preload.describe_unshareable(ours.fileno())).startswith("socket:")
     os.close(source)
     os.close(sink)
-    assert preload.unshareable(source) is None, "closed meanwhile"
+    assert preload.describe_unshareable(source) is None, "closed meanwhile"
 
 
 def test_where_a_script_finds_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

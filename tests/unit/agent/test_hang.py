@@ -35,7 +35,7 @@ class Run:
         """Let time pass; gives the first hang that is found. saving: who is inside a checkpoint call."""
         end = self.now + seconds
         while self.now < end:
-            passed_s = self.detector.look_s if looks else end - self.now
+            passed_s = self.detector.poll_interval_s if looks else end - self.now
             self.now += passed_s
             self.clock += passed_s
             for rank in set(self.steps) - set(stuck):
@@ -49,7 +49,7 @@ class Run:
                 for r, s in self.steps.items()
                 if self.reports[r]
             ]
-            found = self.detector.look(self.now, samples, **options)
+            found = self.detector.observe(self.now, samples, **options)
             if found is not None:
                 return found
         return None
@@ -109,7 +109,7 @@ def test_rare_reports_of_quick_steps_are_no_hang() -> None:
     run = Run(step_s=0.2)
     for _ in range(10):
         assert run.go(200, stuck=(0, 1)) is None
-        assert run.go(run.detector.look_s) is None
+        assert run.go(run.detector.poll_interval_s) is None
     assert run.go(1500, stuck=(0, 1)) is None
     found = run.go(1000, stuck=(0, 1))
     assert found is not None
@@ -163,9 +163,9 @@ def test_a_worker_that_ended_is_not_judged() -> None:
     assert run.go(2000) is None
 
 
-@pytest.mark.parametrize(("timeout_s", "look_s"), [(None, 5.0), (1.0, 0.1), (0.2, 0.05), (1000.0, 5.0)])
-def test_looks_are_seldom_but_often_enough(timeout_s: float | None, look_s: float) -> None:
-    assert HangDetector(timeout_s).look_s == look_s
+@pytest.mark.parametrize(("timeout_s", "poll_interval_s"), [(None, 5.0), (1.0, 0.1), (0.2, 0.05), (1000.0, 5.0)])
+def test_looks_are_seldom_but_often_enough(timeout_s: float | None, poll_interval_s: float) -> None:
+    assert HangDetector(timeout_s).poll_interval_s == poll_interval_s
 
 
 def test_a_stated_time_is_taken_as_it_is_and_from_the_first_report_on() -> None:
@@ -190,6 +190,6 @@ def test_no_hang_without_silence_of_the_limit_whatever_comes(
         now += passed_s
         if has_reported:
             reports, step, silent_since = reports + 1, step + steps, now
-        found = detector.look(now, [Sample(0, reports, step, now)] if reports else [])
+        found = detector.observe(now, [Sample(0, reports, step, now)] if reports else [])
         if found is not None:
             assert now - silent_since >= found.limit_s >= min(FLOOR_S, timeout_s or FLOOR_S)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastipod_agent.core.hang import Hang, Silent
-from elastipod_agent.core.hang_message import Account, cut, hang_message, main_thread
+from elastipod_agent.core.hang import Hang, SilentWorker
+from elastipod_agent.core.hang_message import WorkerActivity, cut, hang_message, main_thread
 
 STUCK = """\
 Thread 0x00007f01 (most recent call first):
@@ -23,12 +23,12 @@ Thread 0x00007f00 (most recent call first):
 
 
 def hang(*stands: tuple[int, int]) -> Hang:
-    silent = tuple(Silent(rank, step, 1_700_000_000.0 + rank, 612.4 + rank) for rank, step in stands)
+    silent = tuple(SilentWorker(rank, step, 1_700_000_000.0 + rank, 612.4 + rank) for rank, step in stands)
     return Hang(silent, 600.0, 0.41)
 
 
 def test_the_one_who_differs_comes_first() -> None:
-    accounts = [Account(8 + rank, STUCK if rank == 2 else WAITING) for rank in range(4)]
+    accounts = [WorkerActivity(8 + rank, STUCK if rank == 2 else WAITING) for rank in range(4)]
     said = hang_message(hang(*[(rank, 100) for rank in range(4)]), {rank: 8 + rank for rank in range(4)}, accounts)
     assert said.splitlines() == [
         "no step for 615 s (limit 600 s; a step usually takes 0.41 s): ranks 8-11 stand at step 100 "
@@ -43,14 +43,14 @@ def test_the_one_who_differs_comes_first() -> None:
 
 
 def test_the_one_who_is_behind_comes_before_one_who_differs() -> None:
-    accounts = [Account(0, STUCK), Account(1, WAITING), Account(2, WAITING)]
+    accounts = [WorkerActivity(0, STUCK), WorkerActivity(1, WAITING), WorkerActivity(2, WAITING)]
     said = hang_message(hang((0, 101), (1, 100), (2, 100)), {rank: rank for rank in range(3)}, accounts)
     assert "ranks 1-2 stand at step 100 since 2023-11-14T22:13:21Z; rank 0 stands at step 101" in said
     assert said.index("ranks 1-2 in the") < said.index("rank 0 in the")
 
 
 def test_without_stacks_the_facts_stand_there_and_who_never_reported_comes_last() -> None:
-    accounts = [Account(0, facts="offers no stacks; process 7 is gone"), Account(1, STUCK)]
+    accounts = [WorkerActivity(0, facts="offers no stacks; process 7 is gone"), WorkerActivity(1, STUCK)]
     said = hang_message(hang((1, 5)), {0: 0, 1: 1}, accounts).splitlines()
     assert said[-1] == "rank 0 offers no stacks; process 7 is gone"
 

@@ -18,8 +18,8 @@ from elastipod_agent.server.http import (
     Admission,
     Head,
     HttpServer,
-    Refused,
     Request,
+    RequestRefused,
     Response,
     admit_everybody,
     parse_head,
@@ -288,7 +288,7 @@ async def test_who_may_not_come_in_is_told_so_before_the_body_is_read() -> None:
 
     def admit(head: Head) -> Admission:
         if head.headers.get("x-who") != "friend":
-            raise Refused(HTTPStatus.UNAUTHORIZED, "friends only", {"WWW-Authenticate": "Bearer"})
+            raise RequestRefused(HTTPStatus.UNAUTHORIZED, "friends only", {"WWW-Authenticate": "Bearer"})
         return Admission()
 
     async def handle(request: Request) -> Response:
@@ -340,7 +340,7 @@ async def test_a_slow_answer_holds_nobody_else_up_and_closing_lets_it_out() -> N
 def test_any_head_is_parsed_or_refused(data: bytes) -> None:
     try:
         head = parse_head(data + b"\r\n\r\n")
-    except Refused:
+    except RequestRefused:
         return
     assert head.target.startswith("/")
 

@@ -18,28 +18,28 @@ import pytest_asyncio
 from elastipod.ipc import CheckpointDiscoverySocketClient, InProcessRestartSocketClient
 from elastipod.ipc_connection import HyperPodIPCException
 from elastipod.ipc_wire import MAX_CALL_BYTES, PROTOCOL, SOCKET_ENV, CheckpointType, RestartMode
-from elastipod_agent.core.inprocess_restart import Place
-from elastipod_agent.core.requests import Start
+from elastipod_agent.core.inprocess_restart import RankPosition
+from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import Layout
 from elastipod_agent.ipc.ipc_server import MAX_PER_PROCESS, IpcServer
-from elastipod_agent.ipc.run_coordinator import Exchange, SentFault
+from elastipod_agent.ipc.run_coordinator import ReportedFault, RunCoordinator
 
 NPROC = 2
 
 
 class Pod:
-    """The agent's side: an exchange behind a server, and what it was told."""
+    """The agent's side: a coordinator behind a server, and what it was told."""
 
     def __init__(self, path: Path) -> None:
-        self.faults: list[SentFault] = []
-        self.num_news = 0
+        self.faults: list[ReportedFault] = []
+        self.num_reports = 0
         layout = Layout(nproc=NPROC, run_id="x", role="default", max_restarts=0)
-        self.exchange = Exchange(layout, on_fault=self.faults.append, on_news=self._news)
-        self.server = IpcServer(self.exchange, path)
+        self.coordinator = RunCoordinator(layout, on_fault=self.faults.append, on_report=self._on_report)
+        self.server = IpcServer(self.coordinator, path)
         self.clients: list[Any] = []
 
-    def _news(self) -> None:
-        self.num_news += 1
+    def _on_report(self) -> None:
+        self.num_reports += 1
 
     async def client(self, local_rank: int = 0) -> InProcessRestartSocketClient:
         os.environ["LOCAL_RANK"] = str(local_rank)
@@ -54,8 +54,10 @@ class Pod:
         return made
 
     def begin(self, restarts: int = 0, **fields: Any) -> None:
-        start = Start(rank=1, nnodes=3, fault_count=restarts, master_addr="10.0.0.1", master_port=29500, **fields)
-        self.exchange.begin_run(start, progress=start.progress, is_fresh=False)
+        start = StartRequest(
+            rank=1, nnodes=3, fault_count=restarts, master_addr="10.0.0.1", master_port=29500, **fields
+        )
+        self.coordinator.begin_run(start, progress=start.progress, is_fresh=False)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         deadline = asyncio.get_running_loop().time() + 5
@@ -64,7 +66,7 @@ class Pod:
             await asyncio.sleep(0.002)
 
     async def at_barrier(self, local_rank: int = 0) -> None:
-        await self.until(lambda: self.exchange.place(local_rank) is Place.AT_BARRIER)
+        await self.until(lambda: self.coordinator.position(local_rank) is RankPosition.AT_BARRIER)
 
 
 @pytest_asyncio.fixture
@@ -128,9 +130,9 @@ async def test_a_start_tells_each_rank_who_it_is(pod: Pod) -> None:
         "aggregate_worker_data": {"rank_ips": list(ips), "aggregate_worker_data": [{"rank": 0, "data": "d"}]},
     }
     assert os.environ["ELASTIPOD_GENERATION"] == "5"
-    assert pod.exchange.place(1) is Place.RELEASED
+    assert pod.coordinator.position(1) is RankPosition.RELEASED
     await asyncio.to_thread(client.hyperpod_past_rcb_barrier)
-    assert pod.exchange.place(1) is Place.PAST_BARRIER
+    assert pod.coordinator.position(1) is RankPosition.PAST_BARRIER
 
 
 async def test_a_start_whose_answer_was_lost_comes_again(pod: Pod) -> None:
@@ -162,7 +164,7 @@ async def test_a_rank_is_released_into_each_run_once(pod: Pod) -> None:
     another = await pod.client()
     with pytest.raises(HyperPodIPCException, match="within"):
         await asyncio.to_thread(another.hyperpod_barrier, 0.05)
-    pod.exchange.end_run(is_faulty=False)
+    pod.coordinator.end_run(is_faulty=False)
     pod.begin(1)
     _, start = await asyncio.to_thread(another.hyperpod_barrier, 5)
     assert start["worker_envs"]["JOB_RESTART_COUNT"] == "1"
@@ -170,7 +172,7 @@ async def test_a_rank_is_released_into_each_run_once(pod: Pod) -> None:
 
 async def test_a_closed_barrier_lets_nobody_into_the_run_that_is_over(pod: Pod) -> None:
     pod.begin()
-    pod.exchange.end_run(is_faulty=True)
+    pod.coordinator.end_run(is_faulty=True)
     client = await pod.client()
     with pytest.raises(HyperPodIPCException, match="within"):
         await asyncio.to_thread(client.hyperpod_barrier, 0.05)
@@ -183,7 +185,7 @@ async def test_a_fault_is_told_once_and_only_to_its_run(pod: Pod) -> None:
     with pytest.raises(HyperPodIPCException, match=r"nothing came from the agent within 0\.05 seconds"):
         await asyncio.to_thread(client.hyperpod_wait_fault, 0.05)
     waiting = asyncio.create_task(asyncio.to_thread(client.hyperpod_wait_fault, 5))
-    pod.exchange.end_run(is_faulty=True)
+    pod.coordinator.end_run(is_faulty=True)
     assert await waiting == ("job_fault", {"restart_count": 7})
     with pytest.raises(HyperPodIPCException):
         await asyncio.to_thread(client.hyperpod_wait_fault, 0.05)
@@ -200,7 +202,7 @@ async def test_a_fault_is_taken_from_the_present_run_only(pod: Pod) -> None:
     pod.begin()
     for client in (late, present):
         await asyncio.to_thread(client.hyperpod_barrier, 5)
-    pod.exchange.end_run(is_faulty=True)
+    pod.coordinator.end_run(is_faulty=True)
     await asyncio.to_thread(late.hyperpod_send_fault, 2)
     pod.begin(1)
     await asyncio.to_thread(present.hyperpod_barrier, 5)
@@ -208,7 +210,7 @@ async def test_a_fault_is_taken_from_the_present_run_only(pod: Pod) -> None:
     assert pod.faults == [], "it came from the run before"
     await asyncio.to_thread(present.hyperpod_send_fault, 3, RestartMode.PROCESS_LEVEL_RESTART, "Why", "a message")
     assert pod.faults == [
-        SentFault(
+        ReportedFault(
             local_rank=1,
             global_rank=3,
             restart_mode=RestartMode.PROCESS_LEVEL_RESTART,
@@ -222,8 +224,8 @@ async def test_a_fault_is_taken_from_the_present_run_only(pod: Pod) -> None:
 
 
 async def test_a_script_without_a_barrier_belongs_to_the_run_it_was_started_for(pod: Pod) -> None:
-    start = Start(rank=0, nnodes=1, fault_count=0, master_addr="a", master_port=1)
-    pod.exchange.begin_run(start, progress={}, is_fresh=True)
+    start = StartRequest(rank=0, nnodes=1, fault_count=0, master_addr="a", master_port=1)
+    pod.coordinator.begin_run(start, progress={}, is_fresh=True)
     client = await pod.client()
     await asyncio.to_thread(client.hyperpod_send_fault, 0)
     assert len(pod.faults) == 1
@@ -235,8 +237,8 @@ async def test_the_latest_news_about_a_rank_come_at_once_and_older_ones_never(po
     with pytest.raises(HyperPodIPCException, match="rank_info"):
         await asyncio.to_thread(client.hyperpod_wait_rank_info, 0.05)
     for rank in (0, 2):
-        pod.exchange.tell_ranks(
-            Start(rank=rank, nnodes=3, fault_count=0, master_addr="a", master_port=1, is_spare=True)
+        pod.coordinator.publish_rank_info(
+            StartRequest(rank=rank, nnodes=3, fault_count=0, master_addr="a", master_port=1, is_spare=True)
         )
     kind, info = await asyncio.to_thread(client.hyperpod_wait_rank_info, 5)
     assert (kind, info["worker_envs"]["RANK"], info["worker_envs"]["SPARE"]) == ("job_rank_info", "4", "True")
@@ -254,17 +256,17 @@ async def test_data_and_labels_reach_the_status_and_go_with_the_next_run(pod: Po
         await asyncio.to_thread(client.hyperpod_barrier, 5)
         await asyncio.to_thread(client.hyperpod_send_data, 2 + rank, f"of {rank}")
         await asyncio.to_thread(client.hyperpod_notify_labels, {"PP": str(rank), f"only{rank}": "x"})
-    pod.exchange.mark_failed(1)
+    pod.coordinator.mark_failed(1)
     entries = [{"rank": 2 + i, "group_rank": 1, "local_rank": i, "failed": i == 1, "data": f"of {i}"} for i in (0, 1)]
-    assert pod.exchange.worker_data() == entries
-    assert pod.exchange.labels() == {"PP": "0", "only0": "x", "only1": "x"}
-    pod.exchange.renew(1, keeps_data=True)
-    assert pod.exchange.worker_data() == entries, "the next start tells everybody who failed"
-    pod.exchange.renew(1, keeps_data=False)
-    assert pod.exchange.worker_data() == entries[:1]
-    pod.exchange.end_run(is_faulty=True)
+    assert pod.coordinator.worker_data() == entries
+    assert pod.coordinator.labels() == {"PP": "0", "only0": "x", "only1": "x"}
+    pod.coordinator.reset_rank(1, keeps_data=True)
+    assert pod.coordinator.worker_data() == entries, "the next start tells everybody who failed"
+    pod.coordinator.reset_rank(1, keeps_data=False)
+    assert pod.coordinator.worker_data() == entries[:1]
+    pod.coordinator.end_run(is_faulty=True)
     pod.begin(1)
-    assert pod.exchange.worker_data() == []
+    assert pod.coordinator.worker_data() == []
 
 
 async def test_checkpoints_of_all_local_ranks_make_one(pod: Pod) -> None:
@@ -273,7 +275,7 @@ async def test_checkpoints_of_all_local_ranks_make_one(pod: Pod) -> None:
         assert await asyncio.to_thread(client.get_latest_checkpoint_path) is None
         await asyncio.to_thread(client.update, 5, "/x/5", CheckpointType.MODEL_CHECKPOINT)
     assert await asyncio.to_thread(first.get_latest_checkpoint_path) == "/x/5"
-    assert pod.exchange.checkpoints.progress() == {"run": {"progressData": "/x/5", "progressCount": 5}}
+    assert pod.coordinator.checkpoints.progress() == {"run": {"progressData": "/x/5", "progressCount": 5}}
 
 
 async def test_too_much_data_is_refused_with_one_sentence(pod: Pod) -> None:
@@ -286,7 +288,7 @@ async def test_too_much_data_is_refused_with_one_sentence(pod: Pod) -> None:
     with pytest.raises(HyperPodIPCException, match="cannot be written as JSON"):
         await asyncio.to_thread(client.hyperpod_send_data, 0, object())  # type: ignore[arg-type]
     await asyncio.to_thread(client.hyperpod_send_data, 0, "small")
-    assert pod.exchange.worker_data()[0]["data"] == "small"
+    assert pod.coordinator.worker_data()[0]["data"] == "small"
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ async def test_who_talks_while_a_call_is_pending_is_cut_off(pod: Pod) -> None:
     writer.write(call)
     with suppress(ConnectionResetError):
         assert await asyncio.wait_for(reader.read(), 5) == b""
-    await pod.until(lambda: pod.exchange.place(0) is Place.STARTING)
+    await pod.until(lambda: pod.coordinator.position(0) is RankPosition.STARTING)
     writer.close()
 
 
@@ -347,7 +349,7 @@ async def test_a_worker_that_hangs_up_is_no_longer_at_the_barrier(pod: Pod) -> N
         connection.connect(str(pod.server.path))
         connection.sendall(b'{"v":1,"local_rank":1,"call":"barrier","after":0,"wait_s":60}\n')
         await pod.at_barrier(1)
-    await pod.until(lambda: pod.exchange.place(1) is Place.STARTING)
+    await pod.until(lambda: pod.coordinator.position(1) is RankPosition.STARTING)
 
 
 async def test_slow_and_many_connections_hold_up_nobody_else(pod: Pod) -> None:
@@ -363,7 +365,7 @@ async def test_slow_and_many_connections_hold_up_nobody_else(pod: Pod) -> None:
         connection.close()
     client = await pod.client()
     await asyncio.to_thread(client.hyperpod_send_data, 0, "x")
-    assert pod.exchange.worker_data()[0]["data"] == "x"
+    assert pod.coordinator.worker_data()[0]["data"] == "x"
 
 
 async def test_a_client_uses_no_connection_of_the_process_it_was_forked_from(pod: Pod) -> None:
@@ -394,6 +396,6 @@ async def test_what_was_sent_too_early_or_too_late_for_its_run_changes_nothing(p
             mode = RestartMode.IN_PROCESS_RESTART.value
             answer = await ask(pod, call=call, run=run, global_rank=0, data="x", restart_mode=mode)
             assert answer == {"is_stale": True}
-    assert (pod.faults, pod.exchange.worker_data()) == ([], [])
+    assert (pod.faults, pod.coordinator.worker_data()) == ([], [])
     await ask(pod, call="began", run=99)
-    assert pod.exchange.known_run(0) == 1, "nobody knows a run that has not begun"
+    assert pod.coordinator.known_run(0) == 1, "nobody knows a run that has not begun"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod_agent.core.log_lines import MAX_LINE_BYTES, candidates
-from elastipod_agent.core.log_literals import begins_anywhere, required_literals
-from elastipod_agent.workers.linux import finder
+from elastipod_agent.core.log_literals import has_leading_wildcard, required_literals
+from elastipod_agent.workers.linux import fast_find
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_literals_of_several_patterns_are_those_of_any() -> None:
     ("pattern", "expected"), [(".*a", True), ("(?i).*a", True), ("a.*", False), (".*a|b", False), (".+a", False)]
 )
 def test_begins_anywhere(pattern: str, expected: bool) -> None:
-    assert begins_anywhere(pattern) is expected
+    assert has_leading_wildcard(pattern) is expected
 
 
 PATTERNS = [".*ab(a|b)c?", "abc|cab", "(abc)+", "a+bca", "(?:aab|bba)c*", "[ab]cab", "abc$", "^bca"]
@@ -54,7 +54,7 @@ PATTERNS = [".*ab(a|b)c?", "abc|cab", "(abc)+", "a+bca", "(?:aab|bba)c*", "[ab]c
 def test_no_line_that_matches_is_left_out(pattern: str, lines: list[str], is_fast: bool) -> None:
     block = "".join(f"{line}\n" for line in lines).encode()
     texts = required_literals(pattern)
-    kept = candidates(block, texts, finder(block) if is_fast else block.find)
+    kept = candidates(block, texts, fast_find(block) if is_fast else block.find)
     matching = [line for line in lines if re.search(pattern, line)]
     assert [line for line in kept.decode().splitlines() if re.search(pattern, line)] == matching
 
@@ -66,7 +66,7 @@ TEXTS = st.text(st.sampled_from("ab\0é"), min_size=1, max_size=3).map(str.encod
 def test_exactly_the_lines_with_the_text(lines: list[bytes], text: bytes) -> None:
     lines = [line.replace(b"\n", b" ") for line in lines]
     block = b"".join(line + b"\n" for line in lines)
-    assert candidates(block, [text], finder(block)) == b"".join(line + b"\n" for line in lines if text in line)
+    assert candidates(block, [text], fast_find(block)) == b"".join(line + b"\n" for line in lines if text in line)
 
 
 def test_long_lines_are_cut() -> None:

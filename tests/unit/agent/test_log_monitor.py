@@ -17,9 +17,9 @@ import pytest
 from elastipod_agent.core.log_rules import LogRule
 from elastipod_agent.log import EventLog
 from elastipod_agent.workers import log_matcher, log_monitor
-from elastipod_agent.workers.log_monitor import LogWatch
+from elastipod_agent.workers.log_monitor import LogMonitor
 from elastipod_agent.workers.monitors import Finding
-from elastipod_agent.workers.reaper import Child, Reaper
+from elastipod_agent.workers.reaper import ChildProcess, Reaper
 
 EVIL = LogRule(name="evil", log_pattern=r"(x+x+)+y", expected_start_cutoff_s=30)
 EVIL_LINE = b"x" * 60 + b"\n"
@@ -30,17 +30,17 @@ class Starter:
     """Starts processes as the agent's reaper does, but leaves other children of this process alone."""
 
     def __init__(self) -> None:
-        self.children: list[Child] = []
+        self.children: list[ChildProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def spawn(self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int) -> Child:
+    async def spawn(self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int) -> ChildProcess:
         process = await asyncio.create_subprocess_exec(*command, env=dict(env), stdout=stdout, stderr=stderr)
-        child = Child(process.pid)
+        child = ChildProcess(process.pid)
         self.children.append(child)
         self._tasks.append(asyncio.ensure_future(self._wait(process, child)))
         return child
 
-    async def _wait(self, process: asyncio.subprocess.Process, child: Child) -> None:
+    async def _wait(self, process: asyncio.subprocess.Process, child: ChildProcess) -> None:
         child.end(await process.wait())
 
     async def done(self) -> None:
@@ -53,7 +53,7 @@ class Watching:
     def __init__(self, *rules: LogRule, **options: Any) -> None:
         self.said: list[str] = []
         self.starter = Starter()
-        self.watch = LogWatch(
+        self.watch = LogMonitor(
             rules,
             reaper=cast(Reaper, self.starter),
             environ=dict(os.environ),
@@ -78,7 +78,7 @@ class Watching:
             await asyncio.sleep(0.005)
 
     async def until_matched(self, index: int, count: int) -> None:
-        await self.until(lambda: self.watch.watches[index].num_matches >= count)
+        await self.until(lambda: self.watch.trackers[index].num_matches >= count)
 
 
 def _caught_up() -> Future[None]:
@@ -102,7 +102,7 @@ async def test_numbers_are_compared_in_order_and_what_is_no_number_counts_as_a_m
     async with watching.running() as task:
         watching.watch.take(b"rate 5\nrate 6\nnoise\nrate 50\nrate 1\nrate nan\nrate none\nrate 2\n")
         await watching.until_matched(0, 7)
-        assert (watching.watch.watches[0].num_bad, task.done()) == (2, False)
+        assert (watching.watch.trackers[0].num_bad, task.done()) == (2, False)
         watching.watch.take(b"rate 3e0\n")
         finding = await task
     assert finding.reason == "LogSlow_slow"
@@ -116,7 +116,7 @@ async def test_a_stop_pattern_ends_the_rule_in_the_middle_of_a_block() -> None:
     async with watching.running() as task:
         watching.watch.take(b"all well\nbad luck\n")
         assert (await task).reason == "LogFault_other"
-        assert watching.watch.watches[0].is_over
+        assert watching.watch.trackers[0].is_over
 
 
 async def test_a_carriage_return_ends_a_line_and_bytes_that_are_no_text_do_no_harm() -> None:
@@ -125,7 +125,7 @@ async def test_a_carriage_return_ends_a_line_and_bytes_that_are_no_text_do_no_ha
     async with watching.running():
         watching.watch.take(b"\r 10%\r 20%\r\xff\xfe\r\n")
         await watching.until_matched(0, 2)
-        assert watching.watch.watches[0].last_line == " 20%"
+        assert watching.watch.trackers[0].last_line == " 20%"
 
 
 async def test_a_catastrophic_pattern_is_given_up_and_costs_the_others_no_line() -> None:
@@ -148,7 +148,7 @@ async def test_a_pattern_that_cannot_even_be_interrupted_costs_the_matcher_but_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_matcher, "LIMIT_S", 1e6)
-    monkeypatch.setattr(log_matcher, "_LOOK_S", 0.05)
+    monkeypatch.setattr(log_matcher, "_POLL_S", 0.05)
     monkeypatch.setattr(log_matcher, "_KILL_AFTER_S", 0.15)
     watching = Watching(LOSS, EVIL, LOSS)
     async with watching.running():
@@ -157,7 +157,7 @@ async def test_a_pattern_that_cannot_even_be_interrupted_costs_the_matcher_but_n
         await watching.until(lambda: watching.said)
         watching.watch.take(b"loss: 3\n" + EVIL_LINE)
         await watching.until_matched(2, 3)
-    assert [watch.num_matches for watch in watching.watch.watches] == [3, 0, 3]
+    assert [watch.num_matches for watch in watching.watch.trackers] == [3, 0, 3]
     assert len(watching.said) == 1
     assert "rule=evil" in watching.said[0]
 
@@ -172,7 +172,7 @@ async def test_a_matcher_that_is_killed_again_and_again_costs_no_line() -> None:
                 watching.starter.children[-1].send(signal.SIGKILL)
             await asyncio.sleep(0.01)
         await watching.until_matched(0, 10_000)
-    assert watching.watch.watches[0].num_matches == 10_000
+    assert watching.watch.trackers[0].num_matches == 10_000
     assert len(watching.starter.children) > 1
 
 

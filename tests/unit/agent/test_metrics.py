@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.metrics import FAMILIES, Metrics, MetricsPage, Sources, count_changes
 from elastipod_agent.server.http import Request
-from elastipod_agent.status import Board, Status
+from elastipod_agent.status import Status, StatusStore
 from elastipod_agent.workers.failure import Failure
 
 WORKER = {"step": 7, "samples": 70, "loss": 0.25, "samples_per_s": None, "world_size": 4, "time": 1.5e9}
@@ -102,7 +102,7 @@ def test_counting_from_many_threads_loses_nothing() -> None:
 
 def test_a_life_is_counted() -> None:
     metrics, ticks = Metrics(), count()
-    board = Board(lambda: f"t{next(ticks)}")
+    board = StatusStore(lambda: f"t{next(ticks)}")
     board.on_change = lambda before, after: count_changes(before, after, metrics)
 
     def start(generation: int) -> None:

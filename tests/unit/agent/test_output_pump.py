@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from elastipod_agent.settings import parse_filters
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
-from elastipod_agent.workers.output_pump import TAIL_BYTES, OutputPump, Stream
-from elastipod_agent.workers.worker_output import WholeLines
+from elastipod_agent.workers.output_pump import TAIL_BYTES, OutputPump, OutputStream
+from elastipod_agent.workers.worker_output import LineSplitter
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def pump() -> Iterator[OutputPump]:
 
 @given(st.lists(st.binary(max_size=20)))
 def test_whatever_the_chunks_every_line_comes_once_behind_its_prefix(chunks: list[bytes]) -> None:
-    stream = Stream(source=-1, prefix=b"[default0]:", console=1)
+    stream = OutputStream(source=-1, prefix=b"[default0]:", console=1)
     shown = b"".join([*(stream.take(chunk) for chunk in chunks), stream.finish()])
     whole = b"".join(chunks)
     lines = whole.split(b"\n")
@@ -39,7 +39,7 @@ def test_whatever_the_chunks_every_line_comes_once_behind_its_prefix(chunks: lis
 
 
 def test_a_progress_bar_that_never_ends_its_line_is_shown_in_pieces() -> None:
-    stream = Stream(source=-1, prefix=b">", console=1)
+    stream = OutputStream(source=-1, prefix=b">", console=1)
     shown = stream.take(b"".join(b"\r%5d%%" % n for n in range(3000)))
     assert shown.endswith(b" 2998%\n")
 
@@ -47,7 +47,7 @@ def test_a_progress_bar_that_never_ends_its_line_is_shown_in_pieces() -> None:
 def test_a_stream_goes_to_the_console_and_to_a_file(pump: OutputPump, tmp_path: Path) -> None:
     source, sink = os.pipe()
     shown_r, shown_w = os.pipe()
-    stream = Stream(source, b"[a0]:", shown_w, LogFile(tmp_path / "log"))
+    stream = OutputStream(source, b"[a0]:", shown_w, LogFile(tmp_path / "log"))
     pump.add(stream)
     os.write(sink, b"one\ntwo\nthr")
     pump.catch_up([stream]).result(5)
@@ -63,7 +63,7 @@ def test_a_stream_goes_to_the_console_and_to_a_file(pump: OutputPump, tmp_path: 
 
 def test_catching_up_after_the_end_is_quick_and_the_tail_is_whole(pump: OutputPump) -> None:
     source, sink = os.pipe()
-    stream = Stream(source, b"", None)
+    stream = OutputStream(source, b"", None)
     pump.add(stream)
     for number in range(2000):
         os.write(sink, b"line %d\n" % number)
@@ -78,7 +78,7 @@ def test_a_console_that_is_gone_stops_nothing(pump: OutputPump) -> None:
     shown_r, shown_w = os.pipe()
     os.close(shown_r)
     source, sink = os.pipe()
-    stream = Stream(source, b"", shown_w)
+    stream = OutputStream(source, b"", shown_w)
     pump.add(stream)
     for _ in range(3):
         os.write(sink, b"nobody reads this\n")
@@ -94,7 +94,7 @@ def test_closing_carries_what_is_there_although_writers_live() -> None:
     pump.start()
     source, sink = os.pipe()
     file = io.FileIO(os.dup(sink), "wb")
-    stream = Stream(source, b"", None)
+    stream = OutputStream(source, b"", None)
     pump.add(stream)
     os.write(sink, b"last words")
     pump.close()
@@ -106,7 +106,7 @@ def test_closing_carries_what_is_there_although_writers_live() -> None:
 @given(st.lists(st.binary(max_size=20)))
 def test_taps_get_whole_lines_whatever_the_chunks(chunks: list[bytes]) -> None:
     given_lines: list[bytes] = []
-    lines = WholeLines(given_lines.append)
+    lines = LineSplitter(given_lines.append)
     for chunk in [*chunks, b"\n"]:
         lines.take(chunk)
     assert b"".join(given_lines) == b"".join(chunks) + b"\n"
@@ -115,7 +115,7 @@ def test_taps_get_whole_lines_whatever_the_chunks(chunks: list[bytes]) -> None:
 
 def test_taps_get_a_line_without_end_in_pieces() -> None:
     given_lines: list[bytes] = []
-    lines = WholeLines(given_lines.append)
+    lines = LineSplitter(given_lines.append)
     for _ in range(100):
         lines.take(b"x" * 1000)
     assert sum(map(len, given_lines)) > 90_000
@@ -123,22 +123,22 @@ def test_taps_get_a_line_without_end_in_pieces() -> None:
 
 def test_a_tap_hears_the_unfinished_last_line_too() -> None:
     given_lines: list[bytes] = []
-    stream = Stream(-1, b"", None, tap=WholeLines(given_lines.append).take)
+    stream = OutputStream(-1, b"", None, tap=LineSplitter(given_lines.append).take)
     stream.take(b"one\ntwo")
     stream.finish()
     assert given_lines == [b"one\n", b"two\n"]
 
 
 def test_a_full_disk_is_told_once_and_costs_the_console_nothing() -> None:
-    stream = Stream(-1, b">", 1, LogFile(Path("/dev/full")))
+    stream = OutputStream(-1, b">", 1, LogFile(Path("/dev/full")))
     assert stream.take(b"one\n") + stream.take(b"two\n") + stream.finish() == b">one\n>two\n"
-    assert stream.troubles == ["/dev/full lacks lines from now on: No space left on device"]
+    assert stream.errors == ["/dev/full lacks lines from now on: No space left on device"]
 
 
 def test_filtered_copies_of_several_streams_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "filtered_stdout.log"
     copies = [FilteredCopy(LogFile(path, is_new=False), ["loss", "größe"]) for _ in range(2)]
-    first, second = (Stream(-1, b"[%d]:" % rank, 1, filtered=copies[rank]) for rank in range(2))
+    first, second = (OutputStream(-1, b"[%d]:" % rank, 1, filtered=copies[rank]) for rank in range(2))
     first.take(b"loss 1\nnoise\nlo")
     second.take("größe 2\n".encode())
     first.take(b"ss 3\nrest of loss")
@@ -151,10 +151,10 @@ def test_a_line_of_the_agents_own_comes_after_what_was_printed_before_it(capfd: 
     pump = OutputPump()
     pump.start()
     source, sink = os.pipe()
-    pump.add(Stream(source, b">", 2))
+    pump.add(OutputStream(source, b">", 2))
     for number in range(50):
         os.write(sink, b"worker %d\n" % number)
-        pump.say(f"agent {number}")
+        pump.print_line(f"agent {number}")
     os.close(sink)
     pump.close()
     expected = [line for number in range(50) for line in (f">worker {number}", f"agent {number}")]
@@ -165,7 +165,7 @@ def test_a_line_of_the_agents_own_comes_after_what_was_printed_before_it(capfd: 
 
 def test_every_byte_of_a_writer_at_full_speed_is_read(pump: OutputPump) -> None:
     source, sink = os.pipe()
-    stream = Stream(source, b"", None)
+    stream = OutputStream(source, b"", None)
     pump.add(stream)
     data = b"x" * 99 + b"\n"
     for _ in range(300):

@@ -16,16 +16,16 @@ from elastipod_agent.core.requests import BadBody
 from elastipod_agent.server import peer_probe
 from elastipod_agent.server.api import ControlApi
 from elastipod_agent.server.http import Request, Response
-from elastipod_agent.server.peer_probe import MAX_PROBES, Prober, Target, parse_target
+from elastipod_agent.server.peer_probe import MAX_PROBES, PeerProber, ProbeTarget, parse_probe_target
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def serving(serve: Serve) -> AsyncIterator[Target]:
+async def serving(serve: Serve) -> AsyncIterator[ProbeTarget]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
-        yield Target("127.0.0.1", server.sockets[0].getsockname()[1])
+        yield ProbeTarget("127.0.0.1", server.sockets[0].getsockname()[1])
     finally:
         server.close()
 
@@ -55,19 +55,19 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 )
 async def test_any_http_answer_shows_that_an_agent_lives(head: bytes, reached: bool) -> None:
     async with serving(answering(head)) as target:
-        assert await Prober().reaches(target) is reached
+        assert await PeerProber().is_reachable(target) is reached
 
 
 async def test_a_process_that_stands_still_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_probe, "PROBE_TIMEOUT_S", 0.2)
     async with serving(silent) as target:
-        assert await Prober().reaches(target) is False
+        assert await PeerProber().is_reachable(target) is False
 
 
 async def test_a_port_that_is_refused_is_not_reached() -> None:
     async with serving(silent) as target:
         pass
-    assert await Prober().reaches(target) is False
+    assert await PeerProber().is_reachable(target) is False
 
 
 @pytest.mark.parametrize(
@@ -80,25 +80,25 @@ async def test_trouble_of_this_machine_says_nothing_about_the_other(
         raise OSError(code, "no")
 
     monkeypatch.setattr(asyncio, "open_connection", connect)
-    assert await Prober().reaches(Target("127.0.0.1", 1)) is reached
+    assert await PeerProber().is_reachable(ProbeTarget("127.0.0.1", 1)) is reached
 
 
 async def test_only_a_few_are_tried_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_probe, "PROBE_TIMEOUT_S", 0.5)
-    prober = Prober()
+    prober = PeerProber()
     async with serving(silent) as target:
-        found = await asyncio.gather(*(prober.reaches(target) for _ in range(MAX_PROBES + 2)))
+        found = await asyncio.gather(*(prober.is_reachable(target) for _ in range(MAX_PROBES + 2)))
     assert (found.count(False), found.count(None)) == (MAX_PROBES, 2)
     async with serving(answering(b"HTTP/1.1 200 OK\r\n\r\n")) as target:
-        assert await prober.reaches(target) is True, "places are given back"
+        assert await prober.is_reachable(target) is True, "places are given back"
 
 
 @pytest.mark.parametrize(
     ("text", "target"),
-    [("10.0.0.7:8080", Target("10.0.0.7", 8080)), ("[fd00::7]:80", Target("fd00::7", 80))],
+    [("10.0.0.7:8080", ProbeTarget("10.0.0.7", 8080)), ("[fd00::7]:80", ProbeTarget("fd00::7", 80))],
 )
-def test_an_address_is_read(text: str, target: Target) -> None:
-    assert parse_target(text) == target
+def test_an_address_is_read(text: str, target: ProbeTarget) -> None:
+    assert parse_probe_target(text) == target
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_address_is_read(text: str, target: Target) -> None:
 )
 def test_what_is_no_address_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadBody, match="IP address and a port"):
-        parse_target(text)
+        parse_probe_target(text)
 
 
 class StandIn:

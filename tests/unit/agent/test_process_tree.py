@@ -36,7 +36,7 @@ def test_members_are_found_by_session_or_environment_below_the_agent(tmp_path: P
 def test_a_worker_that_was_just_forked_is_found_before_it_has_a_session(tmp_path: Path) -> None:
     me = os.getpid()
     add(tmp_path, me, 1, me)
-    add(tmp_path, 900_001, me, me)  # the warm server's
+    add(tmp_path, 900_001, me, me)  # the fork server's
     add(tmp_path, 900_002, me, me)
     assert members({900_001}, COOKIE, tmp_path) == [900_001]
 

@@ -14,9 +14,9 @@ import pytest
 from elastipod.worker_file import WorkerFile
 from elastipod_agent.workers import process_tree
 from elastipod_agent.workers.group import WorkerGroup
-from elastipod_agent.workers.reaper import Child, Reaper
+from elastipod_agent.workers.reaper import ChildProcess, Reaper
 from elastipod_agent.workers.spawner import Spawner
-from elastipod_agent.workers.worker_process import Worker
+from elastipod_agent.workers.worker_process import WorkerProcess
 
 
 def test_the_end_of_an_unknown_child_is_kept_only_while_one_is_expected() -> None:
@@ -40,7 +40,7 @@ def _ended_child(reaper: Reaper) -> int:
 
 def test_a_signal_to_its_group_reaches_a_child_that_has_not_made_one() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-    Child(process.pid).send_group(signal.SIGKILL)
+    ChildProcess(process.pid).send_group(signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL
 
 
@@ -53,7 +53,7 @@ def test_the_end_of_a_worker_group_reaches_what_its_workers_have_started() -> No
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"0\n", "the grandchild runs"
-    Child(process.pid).send_group(signal.SIGTERM)
+    ChildProcess(process.pid).send_group(signal.SIGTERM)
     assert process.stdout.read() == b"", "all that had it open have ended"
     assert process.wait(20) == -signal.SIGTERM
     process.stdin.close()
@@ -64,7 +64,7 @@ async def test_a_worker_is_ended_with_its_group(tmp_path: Path, monkeypatch: pyt
     async def none_left(*_: object) -> list[int]:
         return []
 
-    class Signalled(Child):
+    class Signalled(ChildProcess):
         def __init__(self) -> None:
             super().__init__(os.getpid())
             self.told: list[tuple[str, int]] = []
@@ -78,7 +78,7 @@ async def test_a_worker_is_ended_with_its_group(tmp_path: Path, monkeypatch: pyt
     child = Signalled()
     monkeypatch.setattr(process_tree, "end_all", none_left)
     group = object.__new__(WorkerGroup)  # of which only the end is looked at
-    group.workers = [Worker(0, child, Path("/nowhere"), [], None, None)]
+    group.workers = [WorkerProcess(0, child, Path("/nowhere"), [], None, None)]
     group._file, group._reaper = WorkerFile.create(tmp_path / "worker-file", 1), Reaper()
     await group.end(signal.SIGTERM, 0)
     group.close()
@@ -103,7 +103,7 @@ async def test_a_child_that_is_stopped_before_its_exec_does_not_hold_up_its_star
         reaper.stop()
 
 
-def test_of_a_failed_birth_those_are_killed_that_cannot_end_by_themselves() -> None:
+def test_children_of_a_failed_fork_that_are_stopped_are_killed() -> None:
     command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     stray, running = (subprocess.Popen([*command, "the server's"]) for _ in range(2))
     other = subprocess.Popen([*command, "another"])
@@ -111,7 +111,7 @@ def test_of_a_failed_birth_those_are_killed_that_cannot_end_by_themselves() -> N
         one.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, one.pid, os.WSTOPPED)
     try:
-        Reaper().kill_strays("the server's")
+        Reaper().kill_stopped_strays("the server's")
         assert stray.wait(20) == -signal.SIGKILL
         assert (running.poll(), other.poll()) == (None, None)
     finally:

@@ -10,7 +10,7 @@ import pytest
 from elastipod_agent.arguments import parse
 from elastipod_agent.core.numa import Topology
 from elastipod_agent.main import foreign_agent
-from elastipod_agent.settings import BadUsage, Script, Settings, missing_script, parse_streams, read_settings
+from elastipod_agent.settings import BadUsage, Script, Settings, missing_script, parse_stream_selection, read_settings
 
 
 def read(*arguments: str, **environ: str) -> Settings:
@@ -79,7 +79,7 @@ def test_warnings_name_what_changes_nothing() -> None:
     [("0", (0, 0)), ("3", (3, 3)), ("0:1,1:2", (1, 2)), ("1:3", (0, 3))],
 )
 def test_streams(text: str, bits: tuple[int, int]) -> None:
-    streams = parse_streams("--tee", text)
+    streams = parse_stream_selection("--tee", text)
     assert (streams.of(0), streams.of(1)) == bits
 
 

@@ -1,4 +1,4 @@
-"""The board: its version, its waiters, and the shape of /status."""
+"""The status store: its version, its waiters, and the shape of /status."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import asyncio
 
 from elastipod.worker_file import Progress
 from elastipod_agent.core.states import AgentState as S
-from elastipod_agent.status import Board
+from elastipod_agent.status import StatusStore
 
 
-def board() -> Board:
-    return Board(lambda: "now")
+def status_store() -> StatusStore:
+    return StatusStore(lambda: "now")
 
 
 async def test_the_version_grows_with_changes_only() -> None:
-    one = board()
+    one = status_store()
     one.set(drained=True)
     one.set(drained=True)
-    assert one.status.version == 2
+    assert one.current.version == 2
     one.enter(S.READY)
-    assert (one.status.version, one.status.state) == (3, S.READY)
+    assert (one.current.version, one.current.state) == (3, S.READY)
 
 
 async def test_several_moves_are_one_change() -> None:
-    one = board()
+    one = status_store()
     one.enter(S.READY)
     one.enter(S.RUNNING)
-    before = one.status.version
+    before = one.current.version
     one.enter(S.STOPPING, S.READY, drained=True)
-    assert one.status.version == before + 1
-    assert list(one.status.transitions) == ["INIT", "READY", "RUNNING", "STOPPING"]
+    assert one.current.version == before + 1
+    assert list(one.current.transitions) == ["INIT", "READY", "RUNNING", "STOPPING"]
 
 
 async def test_waiting_ends_with_the_next_change_or_at_once_when_it_was_missed() -> None:
-    one = board()
+    one = status_store()
     waiting = asyncio.ensure_future(one.wait_beyond(1, 30))
     await asyncio.sleep(0)
     one.set(terminating=True)
@@ -44,7 +44,7 @@ async def test_waiting_ends_with_the_next_change_or_at_once_when_it_was_missed()
 
 
 async def test_optional_fields_appear_with_their_values() -> None:
-    one = board()
+    one = status_store()
     fields = set(one.as_json(None))
     assert {"status", "transitions", "agent_version", "protocol", "version", "generation", "failure"} <= fields
     assert {"drained", "terminating", "boot_id", "worker"} <= fields

@@ -15,14 +15,14 @@ import pytest
 
 from elastipod_agent import endpoint_file, status_command
 from elastipod_agent.authentication import Credentials, MacGuard
-from elastipod_agent.endpoint_file import Presence, announce, find_agents
-from elastipod_agent.server.http import Admission, Head, Refused, admit_everybody
-from elastipod_agent.status_command import Ambiguous, Target, describe, find_target
+from elastipod_agent.endpoint_file import AgentEndpoint, find_agents, publish_endpoint
+from elastipod_agent.server.http import Admission, Head, RequestRefused, admit_everybody
+from elastipod_agent.status_command import AgentAddress, AmbiguousAgent, describe, find_agent
 
-HERE = Presence(os.getpid(), "0.0.0.0", 7000, "team/a")
-OTHER = Presence(os.getpid(), "::", 7001, "")
+HERE = AgentEndpoint(os.getpid(), "0.0.0.0", 7000, "team/a")
+OTHER = AgentEndpoint(os.getpid(), "::", 7001, "")
 NONE = Credentials()
-TARGET = Target("127.0.0.1", 7000, NONE)
+TARGET = AgentAddress("127.0.0.1", 7000, NONE)
 NOW = 1_800_000_000.0
 RUNNING: dict[str, Any] = {
     "status": "running", "transitions": {"RUNNING": "2027-01-15T07:58:20Z"}, "agent_version": "0.1.0", "generation": 3,
@@ -94,49 +94,55 @@ def test_spans_of_time(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("port", "agents", "environ", "expected"),
     [
-        pytest.param(None, [HERE], {}, Target("127.0.0.1", 7000, NONE), id="the only one, wherever it listens"),
+        pytest.param(None, [HERE], {}, AgentAddress("127.0.0.1", 7000, NONE), id="the only one, wherever it listens"),
         pytest.param(
             None,
             [HERE],
             {"ELASTIPOD_AGENT_PORT": "8080"},
-            Target("127.0.0.1", 7000, NONE),
+            AgentAddress("127.0.0.1", 7000, NONE),
             id="not where it was told to",
         ),
         pytest.param(
-            None, [HERE, OTHER], {"ELASTIPOD_AGENT_PORT": "7001"}, Target("::1", 7001, NONE), id="the one of this pod"
+            None,
+            [HERE, OTHER],
+            {"ELASTIPOD_AGENT_PORT": "7001"},
+            AgentAddress("::1", 7001, NONE),
+            id="the one of this pod",
         ),
-        pytest.param(7001, [HERE, OTHER], {}, Target("::1", 7001, NONE), id="the one that is named"),
+        pytest.param(7001, [HERE, OTHER], {}, AgentAddress("::1", 7001, NONE), id="the one that is named"),
         pytest.param(
             9,
             [HERE],
             {"ELASTIPOD_TOKEN": "abc"},
-            Target("127.0.0.1", 9, Credentials(token="abc")),
+            AgentAddress("127.0.0.1", 9, Credentials(token="abc")),
             id="a port by itself",
         ),
-        pytest.param(None, [], {"ELASTIPOD_AGENT_PORT": "81"}, Target("127.0.0.1", 81, NONE), id="the environment's"),
-        pytest.param(None, [], {}, Target("127.0.0.1", 8080, NONE), id="the default"),
+        pytest.param(
+            None, [], {"ELASTIPOD_AGENT_PORT": "81"}, AgentAddress("127.0.0.1", 81, NONE), id="the environment's"
+        ),
+        pytest.param(None, [], {}, AgentAddress("127.0.0.1", 8080, NONE), id="the default"),
     ],
 )
 def test_where_the_agent_is(
-    port: int | None, agents: list[Presence], environ: dict[str, str], expected: Target
+    port: int | None, agents: list[AgentEndpoint], environ: dict[str, str], expected: AgentAddress
 ) -> None:
-    assert find_target(port, agents, environ) == expected
+    assert find_agent(port, agents, environ) == expected
 
 
 def test_several_agents_are_listed() -> None:
-    with pytest.raises(Ambiguous, match=r"choose one with --port: 7000 \(team/a\), 7001 \(no job\)"):
-        find_target(None, [HERE, OTHER], {})
+    with pytest.raises(AmbiguousAgent, match=r"choose one with --port: 7000 \(team/a\), 7001 \(no job\)"):
+        find_agent(None, [HERE, OTHER], {})
 
 
 def test_agents_that_were_killed_are_passed_over_and_cleared_away(tmp_path: Path) -> None:
     folders = {name: tmp_path / f"elastipod-{name}" for name in "abcd"}
     for folder in folders.values():
         folder.mkdir()
-    with announce(folders["a"], HERE):
-        announce(folders["b"], OTHER).close()  # the kernel lets the lock of a killed agent go
+    with publish_endpoint(folders["a"], HERE):
+        publish_endpoint(folders["b"], OTHER).close()  # the kernel lets the lock of a killed agent go
         (folders["c"] / "agent.json").write_text("[1]")
         assert find_agents([tmp_path, tmp_path / "none"]) == [HERE]
-        endpoint_file.clear_away(tmp_path)
+        endpoint_file.remove_stale_folders(tmp_path)
         assert sorted(tmp_path.iterdir()) == [folders["a"], folders["d"]], "one that has no file yet is being made"
 
 
@@ -152,7 +158,7 @@ def answering(
             shown.append(self.headers.get("Authorization"))
             try:
                 admit(Head("GET", self.path, {k.lower(): v for k, v in self.headers.items()}, True))
-            except Refused as refused:
+            except RequestRefused as refused:
                 self.send_response(refused.response.status)
                 for name, value in refused.response.headers.items():
                     self.send_header(name, value)

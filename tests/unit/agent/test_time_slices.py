@@ -11,7 +11,7 @@ import pytest
 
 ASK = """
 import ctypes, os, struct
-from elastipod_agent.workers.linux import run_promptly
+from elastipod_agent.workers.linux import request_short_time_slices
 
 def slice_ns():
     buffer = ctypes.create_string_buffer(48)
@@ -20,7 +20,7 @@ def slice_ns():
 
 usual = slice_ns()
 os.nice(3)
-run_promptly()
+request_short_time_slices()
 print(slice_ns(), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, flush=True)
 if os.fork() == 0:
     print(slice_ns() == usual, flush=True)

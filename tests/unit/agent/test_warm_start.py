@@ -12,10 +12,10 @@ from elastipod_agent.core.warm_start import (
     LOAD_LIMIT_S,
     MODULE,
     QUIET_LIMIT_S,
-    patience,
-    pause_before_retry,
+    cold_start_reason,
     read_program,
-    why_fresh,
+    remaining_wait_s,
+    replacement_delay_s,
 )
 
 
@@ -51,18 +51,18 @@ def test_other_commands_are_left_to_an_exec(command: list[str]) -> None:
 
 
 def test_runs_that_look_at_the_interpreter_itself_want_fresh_ones() -> None:
-    assert why_fresh({"PATH": "/bin", "PYTHONTRACEMALLOC": ""}) is None
-    assert why_fresh({"PYTHONTRACEMALLOC": "1"}) == "PYTHONTRACEMALLOC is set"
+    assert cold_start_reason({"PATH": "/bin", "PYTHONTRACEMALLOC": ""}) is None
+    assert cold_start_reason({"PYTHONTRACEMALLOC": "1"}) == "PYTHONTRACEMALLOC is set"
 
 
 def test_pauses_grow_and_trying_ends() -> None:
-    pauses = [pause_before_retry(losses) for losses in range(1, 5)]
+    pauses = [replacement_delay_s(losses) for losses in range(1, 5)]
     assert pauses == [1.0, 4.0, None, None]
 
 
 @given(asked=st.floats(0, 1e6), late=st.floats(0, 1e3), heard=st.floats(0, 1e6))
 def test_patience_is_bounded_and_outlasts_what_gets_on(asked: float, late: float, heard: float) -> None:
-    left = patience(asked + late, asked, heard)
+    left = remaining_wait_s(asked + late, asked, heard)
     assert left <= LOAD_LIMIT_S - late + 1e-6
     if late < LOAD_LIMIT_S and asked + late - heard < QUIET_LIMIT_S:
         assert left > 0

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.core.requests import Start
+from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import VOLATILE, Layout, steady_env, worker_env
 
-START = Start(rank=1, nnodes=3, fault_count=6, master_addr="10.0.0.9", master_port=10070, generation=7)
+START = StartRequest(rank=1, nnodes=3, fault_count=6, master_addr="10.0.0.9", master_port=10070, generation=7)
 LAYOUT = Layout(nproc=2, run_id="ns/job", role="default", max_restarts=3)
 
 
-def env_of(local_rank: int, start: Start = START, layout: Layout = LAYOUT, **base: str) -> dict[str, str]:
+def env_of(local_rank: int, start: StartRequest = START, layout: Layout = LAYOUT, **base: str) -> dict[str, str]:
     return worker_env(base, start, layout, local_rank, worker_file="/w", error_file="/e")
 
 
@@ -76,7 +76,9 @@ def test_a_single_worker_keeps_its_threads() -> None:
 
 
 def test_progress_is_handed_on() -> None:
-    start = Start(rank=0, nnodes=1, fault_count=0, master_addr="a", master_port=1, progress={"p": {"progressCount": 3}})
+    start = StartRequest(
+        rank=0, nnodes=1, fault_count=0, master_addr="a", master_port=1, progress={"p": {"progressCount": 3}}
+    )
     assert json.loads(env_of(0, start)["ELASTIPOD_PROGRESS"]) == {"p": {"progressCount": 3}}
     assert "ELASTIPOD_PROGRESS" not in env_of(0)
 
@@ -86,9 +88,9 @@ def test_global_ranks_cover_the_world_once(nnodes: int, nproc: int) -> None:
     layout = Layout(nproc=nproc, run_id="r", role="default", max_restarts=0)
     ranks = [
         int(
-            env_of(local, Start(rank=group, nnodes=nnodes, fault_count=0, master_addr="a", master_port=1), layout)[
-                "RANK"
-            ]
+            env_of(
+                local, StartRequest(rank=group, nnodes=nnodes, fault_count=0, master_addr="a", master_port=1), layout
+            )["RANK"]
         )
         for group in range(nnodes)
         for local in range(nproc)
@@ -104,7 +106,7 @@ def test_global_ranks_cover_the_world_once(nnodes: int, nproc: int) -> None:
     ),
 )
 def test_all_workers_of_all_generations_share_the_steady_part(rank: int, local_rank: int, base: dict[str, str]) -> None:
-    start = Start(rank=rank, nnodes=8, fault_count=rank, master_addr="m", master_port=1, generation=rank + 1)
+    start = StartRequest(rank=rank, nnodes=8, fault_count=rank, master_addr="m", master_port=1, generation=rank + 1)
     env = env_of(local_rank, start, **base)
     steady = steady_env(base, LAYOUT)
     assert steady.items() <= env.items()

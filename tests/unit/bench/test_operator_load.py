@@ -18,7 +18,7 @@ from bench.operator_load.rows import rows
 from tests.unit.core.builders import job
 
 from elastipod_agent.authentication import Credentials, challenge_in, signed
-from elastipod_agent.server.http import Head, Refused
+from elastipod_agent.server.http import Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
 from elastipod_operator.kube.tokens import Tokens, key_entries
 
@@ -83,7 +83,7 @@ def test_a_fleets_agent_holds_the_key_of_the_pods_secret() -> None:
     fleet.take("ADDED", body)
     guard = fleet.by_address["127.128.0.1"].guard
     assert guard is not None
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         guard.admit(Head("GET", "/status", {}, True))
     challenge = challenge_in(refused.value.response.headers["WWW-Authenticate"])
     proof = signed(Credentials(key=key.key, pod="one-workers-0"), challenge, "GET", "/status")

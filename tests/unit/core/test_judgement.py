@@ -164,7 +164,7 @@ def test_what_proves_that_a_silent_member_is_lost(others: list[AgentFact], healt
     assert replica.why == ("NodeLost" if health is Health.LOST else "AgentSilent")
 
 
-def test_only_members_bear_witness() -> None:
+def test_only_members_count_as_witnesses() -> None:
     assert first((pod(0), silent(20)), (pod(1), STEPS), (pod(2), faulted())).health is Health.SILENT
 
 
