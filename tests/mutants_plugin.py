@@ -11,16 +11,15 @@ import json
 import os
 import resource
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-# The tests of a function need a few seconds; a mutant that takes this much processor time or elapsed time does not terminate.
-CPU_LIMIT_S, WALL_LIMIT_S = 30, 120
-# For all tests, once, without a mutant.
-FIRST_LIMIT_S = 1800
+# For each test: they take seconds at most. A mutant that makes one take this long does not terminate.
+CPU_LIMIT_S, ELAPSED_LIMIT_S = 30, 120
 # A mistake in a bound must not take the machine's memory.
 MEMORY_LIMIT_BYTES = int(os.environ.get("MUTANTS_MEMORY_BYTES", str(3 << 30)))
 FOUND, NOT_FOUND = 1, 0
@@ -33,25 +32,31 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     items = {item.nodeid: item for item in session.items}
     todo: dict[str, list[str]] = json.loads(Path("todo.json").read_text())
     gc.freeze()  # forks share what there is
-    outcome, failing = try_out(NONE, session.items, cpu_s=FIRST_LIMIT_S, wall_s=FIRST_LIMIT_S)
-    assert outcome == "survived", f"without any mistake the tests are {outcome} by {failing and failing.nodeid}"
     finders: dict[
         str, list[str]
     ] = {}  # by function, the latest first: they are likely to find the next mistake there too
+    proven: set[str] = set()  # tests that pass in a fork without a mistake
     with Path("outcomes").open("w") as outcomes:
         for mutant, tests in todo.items():
             before = finders.setdefault(mutant.rpartition("__mutmut_")[0], [])
             order = list(dict.fromkeys([*before, *tests]))
             outcome, finder = try_out(mutant, [items[test] for test in order]) if tests else ("untested", None)
             if finder is not None:
+                check_passes(finder, proven)
                 before[:] = [finder.nodeid, *(test for test in before if test != finder.nodeid)]
             print(mutant, outcome, file=outcomes, flush=True)
     return True
 
 
-def try_out(
-    mutant: str, items: list[pytest.Item], *, cpu_s: int = CPU_LIMIT_S, wall_s: int = WALL_LIMIT_S
-) -> tuple[str, pytest.Item | None]:
+def check_passes(item: pytest.Item, proven: set[str]) -> None:
+    """Check that a test that found a mistake passes without one; otherwise it finds the machine, not the mistake."""
+    if item.nodeid not in proven:
+        outcome, _ = try_out(NONE, [item])
+        assert outcome == "survived", f"without any mistake the outcome of {item.nodeid} is: {outcome}"
+        proven.add(item.nodeid)
+
+
+def try_out(mutant: str, items: list[pytest.Item]) -> tuple[str, pytest.Item | None]:
     """Try one mutant in a process group of its own; give the outcome and the test that found it, if that is known."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -59,8 +64,6 @@ def try_out(
         try:
             os.setsid()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(wall_s)
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
             os.environ["MUTANT_UNDER_TEST"] = mutant
             finder = first_to_fail(items)
@@ -82,8 +85,10 @@ def try_out(
 
 
 def first_to_fail(items: list[pytest.Item]) -> int | None:
-    """Run tests until one fails; give its number."""
+    """Run tests until one fails, each within the limits of time; give its number."""
     for number, item in enumerate(items):
+        signal.alarm(ELAPSED_LIMIT_S)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + CPU_LIMIT_S, resource.RLIM_INFINITY))
         failed = next((report for report in runtestprotocol(item, log=False, nextitem=None) if report.failed), None)
         if failed is not None:
             if os.environ["MUTANT_UNDER_TEST"] == NONE:
