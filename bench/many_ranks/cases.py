@@ -8,16 +8,16 @@ import sys
 import time
 from typing import Any
 
-from bench.many_ranks.world import Cost, SimulatedExchange, run
+from bench.many_ranks.world import Cost, SimulatedCommunicator, run
 
-from elastipod.checkpoint.save_plan import Chunk, Held, Plan
-from elastipod.checkpoint.staging import agreed_plan
+from elastipod.checkpoint.save_plan import Chunk, LocalState, SavePlan
+from elastipod.checkpoint.staging import plan_across_ranks
 
 PER_NODE = 8
 SHAPES = ((4096, 4096), (16384, 4096), (4096, 16384), (4096,))  # as the layers of a transformer have them
 
 
-def held_by(rank: int, world_size: int, tensors: int) -> Held:
+def local_state_of(rank: int, world_size: int, tensors: int) -> LocalState:
     """Give what a rank of FSDP holds: its rows of each tensor."""
     chunks: list[Chunk] = []
     for number in range(tensors):
@@ -31,19 +31,19 @@ def held_by(rank: int, world_size: int, tensors: int) -> Held:
             Chunk(key, ("model", f"layers.{number // 9}", number % 9), "float32", shape, offsets, sizes, num_bytes)
         )
     values = (("optimizer.param_groups", ("optimizer", "param_groups")), (f"random.{rank}", ("random", str(rank))))
-    return Held(f"node-{rank // PER_NODE:04d}", tuple(chunks), values)
+    return LocalState(f"node-{rank // PER_NODE:04d}", tuple(chunks), values)
 
 
 def plan(world_size: int, tensors: int) -> dict[str, Any]:
     """Have all ranks agree on the plan of a state. Rank 0's work is the longest; the others' is that and reading the plan."""
 
-    def body(exchange: SimulatedExchange) -> str:
-        held = held_by(exchange.rank, world_size, tensors)
-        return agreed_plan(exchange, lambda: held, is_in_memory=True)[0]
+    def body(comm: SimulatedCommunicator) -> str:
+        held = local_state_of(comm.rank, world_size, tensors)
+        return plan_across_ranks(comm, lambda: held, is_in_memory=True)[0]
 
     costs, (text, *_) = run(world_size, body)
     before, began = _rss_bytes(), time.thread_time()
-    made = Plan.from_json(text)
+    made = SavePlan.from_json(text)
     made.layout(1)
     reading = {"cpu_s": time.thread_time() - began, "memory_bytes": max(0, _rss_bytes() - before)}
     return {**_summed(costs), "reading": reading, "plan_bytes": len(text), "chunks": len(made.chunks)}
@@ -51,15 +51,15 @@ def plan(world_size: int, tensors: int) -> dict[str, Any]:
 
 def flat(world_size: int, tensors: int) -> dict[str, Any]:
     """What each rank did before: it heard every rank's chunks as JSON, and made an object of each (one rank is measured)."""
-    texts = [_as_json(held_by(rank, world_size, tensors)) for rank in range(world_size)]
+    texts = [_as_json(local_state_of(rank, world_size, tensors)) for rank in range(world_size)]
     before, began = _rss_bytes(), time.thread_time()
     chunks: dict[object, Chunk] = {}
     holders: dict[object, list[int]] = {}
     everyone = [[Chunk(*map(_tuples, each)) for each in json.loads(text)] for text in texts]
     for rank, own in enumerate(everyone):
         for chunk in own:
-            chunks.setdefault(chunk.place, chunk)
-            holders.setdefault(chunk.place, []).append(rank)
+            chunks.setdefault(chunk.index, chunk)
+            holders.setdefault(chunk.index, []).append(rank)
     seconds = time.thread_time() - began
     return {
         "cpu_s": seconds,
@@ -74,7 +74,9 @@ def words(world_size: int, _: int) -> dict[str, Any]:
     """Agree once on three small facts, as every save does before its copy."""
     costs, _results = run(
         world_size,
-        lambda exchange: exchange.meet(lambda: [True, True, [3, 0]], lambda told: [all(map(all, told)), True, 0]),
+        lambda comm: comm.training_all_reduce(
+            lambda: [True, True, [3, 0]], lambda told: [all(map(all, told)), True, 0]
+        ),
     )
     return _summed(costs)
 
@@ -91,7 +93,7 @@ def _summed(costs: list[Cost]) -> dict[str, Any]:
     }
 
 
-def _as_json(held: Held) -> str:
+def _as_json(held: LocalState) -> str:
     return json.dumps([[c.key, c.path, c.dtype, c.shape, c.offsets, c.sizes, c.num_bytes] for c in held.chunks])
 
 

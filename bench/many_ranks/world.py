@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from elastipod.checkpoint.communicator import Exchange
-from elastipod.checkpoint.hierarchy import Relay, Teams
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Cost:
     cpu_s: float = 0.0
 
 
-class Wires:
+class SimulatedNetwork:
     """All that the ranks of one world have said and nobody has heard yet."""
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Wires:
             return self._queues.setdefault((name, source, to), SimpleQueue())
 
 
-class MemoryLink:
-    """A `Link` among threads; counts as a star, which is what gloo's gather is, and as gloo's full mesh of connections."""
+class SimulatedCollectives:
+    """A `Collectives` among threads; counts as a star, which is what gloo's gather is, and as gloo's full mesh of connections."""
 
-    def __init__(self, wires: Wires, name: str, rank: int, size: int, cost: Cost) -> None:
+    def __init__(self, network: SimulatedNetwork, name: str, rank: int, size: int, cost: Cost) -> None:
         self.rank, self.size = rank, size
-        self._wires, self._name, self._cost = wires, name, cost
+        self._network, self._name, self._cost = network, name, cost
         cost.connections += size - 1
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -73,38 +73,44 @@ class MemoryLink:
 
     def _send(self, to: int, data: bytes) -> None:
         self._cost.sent_bytes += len(data)
-        self._wires.queue(self._name, self.rank, to).put(data)
+        self._network.queue(self._name, self.rank, to).put(data)
 
     def _receive(self, source: int) -> bytes:
-        data = self._wires.queue(self._name, source, self.rank).get()
+        data = self._network.queue(self._name, source, self.rank).get()
         self._cost.got_bytes += len(data)
         return data
 
 
-class SimulatedExchange(Exchange):
-    """The library's `Exchange` with connections in memory; of its methods, those of the training's thread."""
+class SimulatedCommunicator(Communicator):
+    """The library's `Communicator` with connections in memory; of its methods, those of the training's thread."""
 
-    def __init__(self, wires: Wires, rank: int, teams: Teams, cost: Cost) -> None:
-        self._rank, self._world_size, self._teams = rank, teams.world_size, teams
-        members = teams.members(rank)
-        team = MemoryLink(wires, f"team {members[0]}", rank - members[0], len(members), cost)
-        leads = rank == members[0] and len(teams.leaders) > 1
-        leaders = MemoryLink(wires, "leaders", teams.leaders.index(rank), len(teams.leaders), cost) if leads else None
-        self._meeting = Relay(team, leaders)
+    def __init__(self, network: SimulatedNetwork, rank: int, hierarchy: Hierarchy, cost: Cost) -> None:
+        self._rank, self._world_size, self._hierarchy = rank, hierarchy.world_size, hierarchy
+        members = hierarchy.members(rank)
+        subgroup = SimulatedCollectives(network, f"team {members[0]}", rank - members[0], len(members), cost)
+        leads = rank == members[0] and len(hierarchy.leaders) > 1
+        leaders = (
+            SimulatedCollectives(network, "leaders", hierarchy.leaders.index(rank), len(hierarchy.leaders), cost)
+            if leads
+            else None
+        )
+        self._training = HierarchicalCollectives(subgroup, leaders)
 
 
 def run(
-    world_size: int, body: Callable[[SimulatedExchange], Any], teams: Teams | None = None
+    world_size: int, body: Callable[[SimulatedCommunicator], Any], hierarchy: Hierarchy | None = None
 ) -> tuple[list[Cost], list[Any]]:
     """Run ``body`` on so many ranks; give what it cost and returned, by rank. Raises what the first failed rank raised."""
-    wires, costs = Wires(), [Cost() for _ in range(world_size)]
+    network, costs = SimulatedNetwork(), [Cost() for _ in range(world_size)]
     results: list[Any] = [None] * world_size
     failures: list[BaseException] = []
 
     def live(rank: int) -> None:
         began = time.thread_time()
         try:
-            results[rank] = body(SimulatedExchange(wires, rank, teams or Teams.of(world_size), costs[rank]))
+            results[rank] = body(
+                SimulatedCommunicator(network, rank, hierarchy or Hierarchy.of(world_size), costs[rank])
+            )
         except BaseException as error:  # raised by the thread that joins this one
             failures.append(error)
         costs[rank].cpu_s = time.thread_time() - began

@@ -11,7 +11,7 @@ from typing import Any
 from tests.e2e.rank_worlds import run_world
 
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint.bucket_store import CheckpointBucket
+from elastipod.checkpoint.bucket_store import BucketStore
 from elastipod.checkpoint.store import CheckpointId, Manifest
 from elastipod.errors import CheckpointError, FencedError
 
@@ -30,7 +30,7 @@ def worlds(folder: Path, options: dict[str, Any], packages: str) -> dict[str, An
                     run.train(step, step)
                     run.save_async(checkpoints, step)
                 path = checkpoints.wait()
-                there = [each.step for each in checkpoints._directory.complete()]
+                there = [each.step for each in checkpoints._store.list_complete()]
             return [resume.step if resume else 0, loaded, run.digest(), str(path), there]
 
         return on_rank
@@ -47,8 +47,8 @@ def _fences(options: dict[str, Any], packages: str) -> dict[str, str]:
     sys.path.append(packages)
     said: dict[str, str] = {}
 
-    def store(place: str) -> CheckpointBucket:
-        return CheckpointBucket(f"s3://bucket/{place}", options)
+    def store(place: str) -> BucketStore:
+        return BucketStore(f"s3://bucket/{place}", options)
 
     def attempt(name: str, action: Any) -> None:
         try:
@@ -70,7 +70,7 @@ def _fences(options: dict[str, Any], packages: str) -> dict[str, str]:
     old.check_fence = lambda generation: None  # type: ignore[method-assign]  # it looked just before the claim was there
     new.claim(2)
     attempt("claimed after its last look", lambda: old.commit(begun, Manifest(target, 1, {}, {})))
-    said["what is there then"] = str(new.complete())
+    said["what is there then"] = str(new.list_complete())
 
     late = store("late")
     attempt("begins late", lambda: late.begin(CheckpointId(6, 1)))

@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod.checkpoint import CheckpointManager, Resume, hierarchy
-from elastipod.checkpoint.directory_store import CheckpointDirectory
+from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.image import MemoryDirectory
-from elastipod.checkpoint.load_plan import Filling
+from elastipod.checkpoint.load_plan import LoadPlan
 from elastipod.checkpoint.staging import Staging
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.torch_names import DTensor
@@ -313,7 +313,7 @@ def full_disk(folder: Path) -> dict[str, Any]:
             except CheckpointError as error:
                 return str(error)
             finally:
-                there.append([each.step for each in checkpoints._directory.complete()])
+                there.append([each.step for each in checkpoints._store.list_complete()])
             return "saved"
 
         said = [save(1)]
@@ -368,11 +368,11 @@ def failing_rank(folder: Path) -> list[Any]:
         attempt(MemoryDirectory, "publish", lambda: save(4))
         sample_log = Log()
         attempt(sample_log, "saved", lambda: save(5, sample_log=sample_log))
-        attempt(CheckpointDirectory, "size_of", lambda: run.load(checkpoints))
-        attempt(Filling, "copy_values", lambda: run.load(checkpoints))
+        attempt(DirectoryStore, "size_of", lambda: run.load(checkpoints))
+        attempt(LoadPlan, "copy_values", lambda: run.load(checkpoints))
         run.save(checkpoints, 6)
         checkpoints.close()
-        return [*said, str([each.step for each in checkpoints._directory.complete()])]
+        return [*said, str([each.step for each in checkpoints._store.list_complete()])]
 
     return run_world(2, body)
 
@@ -404,15 +404,15 @@ def partition(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
             return "never fenced"
 
         world = World(1, old)
-        while not CheckpointDirectory(place).complete():
+        while not DirectoryStore(place).list_complete():
             time.sleep(0.001)
         time.sleep(chance.random() * 0.2)
-        directory = CheckpointDirectory(place)
+        directory = DirectoryStore(place)
         directory.claim(2)
-        at_claim = directory.complete()
+        at_claim = directory.list_complete()
         (said,) = world.results()
         assert said == "fenced", said
-        assert directory.complete() == at_claim, "a replaced generation committed or deleted"
+        assert directory.list_complete() == at_claim, "a replaced generation committed or deleted"
         commits += at_claim[0].step
         fenced += 1
     return {"fenced": fenced, "commits": commits}
@@ -435,16 +435,16 @@ def small_memory(folder: Path, small: str) -> list[Any]:
     return [run_world(2, body), run_world(2, body)]
 
 
-def in_teams(case: Callable[..., Any]) -> Callable[..., Any]:
+def in_subgroups(case: Callable[..., Any]) -> Callable[..., Any]:
     """Give the case in worlds that form teams of two, as large worlds form larger ones."""
 
     def run(*arguments: Any) -> Any:
-        whole = hierarchy.FLAT, hierarchy.WHOLE
-        hierarchy.FLAT = hierarchy.WHOLE = 2
+        whole = hierarchy.MAX_FLAT_RANKS, hierarchy.SUBGROUP_MULTIPLE
+        hierarchy.MAX_FLAT_RANKS = hierarchy.SUBGROUP_MULTIPLE = 2
         try:
             return case(*arguments)
         finally:
-            hierarchy.FLAT, hierarchy.WHOLE = whole
+            hierarchy.MAX_FLAT_RANKS, hierarchy.SUBGROUP_MULTIPLE = whole
 
     return run
 
@@ -463,7 +463,7 @@ CASES = {
     "stages": partial_state_cases.stages,
     "lost ranks": lost_rank_cases.lose_ranks,
     **{
-        f"{name}, in teams": in_teams(case)
+        f"{name}, in teams": in_subgroups(case)
         for name, case in (
             ("reshard", reshard),
             ("memory", memory),

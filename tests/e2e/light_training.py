@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import IO, Any, cast
 
 from elastipod import ElasticBatches, SampleLog, report
-from elastipod.checkpoint.directory_store import CheckpointDirectory
-from elastipod.checkpoint.store import CheckpointId, Manifest, record_file
+from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.checkpoint.store import CheckpointId, Manifest, measure_file
 from elastipod.local_worker import generation_from_env, local_worker, run_from_env
 from elastipod.worker_file import EventLevel
 
@@ -83,10 +83,10 @@ def _read(stream: IO[bytes]) -> Said:
     return said
 
 
-def load(directory: CheckpointDirectory) -> Said:
+def load(directory: DirectoryStore) -> Said:
     """Claim the directory and find where to go on. On rank 0."""
     generation = directory.claim(generation_from_env(), run_from_env())
-    for found in directory.complete():
+    for found in directory.list_complete():
         manifest = directory.manifest(found)
         if problems := directory.problems(manifest, manifest.files):
             raise ValueError("; ".join(problems))
@@ -95,18 +95,18 @@ def load(directory: CheckpointDirectory) -> Said:
     return {"generation": generation, "step": 0, "from": 0, "total": 0}
 
 
-def save(directory: CheckpointDirectory, target: CheckpointId, world_size: int, total: int) -> None:
+def save(directory: DirectoryStore, target: CheckpointId, world_size: int, total: int) -> None:
     """Write one checkpoint. On rank 0, while all ranks wait."""
     temporary = directory.begin(target)
     (temporary / STATE).write_text(json.dumps({"total": total}))
-    directory.commit(temporary, Manifest(target, world_size, {STATE: record_file(temporary / STATE)}, {}))
+    directory.commit(temporary, Manifest(target, world_size, {STATE: measure_file(temporary / STATE)}, {}))
     directory.prune(target.generation, keep=2)
 
 
 def train(options: argparse.Namespace, ranks: Ranks) -> None:
     worker = local_worker()
     assert worker is not None, "started by hyperpodrun"
-    directory = CheckpointDirectory(options.folder / "checkpoints")
+    directory = DirectoryStore(options.folder / "checkpoints")
     plan = ElasticBatches(options.steps * GLOBAL_BATCH, GLOBAL_BATCH, seed=1)
     start = ranks.meet({}, lambda _: load(directory))
     generation, step, total = start["generation"], start["step"], start["total"]

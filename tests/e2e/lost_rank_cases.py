@@ -15,7 +15,7 @@ from tests.e2e.rank_worlds import World, run_world
 from torch.distributed.device_mesh import init_device_mesh
 
 from elastipod.checkpoint import CheckpointManager, communicator
-from elastipod.checkpoint.communicator import Exchange
+from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.saver import Saver
 from elastipod.errors import CheckpointError
 from elastipod.ranks import from_every_rank
@@ -25,7 +25,7 @@ try:
 except ImportError:  # torch 2.4 and 2.5
     from torch.distributed._composable.fsdp import fully_shard
 
-SILENCE_S = 2.0  # long enough for a loaded machine
+SILENCE_TIMEOUT_S = 2.0  # long enough for a loaded machine
 VICTIM = 2
 
 
@@ -48,7 +48,11 @@ class Shares:
 
 def lose_ranks(folder: Path) -> dict[str, Any]:
     """Let one of three ranks be slow, stop, fail and die in saves of one world; gives what each rank heard of each save."""
-    communicator.SILENCE_S, communicator.BEAT_S, communicator.BLOCK = SILENCE_S, 0.2, 4096
+    communicator.SILENCE_TIMEOUT_S, communicator.HEARTBEAT_S, communicator.TRANSFER_BLOCK_BYTES = (
+        SILENCE_TIMEOUT_S,
+        0.2,
+        4096,
+    )
 
     def body(rank: int) -> list[list[str]]:
         state = Shares()
@@ -92,25 +96,25 @@ def lose_ranks(folder: Path) -> dict[str, Any]:
         def fail() -> None:
             raise OSError("its network card is gone")
 
-        mend = on_victim(Saver, "_write_part", lambda: time.sleep(SILENCE_S + 0.5))
+        mend = on_victim(Saver, "_write_rank_file", lambda: time.sleep(SILENCE_TIMEOUT_S + 0.5))
         save("slow")
         mend()
         meet()
-        mend = on_victim(Saver, "_write_part", stop)
+        mend = on_victim(Saver, "_write_rank_file", stop)
         save("stopped while it writes")
         mend()
         meet()
-        mend = on_victim(Exchange, "_post", fail, at_call=3)
+        mend = on_victim(Communicator, "_post_blocks", fail, at_call=3)
         save("fails while copies travel", durable=False)
         mend()
         meet()
-        mend = on_victim(Exchange, "_post", stop, at_call=3)
+        mend = on_victim(Communicator, "_post_blocks", stop, at_call=3)
         save("stopped while copies travel", durable=False)
         mend()
         meet()
         save("all well")
         meet()
-        on_victim(Exchange, "_post", lambda: os.kill(os.getpid(), signal.SIGKILL), at_call=3)
+        on_victim(Communicator, "_post_blocks", lambda: os.kill(os.getpid(), signal.SIGKILL), at_call=3)
         save("killed while copies travel", durable=False)
         return heard
 
@@ -130,7 +134,7 @@ def lose_ranks(folder: Path) -> dict[str, Any]:
     def resume_from_a_dying_one(rank: int) -> str:
         """Let the one who has the copy of the lost node's image die while it sends it."""
         if rank == 1:
-            Exchange._post = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign,return-value]
+            Communicator._post_blocks = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign,return-value]
         try:
             resume(rank, memory="node" if rank else "new")
         except CheckpointError as error:

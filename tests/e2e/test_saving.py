@@ -66,9 +66,9 @@ def test_who_is_ended_hard_saves_nothing(run_agent: RunAgent, tmp_path: Path) ->
 # What each rank's CheckpointManager says once a checkpoint is durable.
 TELLS = """
 import os, time
-from elastipod.checkpoint.agent_report import tell_agent
-tell_agent(20, "/checkpoints/step-20")
-tell_agent(40, "/checkpoints/step-40")
+from elastipod.checkpoint.agent_report import report_checkpoint
+report_checkpoint(20, "/checkpoints/step-20")
+report_checkpoint(40, "/checkpoints/step-40")
 print("told", flush=True)
 time.sleep(600)
 """

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 SERIES = "elastipod"
 
 
-def tell_agent(step: int, path: str) -> None:
+def report_checkpoint(step: int, path: str) -> None:
     """Say that the checkpoint of a step is complete and durable; one rank of each pod does. Never fails training."""
     local_rank = os.environ.get(SLOT_ENV) or os.environ.get("LOCAL_RANK") or "0"
     if local_rank != "0" or not os.environ.get(SOCKET_ENV):

@@ -14,7 +14,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from elastipod.checkpoint.store import CLAIMS, COMPLETE, MANIFEST, CheckpointId, CheckpointStore, Damaged, Manifest
+from elastipod.checkpoint.store import (
+    CLAIMS,
+    COMPLETE,
+    MANIFEST,
+    CheckpointId,
+    CheckpointStore,
+    DamagedCheckpoint,
+    Manifest,
+)
 from elastipod.errors import CheckpointError
 
 BEGUN = "begun"
@@ -24,7 +32,7 @@ _PART_BYTES = 16 << 20
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 
 
-class CheckpointBucket(CheckpointStore):
+class BucketStore(CheckpointStore):
     """Checkpoints below an address that fsspec understands. Raises OSError where the store fails."""
 
     def __init__(self, address: str, options: Mapping[str, Any]) -> None:
@@ -50,25 +58,25 @@ class CheckpointBucket(CheckpointStore):
         return target.name
 
     @contextmanager
-    def create_file(self, begun: Any, name: str) -> Iterator[BinaryIO]:
-        with _as_os_error(), self._fs.open(self._path(f"{begun}/{name}"), "wb", block_size=_PART_BYTES) as file:
+    def create_file(self, draft: Any, name: str) -> Iterator[BinaryIO]:
+        with _as_os_error(), self._fs.open(self._path(f"{draft}/{name}"), "wb", block_size=_PART_BYTES) as file:
             yield cast(BinaryIO, file)
 
-    def commit(self, begun: Any, manifest: Manifest) -> str:
+    def commit(self, draft: Any, manifest: Manifest) -> str:
         text = manifest.to_json()
         self.check_fence(manifest.id.generation)
-        name = f"{begun}/{MANIFEST}"
+        name = f"{draft}/{MANIFEST}"
         # What is there may be our own: of two attempts of a client, the first had got through.
         if not self._create(name, text) and self._read(name) != text:
             self.check_fence(manifest.id.generation)
             raise CheckpointError(f"cannot commit {self.location(manifest.id)}: another writer was there first")
         return self.location(manifest.id)
 
-    def abandon(self, begun: Any) -> None:
-        self._remove(f"{begun}/{MANIFEST}")  # where a commit got through whose answer did not
-        self._delete_folder(str(begun))
+    def discard(self, draft: Any) -> None:
+        self._remove(f"{draft}/{MANIFEST}")  # where a commit got through whose answer did not
+        self._delete_folder(str(draft))
 
-    def complete(self) -> list[CheckpointId]:
+    def list_complete(self) -> list[CheckpointId]:
         return sorted((of for of, is_complete in self._written() if is_complete), reverse=True)
 
     @contextmanager
@@ -158,7 +166,7 @@ class CheckpointBucket(CheckpointStore):
         for path, info in found.items():
             yield str(path).removeprefix(self._root).lstrip("/"), int(info.get("size") or 0)
 
-    def _place(self) -> str:
+    def _canonical_name(self) -> str:
         return self.name
 
     def _names(self, folder: str) -> list[str]:
@@ -225,7 +233,7 @@ def _as_os_error() -> Iterator[None]:
         raise
     except Exception as error:
         if type(error).__name__.endswith("ChecksumError"):  # botocore's and gcsfs's, neither of which is there for sure
-            raise Damaged(f"the store's client has found damage: {error}") from error
+            raise DamagedCheckpoint(f"the store's client has found damage: {error}") from error
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
 

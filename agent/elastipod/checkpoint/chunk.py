@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-Path = tuple[str | int, ...]  # of a tensor or value in the nested state
-Place = tuple[str, tuple[int, ...]]  # which chunk: the tensor's key and the offsets in it
+StatePath = tuple[str | int, ...]  # of a tensor or value in the nested state
+ChunkIndex = tuple[str, tuple[int, ...]]  # which chunk: the tensor's key and the offsets in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Chunk:
     """A box of a tensor. path: of the tensor in the nested state; dtype: as torch names it, such as float32; num_bytes: of the box."""
 
     key: str
-    path: Path
+    path: StatePath
     dtype: str
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -22,7 +22,7 @@ class Chunk:
     num_bytes: int
 
     @property
-    def place(self) -> Place:
+    def index(self) -> ChunkIndex:
         return self.key, self.offsets
 
     @property

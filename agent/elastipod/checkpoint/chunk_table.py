@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, overload
 
-from elastipod.checkpoint.chunk import Chunk, Path
+from elastipod.checkpoint.chunk import Chunk, StatePath
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorSpec:
     """What all chunks of a tensor have in common. item_bytes: of one of its numbers."""
 
     key: str
-    path: Path
+    path: StatePath
     dtype: str
     shape: tuple[int, ...]
     item_bytes: int
@@ -36,27 +36,29 @@ class Tensor:
         return Chunk(self.key, self.path, self.dtype, self.shape, offsets, sizes, self.item_bytes * math.prod(sizes))
 
     @classmethod
-    def of(cls, chunk: Chunk) -> Tensor:
+    def of(cls, chunk: Chunk) -> TensorSpec:
         return cls(chunk.key, chunk.path, chunk.dtype, chunk.shape, chunk.num_bytes // max(1, chunk.num_items))
 
     def as_json(self) -> list[Any]:
         return [self.key, self.path, self.dtype, self.shape, self.item_bytes]
 
     @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Tensor:
+    def from_json(cls, data: Sequence[Any]) -> TensorSpec:
         key, path, dtype, shape, item_bytes = data
         return cls(str(key), tuple(path), str(dtype), tuple(shape), int(item_bytes))
 
 
-class Chunks(Sequence[Chunk]):
+class ChunkTable(Sequence[Chunk]):
     """The chunks of tensors, one after the other; made when they are asked for."""
 
-    def __init__(self, tensors: Sequence[Tensor], divisions: Sequence[array[int]], division_of: Sequence[int]) -> None:
+    def __init__(
+        self, tensors: Sequence[TensorSpec], shardings: Sequence[array[int]], sharding_of: Sequence[int]
+    ) -> None:
         """divisions: boxes, side by side. division_of: by tensor."""
-        self.tensors, self.divisions, self.division_of = tensors, divisions, division_of
+        self.tensors, self.shardings, self.sharding_of = tensors, shardings, sharding_of
         counts = [
-            len(divisions[number]) // (2 * len(tensor.shape)) if tensor.shape else 1
-            for tensor, number in zip(tensors, division_of, strict=True)
+            len(shardings[number]) // (2 * len(tensor.shape)) if tensor.shape else 1
+            for tensor, number in zip(tensors, sharding_of, strict=True)
         ]
         self.starts = [0, *accumulate(counts)]
 
@@ -64,10 +66,10 @@ class Chunks(Sequence[Chunk]):
         """Give the bytes of every chunk, without making it."""
         items: dict[int, list[int]] = {}  # numbers in each box, by division
         for index, tensor in enumerate(self.tensors):
-            division = self.division_of[index]
-            if division not in items:
-                items[division] = [self._chunk(index, box).num_items for box in range(self._count(index))]
-            yield from (tensor.item_bytes * each for each in items[division])
+            sharding = self.sharding_of[index]
+            if sharding not in items:
+                items[sharding] = [self._chunk(index, box).num_items for box in range(self._count(index))]
+            yield from (tensor.item_bytes * each for each in items[sharding])
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -92,7 +94,7 @@ class Chunks(Sequence[Chunk]):
                 yield self._chunk(index, box)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Chunks) and list(self) == list(other)
+        return isinstance(other, ChunkTable) and list(self) == list(other)
 
     def __hash__(self) -> int:
         return hash(tuple(self.tensors))
@@ -103,18 +105,18 @@ class Chunks(Sequence[Chunk]):
     def _chunk(self, index: int, box: int) -> Chunk:
         tensor = self.tensors[index]
         width = 2 * len(tensor.shape)
-        return tensor.chunk(self.divisions[self.division_of[index]][box * width : (box + 1) * width])
+        return tensor.chunk(self.shardings[self.sharding_of[index]][box * width : (box + 1) * width])
 
 
 @dataclass(frozen=True, slots=True)
-class Sets(Sequence[tuple[int, ...]]):
+class RankSets(Sequence[tuple[int, ...]]):
     """A sequence of sets of ranks, of which many are equal. kinds: the different ones; kind_of: which, by place."""
 
-    kinds: tuple[tuple[int, ...], ...]
-    kind_of: array[int]
+    sets: tuple[tuple[int, ...], ...]
+    set_of: array[int]
 
     def __len__(self) -> int:
-        return len(self.kind_of)
+        return len(self.set_of)
 
     @overload
     def __getitem__(self, place: int) -> tuple[int, ...]: ...
@@ -124,20 +126,20 @@ class Sets(Sequence[tuple[int, ...]]):
 
     def __getitem__(self, place: int | slice) -> tuple[int, ...] | Sequence[tuple[int, ...]]:
         if isinstance(place, slice):
-            return [self.kinds[kind] for kind in self.kind_of[place]]
-        return self.kinds[self.kind_of[place]]
+            return [self.sets[kind] for kind in self.set_of[place]]
+        return self.sets[self.set_of[place]]
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return (self.kinds[kind] for kind in self.kind_of)
+        return (self.sets[kind] for kind in self.set_of)
 
     def with_rank(self, rank: int) -> list[int]:
         """Give the places of the sets that a rank is in."""
-        kinds = {kind for kind, ranks in enumerate(self.kinds) if rank in ranks}
-        return [place for place, kind in enumerate(self.kind_of) if kind in kinds]
+        sets = {kind for kind, ranks in enumerate(self.sets) if rank in ranks}
+        return [place for place, kind in enumerate(self.set_of) if kind in sets]
 
 
-class SetsMaker:
-    """Makes `Sets` place by place."""
+class RankSetsBuilder:
+    """Makes `RankSets` place by place."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[int, ...], int] = {}
@@ -146,11 +148,11 @@ class SetsMaker:
     def add(self, ranks: tuple[int, ...]) -> None:
         self._kind_of.append(self._kinds.setdefault(ranks, len(self._kinds)))
 
-    def made(self) -> Sets:
-        return Sets(tuple(self._kinds), self._kind_of)
+    def build(self) -> RankSets:
+        return RankSets(tuple(self._kinds), self._kind_of)
 
 
-def packed_numbers(numbers: array[int]) -> str:
+def pack_ints(numbers: array[int]) -> str:
     """Give numbers as text that travels in JSON; what repeats itself takes little room."""
     ordered = numbers[:]
     if sys.byteorder == "big":
@@ -158,8 +160,8 @@ def packed_numbers(numbers: array[int]) -> str:
     return base64.b64encode(zlib.compress(ordered.tobytes())).decode()
 
 
-def unpacked_numbers(kind: str, text: str) -> array[int]:
-    """Give what `packed_numbers` was given; kind: the array's type code. Raises ValueError for a text that is none."""
+def unpack_ints(kind: str, text: str) -> array[int]:
+    """Give what `pack_ints` was given; kind: the array's type code. Raises ValueError for a text that is none."""
     numbers: array[int] = array(kind)
     try:
         numbers.frombytes(zlib.decompress(base64.b64decode(text, validate=True)))
@@ -170,10 +172,10 @@ def unpacked_numbers(kind: str, text: str) -> array[int]:
     return numbers
 
 
-def runs(values: Iterable[str]) -> list[tuple[str, int]]:
+def run_lengths(values: Iterable[str]) -> list[tuple[str, int]]:
     """Give equal neighbours once, and how many they are."""
     return [(value, len(list(same))) for value, same in groupby(values)]
 
 
-def unrun(pairs: Iterable[Sequence[Any]]) -> tuple[str, ...]:
+def expand_runs(pairs: Iterable[Sequence[Any]]) -> tuple[str, ...]:
     return tuple(str(value) for value, count in pairs for _ in range(int(count)))

@@ -5,7 +5,7 @@ raw bytes connect when they do so first, unless they are of one team.
 
 A rank that is at work says so every BEAT_S. One that says nothing for SILENCE_S is given up by those who wait for it; who
 gives up puts its reason into the store and closes its connections, so that the others' waits end too, within moments
-and one after the other. Training goes on meanwhile, and `open` connects anew.
+and one after the other. Training goes on meanwhile, and `connect` connects anew.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from elastipod.checkpoint.gloo_collectives import Broken, GlooLink, connected
-from elastipod.checkpoint.hierarchy import Relay, Teams
+from elastipod.checkpoint.gloo_collectives import ConnectionBroken, GlooCollectives, translated_errors
+from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
 from elastipod.errors import CheckpointError
 from elastipod.rank_names import name_ranks
 from elastipod.ranks import FAILED, rank_and_world, tried, value_of
@@ -34,38 +34,40 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-Arrived = Callable[[torch.Tensor], None]
-Piece = tuple[torch.Tensor, Arrived | None]
-_PassOn = Callable[[Relay | None, Mapping[str, Any] | None, Teams], bytes]
-_Stream = tuple[int, Iterator[Piece]]  # the other rank, and blocks to or from it
+OnBlock = Callable[[torch.Tensor], None]
+Buffer = tuple[torch.Tensor, OnBlock | None]
+_Distribute = Callable[[HierarchicalCollectives | None, Mapping[str, Any] | None, Hierarchy], bytes]
+_Stream = tuple[int, Iterator[Buffer]]  # the other rank, and blocks to or from it
 
-SILENCE_S = 60.0  # so long a rank waits for another one's next word, or next block
-BEAT_S = 10.0  # so often a rank at work says that it is
-PATIENCE_S = 7200.0  # for one rank's part of something, such as writing its file
-BLOCK = 4 << 20  # bytes that travel at once; they are still in the processor's cache when they are added up
-_AHEAD = 4  # blocks of each stream that are under way at once
-_REASONS_S = 5.0  # for asking the store why
-_LEAVING_S = 1.0  # within which the ranks that live have noticed that one has left
-_QUESTIONS_PER_S = 5000  # that all ranks together may put to the store
-_CHANCE = random.SystemRandom()  # not Python's own generator, whose state belongs to the training script
-_NAMED = 64  # ranks; in larger worlds the silent ones are not looked for
+SILENCE_TIMEOUT_S = 60.0  # so long a rank waits for another one's next word, or next block
+HEARTBEAT_S = 10.0  # so often a rank at work says that it is
+WORK_TIMEOUT_S = 7200.0  # for one rank's part of something, such as writing its file
+TRANSFER_BLOCK_BYTES = (
+    4 << 20
+)  # bytes that travel at once; they are still in the processor's cache when they are added up
+_BLOCKS_IN_FLIGHT = 4  # blocks of each stream that are under way at once
+_STORE_TIMEOUT_S = 5.0  # for asking the store why
+_DEPARTURE_WAIT_S = 1.0  # within which the ranks that live have noticed that one has left
+_STORE_QUERIES_PER_S = 5000  # that all ranks together may put to the store
+_RANDOM = random.SystemRandom()  # not Python's own generator, whose state belongs to the training script
+_MAX_NAMED_RANKS = 64  # ranks; in larger worlds the silent ones are not looked for
 
 
 class RanksLost(CheckpointError):
     """The ranks lost touch in the middle of a checkpoint; the text says why. What was under way is given up by all."""
 
 
-class Exchange:
+class Communicator:
     """Connections between the ranks for one manager. Methods are collective and called by one thread at a time."""
 
     def __init__(self) -> None:
         """Make the groups in which the training's threads meet, and connect."""
         self._rank, self._world_size = rank_and_world()
-        self._teams = Teams.of(self._world_size)
-        self._meeting = _meeting_of(self._rank, self._teams) if self._world_size > 1 else None
+        self._hierarchy = Hierarchy.of(self._world_size)
+        self._training = _training_collectives(self._rank, self._hierarchy) if self._world_size > 1 else None
         self._connections: _Connections | None = None  # of our own: of torch's groups none can be given up
         self._store: Any = None
-        self.open()
+        self.connect()
 
     @property
     def rank(self) -> int:
@@ -76,72 +78,76 @@ class Exchange:
         """Tell whether this rank has connections to use; a single process needs none."""
         return self._world_size == 1 or self._connections is not None
 
-    def meet(self, produce: Callable[[], T], combine: Callable[[list[T]], R]) -> R:
-        """As `agree`, but quick, and from the training's thread: ranks may come to it as late as to a step."""
-        said = [_encoded(tried(produce))]
-        if self._meeting is not None:
-            said = self._meeting.gather(said[0])
-        value: R = value_of(json.loads(_to_all(self._meeting, _combined(said, combine) if said else None, self._teams)))
+    def training_all_reduce(self, produce: Callable[[], T], combine: Callable[[list[T]], R]) -> R:
+        """As `all_reduce`, but quick, and from the training's thread: ranks may come to it as late as to a step."""
+        said = [_encode(tried(produce))]
+        if self._training is not None:
+            said = self._training.gather(said[0])
+        value: R = value_of(
+            json.loads(_broadcast_result(self._training, _reduced(said, combine) if said else None, self._hierarchy))
+        )
         return value
 
-    def meet_zero(self, decide: Callable[[], T]) -> T:
-        """As `rank_zero`, in the way of `meet`."""
-        value: T = value_of(self.meet(lambda: tried(decide) if self._rank == 0 else {}, _first))
+    def training_broadcast(self, decide: Callable[[], T]) -> T:
+        """As `broadcast`, in the way of `training_all_reduce`."""
+        value: T = value_of(self.training_all_reduce(lambda: tried(decide) if self._rank == 0 else {}, _first_value))
         return value
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Connect, anew where there were connections. From the training's thread. Raises CheckpointError on all ranks."""
         self._connections = None
         if self._world_size == 1:
             return
-        name = self.meet_zero(lambda: secrets.token_hex(8))
+        name = self.training_broadcast(lambda: secrets.token_hex(8))
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.distributed_c10d.PrefixStore(f"elastipod-checkpoints/{name}", store)
 
         def connect() -> None:
             try:
-                self._connections = _Connections(self._store, self._rank, self._teams)
+                self._connections = _Connections(self._store, self._rank, self._hierarchy)
             except RuntimeError as error:
                 raise CheckpointError(f"it cannot connect to the others for checkpoints: {error}") from error
 
-        self.meet(connect, nothing)
+        self.training_all_reduce(connect, no_result)
 
     def close(self) -> None:
         """Let the connections go, when nothing is under way."""
         self._connections = None
 
-    def agree(self, produce: Callable[[], T], combine: Callable[[list[T]], R]) -> R:
+    def all_reduce(self, produce: Callable[[], T], combine: Callable[[list[T]], R]) -> R:
         """Run ``produce`` on every rank, and ``combine`` on rank 0 with all (JSON-able) values, by rank; give what it gives on every rank.
 
         When ``produce`` fails anywhere, its failure is raised everywhere and names the first rank that failed; so is what ``combine``
         raises, which must be quick. ``produce`` may take long: this rank says meanwhile that it is at work, from a thread. It must not
         use the exchange. Raises RanksLost, FencedError, CheckpointError.
         """
-        value: R = value_of(json.loads(self._told(produce, combine, _to_all)))
+        value: R = value_of(json.loads(self._reduce_with_heartbeat(produce, combine, _broadcast_result)))
         return value
 
-    def every_rank(self, work: Callable[[], object]) -> None:
-        """Run something on every rank, as `agree` does; all come back when all have done it, or all raise."""
+    def on_every_rank(self, work: Callable[[], object]) -> None:
+        """Run something on every rank, as `all_reduce` does; all come back when all have done it, or all raise."""
 
         def done() -> None:
             work()
 
-        self.agree(done, nothing)
+        self.all_reduce(done, no_result)
 
-    def rank_zero(self, decide: Callable[[], T]) -> T:
-        """Run ``decide``, which may take long, on rank 0 and give its value on every rank; as `agree`."""
-        value: T = value_of(self.agree(lambda: tried(decide) if self._rank == 0 else {}, _first))
+    def broadcast(self, decide: Callable[[], T]) -> T:
+        """Run ``decide``, which may take long, on rank 0 and give its value on every rank; as `all_reduce`."""
+        value: T = value_of(self.all_reduce(lambda: tried(decide) if self._rank == 0 else {}, _first_value))
         return value
 
-    def deliver(self, write: Callable[[], Mapping[int, T]]) -> dict[int, T]:
+    def all_to_all(self, write: Callable[[], Mapping[int, T]]) -> dict[int, T]:
         """Run ``write`` on every rank, which gives (JSON-able) letters by the rank that gets them; give those for this rank, by sender.
 
-        They go by way of rank 0. As `agree`.
+        They go by way of rank 0. As `all_reduce`.
         """
-        answer = value_of(json.loads(self._told(lambda: [*write().items()], _sorted_letters, _to_each)))
-        return {int(sender): letter for sender, letter in answer}
+        answer = value_of(
+            json.loads(self._reduce_with_heartbeat(lambda: [*write().items()], _messages_by_receiver, _scatter_result))
+        )
+        return {int(sender): message for sender, message in answer}
 
-    def transfer(self, out: Mapping[int, Iterable[torch.Tensor]], into: Mapping[int, Iterable[Piece]]) -> None:
+    def transfer(self, out: Mapping[int, Iterable[torch.Tensor]], into: Mapping[int, Iterable[Buffer]]) -> None:
         """Send and receive raw bytes, all at once, block by block.
 
         out: by the rank that gets them, contiguous uint8 tensors. into: by the rank that sends them, such tensors of the same
@@ -149,108 +155,112 @@ class Exchange:
         asked for one after the other. All ranks call this, also those with nothing to send. Raises RanksLost.
         """
         assert self.is_open or not (out or into)
-        going = [(to, _blocks((each, None) for each in pieces)) for to, pieces in out.items()]
-        coming = [(source, _blocks(pieces)) for source, pieces in into.items()]
-        under_way: deque[list[_Block]] = deque()
+        outgoing = [(to, _blocks((each, None) for each in buffers)) for to, buffers in out.items()]
+        incoming = [(source, _blocks(buffers)) for source, buffers in into.items()]
+        under_way: deque[list[_PendingBlock]] = deque()
         number = 0
         try:
-            self._reach({*out, *into})
-            while going or coming or under_way:
-                while (going or coming) and len(under_way) < _AHEAD:
-                    under_way.append(self._post(going, coming, number))
+            self._connect_to({*out, *into})
+            while outgoing or incoming or under_way:
+                while (outgoing or incoming) and len(under_way) < _BLOCKS_IN_FLIGHT:
+                    under_way.append(self._post_blocks(outgoing, incoming, number))
                     number += 1
                 for block in under_way[0]:  # while the next ones travel already
                     block.wait()
                 under_way.popleft()
-        except Broken as error:
+        except ConnectionBroken as error:
             for block in (each for blocks in under_way for each in blocks):
                 block.work = None  # it would keep the connections open
-            raise self._lost(error) from error
+            raise self._ranks_lost(error) from error
         except BaseException as error:
-            self.leave(f"{type(error).__name__}: {error}")
+            self.abort(f"{type(error).__name__}: {error}")
             raise
 
-    def leave(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Give the connections up for a reason of one's own; what the others wait for ends with that reason."""
         if self._connections is not None:
-            self._in_time(lambda store: store.set("why", f"rank {self._rank}: {why}"))
+            self._query_store(lambda store: store.set("why", f"rank {self._rank}: {why}"))
             self._connections = None
 
-    def _reach(self, others: Iterable[int]) -> None:
+    def _connect_to(self, others: Iterable[int]) -> None:
         """Connect to those that there is no connection to, in an order in which no circle of ranks waits for one another."""
         if self._connections is None:
             return
         for other in sorted(others, key=lambda other: (min(self._rank, other), max(self._rank, other))):
-            with connected():
+            with translated_errors():
                 self._connections.to(other)
 
-    def _post(self, going: list[_Stream], coming: list[_Stream], number: int) -> list[_Block]:
+    def _post_blocks(self, outgoing: list[_Stream], incoming: list[_Stream], number: int) -> list[_PendingBlock]:
         """Begin to send and receive the next block of every stream, and drop the streams that have ended."""
         assert self._connections is not None
-        posted: list[_Block] = []
-        for streams in (going, coming):
+        posted: list[_PendingBlock] = []
+        for streams in (outgoing, incoming):
             for stream in list(streams):
                 other, blocks = stream
-                data, arrived = next(blocks, (None, None))
+                data, on_block = next(blocks, (None, None))
                 if data is None:
                     streams.remove(stream)
                     continue
                 group, there = self._connections.to(other)
-                begin = group.send if streams is going else group.recv
-                with connected():
-                    posted.append(_Block(begin([data], there, number), data, arrived))
+                begin = group.send if streams is outgoing else group.recv
+                with translated_errors():
+                    posted.append(_PendingBlock(begin([data], there, number), data, on_block))
         return posted
 
-    def _told(self, produce: Callable[[], T], combine: Callable[[list[T]], object], pass_on: _PassOn) -> bytes:
-        """Carry out `agree` and `deliver`: give what rank 0 has for this rank."""
+    def _reduce_with_heartbeat(
+        self, produce: Callable[[], T], combine: Callable[[list[T]], object], distribute: _Distribute
+    ) -> bytes:
+        """Carry out `all_reduce` and `all_to_all`: give what rank 0 has for this rank."""
         if self._world_size == 1:
-            return pass_on(None, _combined([_encoded(tried(produce))], combine), self._teams)
-        talk = _Talk(lambda answer: self._round(answer, combine, pass_on))
+            return distribute(None, _reduced([_encode(tried(produce))], combine), self._hierarchy)
+        heartbeat = _HeartbeatThread(lambda answer: self._heartbeat_round(answer, combine, distribute))
         answer = tried(_interrupted)  # unless there is another: the others need not wait for one who was interrupted
         try:
             answer = tried(produce)
         finally:
-            talk.say(answer)
-            talk.join()
-        if isinstance(talk.failure, Broken):
-            raise self._lost(talk.failure) from talk.failure
-        if talk.failure is not None:
-            self.leave(str(talk.failure))
-            raise RanksLost(f"rank {self._rank}: {talk.failure}") from talk.failure
-        return talk.verdict
+            heartbeat.set_answer(answer)
+            heartbeat.join()
+        if isinstance(heartbeat.failure, ConnectionBroken):
+            raise self._ranks_lost(heartbeat.failure) from heartbeat.failure
+        if heartbeat.failure is not None:
+            self.abort(str(heartbeat.failure))
+            raise RanksLost(f"rank {self._rank}: {heartbeat.failure}") from heartbeat.failure
+        return heartbeat.result
 
-    def _round(self, answer: bytes, combine: Callable[[list[Any]], object], pass_on: _PassOn) -> bytes:
+    def _heartbeat_round(self, answer: bytes, combine: Callable[[list[Any]], object], distribute: _Distribute) -> bytes:
         """Tell rank 0 an answer, empty while there is none; gives its verdict, empty while not all have answered."""
         if self._connections is None:
-            raise Broken("there are no connections any more")
+            raise ConnectionBroken("there are no connections any more")
         relay = self._connections.relay
         said = relay.gather(answer)
         is_complete = relay.broadcast(b"complete" if said and all(said) else b"")
         if not is_complete:
             return b""
-        return pass_on(relay, _combined(said, combine) if said else None, self._teams)
+        return distribute(relay, _reduced(said, combine) if said else None, self._hierarchy)
 
-    def _lost(self, error: Broken) -> RanksLost:
+    def _ranks_lost(self, error: ConnectionBroken) -> RanksLost:
         """Close the connections, so that others notice, and find out who is missing or what it said."""
         self._connections = None
-        found = self._in_time(self._ask_why)
+        found = self._query_store(self._read_abort_reason)
         log.debug("a connection broke: %s", error)
         return RanksLost(found or "the connections between the ranks broke")
 
-    def _ask_why(self, store: Any) -> str:
+    def _read_abort_reason(self, store: Any) -> str:
         store.set(f"left/{self._rank}", "")
-        silent = [rank for rank in range(self._world_size) if rank != self._rank and self._world_size <= _NAMED]
-        deadline = time.monotonic() + _LEAVING_S
+        silent = [
+            rank for rank in range(self._world_size) if rank != self._rank and self._world_size <= _MAX_NAMED_RANKS
+        ]
+        deadline = time.monotonic() + _DEPARTURE_WAIT_S
         while True:
             if store.check(["why"]):
                 return str(store.get("why"), "utf-8")
             silent = [rank for rank in silent if not store.check([f"left/{rank}"])]
             if not silent or time.monotonic() > deadline:
                 break
-            time.sleep(max(0.02, self._world_size / _QUESTIONS_PER_S) * _CHANCE.uniform(0.75, 1.25))
-        return f"{name_ranks(silent)} ended, or said nothing for {SILENCE_S:g} s" if silent else ""
+            time.sleep(max(0.02, self._world_size / _STORE_QUERIES_PER_S) * _RANDOM.uniform(0.75, 1.25))
+        return f"{name_ranks(silent)} ended, or said nothing for {SILENCE_TIMEOUT_S:g} s" if silent else ""
 
-    def _in_time(self, ask: Callable[[Any], object]) -> str:
+    def _query_store(self, ask: Callable[[Any], object]) -> str:
         """Use the store, which may be gone with its host, for a few seconds at most; "" when nothing comes of it."""
         said: list[object] = []
 
@@ -263,30 +273,30 @@ class Exchange:
 
         thread = threading.Thread(target=run, name="elastipod-checkpoint-why", daemon=True)
         thread.start()
-        thread.join(_REASONS_S)
+        thread.join(_STORE_TIMEOUT_S)
         return str(said[0] or "") if said else ""
 
 
 @dataclass(slots=True)
-class _Block:
+class _PendingBlock:
     """A block under way. arrived: is told when it is there."""
 
     work: Any
     data: torch.Tensor
-    arrived: Arrived | None
+    on_block: OnBlock | None
 
     def wait(self) -> None:
-        with connected():
+        with translated_errors():
             self.work.wait()
-        if self.arrived is not None:
-            self.arrived(self.data)
+        if self.on_block is not None:
+            self.on_block(self.data)
 
 
-def nothing(_: list[Any]) -> None:
+def no_result(_: list[Any]) -> None:
     """Make nothing of what all ranks gave: for what need only be done everywhere, or fail everywhere."""
 
 
-def first_of(texts: list[str | None]) -> str | None:
+def first_message(texts: list[str | None]) -> str | None:
     """Give the first thing that a rank had to say, None where none had."""
     return next((each for each in texts if each is not None), None)
 
@@ -294,14 +304,14 @@ def first_of(texts: list[str | None]) -> str | None:
 class _Connections:
     """One rank's connections: to its team, to the other leaders where it leads, and to others once they are needed."""
 
-    def __init__(self, store: Any, rank: int, teams: Teams) -> None:
+    def __init__(self, store: Any, rank: int, hierarchy: Hierarchy) -> None:
         """Connect. Raises RuntimeError when the others do not come."""
-        self._store, self._rank, self._members = store, rank, teams.members(rank)
+        self._store, self._rank, self._members = store, rank, hierarchy.members(rank)
         leader = self._members[0]
         self._team = self._connect(f"team {leader}", self._members)
-        leads = rank == leader and len(teams.leaders) > 1
-        self.relay = Relay(self._team, self._connect("leaders", teams.leaders) if leads else None)
-        self._pairs: dict[int, GlooLink] = {}
+        leads = rank == leader and len(hierarchy.leaders) > 1
+        self.relay = HierarchicalCollectives(self._team, self._connect("leaders", hierarchy.leaders) if leads else None)
+        self._pairs: dict[int, GlooCollectives] = {}
 
     def to(self, other: int) -> tuple[Any, int]:
         """Give a group with another rank in it, and that rank's number there; connects first if need be."""
@@ -312,54 +322,54 @@ class _Connections:
             self._pairs[other] = self._connect(f"pair {pair}", pair)
         return self._pairs[other].group, pair.index(other)
 
-    def _connect(self, name: str, ranks: Sequence[int]) -> GlooLink:
+    def _connect(self, name: str, ranks: Sequence[int]) -> GlooCollectives:
         store = dist.distributed_c10d.PrefixStore(name, self._store)
-        return GlooLink.connect(store, ranks.index(self._rank), len(ranks), SILENCE_S)
+        return GlooCollectives.connect(store, ranks.index(self._rank), len(ranks), SILENCE_TIMEOUT_S)
 
 
-class _Talk(threading.Thread):
+class _HeartbeatThread(threading.Thread):
     """Tells rank 0 that this rank is at work, until there is an answer and all have one."""
 
-    def __init__(self, tell: Callable[[bytes], bytes]) -> None:
+    def __init__(self, send: Callable[[bytes], bytes]) -> None:
         super().__init__(name="elastipod-checkpoint-talk", daemon=True)
-        self._tell = tell
+        self._send = send
         self._answer = b""
-        self._is_said = threading.Event()
-        self.verdict = b""
+        self._is_answered = threading.Event()
+        self.result = b""
         self.failure: Exception | None = None
         self.start()
 
-    def say(self, answer: Mapping[str, Any]) -> None:
-        self._answer = _encoded(answer)
-        self._is_said.set()
+    def set_answer(self, answer: Mapping[str, Any]) -> None:
+        self._answer = _encode(answer)
+        self._is_answered.set()
 
     def run(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WORK_TIMEOUT_S
         try:
-            while not self.verdict:
-                if not self._is_said.wait(BEAT_S) and time.monotonic() > deadline:
-                    raise TimeoutError(f"its part was not done within {PATIENCE_S:g} s")
-                self.verdict = self._tell(self._answer if self._is_said.is_set() else b"")
+            while not self.result:
+                if not self._is_answered.wait(HEARTBEAT_S) and time.monotonic() > deadline:
+                    raise TimeoutError(f"its part was not done within {WORK_TIMEOUT_S:g} s")
+                self.result = self._send(self._answer if self._is_answered.is_set() else b"")
         except Exception as error:  # kept for the caller, which is another thread
             self.failure = error
 
 
-def _meeting_of(rank: int, teams: Teams) -> Relay:
+def _training_collectives(rank: int, hierarchy: Hierarchy) -> HierarchicalCollectives:
     """Make torch's own groups for the training's threads, which end with the job's other groups.
 
     Every rank makes every group, also those that it is not in: torch names groups by counting them.
     """
-    members = {leader: teams.members(leader) for leader in teams.leaders}
-    links: dict[Sequence[int], GlooLink] = {}
-    for ranks in dict.fromkeys([*members.values(), teams.leaders]):
+    members = {leader: hierarchy.members(leader) for leader in hierarchy.leaders}
+    links: dict[Sequence[int], GlooCollectives] = {}
+    for ranks in dict.fromkeys([*members.values(), hierarchy.leaders]):
         group = dist.new_group(list(ranks), backend="gloo") if len(ranks) > 1 else None
         if rank in ranks:
-            links[ranks] = GlooLink(group, ranks.index(rank), len(ranks))
-    leads = rank in teams.leaders and len(teams.leaders) > 1
-    return Relay(links[teams.members(rank)], links[teams.leaders] if leads else None)
+            links[ranks] = GlooCollectives(group, ranks.index(rank), len(ranks))
+    leads = rank in hierarchy.leaders and len(hierarchy.leaders) > 1
+    return HierarchicalCollectives(links[hierarchy.members(rank)], links[hierarchy.leaders] if leads else None)
 
 
-def _combined(said: Sequence[bytes], combine: Callable[[list[Any]], object]) -> dict[str, Any]:
+def _reduced(said: Sequence[bytes], combine: Callable[[list[Any]], object]) -> dict[str, Any]:
     """Make rank 0's verdict of what all ranks said: the first failure, else what ``combine`` makes of their values."""
     answers = [json.loads(each) for each in said]
     failed = next(((rank, each) for rank, each in enumerate(answers) if "value" not in each), None)
@@ -369,37 +379,39 @@ def _combined(said: Sequence[bytes], combine: Callable[[list[Any]], object]) -> 
     return {kind: f"rank {rank}: {text}" if kind == FAILED else text for kind, text in answer.items()}
 
 
-def _to_all(relay: Relay | None, verdict: Mapping[str, Any] | None, _: Teams) -> bytes:
-    data = _encoded(verdict) if verdict is not None else b""
+def _broadcast_result(relay: HierarchicalCollectives | None, result: Mapping[str, Any] | None, _: Hierarchy) -> bytes:
+    data = _encode(result) if result is not None else b""
     return relay.broadcast(data) if relay is not None else data
 
 
-def _to_each(relay: Relay | None, verdict: Mapping[str, Any] | None, teams: Teams) -> bytes:
+def _scatter_result(
+    relay: HierarchicalCollectives | None, result: Mapping[str, Any] | None, hierarchy: Hierarchy
+) -> bytes:
     """Pass letters on to those whom they are for; a failure to all."""
     parts: list[bytes] = []
-    if verdict is not None:
-        letters = verdict.get("value", {})
+    if result is not None:
+        messages = result.get("value", {})
         parts = [
-            _encoded({"value": letters.get(rank, [])} if "value" in verdict else verdict)
-            for rank in range(teams.world_size)
+            _encode({"value": messages.get(rank, [])} if "value" in result else result)
+            for rank in range(hierarchy.world_size)
         ]
-    return relay.scatter(parts, teams) if relay is not None else parts[0]
+    return relay.scatter(parts, hierarchy) if relay is not None else parts[0]
 
 
-def _sorted_letters(written: list[list[Any]]) -> dict[int, list[Any]]:
+def _messages_by_receiver(written: list[list[Any]]) -> dict[int, list[Any]]:
     """Give the letters for each rank, as (sender, letter)."""
-    letters: dict[int, list[Any]] = {}
+    messages: dict[int, list[Any]] = {}
     for sender, own in enumerate(written):
-        for to, letter in own:
-            letters.setdefault(to, []).append((sender, letter))
-    return letters
+        for to, message in own:
+            messages.setdefault(to, []).append((sender, message))
+    return messages
 
 
-def _encoded(value: object) -> bytes:
+def _encode(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _first(values: list[T]) -> T:
+def _first_value(values: list[T]) -> T:
     return values[0]
 
 
@@ -407,7 +419,7 @@ def _interrupted() -> None:
     raise CheckpointError("it was interrupted")
 
 
-def _blocks(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    for data, arrived in pieces:
-        for start in range(0, data.numel(), BLOCK):
-            yield data[start : start + BLOCK], arrived
+def _blocks(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    for data, on_block in buffers:
+        for start in range(0, data.numel(), TRANSFER_BLOCK_BYTES):
+            yield data[start : start + TRANSFER_BLOCK_BYTES], on_block

@@ -26,21 +26,24 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from elastipod.checkpoint.image import sum_of
-from elastipod.checkpoint.save_plan import Place, Plan
+from elastipod.checkpoint.image import checksum
+from elastipod.checkpoint.save_plan import ChunkIndex, SavePlan
 from elastipod.checkpoint.store import FileRecord
-from elastipod.checkpoint.value_codec import unpacked
+from elastipod.checkpoint.value_codec import decode_value
 from elastipod.errors import CheckpointError
 
 _PART = 4 << 20
 _SMALL = 1 << 18  # bytes that are summed sooner than another thread is asked to
 
-PAYLOAD_SUM, VALUE_SUM = "s", "c"  # before the hex digits of `FileRecord.parts`: of a chunk's bytes; CRC-32 of an entry
+CHUNK_CHECKSUM, VALUE_CHECKSUM = (
+    "s",
+    "c",
+)  # before the hex digits of `FileRecord.checksums`: of a chunk's bytes; CRC-32 of an entry
 
 METADATA = ".metadata"  # which tensor is where: written by rank 0 when all ranks have finished
 
 
-class MeasuredFile:
+class ChecksumFile:
     """A file to write to, which keeps count of its bytes and their CRC-32; as much of one as torch.save wants.
 
     The sum is there to find what was torn or has rotted; it is made in a thread beside the writing. It guards against nobody.
@@ -82,7 +85,7 @@ class MeasuredFile:
     def _sum(self, part: memoryview[int]) -> None:
         self._crc32 = zlib.crc32(part, self._crc32)
 
-    def __enter__(self) -> MeasuredFile:
+    def __enter__(self) -> ChecksumFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,49 +109,51 @@ class MeasuredFile:
         return FileRecord(self.size, f"{self._crc32:08x}")
 
 
-def file_name(rank: int) -> str:
+def rank_file_name(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
-def write_part(
+def write_rank_file(
     file: BinaryIO,
     tensors: Iterable[tuple[int, torch.Tensor]],
     values: Mapping[str, str],
     check: Callable[[], None] = lambda: None,
 ) -> tuple[FileRecord, dict[str, list[int]], dict[str, list[int]]]:
-    """Write a rank's part: chunks by number and packed values by key. check: as `MeasuredFile` takes it.
+    """Write a rank's part: chunks by number and packed values by key. check: as `ChecksumFile` takes it.
 
     Gives the file's record and, for chunks (by number as text) and values (by key), [first byte, bytes].
     """
     chunks: dict[str, list[int]] = {}
     entries: dict[str, list[int]] = {}
-    parts: dict[str, str] = {}
-    with MeasuredFile(file, check) as out:
+    checksums: dict[str, str] = {}
+    with ChecksumFile(file, check) as out:
         for number, tensor in tensors:
-            place = chunks[str(number)] = out.save(_alone(tensor))
-            parts[str(place[0])] = payload_sum(sum_of(tensor.reshape(-1).view(torch.uint8)) if tensor.numel() else 0)
+            place = chunks[str(number)] = out.save(_with_own_storage(tensor))
+            checksums[str(place[0])] = format_chunk_checksum(
+                checksum(tensor.reshape(-1).view(torch.uint8)) if tensor.numel() else 0
+            )
         for key, text in values.items():
             content = io.BytesIO()
-            torch.save(unpacked(text), content)
+            torch.save(decode_value(text), content)
             entries[key] = [out.size, len(content.getbuffer())]
-            parts[str(out.size)] = f"{VALUE_SUM}{zlib.crc32(content.getbuffer()):08x}"
+            checksums[str(out.size)] = f"{VALUE_CHECKSUM}{zlib.crc32(content.getbuffer()):08x}"
             out.write(content.getbuffer())
-    return replace(out.record(), parts=parts), chunks, entries
+    return replace(out.record(), checksums=checksums), chunks, entries
 
 
-def payload_sum(found: int) -> str:
-    """Write the sum of a chunk's bytes, as `sum_of` makes it, in the way of a manifest."""
-    return f"{PAYLOAD_SUM}{found:016x}"
+def format_chunk_checksum(found: int) -> str:
+    """Write the sum of a chunk's bytes, as `checksum` makes it, in the way of a manifest."""
+    return f"{CHUNK_CHECKSUM}{found:016x}"
 
 
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
+def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Give a contiguous tensor of the same memory that is all of its storage: torch.save writes a storage as a whole."""
     start = tensor.storage_offset() * tensor.element_size()
     storage = tensor.untyped_storage()[start : start + tensor.nbytes]
     return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, tensor.shape, tensor.stride())
 
 
-def metadata_of(plan: Plan) -> Metadata:
+def dcp_metadata(plan: SavePlan) -> Metadata:
     """Give torch's description of a planned state, without places in files."""
     described: dict[str, Any] = {}
     for chunk in plan.chunks:
@@ -165,24 +170,24 @@ def metadata_of(plan: Plan) -> Metadata:
 
 
 def write_metadata(
-    file: BinaryIO, plan: Plan, parts: Iterable[tuple[Mapping[str, list[int]], Mapping[str, list[int]]]]
+    file: BinaryIO, plan: SavePlan, parts: Iterable[tuple[Mapping[str, list[int]], Mapping[str, list[int]]]]
 ) -> FileRecord:
-    """Write what all ranks' parts (by rank: places of chunks and of values, as `write_part` gave them) add up to."""
-    metadata = metadata_of(plan)
+    """Write what all ranks' parts (by rank: places of chunks and of values, as `write_rank_file` gave them) add up to."""
+    metadata = dcp_metadata(plan)
     where: dict[MetadataIndex, _StorageInfo] = {}
     for rank, (chunks, values) in enumerate(parts):
         for number, (start, length) in chunks.items():
             chunk = plan.chunks[int(number)]
-            where[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(file_name(rank), start, length)
+            where[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(rank_file_name(rank), start, length)
         for key, (start, length) in values.items():
-            where[MetadataIndex(key)] = _StorageInfo(file_name(rank), start, length)
+            where[MetadataIndex(key)] = _StorageInfo(rank_file_name(rank), start, length)
     metadata.storage_data = where
-    with MeasuredFile(file) as out:
+    with ChecksumFile(file) as out:
         out.write(pickle.dumps(metadata))
     return out.record()
 
 
-def place_of(index: MetadataIndex, metadata: Metadata) -> Place:
+def chunk_index(index: MetadataIndex, metadata: Metadata) -> ChunkIndex:
     """Say which chunk a storage index of torch's means."""
     if index.offset is not None:
         return index.fqn, tuple(index.offset)
@@ -191,6 +196,6 @@ def place_of(index: MetadataIndex, metadata: Metadata) -> Place:
     return index.fqn, tuple(entry.chunks[0].offsets)
 
 
-def chunk_numbers(plan: Plan) -> dict[Place, int]:
+def chunk_numbers(plan: SavePlan) -> dict[ChunkIndex, int]:
     """Number a plan's chunks by their places."""
-    return {chunk.place: number for number, chunk in enumerate(plan.chunks)}
+    return {chunk.index: number for number, chunk in enumerate(plan.chunks)}

@@ -28,10 +28,10 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # as file 
 _TEMPORARY = re.compile(r"\.(?:tmp|dead)-step-\d{10}-gen-(\d{6})-[0-9a-f]+")
 
 
-class CheckpointDirectory(CheckpointStore):
+class DirectoryStore(CheckpointStore):
     """Checkpoints in a directory of a local or shared POSIX file system."""
 
-    seeks_quickly = True
+    has_cheap_seeks = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -50,21 +50,21 @@ class CheckpointDirectory(CheckpointStore):
         return path
 
     @contextmanager
-    def create_file(self, begun: str | Path, name: str) -> Iterator[BinaryIO]:
-        with io.BufferedWriter(_FlowingFile(Path(begun) / name, "xb")) as file:
+    def create_file(self, draft: str | Path, name: str) -> Iterator[BinaryIO]:
+        with io.BufferedWriter(_WriteBehindFile(Path(draft) / name, "xb")) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
 
-    def commit(self, begun: str | Path, manifest: Manifest) -> Path:
-        begun = Path(begun)
+    def commit(self, draft: str | Path, manifest: Manifest) -> Path:
+        draft = Path(draft)
         final = self.path / manifest.id.name
         try:
-            with self.create_file(begun, MANIFEST) as file:
+            with self.create_file(draft, MANIFEST) as file:
                 file.write(manifest.to_json().encode())
-            sync_directory(begun)
+            sync_directory(draft)
             self.check_fence(manifest.id.generation)
-            os.rename(begun, final)
+            os.rename(draft, final)
         except OSError as error:
             self.check_fence(manifest.id.generation)  # a successor has taken away what we were writing
             raise CheckpointError(
@@ -73,10 +73,10 @@ class CheckpointDirectory(CheckpointStore):
         sync_directory(self.path)
         return final
 
-    def abandon(self, begun: str | Path) -> None:
-        shutil.rmtree(begun, ignore_errors=True)
+    def discard(self, draft: str | Path) -> None:
+        shutil.rmtree(draft, ignore_errors=True)
 
-    def complete(self) -> list[CheckpointId]:
+    def list_complete(self) -> list[CheckpointId]:
         found = [match for match in map(COMPLETE.fullmatch, self._names("")) if match]
         return sorted((CheckpointId(int(match[1]), int(match[2])) for match in found), reverse=True)
 
@@ -122,7 +122,7 @@ class CheckpointDirectory(CheckpointStore):
             return
         shutil.rmtree(hidden, ignore_errors=True)
 
-    def _place(self) -> str:
+    def _canonical_name(self) -> str:
         return os.path.realpath(self.path)
 
     def _names(self, folder: str) -> list[str]:
@@ -167,7 +167,7 @@ class CheckpointDirectory(CheckpointStore):
         (self.path / name).unlink(missing_ok=True)
 
 
-class _FlowingFile(io.FileIO):
+class _WriteBehindFile(io.FileIO):
     """A file that flows to disk while it is being written, so that little is left for the sync at its end."""
 
     _asked = 0  # bytes that the kernel was asked to write out

@@ -28,21 +28,23 @@ from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
 
-SHORT_S = 180.0  # a drain with less time than this does not wait for storage if memory outlives it; Spot gives 120 s
-MARGIN_S = 10.0  # of the drain's time, kept for leaving
+SHORT_DRAIN_S = (
+    180.0  # a drain with less time than this does not wait for storage if memory outlives it; Spot gives 120 s
+)
+EXIT_MARGIN_S = 10.0  # of the drain's time, kept for leaving
 _GIVE_UP_S = 1.0  # for a save to notice that it was given up
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
-class UnderWay(Protocol):
+class PendingSave(Protocol):
     """A save."""
 
     thread: threading.Thread
-    is_given_up: bool
+    is_abandoned: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class DrainNotice:
     """A drain as one rank knows it. left_s: until its deadline; leaves: whether this rank's pod goes, None when not known."""
 
     left_s: float
@@ -52,7 +54,7 @@ class Notice:
         return [self.left_s, self.leaves]
 
 
-def notice() -> Notice | None:
+def current_drain() -> DrainNotice | None:
     """Give the drain that this rank was asked for, None where it was not, or has no deadline."""
     worker = local_worker()
     if worker is None:
@@ -60,21 +62,21 @@ def notice() -> Notice | None:
     event = worker.file.event()
     if event.level == EventLevel.NONE or not event.deadline:
         return None
-    return Notice(event.deadline - time.time(), worker.file.leaves())
+    return DrainNotice(event.deadline - time.time(), worker.file.leaves())
 
 
-def patience_s(left_s: Sequence[float], *, outlives: bool) -> float:
+def storage_wait_s(left_s: Sequence[float], *, survives_drain: bool) -> float:
     """Give how long a drain waits for durable storage once memory holds the step, in seconds.
 
     left_s: what each rank that knows a deadline has left; outlives: whether the memory of the pods that stay holds all of the
     state. Where it does not, or nobody knows who stays, storage is waited for as far as the deadline allows.
     """
     least = min(left_s)
-    return 0.0 if outlives and least < SHORT_S else max(0.0, least - MARGIN_S)
+    return 0.0 if survives_drain and least < SHORT_DRAIN_S else max(0.0, least - EXIT_MARGIN_S)
 
 
 @contextmanager
-def in_checkpoint() -> Iterator[None]:
+def checkpoint_call() -> Iterator[None]:
     """Let the agent know that this rank is inside a checkpoint call, so that its silence is not taken for a hang."""
     worker = local_worker()
     if worker is None or worker.file.is_in_checkpoint(worker.local_rank):
@@ -87,30 +89,30 @@ def in_checkpoint() -> Iterator[None]:
         worker.file.note_checkpoint(worker.local_rank, False)
 
 
-_under_way: weakref.WeakSet[Any] = weakref.WeakSet()
+_pending_saves: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def watch(save: UnderWay) -> None:
+def wait_at_exit(save: PendingSave) -> None:
     """Have the end of the process wait for a save, unless it has failed or the save was given up."""
-    _under_way.add(save)
+    _pending_saves.add(save)
 
 
 def _at_exit() -> None:
     failure = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-    for save in list(_under_way):
-        if failure is None and not save.is_given_up:
+    for save in list(_pending_saves):
+        if failure is None and not save.is_abandoned:
             save.thread.join()
-    saves = [save for save in _under_way if save.thread.is_alive()]
+    saves = [save for save in _pending_saves if save.thread.is_alive()]
     for save in saves:
-        save.is_given_up = True
+        save.is_abandoned = True
     deadline = time.monotonic() + _GIVE_UP_S
     for save in saves:
         save.thread.join(max(0.0, deadline - time.monotonic()))
     if any(save.thread.is_alive() for save in saves):
-        _end(failure)
+        _exit_now(failure)
 
 
-def _end(failure: BaseException | None) -> None:
+def _exit_now(failure: BaseException | None) -> None:
     """End the process without the interpreter's own end, which a thread of it would not outlive: it would abort."""
     logging.shutdown()
     _flush_files()

@@ -23,11 +23,11 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 
-from elastipod.checkpoint.dcp_format import METADATA, VALUE_SUM, payload_sum
-from elastipod.checkpoint.image import STRETCH, shaped, sum_of
-from elastipod.checkpoint.load_plan import Part
-from elastipod.checkpoint.save_plan import Chunk, Place, num_bytes
-from elastipod.checkpoint.store import CheckpointStore, Damaged, Manifest
+from elastipod.checkpoint.dcp_format import METADATA, VALUE_CHECKSUM, format_chunk_checksum
+from elastipod.checkpoint.image import CHECKSUM_BLOCK, checksum, view_as_chunk
+from elastipod.checkpoint.load_plan import LoadTarget
+from elastipod.checkpoint.save_plan import Chunk, ChunkIndex, num_bytes
+from elastipod.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
 from elastipod.checkpoint.training_state import RANDOM
 
 _STREAMS = 8  # reads of an object store at once
@@ -43,7 +43,7 @@ class FileSource:
         self._store, self._manifest, self._id = store, manifest, manifest.id
         content = self._read(METADATA, 0, manifest.files[METADATA].size) if METADATA in manifest.files else b""
         if f"{zlib.crc32(content):08x}" != manifest.files[METADATA].crc32:
-            raise Damaged(f"{store.location(self._id)}/{METADATA} is not as its manifest has it")
+            raise DamagedCheckpoint(f"{store.location(self._id)}/{METADATA} is not as its manifest has it")
         self.metadata: Metadata = pickle.loads(content)  # noqa: S301  # its checksum is that of the manifest
         self._where: Mapping[MetadataIndex, _StorageInfo] = dict(self.metadata.storage_data)
         self._values = self._read_values(rank)
@@ -54,10 +54,10 @@ class FileSource:
     def value(self, key: str) -> Any:
         return self._values[key]
 
-    def fill(self, wanted: Mapping[Place, Sequence[Part]]) -> list[str]:
+    def fill(self, wanted: Mapping[ChunkIndex, Sequence[LoadTarget]]) -> list[str]:
         """Fill live tensors; gives what is damaged, one sentence each."""
         problems: list[str] = []
-        by_file: dict[str, list[tuple[_StorageInfo, Place]]] = {}
+        by_file: dict[str, list[tuple[_StorageInfo, ChunkIndex]]] = {}
         for place in wanted:
             info = self._where[MetadataIndex(*place)]
             by_file.setdefault(info.relative_path, []).append((info, place))
@@ -67,26 +67,32 @@ class FileSource:
                 for (info, place), (file, start) in zip(entries, views, strict=True):
                     try:
                         self._fill_chunk(file, start, info, self._chunk(place), wanted[place])
-                    except (Damaged, struct.error, EOFError) as error:
+                    except (DamagedCheckpoint, struct.error, EOFError) as error:
                         problems.append(f"{self._store.location(self._id)}/{name}: {place[0]} is damaged ({error})")
         return problems
 
-    def _fill_chunk(self, file: BinaryIO, start: int, info: _StorageInfo, chunk: Chunk, parts: Sequence[Part]) -> None:
+    def _fill_chunk(
+        self, file: BinaryIO, start: int, info: _StorageInfo, chunk: Chunk, parts: Sequence[LoadTarget]
+    ) -> None:
         """start: of the entry in this file."""
         if not chunk.num_bytes:
             return
         file.seek(_payload_start(file, start, info.length))
-        memory = parts[0].memory(chunk) if len(parts) == 1 and parts[0].span(chunk) == (0, chunk.num_bytes) else None
+        memory = (
+            parts[0].direct_view(chunk)
+            if len(parts) == 1 and parts[0].byte_range(chunk) == (0, chunk.num_bytes)
+            else None
+        )
         raw = torch.empty(chunk.num_bytes, dtype=torch.uint8) if memory is None else memory
         found = _read_into(file, raw)
-        wanted = self._manifest.files[info.relative_path].parts.get(str(info.offset))
-        if wanted is not None and wanted != payload_sum(found):
-            raise Damaged("its sum is not that of the manifest")
+        wanted = self._manifest.files[info.relative_path].checksums.get(str(info.offset))
+        if wanted is not None and wanted != format_chunk_checksum(found):
+            raise DamagedCheckpoint("its sum is not that of the manifest")
         if memory is None:
             for part in parts:
-                part.fill(shaped(raw, chunk))
+                part.fill(view_as_chunk(raw, chunk))
 
-    def _chunk(self, place: Place) -> Chunk:
+    def _chunk(self, place: ChunkIndex) -> Chunk:
         key, offsets = place
         entry = self.metadata.state_dict_metadata[key]
         assert isinstance(entry, TensorStorageMetadata)
@@ -101,7 +107,7 @@ class FileSource:
 
         Of a store that is far away, several are on their way at once.
         """
-        if self._store.seeks_quickly:
+        if self._store.has_cheap_seeks:
             with self._store.open_file(self._id, name) as file:
                 yield ((file, info.offset) for info in infos)
             return
@@ -135,9 +141,11 @@ class FileSource:
         return values
 
     def _value(self, name: str, info: _StorageInfo, content: bytes) -> Any:
-        wanted = self._manifest.files[name].parts.get(str(info.offset))
-        if wanted is not None and wanted != f"{VALUE_SUM}{zlib.crc32(content):08x}":
-            raise Damaged(f"{self._store.location(self._id)}/{name} has a value that is not as its manifest has it")
+        wanted = self._manifest.files[name].checksums.get(str(info.offset))
+        if wanted is not None and wanted != f"{VALUE_CHECKSUM}{zlib.crc32(content):08x}":
+            raise DamagedCheckpoint(
+                f"{self._store.location(self._id)}/{name} has a value that is not as its manifest has it"
+            )
         try:
             return torch.load(cast(IO[bytes], io.BytesIO(content)), map_location="cpu", weights_only=True)
         except RuntimeError as error:  # what torch makes of a read that fails: the sums were right
@@ -147,9 +155,9 @@ class FileSource:
         try:
             content = self._store.read_range(self._id, name, start, length)
         except FileNotFoundError:
-            raise Damaged(f"{self._store.location(self._id)}/{name} is missing") from None
+            raise DamagedCheckpoint(f"{self._store.location(self._id)}/{name} is missing") from None
         if len(content) != length:
-            raise Damaged(f"{self._store.location(self._id)}/{name} is too short")
+            raise DamagedCheckpoint(f"{self._store.location(self._id)}/{name} is too short")
         return content
 
 
@@ -160,7 +168,7 @@ def _payload_start(file: BinaryIO, start: int, length: int) -> int:
     entry = _entry_of_numbers(file.read(length - skipped))
     header = skipped + entry.header_offset  # which is counted from where we began to read
     if not 0 <= header <= length - _LOCAL_HEADER.size:
-        raise Damaged("its directory points elsewhere")
+        raise DamagedCheckpoint("its directory points elsewhere")
     file.seek(start + header)
     name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     return start + header + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
@@ -174,9 +182,9 @@ def _entry_of_numbers(directory: bytes) -> zipfile.ZipInfo:
     except (
         Exception
     ) as error:  # whatever zipfile makes of bytes that are not a directory: nothing is read from storage here
-        raise Damaged(f"its directory cannot be read: {type(error).__name__}") from error
+        raise DamagedCheckpoint(f"its directory cannot be read: {type(error).__name__}") from error
     if entry is None:
-        raise Damaged("it holds no tensor")
+        raise DamagedCheckpoint("it holds no tensor")
     return entry
 
 
@@ -184,13 +192,13 @@ def _read_into(file: BinaryIO, raw: torch.Tensor) -> int:
     """Read the bytes of a tensor from a file, and give their sum, made while they are in the processor's cache."""
     room = memoryview((ctypes.c_char * raw.numel()).from_address(raw.data_ptr())).cast("B")
     total = 0
-    for start in range(0, raw.numel(), STRETCH):
-        end = min(start + STRETCH, raw.numel())
+    for start in range(0, raw.numel(), CHECKSUM_BLOCK):
+        end = min(start + CHECKSUM_BLOCK, raw.numel())
         at = start
         while at < end:
             count = file.readinto(room[at:end])  # type: ignore[attr-defined]  # as all files that are open for reading have
             if not count:
                 raise EOFError("the file ends too early")
             at += count
-        total += sum_of(raw[start:end])
+        total += checksum(raw[start:end])
     return total % (1 << 64)

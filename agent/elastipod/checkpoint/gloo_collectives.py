@@ -15,27 +15,27 @@ _HEAD = 8  # of these, its length
 _BODY = _SLOT - _HEAD
 
 
-class Broken(RuntimeError):
+class ConnectionBroken(RuntimeError):
     """A connection failed, or nothing came over it in time."""
 
 
 @contextmanager
-def connected() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Tell what torch's connections raise from all else."""
     try:
         yield
     except RuntimeError as error:
-        raise Broken(str(error).splitlines()[0]) from error
+        raise ConnectionBroken(str(error).splitlines()[0]) from error
 
 
-class GlooLink:
-    """A `Link` over a gloo group: one of torch's, or one of our own (`connect`). Methods raise Broken."""
+class GlooCollectives:
+    """A `Collectives` over a gloo group: one of torch's, or one of our own (`connect`). Methods raise Broken."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size
 
     @classmethod
-    def connect(cls, store: Any, rank: int, size: int, timeout_s: float) -> GlooLink:
+    def connect(cls, store: Any, rank: int, size: int, timeout_s: float) -> GlooCollectives:
         """Connect so many ranks, each of which calls this, through a store. Raises RuntimeError when they do not come."""
         group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s)) if size > 1 else None
         return cls(group, rank, size)
@@ -46,7 +46,7 @@ class GlooLink:
         options = dist.GatherOptions()
         options.rootRank = 0
         rooms = [bytearray(_SLOT) for _ in range(self.size)] if self.rank == 0 else []
-        with connected():
+        with translated_errors():
             into = [[_tensor(room) for room in rooms]] if rooms else []
             self.group.gather(into, [_tensor(_slot(data))], options).wait()
             if self.rank == 0:
@@ -60,9 +60,9 @@ class GlooLink:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         head = _slot(data) if self.rank == 0 else bytearray(_SLOT)
-        with connected():
+        with translated_errors():
             self.group.broadcast([_tensor(head)], options).wait()
-            start, left = _read(head)
+            start, left = _parse_slot(head)
             if left <= 0:
                 return start
             rest = bytearray(data[_BODY:]) if self.rank == 0 else bytearray(left)
@@ -75,27 +75,27 @@ class GlooLink:
         options = dist.ScatterOptions()
         options.rootRank = 0
         head = bytearray(_SLOT)
-        with connected():
+        with translated_errors():
             slots = [[_tensor(_slot(part)) for part in parts]] if self.rank == 0 else []
             self.group.scatter([_tensor(head)], slots, options).wait()
             if self.rank == 0:
                 for to, part in enumerate(parts[1:], start=1):
                     self._send_rest(part, to)
                 return parts[0]
-            start, left = _read(head)
-            return start + self._rest(left, 0)() if left > 0 else start
+            start, left = _parse_slot(head)
+            return start + self._receive_rest(left, 0)() if left > 0 else start
 
     def _received(self, rooms: Sequence[bytearray]) -> list[bytes]:
         """Read what the others said; what is longer than a slot is received from all of them at once."""
-        starts = [_read(room) for room in rooms]
-        rests = {rank: self._rest(left, rank) for rank, (_, left) in enumerate(starts) if rank and left > 0}
+        starts = [_parse_slot(room) for room in rooms]
+        rests = {rank: self._receive_rest(left, rank) for rank, (_, left) in enumerate(starts) if rank and left > 0}
         return [start + rests[rank]() if rank in rests else start for rank, (start, _) in enumerate(starts) if rank]
 
     def _send_rest(self, data: bytes, to: int) -> None:
         if len(data) > _BODY:
             self.group.send([_tensor(bytearray(data[_BODY:]))], to, 0).wait()
 
-    def _rest(self, size: int, source: int) -> Callable[[], bytes]:
+    def _receive_rest(self, size: int, source: int) -> Callable[[], bytes]:
         """Begin to receive; what is given waits for it."""
         room = bytearray(size)
         work = self.group.recv([_tensor(room)], source, 0)
@@ -115,7 +115,7 @@ def _slot(data: bytes) -> bytearray:
     return bytearray((len(data).to_bytes(_HEAD, "little") + data[:_BODY]).ljust(_SLOT, b"\0"))
 
 
-def _read(slot: bytearray) -> tuple[bytes, int]:
+def _parse_slot(slot: bytearray) -> tuple[bytes, int]:
     """Give the beginning of a message, and how many bytes of it are still to come."""
     length = int.from_bytes(slot[:_HEAD], "little")
     return bytes(slot[_HEAD : _HEAD + length]), length - _BODY

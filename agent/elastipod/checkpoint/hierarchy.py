@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-FLAT = 16  # ranks; up to here a world is one team
-WHOLE = 8  # teams are multiples of it, so that they are made of whole nodes
+MAX_FLAT_RANKS = 16  # ranks; up to here a world is one team
+SUBGROUP_MULTIPLE = 8  # teams are multiples of it, so that they are made of whole nodes
 
 
-class Link(Protocol):
+class Collectives(Protocol):
     """Connections among some ranks, numbered from 0 within the link. Every call is collective among them."""
 
     rank: int
@@ -34,17 +34,19 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Teams:
+class Hierarchy:
     """The division of a world into teams of neighbours."""
 
     world_size: int
     size: int
 
     @classmethod
-    def of(cls, world_size: int) -> Teams:
-        if world_size <= FLAT:
+    def of(cls, world_size: int) -> Hierarchy:
+        if world_size <= MAX_FLAT_RANKS:
             return cls(world_size, world_size)
-        return cls(world_size, min(math.ceil(math.sqrt(world_size) / WHOLE) * WHOLE, world_size))
+        return cls(
+            world_size, min(math.ceil(math.sqrt(world_size) / SUBGROUP_MULTIPLE) * SUBGROUP_MULTIPLE, world_size)
+        )
 
     @property
     def leaders(self) -> range:
@@ -56,36 +58,36 @@ class Teams:
         return range(first, min(first + self.size, self.world_size))
 
 
-class Relay:
+class HierarchicalCollectives:
     """One rank's way to rank 0. leaders: None on ranks that lead no team, and where there is one team."""
 
-    def __init__(self, team: Link, leaders: Link | None) -> None:
-        self._team, self._leaders = team, leaders
+    def __init__(self, subgroup: Collectives, leaders: Collectives | None) -> None:
+        self._subgroup, self._leaders = subgroup, leaders
 
     def gather(self, data: bytes) -> list[bytes]:
         """Give what every rank said, by rank, on rank 0; nothing elsewhere."""
-        said = self._team.gather(data)
+        said = self._subgroup.gather(data)
         if self._leaders is None:
             return said
-        return [each for team in self._leaders.gather(_joined(said)) for each in _parted(team)]
+        return [each for subgroup in self._leaders.gather(_join(said)) for each in _split(subgroup)]
 
     def broadcast(self, data: bytes) -> bytes:
         """Give rank 0's data on every rank."""
-        return self._team.broadcast(data if self._leaders is None else self._leaders.broadcast(data))
+        return self._subgroup.broadcast(data if self._leaders is None else self._leaders.broadcast(data))
 
-    def scatter(self, parts: Sequence[bytes], teams: Teams) -> bytes:
+    def scatter(self, parts: Sequence[bytes], hierarchy: Hierarchy) -> bytes:
         """Give each rank its part of what rank 0 has, by rank."""
         if self._leaders is None:
-            return self._team.scatter(parts)
-        of_teams = [_joined([parts[rank] for rank in teams.members(leader)]) for leader in teams.leaders if parts]
-        return self._team.scatter(_parted(self._leaders.scatter(of_teams)))
+            return self._subgroup.scatter(parts)
+        of_teams = [_join([parts[rank] for rank in hierarchy.members(leader)]) for leader in hierarchy.leaders if parts]
+        return self._subgroup.scatter(_split(self._leaders.scatter(of_teams)))
 
 
-def _joined(parts: Sequence[bytes]) -> bytes:
+def _join(parts: Sequence[bytes]) -> bytes:
     return struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)) + b"".join(parts)
 
 
-def _parted(data: bytes) -> list[bytes]:
+def _split(data: bytes) -> list[bytes]:
     (count,) = struct.unpack_from("<Q", data)
     end = 8 * (count + 1)
     parts: list[bytes] = []

@@ -20,13 +20,13 @@ from elastipod.errors import CheckpointError
 _managers: dict[tuple[str, str], CheckpointManager] = {}
 
 
-class _Loaded(NamedTuple):
+class _LoadedTuple(NamedTuple):
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     lr_scheduler: Scheduler | None
 
 
-class Loaded(_Loaded):
+class LoadedCheckpoint(_LoadedTuple):
     """What `load_checkpoint` gives: the three objects, as the samples unpack them.
 
     resume: where training goes on, None at the very beginning; step: completed steps, 0 then; user_content: what was saved.
@@ -74,14 +74,14 @@ def load_checkpoint(
     checkpoint_path: str | os.PathLike[str] | None = None,
     *,
     checkpoint_dir: str | os.PathLike[str] | None = None,
-) -> Loaded:
+) -> LoadedCheckpoint:
     """Load the freshest complete checkpoint of a directory into the given objects, which stay as they are when there is none.
 
     Unpacks as ``model, optimizer, lr_scheduler = load_checkpoint(...)``; its ``step`` says where to go on. Collective.
     Raises TypeError when the directory is missing, CheckpointError as `CheckpointManager.load_latest`.
     """
     manager = _manager(checkpoint_path, checkpoint_dir)
-    loaded = Loaded(model, optimizer, lr_scheduler)
+    loaded = LoadedCheckpoint(model, optimizer, lr_scheduler)
     loaded.resume = manager.load_latest(model=model, optimizer=optimizer, scheduler=lr_scheduler)
     return loaded
 

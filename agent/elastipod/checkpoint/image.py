@@ -26,16 +26,18 @@ from typing import Any
 
 import torch
 
-from elastipod.checkpoint.mapped_memory import MappedMemory, fill_file
-from elastipod.checkpoint.save_plan import Chunk, Plan
+from elastipod.checkpoint.mapped_memory import MappedMemory, allocate_file
+from elastipod.checkpoint.save_plan import Chunk, SavePlan
 from elastipod.checkpoint.store import CheckpointId
 
 log = logging.getLogger(__name__)
 
 FORMAT = 3
-STRETCH = 1 << 20  # bytes of a chunk that have a sum of their own: they are still in the cache when they are added up
+CHECKSUM_BLOCK = (
+    1 << 20
+)  # bytes of a chunk with a checksum of their own; they are still in the cache when they are summed
 SLOTS = 2
-ABANDONED_S = 3 * 86_400.0  # images of a job that has not saved for so long are deleted by the next one there
+STALE_AFTER_S = 3 * 86_400.0  # images of a job that has not saved for so long are deleted by the next one there
 MEMORY_ENV = "ELASTIPOD_MEMORY_DIR"
 DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # memory is what is wanted
 _FOLDER = "elastipod-images-"
@@ -45,10 +47,10 @@ _MAX_HEADER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ImageHeader:
     """What an image is. plan: digest of the plan that says where in it which chunk lies; size: bytes; values: packed, by key.
 
-    sums: `sum_of` each stretch of each chunk, 16 hex digits, in the plan's order. durable: the newest durable checkpoint that the run knew
+    sums: `checksum` of each block of each chunk, 16 hex digits, in the plan's order. durable: newest durable checkpoint that the run knew
     to be there, this one itself once it is durable too; who deletes that one has rolled back by hand. wants_durable: it was to be
     written to durable storage too.
     """
@@ -89,7 +91,7 @@ class Header:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Header:
+    def from_json(cls, text: str) -> ImageHeader:
         """Read a header. Raises ValueError, KeyError or TypeError when it is none of ours."""
         data = json.loads(text)
         if data["format"] != FORMAT:
@@ -133,23 +135,23 @@ class MemoryDirectory:
         host = boot.read_text().strip() if boot.exists() else os.uname().nodename
         return hashlib.sha256(f"{host} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:16]
 
-    def headers(self) -> list[Header]:
+    def headers(self) -> list[ImageHeader]:
         """List the images that are whole. What cannot be read is no image; raises OSError where the folder cannot."""
-        found: list[Header] = []
+        found: list[ImageHeader] = []
         for name in os.listdir(self.path):
             match = _HEADER.fullmatch(name)
             if match is None:
                 continue
             try:
                 if os.stat(self.path / name).st_size <= _MAX_HEADER_BYTES:
-                    header = Header.from_json((self.path / name).read_text(encoding="utf-8"))
+                    header = ImageHeader.from_json((self.path / name).read_text(encoding="utf-8"))
                     if f"{header.name}.json" == name:
                         found.append(header)
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # an image that cannot be read does not exist for us
         return found
 
-    def publish(self, header: Header) -> None:
+    def publish(self, header: ImageHeader) -> None:
         """Let a whole image appear."""
         self._write(f"{header.name}.json", header.to_json())
 
@@ -157,7 +159,7 @@ class MemoryDirectory:
         """Take an image's header away; its bytes may be written over from now on."""
         (self.path / f"{name}.json").unlink(missing_ok=True)
 
-    def note_durable(self, headers: dict[str, Header], of: CheckpointId) -> None:
+    def note_durable(self, headers: dict[str, ImageHeader], of: CheckpointId) -> None:
         """Write into whole images, by name, that there is a newer durable checkpoint now; those without room for that go."""
         for name, header in list(headers.items()):
             headers[name] = replace(header, durable=of)
@@ -169,20 +171,20 @@ class MemoryDirectory:
                 with suppress(OSError):
                     self.withdraw(name)
 
-    def keep_plan(self, plan: Plan) -> None:
+    def store_plan(self, plan: SavePlan) -> None:
         """Keep the plan that images refer to."""
         if not (self.path / f"plan-{plan.digest}.json").exists():
             self._write(f"plan-{plan.digest}.json", plan.to_json())
 
-    def plan(self, digest: str) -> Plan | None:
+    def plan(self, digest: str) -> SavePlan | None:
         """Give a plan, None when it is not here or is not what its name says."""
         try:
-            plan = Plan.from_json((self.path / f"plan-{digest}.json").read_text(encoding="utf-8"))
+            plan = SavePlan.from_json((self.path / f"plan-{digest}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return plan if plan.digest == digest else None
 
-    def remove_others(self, keep: Iterable[str], *, older_than: int) -> None:
+    def remove_stale_images(self, keep: Iterable[str], *, older_than: int) -> None:
         """Delete the images of generations before ``older_than``, but for those named, plans that no image needs, and drafts.
 
         What cannot be deleted stays; the next save tries again.
@@ -215,7 +217,7 @@ class MemoryDirectory:
                 with suppress(OSError):
                     (self.path / f"{name}.bin").unlink()
 
-    def open(self, header: Header) -> MappedImage:
+    def open(self, header: ImageHeader) -> MappedImage:
         """Open an image to read it. Raises ValueError, in a sentence, when it is not there or too short."""
         path = self.path / f"{header.name}.bin"
         try:
@@ -255,7 +257,7 @@ class MappedImage:
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fill_file(descriptor, length)
+            allocate_file(descriptor, length)
             return cls(MappedMemory(descriptor, length), size)
         except OSError:
             path.unlink(missing_ok=True)
@@ -288,21 +290,25 @@ class MappedImage:
         with suppress(RuntimeError):  # torch's next look at CUDA's last error would take ours for its own
             torch.zeros(1, device=device)
 
-    def raw(self, chunk: Chunk, position: int) -> torch.Tensor:
+    def chunk_bytes(self, chunk: Chunk, position: int) -> torch.Tensor:
         """Give the bytes of a chunk."""
         return self.bytes[position : position + chunk.num_bytes]
 
-    def box(self, chunk: Chunk, position: int) -> torch.Tensor:
+    def chunk_tensor(self, chunk: Chunk, position: int) -> torch.Tensor:
         """Give the part of the image that holds a chunk, as a tensor of its type and sizes."""
-        return shaped(self.raw(chunk, position), chunk)
+        return view_as_chunk(self.chunk_bytes(chunk, position), chunk)
 
     def sums(self, chunks: Iterable[tuple[Chunk, int]]) -> str:
-        """Give what `Header.sums` holds. chunks: with their positions."""
-        raws = (self.raw(chunk, position) for chunk, position in chunks)
-        return "".join(f"{sum_of(raw[at : at + STRETCH]):016x}" for raw in raws for at in range(0, len(raw), STRETCH))
+        """Give what `ImageHeader.sums` holds. chunks: with their positions."""
+        raws = (self.chunk_bytes(chunk, position) for chunk, position in chunks)
+        return "".join(
+            f"{checksum(raw[at : at + CHECKSUM_BLOCK]):016x}"
+            for raw in raws
+            for at in range(0, len(raw), CHECKSUM_BLOCK)
+        )
 
     def close(self) -> None:
-        """Let the memory go. The tensors that `box` gave must not be used afterwards: torch does not hold the mapping for them."""
+        """Let the memory go. The tensors that `chunk_tensor` gave must not be used afterwards: torch does not hold the mapping for them."""
         self._unregister()
         self.bytes = torch.empty(0, dtype=torch.uint8)
         self._mapping.close()
@@ -323,13 +329,13 @@ class MappedImage:
         self.close()
 
 
-def shaped(raw: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+def view_as_chunk(raw: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     """Give the bytes of a chunk as a tensor of its type and sizes."""
     dtype: torch.dtype = getattr(torch, chunk.dtype)
     return raw.view(dtype).view(chunk.sizes)
 
 
-def sum_of(raw: torch.Tensor) -> int:
+def checksum(raw: torch.Tensor) -> int:
     """Add up all 64-bit words, and the bytes after the last, modulo 2**64: as quick as memory, and other for any change of one word.
 
     Sums of parts add up to the sum of the whole, where each part but the last is of whole words.
@@ -339,8 +345,8 @@ def sum_of(raw: torch.Tensor) -> int:
     return (words + int.from_bytes(bytes(raw[whole:].tolist()), "little")) % (1 << 64)
 
 
-def num_stretches(chunk: Chunk) -> int:
-    return -(-chunk.num_bytes // STRETCH)
+def num_checksum_blocks(chunk: Chunk) -> int:
+    return -(-chunk.num_bytes // CHECKSUM_BLOCK)
 
 
 def memory_root(wanted: str | os.PathLike[str] | bool | None, *, is_in_pod: bool) -> Path | None:
@@ -355,24 +361,24 @@ def memory_root(wanted: str | os.PathLike[str] | bool | None, *, is_in_pod: bool
     return Path(DEFAULT_ROOT) if wanted or is_in_pod else None
 
 
-def job_directory(root: Path | None, job: str) -> MemoryDirectory | None:
+def open_memory_directory(root: Path | None, job: str) -> MemoryDirectory | None:
     """Open the job's images; None, with a warning, where that is not possible: memory is a tier that one can do without."""
     if root is None:
         return None
     try:
         directory = MemoryDirectory(root, job)
-        _remove_abandoned(directory)
+        _remove_stale_directories(directory)
         return directory
     except OSError as error:
         log.warning("no checkpoints are kept in memory: %s", error)
         return None
 
 
-def _remove_abandoned(ours: MemoryDirectory) -> None:
+def _remove_stale_directories(ours: MemoryDirectory) -> None:
     """Delete what other jobs of this user left in the same memory and have not written to for days."""
     for other in ours.path.parent.glob(f"{_FOLDER}*"):
         with suppress(OSError):
             found = other.lstat()
-            is_old = time.time() - found.st_mtime > ABANDONED_S
+            is_old = time.time() - found.st_mtime > STALE_AFTER_S
             if is_old and other != ours.path and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
                 shutil.rmtree(other, ignore_errors=True)

@@ -7,52 +7,56 @@ import logging
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from elastipod.checkpoint.communicator import Exchange
-from elastipod.checkpoint.image import Header, MappedImage, MemoryDirectory
-from elastipod.checkpoint.memory_limits import Demand, rooms_for, shortage
-from elastipod.checkpoint.save_plan import Plan, partners
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.image import ImageHeader, MappedImage, MemoryDirectory
+from elastipod.checkpoint.memory_limits import MemoryDemand, find_shortage, memory_limits_of
+from elastipod.checkpoint.save_plan import SavePlan, choose_copy_holders
 from elastipod.checkpoint.store import CheckpointId
 from elastipod.ranks import rank_and_world
 
 log = logging.getLogger(__name__)
 
 
-class Copies:
+class ImageCopies:
     """The images that this rank keeps for ranks of other nodes."""
 
     def __init__(self, directory: MemoryDirectory) -> None:
         self._directory = directory
         self._kept: dict[str, MappedImage] = {}
-        self._headers: dict[str, Header] = {}  # of those that are whole
-        self.kept_by: dict[
+        self._headers: dict[str, ImageHeader] = {}  # of those that are whole
+        self.held_by: dict[
             int, int
         ] = {}  # on every rank: by the rank whose image it is, who keeps a copy of the newest
 
-    def keepers(self, plan: Plan, domains: Sequence[str]) -> dict[int, int]:
+    def holders(self, plan: SavePlan, domains: Sequence[str]) -> dict[int, int]:
         """Give, for each rank whose image a lost node would take along, the rank that keeps a copy."""
-        exposed = plan.exposed()
-        return {source: keeper for source, keeper in partners(plan.nodes, domains).items() if source in exposed}
+        unreplicated_ranks = plan.unreplicated_ranks()
+        return {
+            source: holder
+            for source, holder in choose_copy_holders(plan.nodes, domains).items()
+            if source in unreplicated_ranks
+        }
 
-    def exchange(
-        self, plan: Plan, keepers: Mapping[int, int], image: MappedImage, header: Header, exchange: Exchange
+    def exchange_images(
+        self, plan: SavePlan, holders: Mapping[int, int], image: MappedImage, header: ImageHeader, comm: Communicator
     ) -> None:
         """Send this rank's image, whose header is given, to its keeper, and keep those of others. Collective.
 
         A node without room for a copy keeps none, with a warning. Raises RanksLost when ranks lose touch.
         """
         rank, _ = rank_and_world()
-        mine = {keepers[rank]: header.to_json()} if rank in keepers else {}
-        sources = {source: Header.from_json(text) for source, text in exchange.deliver(lambda: mine).items()}
-        self.kept_by = {}
-        refused: list[int] = exchange.agree(lambda: self._make_room(plan, sources), lambda rooms: [*chain(*rooms)])
-        out = {keepers[rank]: [image.bytes[: image.size]]} if rank in keepers and rank not in refused else {}
+        mine = {holders[rank]: header.to_json()} if rank in holders else {}
+        sources = {source: ImageHeader.from_json(text) for source, text in comm.all_to_all(lambda: mine).items()}
+        self.held_by = {}
+        refused: list[int] = comm.all_reduce(lambda: self._make_room(plan, sources), lambda limits: [*chain(*limits)])
+        out = {holders[rank]: [image.bytes[: image.size]]} if rank in holders and rank not in refused else {}
         into = {
             source: [(kept.bytes[: kept.size], None)]
             for source, header in sources.items()
             if source not in refused and (kept := self._kept[header.name])
         }
-        exchange.transfer(out, into)
-        self.kept_by = {source: keeper for source, keeper in keepers.items() if source not in refused}
+        comm.transfer(out, into)
+        self.held_by = {source: holder for source, holder in holders.items() if source not in refused}
         for source in into:
             self._publish(plan, source, sources[source])
 
@@ -74,15 +78,15 @@ class Copies:
         self._kept.clear()
         self._headers.clear()
 
-    def _publish(self, plan: Plan, source: int, header: Header) -> None:
+    def _publish(self, plan: SavePlan, source: int, header: ImageHeader) -> None:
         try:
-            self._directory.keep_plan(plan)
+            self._directory.store_plan(plan)
             self._directory.publish(header)
             self._headers[header.name] = header
         except OSError as error:
             log.warning("the copy of rank %d's memory is not kept: %s", source, error)
 
-    def _make_room(self, plan: Plan, sources: Mapping[int, Header]) -> list[int]:
+    def _make_room(self, plan: SavePlan, sources: Mapping[int, ImageHeader]) -> list[int]:
         """Withdraw the copies that are to be written over; gives the sources for which there is no room."""
         refused: list[int] = []
         for source, header in sources.items():
@@ -93,8 +97,8 @@ class Copies:
                 self._directory.withdraw(header.name)
                 if kept is not None and kept.size == size:
                     continue
-                rooms = rooms_for(self._directory.path, self._directory.node())
-                if short := shortage([Demand(rooms, size, self._directory.size_of([header.name]))]):
+                limits = memory_limits_of(self._directory.path, self._directory.node())
+                if short := find_shortage([MemoryDemand(limits, size, self._directory.size_of([header.name]))]):
                     raise OSError(errno.ENOSPC, short)
                 self._kept[header.name] = MappedImage.create(self._directory.path / f"{header.name}.bin", size)
             except OSError as error:

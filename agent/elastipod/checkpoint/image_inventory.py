@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastipod.checkpoint.communicator import Exchange
-from elastipod.checkpoint.image import Header, MappedImage, MemoryDirectory, image_name
-from elastipod.checkpoint.image_source import Images, Opened
-from elastipod.checkpoint.save_plan import Plan
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.image import ImageHeader, MappedImage, MemoryDirectory, image_name
+from elastipod.checkpoint.image_source import ImageSource, OpenImage
+from elastipod.checkpoint.save_plan import SavePlan
 from elastipod.checkpoint.store import CheckpointId
 from elastipod.checkpoint.training_state import RANDOM
 from elastipod.ranks import rank_and_world
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ImageInfo:
     """One image that a node has. node: which; saved_rank: of the run that wrote it; plan: its plan's digest.
 
     durable: as its header has it.
@@ -33,10 +33,10 @@ class Found:
     durable: CheckpointId | None = None
 
     @classmethod
-    def of(cls, node: str, header: Header) -> Found:
+    def of(cls, node: str, header: ImageHeader) -> ImageInfo:
         return cls(node, header.id, header.rank, header.slot, header.plan, header.durable)
 
-    def is_of(self, header: Header) -> bool:
+    def is_of(self, header: ImageHeader) -> bool:
         """Tell whether a header is of this image still, and not of a later one in the same slot."""
         return (self.id, self.saved_rank, self.slot, self.plan) == (header.id, header.rank, header.slot, header.plan)
 
@@ -45,7 +45,7 @@ class Found:
         return [self.node, self.id.step, self.id.generation, self.saved_rank, self.slot, self.plan, durable]
 
     @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Found:
+    def from_json(cls, data: Sequence[Any]) -> ImageInfo:
         node, step, generation, saved_rank, slot, plan, durable = data
         return cls(
             node, CheckpointId(step, generation), saved_rank, slot, plan, CheckpointId(*durable) if durable else None
@@ -57,39 +57,39 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryView:
+class ImageInventory:
     """What all nodes have in memory, the same on every rank. nodes: by present rank, empty where it has no memory."""
 
     nodes: tuple[str, ...]
-    found: tuple[Found, ...]
+    found: tuple[ImageInfo, ...]
 
     def as_json(self) -> dict[str, Any]:
         return {"nodes": self.nodes, "found": [each.as_json() for each in self.found]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MemoryView:
-        return cls(tuple(data["nodes"]), tuple(map(Found.from_json, data["found"])))
+    def from_json(cls, data: Mapping[str, Any]) -> ImageInventory:
+        return cls(tuple(data["nodes"]), tuple(map(ImageInfo.from_json, data["found"])))
 
     def candidates(self, before: int) -> list[CheckpointId]:
         """List what older generations than ``before`` have left, freshest first; whether it is whole is not known yet."""
         return sorted({each.id for each in self.found if each.id.generation < before}, reverse=True)
 
-    def durable_at(self, of: CheckpointId) -> CheckpointId | None:
+    def durable_checkpoint_of(self, of: CheckpointId) -> CheckpointId | None:
         """Give the newest durable checkpoint that was there when a checkpoint in memory stood, itself if it is one."""
         return max((each.durable for each in self.found if each.id == of and each.durable), default=None)
 
-    def is_rolled_back(self, of: CheckpointId, durable: Collection[CheckpointId]) -> bool:
+    def durable_was_deleted(self, of: CheckpointId, durable: Collection[CheckpointId]) -> bool:
         """Tell whether the durable checkpoint that one in memory goes with was deleted since, as a roll-back by hand does.
 
         A save deletes it only when there is a newer one, and notes that one in the images. durable: those there now.
         """
-        known = self.durable_at(of)
+        known = self.durable_checkpoint_of(of)
         return known is not None and known not in durable
 
-    def without(self, bad: Collection[Found]) -> MemoryView:
+    def without(self, bad: Collection[ImageInfo]) -> ImageInventory:
         return replace(self, found=tuple(each for each in self.found if each not in bad))
 
-    def images(self, of: CheckpointId) -> list[Found]:
+    def images(self, of: CheckpointId) -> list[ImageInfo]:
         """Give the images of one checkpoint; all of one plan, which is the one that most of them have."""
         there = [each for each in self.found if each.id == of]
         plans = sorted({each.plan for each in there}, key=lambda plan: sum(each.plan == plan for each in there))
@@ -99,58 +99,64 @@ class MemoryView:
         return [rank for rank, own in enumerate(self.nodes) if own == node]
 
 
-def look(directory: MemoryDirectory | None) -> dict[str, Any]:
+def list_local_images(directory: MemoryDirectory | None) -> dict[str, Any]:
     """Tell, as JSON, what this rank's node has."""
     if directory is None:
         return {"node": "", "found": []}
     try:
         node = directory.node()
-        found = [Found.of(node, header).as_json() for header in directory.headers()]
+        found = [ImageInfo.of(node, header).as_json() for header in directory.headers()]
     except OSError as error:
         log.warning("what is kept in memory here cannot be read: %s", error)
         return {"node": "", "found": []}
     return {"node": node, "found": found}
 
 
-def view_of(answers: Sequence[Mapping[str, Any]]) -> MemoryView:
-    """Put together what `look` has told of all ranks."""
-    found = {each: None for answer in answers for each in map(Found.from_json, answer["found"])}
-    return MemoryView(tuple(answer["node"] for answer in answers), tuple(found))
+def merge_inventories(answers: Sequence[Mapping[str, Any]]) -> ImageInventory:
+    """Put together what `list_local_images` has told of all ranks."""
+    found = {each: None for answer in answers for each in map(ImageInfo.from_json, answer["found"])}
+    return ImageInventory(tuple(answer["node"] for answer in answers), tuple(found))
 
 
 def open_images(
-    directory: MemoryDirectory | None, view: MemoryView, of: CheckpointId, exchange: Exchange
-) -> Images | None:
+    directory: MemoryDirectory | None, inventory: ImageInventory, of: CheckpointId, comm: Communicator
+) -> ImageSource | None:
     """Open the images of one checkpoint to read from; None, when they are no whole. Collective.
 
     All that there are: a node that keeps copies of another's images reads them itself.
     """
-    while images := view.images(of):
-        own = _Own(directory, view, images)
-        told = exchange.agree(own.open, _common)
-        missing = {Found.from_json(each) for each in told["missing"]}
+    while images := inventory.images(of):
+        own = _LocalImages(directory, inventory, images)
+        told = comm.all_reduce(own.open, _common)
+        missing = {ImageInfo.from_json(each) for each in told["missing"]}
         good = [each for each in images if each not in missing]
-        plan = Plan.from_json(told["plan"]) if told["plan"] else None
+        plan = SavePlan.from_json(told["plan"]) if told["plan"] else None
         if plan is not None and plan.is_covered_by(each.saved_rank for each in good):
-            return Images(plan, good, view, own.opened(plan), told["values"], told["extra"], told["wants_durable"])
+            return ImageSource(
+                plan, good, inventory, own.opened(plan), told["values"], told["extra"], told["wants_durable"]
+            )
         own.close()
         if plan is not None:
             break
-        view = view.without({each for each in images if each.node == images[0].node})  # another one may have the plan
+        inventory = inventory.without(
+            {each for each in images if each.node == images[0].node}
+        )  # another one may have the plan
     return None
 
 
-class _Own:
+class _LocalImages:
     """The images of one checkpoint that are on this rank's node."""
 
-    def __init__(self, directory: MemoryDirectory | None, view: MemoryView, images: Sequence[Found]) -> None:
+    def __init__(
+        self, directory: MemoryDirectory | None, inventory: ImageInventory, images: Sequence[ImageInfo]
+    ) -> None:
         rank, _ = rank_and_world()
-        self._node = view.nodes[rank]
+        self._node = inventory.nodes[rank]
         self._directory = directory
-        self._is_first = view.ranks_on(self._node)[0] == rank
+        self._is_first = inventory.ranks_on(self._node)[0] == rank
         self._tells_plan = self._is_first and images[0].node == self._node
         self._wanted = [each for each in images if each.node == self._node] if directory is not None else []
-        self._open: list[tuple[Header, MappedImage]] = []
+        self._open: list[tuple[ImageHeader, MappedImage]] = []
 
     def open(self) -> dict[str, Any]:
         """Open them, and tell which are not there any more, the values in their headers, and the plan.
@@ -160,7 +166,7 @@ class _Own:
         if self._directory is None or not self._wanted:
             return {"missing": [], "values": [], "plan": None, "wants_durable": False}
         headers = self._directory.headers()
-        missing: list[Found] = []
+        missing: list[ImageInfo] = []
         for wanted in self._wanted:
             found = [header for header in headers if wanted.is_of(header)]
             try:
@@ -178,8 +184,8 @@ class _Own:
             "wants_durable": any(header.wants_durable for header, _ in self._open),
         }
 
-    def opened(self, plan: Plan) -> dict[int, Opened]:
-        return {header.rank: Opened.of(header, image, plan) for header, image in self._open}
+    def opened(self, plan: SavePlan) -> dict[int, OpenImage]:
+        return {header.rank: OpenImage.of(header, image, plan) for header, image in self._open}
 
     def close(self) -> None:
         for _, image in self._open:

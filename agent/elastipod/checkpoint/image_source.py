@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elastipod.checkpoint.communicator import Exchange, Piece
-from elastipod.checkpoint.dcp_format import chunk_numbers, metadata_of
-from elastipod.checkpoint.image import STRETCH, Header, MappedImage, num_stretches, sum_of
-from elastipod.checkpoint.load_plan import Part
-from elastipod.checkpoint.save_plan import Chunk, Place, Plan
-from elastipod.checkpoint.value_codec import unpacked
+from elastipod.checkpoint.communicator import Buffer, Communicator
+from elastipod.checkpoint.dcp_format import chunk_numbers, dcp_metadata
+from elastipod.checkpoint.image import CHECKSUM_BLOCK, ImageHeader, MappedImage, checksum, num_checksum_blocks
+from elastipod.checkpoint.load_plan import LoadTarget
+from elastipod.checkpoint.save_plan import Chunk, ChunkIndex, SavePlan
+from elastipod.checkpoint.value_codec import decode_value
 from elastipod.ranks import rank_and_world
 
 if TYPE_CHECKING:
-    from elastipod.checkpoint.image_inventory import Found, MemoryView
+    from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory
 
-_COPIERS = 4  # threads of one rank that copy out of this node's images; as many keep a node's memory busy
+_COPY_THREADS = 4  # threads of one rank that copy out of this node's images; as many keep a node's memory busy
 
-Ask = tuple[int, int, int]  # number of a chunk, and which of its bytes: from, to
+ByteRange = tuple[int, int, int]  # number of a chunk, and which of its bytes: from, to
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenImage:
     """An image of this node, to read from. positions: of its chunks in it, by number; sums: of their stretches."""
 
     image: MappedImage
@@ -45,50 +45,55 @@ class Opened:
     sums: Mapping[int, Sequence[int]]
 
     @classmethod
-    def of(cls, header: Header, image: MappedImage, plan: Plan) -> Opened:
+    def of(cls, header: ImageHeader, image: MappedImage, plan: SavePlan) -> OpenImage:
         """Find out what lies where. Sums that a damaged header lacks are taken for 0, which will be found wrong."""
         positions, _ = plan.layout(header.rank)
         words = iter(struct.unpack(f">{len(header.sums) // 16}Q", bytes.fromhex(header.sums)))
-        sums = {number: [next(words, 0) for _ in range(num_stretches(plan.chunks[number]))] for number in positions}
+        sums = {
+            number: [next(words, 0) for _ in range(num_checksum_blocks(plan.chunks[number]))] for number in positions
+        }
         return cls(image, positions, sums)
 
 
 @dataclass(slots=True)
-class Errands:
+class ReadPlan:
     """What one rank has to copy from its node's images, and to ask other ranks for.
 
     here: saved rank, number of the chunk, part. asked: by the rank that gives it, pieces in the order in which they travel.
     """
 
-    here: list[tuple[int, int, Part]] = field(default_factory=list)
-    asked: dict[int, list[_Coming]] = field(default_factory=dict)
+    local: list[tuple[int, int, LoadTarget]] = field(default_factory=list)
+    requests: dict[int, list[_ChunkRead]] = field(default_factory=dict)
 
     def as_json(self) -> dict[int, list[Any]]:
         """Give what to ask for, by the rank that is asked."""
-        return {giver: [[piece.number, piece.start, piece.end] for piece in asks] for giver, asks in self.asked.items()}
+        return {
+            donor: [[piece.number, piece.start, piece.end] for piece in ranges]
+            for donor, ranges in self.requests.items()
+        }
 
 
-class Images:
+class ImageSource:
     """The images of one checkpoint. `fill` is collective."""
 
     def __init__(
         self,
-        plan: Plan,
-        images: Sequence[Found],
-        view: MemoryView,
-        opened: Mapping[int, Opened],
+        plan: SavePlan,
+        images: Sequence[ImageInfo],
+        inventory: ImageInventory,
+        opened: Mapping[int, OpenImage],
         values: Mapping[str, str],
         extra: Mapping[str, Any],
         wants_durable: bool = False,
     ) -> None:
-        """opened: those of this node, by the rank that saved them; they are closed by `close`. wants_durable: as in `Header`."""
-        self._plan, self._view, self._opened, self._values = plan, view, opened, values
+        """opened: those of this node, by the rank that saved them; they are closed by `close`. wants_durable: as in `ImageHeader`."""
+        self._plan, self._inventory, self._opened, self._values = plan, inventory, opened, values
         self._rank, _ = rank_and_world()
-        self._node = view.nodes[self._rank]
+        self._node = inventory.nodes[self._rank]
         self._numbers = chunk_numbers(plan)
         self._images = {(each.node, each.saved_rank): each for each in images}
         self.world_size = plan.world_size
-        self.metadata = metadata_of(plan)
+        self.metadata = dcp_metadata(plan)
         self.extra = extra
         self.wants_durable = wants_durable
 
@@ -102,17 +107,17 @@ class Images:
         A group is the chunks that the same ranks copied. except_for: keys of tensors that may differ between replicas.
         """
         groups: dict[tuple[int, ...], list[int]] = {}
-        for number, copiers in enumerate(self._plan.copiers):
-            if len(copiers) > 1 and self._plan.chunks[number].key not in except_for:
-                groups.setdefault(copiers, []).append(number)
+        for number, stagers in enumerate(self._plan.stagers):
+            if len(stagers) > 1 and self._plan.chunks[number].key not in except_for:
+                groups.setdefault(stagers, []).append(number)
         return [
             [self._node, rank, group, _digest(opened.sums[number] for number in numbers)]
             for rank, opened in sorted(self._opened.items())
-            for group, (copiers, numbers) in enumerate(groups.items())
-            if rank in copiers
+            for group, (stagers, numbers) in enumerate(groups.items())
+            if rank in stagers
         ]
 
-    def differing(self, told: Sequence[Sequence[Sequence[Any]]]) -> set[Found]:
+    def disagreeing_images(self, told: Sequence[Sequence[Sequence[Any]]]) -> set[ImageInfo]:
         """Give the images that differ from their replicas, all of a group where no majority is alike. told: `digests`, by rank."""
         votes: dict[int, dict[int, str]] = {}  # by group and saved rank: copies of an image are no votes of their own
         holders: dict[tuple[int, int], set[str]] = {}
@@ -122,7 +127,7 @@ class Images:
         return {
             self._images[node, rank]
             for group, by_rank in votes.items()
-            for rank in minority(by_rank)
+            for rank in disagreeing_ranks(by_rank)
             for node in holders[group, rank]
         }
 
@@ -131,40 +136,40 @@ class Images:
         return key in self._values
 
     def value(self, key: str) -> Any:
-        return unpacked(self._values[key])
+        return decode_value(self._values[key])
 
-    def errands(self, wanted: Mapping[Place, Sequence[Part]]) -> Errands:
+    def plan_reads(self, wanted: Mapping[ChunkIndex, Sequence[LoadTarget]]) -> ReadPlan:
         """Find out where everything is; changes nothing."""
-        found = Errands()
+        found = ReadPlan()
         for place, parts in wanted.items():
             number = self._numbers[place]
             saved_rank = self._saved_by(number, self._node)
             if saved_rank is not None:
-                found.here += [(saved_rank, number, part) for part in parts]
+                found.local += [(saved_rank, number, part) for part in parts]
                 continue
-            pieces = [piece for part in parts for piece in _pieces(number, self._plan.chunks[number], part)]
+            pieces = [piece for part in parts for piece in _chunk_reads(number, self._plan.chunks[number], part)]
             if pieces:
-                found.asked.setdefault(self._giver(number), []).extend(pieces)
+                found.requests.setdefault(self._donor(number), []).extend(pieces)
         return found
 
-    def fill(self, errands: Errands, asked: Mapping[int, Sequence[Ask]], exchange: Exchange) -> set[Found]:
+    def fill(self, read_plan: ReadPlan, asked: Mapping[int, Sequence[ByteRange]], comm: Communicator) -> set[ImageInfo]:
         """Fill live tensors. asked: what others ask this rank for, by the rank that asks.
 
         Gives, alike on every rank, the images in which something was not as its sum has it.
         """
         bad: set[tuple[str, int]] = set()
         stream = torch.cuda.current_stream() if _uses_cuda() else None
-        with ThreadPoolExecutor(self._num_copiers(), "elastipod-checkpoint-copy") as beside:
+        with ThreadPoolExecutor(self._num_copy_threads(), "elastipod-checkpoint-copy") as beside:
             # They end before this block does, whatever becomes of the transfer: the images are closed then.
-            copying = [beside.submit(self._copy, *each, bad, stream) for each in errands.here]
-            self._transfer(errands, asked, bad, exchange)
+            copying = [beside.submit(self._copy, *each, bad, stream) for each in read_plan.local]
+            self._transfer(read_plan, asked, bad, comm)
 
         def all_bad() -> list[tuple[str, int]]:
             for each in copying:
                 each.result()
             return sorted(bad)
 
-        told = exchange.agree(all_bad, lambda of_ranks: sorted({tuple(each) for own in of_ranks for each in own}))
+        told = comm.all_reduce(all_bad, lambda of_ranks: sorted({tuple(each) for own in of_ranks for each in own}))
         return {self._images[node, saved_rank] for node, saved_rank in told}
 
     def close(self) -> threading.Thread:
@@ -177,51 +182,53 @@ class Images:
         for each in self._opened.values():
             each.image.close()
 
-    def _num_copiers(self) -> int:
+    def _num_copy_threads(self) -> int:
         """Share the processors with the other ranks of the node."""
-        return max(1, min(_COPIERS, len(os.sched_getaffinity(0)) // len(self._view.ranks_on(self._node))))
+        return max(1, min(_COPY_THREADS, len(os.sched_getaffinity(0)) // len(self._inventory.ranks_on(self._node))))
 
-    def _copy(self, saved_rank: int, number: int, part: Part, bad: set[tuple[str, int]], stream: Any) -> None:
+    def _copy(self, saved_rank: int, number: int, part: LoadTarget, bad: set[tuple[str, int]], stream: Any) -> None:
         """Copy a part from an image of this node; stream: of CUDA, that the caller works on, where it uses a device."""
         with torch.cuda.stream(stream):
             chunk, opened = self._plan.chunks[number], self._opened[saved_rank]
-            if not _copied(opened.image.raw(chunk, opened.positions[number]), chunk, part, opened.sums[number]):
+            if not _copy_and_verify(
+                opened.image.chunk_bytes(chunk, opened.positions[number]), chunk, part, opened.sums[number]
+            ):
                 bad.add((self._node, saved_rank))
 
     def _transfer(
         self,
-        errands: Errands,
-        asked: Mapping[int, Sequence[Ask]],
+        read_plan: ReadPlan,
+        asked: Mapping[int, Sequence[ByteRange]],
         bad: set[tuple[str, int]],
-        exchange: Exchange,
+        comm: Communicator,
     ) -> None:
         """Send what others ask for and receive what we asked for, between each two ranks in the order of the asking."""
-        out = {asker: self._given(asks) for asker, asks in asked.items()}
-        into = {giver: self._coming(giver, pieces, bad) for giver, pieces in errands.asked.items()}
-        exchange.transfer(out, into)
+        out = {receiver: self._bytes_to_send(ranges) for receiver, ranges in asked.items()}
+        into = {donor: self._receive_buffers(donor, pieces, bad) for donor, pieces in read_plan.requests.items()}
+        comm.transfer(out, into)
 
-    def _given(self, asks: Sequence[Ask]) -> Iterator[torch.Tensor]:
+    def _bytes_to_send(self, ranges: Sequence[ByteRange]) -> Iterator[torch.Tensor]:
         """Give the sums of all that is asked for, eight bytes each, and then what is asked for."""
         raws: list[torch.Tensor] = []
         sums = bytearray()
-        for number, start, end in asks:
+        for number, start, end in ranges:
             saved_rank = self._saved_by(number, self._node)
             assert saved_rank is not None
             opened, chunk = self._opened[saved_rank], self._plan.chunks[number]
-            raws.append(opened.image.raw(chunk, opened.positions[number])[start:end])
-            for each in opened.sums[number][start // STRETCH : -(-end // STRETCH)]:
+            raws.append(opened.image.chunk_bytes(chunk, opened.positions[number])[start:end])
+            for each in opened.sums[number][start // CHECKSUM_BLOCK : -(-end // CHECKSUM_BLOCK)]:
                 sums += each.to_bytes(8, "little")
         yield torch.frombuffer(sums, dtype=torch.uint8)
         yield from raws
 
-    def _coming(self, giver: int, pieces: Sequence[_Coming], bad: set[tuple[str, int]]) -> Iterator[Piece]:
+    def _receive_buffers(self, donor: int, pieces: Sequence[_ChunkRead], bad: set[tuple[str, int]]) -> Iterator[Buffer]:
         """Give the room for each thing that comes from another rank, one after the other."""
-        node = self._view.nodes[giver]
-        sums = torch.empty(8 * sum(piece.num_stretches for piece in pieces), dtype=torch.uint8)
+        node = self._inventory.nodes[donor]
+        sums = torch.empty(8 * sum(piece.num_checksum_blocks for piece in pieces), dtype=torch.uint8)
         yield sums, None
         first = 0
         for piece in pieces:
-            last = first + piece.num_stretches
+            last = first + piece.num_checksum_blocks
             saved_rank = self._saved_by(piece.number, node)
             assert saved_rank is not None
 
@@ -230,29 +237,29 @@ class Images:
 
             def at_end(
                 is_right: bool,
-                piece: _Coming = piece,
+                piece: _ChunkRead = piece,
                 image: tuple[str, int] = (node, saved_rank),
             ) -> None:
                 if is_right:
-                    piece.land()
+                    piece.copy_from_buffer()
                 else:
                     bad.add(image)
 
-            yield piece.make_room(), _summing(piece.end - piece.start, wanted, at_end)
+            yield piece.buffer(), _verify_stream(piece.end - piece.start, wanted, at_end)
             first = last
 
     def _saved_by(self, number: int, node: str) -> int | None:
         """Give the saved rank whose image on a node holds a chunk; None where none does."""
-        return next((rank for rank in self._plan.copiers[number] if (node, rank) in self._images), None)
+        return next((rank for rank in self._plan.stagers[number] if (node, rank) in self._images), None)
 
-    def _giver(self, number: int) -> int:
+    def _donor(self, number: int) -> int:
         """Choose who sends us a chunk; different askers choose differently."""
-        nodes = sorted({node for node, rank in self._images if rank in self._plan.copiers[number]})
-        ranks = [rank for node in nodes for rank in self._view.ranks_on(node)]
+        nodes = sorted({node for node, rank in self._images if rank in self._plan.stagers[number]})
+        ranks = [rank for node in nodes for rank in self._inventory.ranks_on(node)]
         return ranks[(self._rank + number) % len(ranks)]
 
 
-def minority(votes: Mapping[int, str]) -> set[int]:
+def disagreeing_ranks(votes: Mapping[int, str]) -> set[int]:
     """Give the ranks whose vote is not that of more than half; all of them where there is no such vote."""
     counts = Counter(votes.values())
     found, count = counts.most_common(1)[0]
@@ -267,7 +274,7 @@ def _digest(sums: Iterable[Sequence[int]]) -> str:
 
 
 @dataclass(slots=True)
-class _Coming:
+class _ChunkRead:
     """Whole stretches of a chunk, from byte ``start`` to ``end``, that another rank sends, and the part they are for.
 
     is_direct: they go into the part's tensor as they are; else into a room, and from there when all is right.
@@ -277,66 +284,72 @@ class _Coming:
     start: int
     end: int
     chunk: Chunk
-    part: Part
+    part: LoadTarget
     is_direct: bool
     _room: torch.Tensor | None = None
 
     @property
-    def num_stretches(self) -> int:
-        return -(-(self.end - self.start) // STRETCH)
+    def num_checksum_blocks(self) -> int:
+        return -(-(self.end - self.start) // CHECKSUM_BLOCK)
 
-    def make_room(self) -> torch.Tensor:
+    def buffer(self) -> torch.Tensor:
         if self.is_direct:
-            memory, (first, _) = self.part.memory(self.chunk), self.part.span(self.chunk)
+            memory, (first, _) = self.part.direct_view(self.chunk), self.part.byte_range(self.chunk)
             assert memory is not None
             return memory[self.start - first : self.end - first]
         self._room = torch.empty(self.end - self.start, dtype=torch.uint8)
         return self._room
 
-    def land(self) -> None:
+    def copy_from_buffer(self) -> None:
         """Take to its place what is in a room."""
         if self._room is not None:
-            _put(self._room, self.start, self.chunk, self.part)
+            _copy_bytes(self._room, self.start, self.chunk, self.part)
             self._room = None
 
 
-def _pieces(number: int, chunk: Chunk, part: Part) -> Iterator[_Coming]:
+def _chunk_reads(number: int, chunk: Chunk, part: LoadTarget) -> Iterator[_ChunkRead]:
     """Divide what a part needs into what goes straight into its tensor and what, at either end, holds more than the part."""
-    first, last = part.span(chunk)
-    start, end = first // STRETCH * STRETCH, min(-(-last // STRETCH) * STRETCH, chunk.num_bytes)
+    first, last = part.byte_range(chunk)
+    start, end = (
+        first // CHECKSUM_BLOCK * CHECKSUM_BLOCK,
+        min(-(-last // CHECKSUM_BLOCK) * CHECKSUM_BLOCK, chunk.num_bytes),
+    )
     cuts = [start, end]
-    inner_start, inner_end = -(-first // STRETCH) * STRETCH, end if end == last else last // STRETCH * STRETCH
-    is_split = part.memory(chunk) is not None and inner_start < inner_end
+    inner_start, inner_end = (
+        -(-first // CHECKSUM_BLOCK) * CHECKSUM_BLOCK,
+        end if end == last else last // CHECKSUM_BLOCK * CHECKSUM_BLOCK,
+    )
+    is_split = part.direct_view(chunk) is not None and inner_start < inner_end
     if is_split:
         cuts = [start, inner_start, inner_end, end]
     for left, right in pairwise(cuts):
         if left < right:
-            yield _Coming(number, left, right, chunk, part, is_split and left == inner_start)
+            yield _ChunkRead(number, left, right, chunk, part, is_split and left == inner_start)
 
 
-def _put(raw: torch.Tensor, start: int, chunk: Chunk, part: Part) -> None:
+def _copy_bytes(raw: torch.Tensor, start: int, chunk: Chunk, part: LoadTarget) -> None:
     """Take to a part what of it lies in these bytes of the chunk, from byte ``start`` on: all of it, if the part must be converted."""
-    first, last = part.span(chunk)
+    first, last = part.byte_range(chunk)
     left, right = max(first, start), min(last, start + raw.numel())
-    memory = part.memory(chunk)
+    memory = part.direct_view(chunk)
     if memory is None:
-        part.fill_from_span(raw[left - start : right - start], chunk)
+        part.fill_from_bytes(raw[left - start : right - start], chunk)
     else:
         memory[left - first : right - first].copy_(raw[left - start : right - start])
 
 
-def _copied(raw: torch.Tensor, chunk: Chunk, part: Part, sums: Sequence[int]) -> bool:
+def _copy_and_verify(raw: torch.Tensor, chunk: Chunk, part: LoadTarget, sums: Sequence[int]) -> bool:
     """Copy a part of a chunk to where it belongs; gives whether the sums of what has arrived there, or was copied from, are right."""
     is_right = True
-    for piece in _pieces(0, chunk, part):
-        place = piece.make_room() if piece.is_direct else None
-        for start in range(piece.start, piece.end, STRETCH):
-            block = raw[start : min(start + STRETCH, piece.end)]
+    for piece in _chunk_reads(0, chunk, part):
+        place = piece.buffer() if piece.is_direct else None
+        for start in range(piece.start, piece.end, CHECKSUM_BLOCK):
+            block = raw[start : min(start + CHECKSUM_BLOCK, piece.end)]
             if place is not None:
                 block = place[start - piece.start :][: len(block)].copy_(block)
-            is_right &= sum_of(block) == sums[start // STRETCH]
+            is_right &= checksum(block) == sums[start // CHECKSUM_BLOCK]
         if place is None:
-            _put(raw[piece.start : piece.end], piece.start, chunk, part)
+            _copy_bytes(raw[piece.start : piece.end], piece.start, chunk, part)
     return is_right
 
 
@@ -344,7 +357,7 @@ def _uses_cuda() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def _summing(
+def _verify_stream(
     size: int, wanted: Callable[[], list[int]], at_end: Callable[[bool], None]
 ) -> Callable[[torch.Tensor], None]:
     """Add up ``size`` bytes as they arrive in blocks, stretch by stretch, and tell at the end whether the sums are right.
@@ -352,12 +365,12 @@ def _summing(
     wanted: gives those; asked at the end.
     """
     arrived = 0
-    sums = [0] * -(-size // STRETCH)
+    sums = [0] * -(-size // CHECKSUM_BLOCK)
 
     def add(block: torch.Tensor) -> None:
         nonlocal arrived
-        while count := min(block.numel(), STRETCH - arrived % STRETCH):
-            sums[arrived // STRETCH] += sum_of(block[:count])
+        while count := min(block.numel(), CHECKSUM_BLOCK - arrived % CHECKSUM_BLOCK):
+            sums[arrived // CHECKSUM_BLOCK] += checksum(block[:count])
             arrived += count
             block = block[count:]
         if arrived == size:

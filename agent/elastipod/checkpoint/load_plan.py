@@ -11,35 +11,35 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from elastipod.checkpoint.dcp_format import place_of
-from elastipod.checkpoint.optimizer_state import Saved
-from elastipod.checkpoint.save_plan import Chunk, Place
+from elastipod.checkpoint.dcp_format import chunk_index
+from elastipod.checkpoint.optimizer_state import SavedState
+from elastipod.checkpoint.save_plan import Chunk, ChunkIndex
 from elastipod.checkpoint.training_state import RANDOM, SCHEDULER
 
 _OPTIONS = "optimizer.param_groups"  # torch's versions differ in the options that a group has
 _NAMED = 3  # so many examples in a message
 
 
-class Filling:
+class LoadPlan:
     """One load: what fits is known when it is made, and nothing has been changed yet."""
 
-    def __init__(self, nested: dict[str, Any], source: Saved) -> None:
+    def __init__(self, nested: dict[str, Any], source: SavedState) -> None:
         """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit."""
         self._nested, self._source = nested, source
         self._planner = DefaultLoadPlanner(allow_partial_load=True)
         self._planner.set_up_planner(nested, source.metadata, is_coordinator=True)
-        if problem := misfit(self._planner.state_dict, source.metadata):
+        if problem := describe_mismatch(self._planner.state_dict, source.metadata):
             raise ValueError(problem)
         self._items = self._planner.finish_plan(self._planner.create_local_plan()).items
 
-    def parts(self) -> dict[Place, list[Part]]:
+    def targets(self) -> dict[ChunkIndex, list[LoadTarget]]:
         """Give what is to be filled from which chunk; tensors are filled in place."""
-        wanted: dict[Place, list[Part]] = {}
+        wanted: dict[ChunkIndex, list[LoadTarget]] = {}
         for item in self._items:
             if item.type != LoadItemType.BYTE_IO:
                 target = self._planner.resolve_tensor(item).detach()
-                part = Part(tuple(item.storage_offsets), tuple(item.lengths), target)
-                wanted.setdefault(place_of(item.storage_index, self._source.metadata), []).append(part)
+                part = LoadTarget(tuple(item.storage_offsets), tuple(item.lengths), target)
+                wanted.setdefault(chunk_index(item.storage_index, self._source.metadata), []).append(part)
         return wanted
 
     def copy_values(self) -> None:
@@ -55,7 +55,7 @@ class Filling:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoadTarget:
     """A part of a live tensor, and which part of a saved chunk belongs there: from ``starts`` on, of sizes ``lengths``."""
 
     starts: tuple[int, ...]
@@ -67,15 +67,15 @@ class Part:
             chunk = chunk.narrow(dim, start, length)
         self.target.copy_(chunk)
 
-    def span(self, chunk: Chunk) -> tuple[int, int]:
+    def byte_range(self, chunk: Chunk) -> tuple[int, int]:
         """Give the bytes of the chunk that the part lies in, from and to: whole rows of its first dimension."""
         if not chunk.sizes:
             return 0, chunk.num_bytes
         row = chunk.num_bytes // chunk.sizes[0] if chunk.num_bytes else 0
         return self.starts[0] * row, (self.starts[0] + self.lengths[0]) * row
 
-    def memory(self, chunk: Chunk) -> torch.Tensor | None:
-        """Give the target's bytes where those of `span` can go into them as they are; None where they must be converted or cut.
+    def direct_view(self, chunk: Chunk) -> torch.Tensor | None:
+        """Give the target's bytes where those of `byte_range` can go into them as they are; None where they must be converted or cut.
 
         Whole words of the chunk are whole words there.
         """
@@ -83,18 +83,18 @@ class Part:
         is_same = self.lengths[1:] == chunk.sizes[1:] and target.dtype == getattr(torch, chunk.dtype)
         if not is_same or target.device.type != "cpu" or not target.is_contiguous():
             return None
-        first, _ = self.span(chunk)
+        first, _ = self.byte_range(chunk)
         if (target.storage_offset() * target.element_size() - first) % 8:
             return None
         return target.as_strided((target.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
-    def fill_from_span(self, raw: torch.Tensor, chunk: Chunk) -> None:
-        """Fill from the bytes of `span`."""
+    def fill_from_bytes(self, raw: torch.Tensor, chunk: Chunk) -> None:
+        """Fill from the bytes of `byte_range`."""
         rows = raw.view(getattr(torch, chunk.dtype)).view((*self.lengths[:1], *chunk.sizes[1:]))
         replace(self, starts=(*(0 for _ in self.starts[:1]), *self.starts[1:])).fill(rows)
 
 
-def misfit(flat: dict[str, Any], metadata: Metadata) -> str | None:
+def describe_mismatch(flat: dict[str, Any], metadata: Metadata) -> str | None:
     """Say in a sentence what a saved state and a live one do not have in common; None when they fit."""
     saved = metadata.state_dict_metadata
     tensors = {key: value for key, value in flat.items() if isinstance(value, torch.Tensor)}

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastipod.checkpoint import drain
-from elastipod.checkpoint.communicator import Exchange
-from elastipod.checkpoint.directory_store import CheckpointDirectory
-from elastipod.checkpoint.image import job_directory, memory_root
-from elastipod.checkpoint.resumer import Live, Resumer
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.checkpoint.image import memory_root, open_memory_directory
+from elastipod.checkpoint.resumer import LiveObjects, Resumer
 from elastipod.checkpoint.resumer import Resume as Resume
 from elastipod.checkpoint.saver import Save, Saver
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointId, CheckpointStore
-from elastipod.checkpoint.training_state import Scheduler, State
+from elastipod.checkpoint.training_state import Scheduler, TrainingState
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.local_worker import generation_from_env, job_from_env, run_from_env
 from elastipod.moments import optimizer_norm
@@ -74,15 +74,15 @@ class CheckpointManager:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
         if keep_every is not None and keep_every < 1:
             raise ValueError(f"keep_every is {keep_every}; it is a number of steps, at least 1")
-        self._directory = _open_store(directory, storage_options or {})
+        self._store = _open_store(directory, storage_options or {})
         self._keep, self._keep_every = keep, keep_every
         self._wanted_generation = generation
         self._adopt = adopt
         self._memory_root = memory_root(memory, is_in_pod=bool(run_from_env()))
         self._running: _Running | None = None
         self._save: Save | None = None
-        self._has_looked = False  # for a checkpoint to go on from
-        self._ending: list[threading.Thread] = []  # that hold memory which the next save may need
+        self._has_tried_to_load = False  # for a checkpoint to go on from
+        self._unmap_threads: list[threading.Thread] = []  # that hold memory which the next save may need
 
     @property
     def generation(self) -> int:
@@ -92,13 +92,13 @@ class CheckpointManager:
     def _run(self) -> _Running:
         if self._running is None:
             wanted = self._wanted_generation or generation_from_env()
-            exchange = Exchange()
-            generation, identity = exchange.meet_zero(lambda: self._claim(wanted))
-            images = job_directory(self._memory_root, identity)
-            has_memory = exchange.meet(lambda: images is not None, all)
-            staging = Staging(images if has_memory else None, exchange)
-            saver = Saver(self._directory, staging, exchange, keep=self._keep, keep_every=self._keep_every)
-            self._running = _Running(generation, exchange, staging, saver)
+            comm = Communicator()
+            generation, identity = comm.training_broadcast(lambda: self._claim(wanted))
+            images = open_memory_directory(self._memory_root, identity)
+            has_memory = comm.training_all_reduce(lambda: images is not None, all)
+            staging = Staging(images if has_memory else None, comm)
+            saver = Saver(self._store, staging, comm, keep=self._keep, keep_every=self._keep_every)
+            self._running = _Running(generation, comm, staging, saver)
         return self._running
 
     # -- save ----------------------------------------------------------------------------------------------------
@@ -125,14 +125,14 @@ class CheckpointManager:
         from and writes to durable storage, and gives the folder there. Where memory does not hold it, durable storage is
         waited for as long as the agent lets the process live.
         """
-        with drain.in_checkpoint():
-            if self._is_of(step) and self._leaves_with_memory():
+        with drain.checkpoint_call():
+            if self._is_last_save(step) and self._exits_with_memory():
                 return self._memory_path()
             if not self._has_saved(step):
-                self._hasten_last()
+                self._abandon_previous_in_short_drain()
                 norm = optimizer_norm(optimizer) if sample_log is not None else None
                 self._start(step, model, optimizer, scheduler, extra, sample_log, norm, is_durable=True)
-                if self._leaves_with_memory():
+                if self._exits_with_memory():
                     return self._memory_path()
             path = self.wait()
         assert path is not None
@@ -162,7 +162,7 @@ class CheckpointManager:
         if not durable and not self._has_memory():
             log.warning("step %d is not saved: durable=False, and there is no memory for checkpoints", step)
             return
-        with drain.in_checkpoint():
+        with drain.checkpoint_call():
             self._start(step, model, optimizer, scheduler, extra, sample_log, None, is_durable=durable)
 
     def wait(self) -> Path | str | None:
@@ -172,7 +172,7 @@ class CheckpointManager:
         """
         if self._save is None:
             return None
-        with drain.in_checkpoint():
+        with drain.checkpoint_call():
             self._save.thread.join()
         if self._save.error is not None:
             raise self._save.error
@@ -184,15 +184,15 @@ class CheckpointManager:
         After a `save` that did not wait for durable storage there is nothing to wait for, and the memory goes with the process.
         """
         if self._save is not None:
-            if self._save.is_given_up and self._save.thread.is_alive():
+            if self._save.is_abandoned and self._save.thread.is_alive():
                 return
-            with drain.in_checkpoint():
+            with drain.checkpoint_call():
                 self._save.thread.join()
-        while self._ending:
-            self._ending.pop().join()
+        while self._unmap_threads:
+            self._unmap_threads.pop().join()
         if self._running is not None:
             self._running.staging.close()
-            self._running.exchange.close()
+            self._running.comm.close()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -202,7 +202,7 @@ class CheckpointManager:
     ) -> None:
         """Close; but a failure does not wait for what is being written: whoever learns of it late restarts the job late."""
         if value is not None and self._save is not None and self._save.thread.is_alive():
-            self._give_up(self._save, f"{type(value).__name__}: {value}")
+            self._abandon(self._save, f"{type(value).__name__}: {value}")
         else:
             self.close()
 
@@ -224,69 +224,71 @@ class CheckpointManager:
         be used (starting over silently would throw the work away), when storage does not give the freshest at the moment or
         another version wrote it, and when it does not fit the model and optimizer: then nothing was changed.
         """
-        with drain.in_checkpoint():
+        with drain.checkpoint_call():
             run = self._run()  # claim first: from here on no former generation can commit
-            self._has_looked = True
+            self._has_tried_to_load = True
             if self._save is not None:
                 self._save.thread.join()  # it speaks over the same connections
-            live = Live(model, optimizer, scheduler)
-            resumer = Resumer(self._directory, run.staging, run.exchange, run.generation, live)
+            live = LiveObjects(model, optimizer, scheduler)
+            resumer = Resumer(self._store, run.staging, run.comm, run.generation, live)
             try:
                 resume = resumer.resume()
             finally:
                 run.saver.damaged = resumer.damaged
-                self._ending += resumer.unmapping
-            if resume is not None and resumer.is_unwritten:
+                self._unmap_threads += resumer.unmap_threads
+            if resume is not None and resumer.needs_durable_write:
                 self._write_resumed(resume, live)
             return resume
 
     # -- parts of it ---------------------------------------------------------------------------------------------
 
     def _claim(self, wanted: int | None) -> tuple[int, str]:
-        number = self._directory.claim(wanted, run_from_env(), job=job_from_env(), adopt=self._adopt)
-        return number, self._directory.identity()
+        number = self._store.claim(wanted, run_from_env(), job=job_from_env(), adopt=self._adopt)
+        return number, self._store.identity()
 
     def _has_saved(self, step: int) -> bool:
         """Tell whether the last save is a durable one of this step, still under way or well ended; the same on every rank."""
         last = self._save
-        if last is None or not self._is_of(step):
+        if last is None or not self._is_last_save(step):
             return False
         last.thread.join()
-        return self._run().exchange.meet(lambda: last.error is None, all)  # they may have lost touch at its very end
+        return self._run().comm.training_all_reduce(
+            lambda: last.error is None, all
+        )  # they may have lost touch at its very end
 
-    def _is_of(self, step: int) -> bool:
+    def _is_last_save(self, step: int) -> bool:
         """Tell whether the last save is a durable one of this step, whatever comes of it; the same on every rank."""
         return self._save is not None and self._save.staged.id.step == step and self._save.is_durable
 
-    def _notices(self) -> list[drain.Notice | None]:
+    def _drain_notices(self) -> list[drain.DrainNotice | None]:
         """Give the drain as each rank knows it."""
 
         def known() -> list[Any] | None:
-            found = drain.notice()
+            found = drain.current_drain()
             return [*found.as_json()] if found else None
 
-        told = self._run().exchange.meet(known, lambda of_ranks: of_ranks)
-        return [drain.Notice(*each) if each else None for each in told]
+        told = self._run().comm.training_all_reduce(known, lambda of_ranks: of_ranks)
+        return [drain.DrainNotice(*each) if each else None for each in told]
 
-    def _hasten_last(self) -> None:
+    def _abandon_previous_in_short_drain(self) -> None:
         """In a drain with little time, have the last save end without being durable, where memory can hold the next one."""
         if self._save is None or not self._has_memory():
             return
-        if any(each.left_s < drain.SHORT_S for each in self._notices() if each):
-            self._save.is_given_up = True
+        if any(each.left_s < drain.SHORT_DRAIN_S for each in self._drain_notices() if each):
+            self._save.is_abandoned = True
 
-    def _leaves_with_memory(self) -> bool:
+    def _exits_with_memory(self) -> bool:
         """In a drain, tell whether to leave without waiting for durable storage any longer; the same on every rank."""
         run, save = self._run(), self._save
         assert save is not None
-        notices = self._notices()
+        notices = self._drain_notices()
         if not any(notices):
             return False
-        save.has_settled.wait()
+        save.memory_settled.wait()
         leaves = [each.leaves if each else None for each in notices]
-        outlives = save.is_kept_in_memory and run.staging.outlives(save.staged.plan, leaves)
-        save.thread.join(drain.patience_s([each.left_s for each in notices if each], outlives=outlives))
-        is_written, is_kept = run.exchange.meet(
+        survives_drain = save.is_kept_in_memory and run.staging.survives_drain(save.staged.plan, leaves)
+        save.thread.join(drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain))
+        is_written, is_kept = run.comm.training_all_reduce(
             lambda: [not save.thread.is_alive(), save.is_kept_in_memory],
             lambda told: [*map(all, zip(*told, strict=True))],
         )
@@ -297,15 +299,15 @@ class CheckpointManager:
                 "leaving with step %d in memory, for there is no time to wait for durable storage; who goes on from there writes it",
                 save.staged.id.step,
             )
-        self._give_up(save, "the job leaves")
+        self._abandon(save, "the job leaves")
         return True
 
-    def _give_up(self, save: Save, why: str) -> None:
+    def _abandon(self, save: Save, why: str) -> None:
         """Wait no more for a save, here and where others wait for this rank."""
-        save.is_given_up = True
-        self._run().exchange.leave(why)
+        save.is_abandoned = True
+        self._run().comm.abort(why)
 
-    def _write_resumed(self, resume: Resume, live: Live) -> None:
+    def _write_resumed(self, resume: Resume, live: LiveObjects) -> None:
         """Begin to write to durable storage what a drain had no time for. Training goes on meanwhile."""
         try:
             self._start(
@@ -338,34 +340,34 @@ class CheckpointManager:
     ) -> None:
         _require_step(step)
         run = self._run()
-        self._finish_last()
-        if self._save is None and not self._has_looked:
-            self._tell_what_is_ahead(step)
+        self._wait_for_previous()
+        if self._save is None and not self._has_tried_to_load:
+            self._warn_if_other_run_is_ahead(step)
         staged = run.staging.copy(
-            lambda: State(model, optimizer, scheduler, rank_and_world()[0]),
+            lambda: TrainingState(model, optimizer, scheduler, rank_and_world()[0]),
             CheckpointId(step, run.generation),
             lambda: _plain(extra or {}),
         )
         self._save = Save(staged, is_durable=is_durable, sample_log=sample_log, norm=norm)
         run.saver.start(self._save)
 
-    def _tell_what_is_ahead(self, step: int) -> None:
+    def _warn_if_other_run_is_ahead(self, step: int) -> None:
         """Warn a run that began anew where another one got further: a resume takes the newest step, whoever made it."""
         if rank_and_world()[0] != 0:
             return
         with suppress(OSError, CheckpointError):
-            ahead = next((each for each in self._directory.complete() if each.step >= step), None)
+            ahead = next((each for each in self._store.list_complete() if each.step >= step), None)
             if ahead is not None:
                 log.warning(
                     "%s holds the checkpoint of step %d, from which this run did not go on: until %d saves of this run have taken its "
                     "place, a resume would go back to it; call load_latest first, or name another directory",
-                    self._directory.name, ahead.step, self._keep,
+                    self._store.name, ahead.step, self._keep,
                 )  # fmt: skip
 
-    def _finish_last(self) -> None:
+    def _wait_for_previous(self) -> None:
         """Wait for the last save; storage trouble was told when it came and is tried again, but a fenced run ends here."""
-        while self._ending:
-            self._ending.pop().join()
+        while self._unmap_threads:
+            self._unmap_threads.pop().join()
         if self._save is None:
             return
         if self._save.thread.is_alive():
@@ -383,7 +385,7 @@ class _Running:
     """What there is once the directory has been claimed."""
 
     generation: int
-    exchange: Exchange
+    comm: Communicator
     staging: Staging
     saver: Saver
 
@@ -391,12 +393,12 @@ class _Running:
 def _open_store(directory: str | os.PathLike[str], options: Mapping[str, Any]) -> CheckpointStore:
     address = os.fspath(directory)
     if "://" not in address:
-        return CheckpointDirectory(address)
+        return DirectoryStore(address)
     if address.startswith("file://") and not options:
-        return CheckpointDirectory(address.removeprefix("file://"))
-    from elastipod.checkpoint.bucket_store import CheckpointBucket
+        return DirectoryStore(address.removeprefix("file://"))
+    from elastipod.checkpoint.bucket_store import BucketStore
 
-    return CheckpointBucket(address, options)
+    return BucketStore(address, options)
 
 
 def _require_step(step: int) -> None:

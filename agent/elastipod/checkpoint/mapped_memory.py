@@ -15,14 +15,14 @@ import time
 import weakref
 from pathlib import Path
 
-_AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)  # have the pages there, instead of one fault for each
-_FIXED, _NO_RESERVE = 0x10, 0x4000  # of Linux
-_COLLAPSE = 25  # madvise: gather into large pages, now, whatever the system's setting is; EINVAL before Linux 6.1
+_MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # have the pages there, instead of one fault for each
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux
+_MADV_COLLAPSE = 25  # madvise: gather into large pages, now, whatever the system's setting is; EINVAL before Linux 6.1
 _SIZE_FILE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
-_MOST_BYTES = 64 << 20  # of a large page; where pages are 64 KiB a large one has 512 MiB, which is never to be had
-_AT_ONCE_LARGE = 64  # large pages that are asked for in one call, each of which waits for all processors
-_PATIENCE_S = 0.005  # for one large page, on average: some times what as much in small pages takes
-_AT_MOST_S = 20.0  # for the large pages of one file
+_MAX_PAGE_BYTES = 64 << 20  # of a large page; where pages are 64 KiB a large one has 512 MiB, which is never to be had
+_PAGES_PER_CALL = 64  # large pages that are asked for in one call, each of which waits for all processors
+_MAX_S_PER_PAGE = 0.005  # for one large page, on average: some times what as much in small pages takes
+_MAX_S_PER_FILE = 20.0  # for the large pages of one file
 
 
 class MappedMemory:
@@ -34,10 +34,10 @@ class MappedMemory:
         For a reader this would be slower than its own faults, which map 16 pages each.
         """
         room = length + (large_page_bytes() or mmap.PAGESIZE)
-        start = _map(None, room, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1)
+        start = _map(None, room, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
         self._address = start + -start % (large_page_bytes() or mmap.PAGESIZE)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-        flags = _FIXED | (_AT_ONCE if is_writable else 0)
+        flags = _MAP_FIXED | (_MAP_POPULATE if is_writable else 0)
         flags |= mmap.MAP_SHARED if descriptor is not None else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         try:
             _map(self._address, length, protection, flags, -1 if descriptor is None else descriptor)
@@ -48,31 +48,31 @@ class MappedMemory:
         self._unmap = weakref.finalize(self.bytes, _libc().munmap, start, room)
         self._unmap.atexit = False  # other threads may still use it, and the process ends anyway
 
-    def gather(self, start: int, length: int) -> bool:
+    def collapse(self, start: int, length: int) -> bool:
         """Have these bytes of the file in large pages; gives whether the kernel did so."""
-        return int(_libc().madvise(self._address + start, length, _COLLAPSE)) == 0
+        return int(_libc().madvise(self._address + start, length, _MADV_COLLAPSE)) == 0
 
     def close(self) -> None:
         """Let the memory go now; else it goes with the last that uses `bytes`."""
         self._unmap()
 
 
-def fill_file(descriptor: int, length: int) -> None:
+def allocate_file(descriptor: int, length: int) -> None:
     """Give an empty file its memory, in large pages as far as they are quickly to be had. Raises OSError when there is not enough."""
     os.ftruncate(descriptor, length)
     if 0 < large_page_bytes() <= length:
-        _gather(descriptor, length)
+        _collapse_pages(descriptor, length)
     os.posix_fallocate(descriptor, 0, length)  # a full memory file system must say so now, not by SIGBUS
 
 
-def _gather(descriptor: int, length: int) -> None:
+def _collapse_pages(descriptor: int, length: int) -> None:
     """Have large pages from the first byte on, until one is refused or they have taken too long.
 
     Of each there must be one small page: an empty stretch is refused. The rest is then cleared, and nothing is copied, so
     that this is several times quicker than small pages, unless the kernel must move much to make the room.
     """
     size = large_page_bytes()
-    step = size * _AT_ONCE_LARGE
+    step = size * _PAGES_PER_CALL
     mapping = MappedMemory(descriptor, length, is_writable=False)
     try:
         began = time.monotonic()
@@ -80,8 +80,8 @@ def _gather(descriptor: int, length: int) -> None:
             end = min(start + step, length // size * size)
             for place in range(start, end, size):
                 os.pwrite(descriptor, b"\0", place)
-            patience = min(_AT_MOST_S, end // size * _PATIENCE_S)
-            if not mapping.gather(start, end - start) or time.monotonic() - began > patience:
+            patience = min(_MAX_S_PER_FILE, end // size * _MAX_S_PER_PAGE)
+            if not mapping.collapse(start, end - start) or time.monotonic() - began > patience:
                 break
     finally:
         mapping.close()
@@ -94,7 +94,7 @@ def large_page_bytes() -> int:
         size = int(_SIZE_FILE.read_text())
     except (OSError, ValueError):
         return 0
-    return size if size <= _MOST_BYTES else 0
+    return size if size <= _MAX_PAGE_BYTES else 0
 
 
 @functools.cache

@@ -19,7 +19,7 @@ _NO_LIMIT = 1 << 60  # version 1 says "no limit" by a number near 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryLimit:
     """What one limit leaves. where: its identity, alike for all that share it; name: for a message; limit, free: bytes."""
 
     where: str
@@ -32,50 +32,50 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class MemoryDemand:
     """What one rank needs. rooms: the limits that it counts against; size: bytes; replaced: bytes that it gives back for them."""
 
-    rooms: Sequence[Room]
+    limits: Sequence[MemoryLimit]
     size: int
     replaced: int = 0
 
 
-def shortage(demands: Iterable[Demand]) -> str | None:
+def find_shortage(demands: Iterable[MemoryDemand]) -> str | None:
     """Say in a sentence which limit the demands of all ranks would pass, None where there is room."""
-    rooms: dict[str, Room] = {}
+    limits: dict[str, MemoryLimit] = {}
     sizes: dict[str, int] = {}
     replaced: dict[str, int] = {}
     for demand in demands:
-        for room in demand.rooms:
-            known = rooms.setdefault(room.where, room)
-            if room.free < known.free:
-                rooms[room.where] = room
-            sizes[room.where] = sizes.get(room.where, 0) + demand.size
-            replaced[room.where] = replaced.get(room.where, 0) + demand.replaced
-    for where, room in rooms.items():
-        free = room.free + replaced[where]
+        for limit in demand.limits:
+            known = limits.setdefault(limit.where, limit)
+            if limit.free < known.free:
+                limits[limit.where] = limit
+            sizes[limit.where] = sizes.get(limit.where, 0) + demand.size
+            replaced[limit.where] = replaced.get(limit.where, 0) + demand.replaced
+    for where, limit in limits.items():
+        free = limit.free + replaced[where]
         if sizes[where] > free:
             return (
-                f"{room.name} allows {_mib(room.limit)}, of which {_mib(max(0, free))} are free (a part is kept for training), and "
+                f"{limit.name} allows {_mib(limit.limit)}, of which {_mib(max(0, free))} are free (a part is kept for training), and "
                 f"they need {_mib(sizes[where])}"
             )
     return None
 
 
-def rooms_for(folder: Path, node: str) -> list[Room]:
+def memory_limits_of(folder: Path, node: str) -> list[MemoryLimit]:
     """Give the limits on what this process writes to a folder of a memory file system. node: identity of that folder."""
     found = os.statvfs(folder)
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    file_system = [Room(f"folder {node}", f"the memory file system of {folder}", size, free)] if size else []
-    return [*file_system, *cgroup_rooms()]
+    file_system = [MemoryLimit(f"folder {node}", f"the memory file system of {folder}", size, free)] if size else []
+    return [*file_system, *cgroup_limits()]
 
 
-def cgroup_rooms(root: Path = Path("/")) -> list[Room]:
+def cgroup_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     """Give the memory limits of this process's control group and of the groups above it, as far as they can be seen from here.
 
     root: of the file system, for tests. What cannot be read limits nothing.
     """
-    found: list[Room] = []
+    found: list[MemoryLimit] = []
     for folder, version in _groups(root):
         try:
             limit, used = _limit_and_use(folder, version)
@@ -85,7 +85,7 @@ def cgroup_rooms(root: Path = Path("/")) -> list[Room]:
             identity = os.stat(folder)
             name = f"the memory limit of {'the container' if not found else 'the group above the container'}"
             where = f"cgroup {identity.st_dev} {identity.st_ino}"
-            found.append(Room(where, name, limit, limit - used - limit // _MARGIN))
+            found.append(MemoryLimit(where, name, limit, limit - used - limit // _MARGIN))
     return found
 
 

@@ -16,13 +16,13 @@ from torch.distributed.checkpoint.state_dict import _get_fqns
 
 from elastipod.errors import CheckpointError
 
-Path = tuple[str | int, ...]
+StatePath = tuple[str | int, ...]
 
 OPTIMIZER, STATE, GROUPS, PARAMS = "optimizer", "state", "param_groups", "params"
 _SHARED_OPTIONS = {"initial_lr", "param_names", PARAMS}  # that schedulers and torch itself add to any optimizer
 
 
-class Saved(Protocol):
+class SavedState(Protocol):
     """What of a saved state is known before its tensors are read."""
 
     metadata: Metadata
@@ -57,13 +57,13 @@ def state_to_fill(
     wanted = {str(path[2]) for path in _paths(saved) if path[:2] == (OPTIMIZER, STATE)}
     named = {name: parameter for parameter, name in _names(model, optimizer).items()}
     lacking = [named[name] for name in sorted(wanted - state[STATE].keys()) if name in named]
-    room = first_state(optimizer, lacking)
+    room = initial_state(optimizer, lacking)
     kept = {name: own for name, own in state[STATE].items() if name in wanted}
     kept |= {name: room[parameter] for name, parameter in named.items() if parameter in room}
     return {STATE: kept, GROUPS: state[GROUPS]}
 
 
-def other_optimizer(state: Mapping[str, Any], source: Saved) -> str | None:
+def describe_other_optimizer(state: Mapping[str, Any], source: SavedState) -> str | None:
     """Say in a sentence why a missing state does not mean "none yet": another optimizer saved this; None where it may.
 
     state: of `optimizer_state`.
@@ -101,7 +101,7 @@ def apply_optimizer_state(saved: Mapping[str, Any], model: torch.nn.Module, opti
     optimizer.load_state_dict({STATE: state, GROUPS: groups})
 
 
-def first_state(
+def initial_state(
     optimizer: torch.optim.Optimizer, parameters: Collection[torch.nn.Parameter]
 ) -> dict[torch.nn.Parameter, dict[str, Any]]:
     """Give the state that a first step makes for parameters, with no values in it yet; the optimizer is not changed.
@@ -147,7 +147,7 @@ def _after_first_step(
     vars(second).pop("step", None)  # as a scheduler wraps it, it is the first one's
     vars(second).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
     second.state = defaultdict(dict)
-    second.param_groups = [{**group, **_still(group)} for group in optimizer.param_groups]
+    second.param_groups = [{**group, **_zero_learning_rate(group)} for group in optimizer.param_groups]
     try:
         for parameter in every:
             parameter.grad = None
@@ -160,7 +160,7 @@ def _after_first_step(
     return {parameter: dict(second.state[parameter]) for parameter in parameters if second.state.get(parameter)}
 
 
-def _still(group: Mapping[str, Any]) -> dict[str, Any]:
+def _zero_learning_rate(group: Mapping[str, Any]) -> dict[str, Any]:
     """Give the options with which a step leaves the weights as they are."""
     if "lr" not in group:
         return {}
@@ -183,7 +183,7 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[tor
     return named
 
 
-def _saved_groups(source: Saved) -> tuple[set[str], set[str]]:
+def _saved_groups(source: SavedState) -> tuple[set[str], set[str]]:
     """Give the names of the options and of the parameters of all groups that were saved."""
     options: set[str] = set()
     names: set[str] = set()
@@ -199,7 +199,7 @@ def _saved_groups(source: Saved) -> tuple[set[str], set[str]]:
     return options, names
 
 
-def _paths(saved: Metadata) -> list[Path]:
+def _paths(saved: Metadata) -> list[StatePath]:
     return [tuple(path) for path in (saved.planner_data or {}).values()]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from elastipod.checkpoint.value_codec import packed, unpacked
+from elastipod.checkpoint.value_codec import decode_value, encode_value
 
 
 def random_state() -> str:
@@ -20,12 +20,12 @@ def random_state() -> str:
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
         name, keys, position, has_gauss, gauss = numpy.random.get_state()
         state["numpy"] = (name, keys.tolist(), position, has_gauss, gauss)
-    return packed(state, "the random state")
+    return encode_value(state, "the random state")
 
 
 def restore_random_state(text: str) -> None:
     """Set the generators back to a state. Those that the state does not know are left alone."""
-    state = unpacked(text)
+    state = decode_value(text)
     random.setstate(state["python"])
     torch.set_rng_state(_tensor(state["torch"]))
     if "cuda" in state and torch.cuda.is_available():
@@ -36,7 +36,7 @@ def restore_random_state(text: str) -> None:
         numpy.random.set_state(state["numpy"])
 
 
-def seed_newcomer(step: int, rank: int) -> None:
+def seed_new_rank(step: int, rank: int) -> None:
     """Give a rank that the saving run did not have a random state of its own: it follows from the step and the rank alone."""
     seed = (step * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F + 1) % (1 << 63)
     random.seed(seed)

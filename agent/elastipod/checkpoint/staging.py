@@ -11,15 +11,23 @@ from typing import Any
 
 import torch
 
-from elastipod.checkpoint.chunk_table import runs, unrun
-from elastipod.checkpoint.communicator import Exchange, RanksLost, first_of, nothing
-from elastipod.checkpoint.image import SLOTS, Header, MappedImage, MemoryDirectory, image_name
-from elastipod.checkpoint.image_copies import Copies
-from elastipod.checkpoint.memory_limits import Demand, Room, rooms_for, shortage
-from elastipod.checkpoint.save_plan import Chunk, Form, Held, Holding, Plan, digest_of, plan_of
-from elastipod.checkpoint.state_keys import refuse_differing
+from elastipod.checkpoint.chunk_table import expand_runs, run_lengths
+from elastipod.checkpoint.communicator import Communicator, RanksLost, first_message, no_result
+from elastipod.checkpoint.image import SLOTS, ImageHeader, MappedImage, MemoryDirectory, image_name
+from elastipod.checkpoint.image_copies import ImageCopies
+from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, find_shortage, memory_limits_of
+from elastipod.checkpoint.save_plan import (
+    Chunk,
+    LocalState,
+    PackedLocalState,
+    SavePlan,
+    StateSchema,
+    divide_state,
+    text_digest,
+)
+from elastipod.checkpoint.state_keys import check_same_keys
 from elastipod.checkpoint.store import CheckpointId
-from elastipod.checkpoint.training_state import State
+from elastipod.checkpoint.training_state import TrainingState
 from elastipod.errors import CheckpointError
 from elastipod.ranks import rank_and_world
 
@@ -29,11 +37,11 @@ DOMAIN_ENV = "ELASTIPOD_FAILURE_DOMAIN"  # what fails together with this pod's n
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedState:
     """One rank's copy of the state at one step; good until the save after the next."""
 
     id: CheckpointId
-    plan: Plan
+    plan: SavePlan
     slot: int
     image: MappedImage
     boxes: Mapping[int, torch.Tensor]  # by number of the chunk
@@ -52,46 +60,50 @@ class Staged:
 class Staging:
     """This rank's memory for copies. One save is under way at a time; two slots, so that the last whole image stays."""
 
-    def __init__(self, directory: MemoryDirectory | None, exchange: Exchange) -> None:
+    def __init__(self, directory: MemoryDirectory | None, comm: Communicator) -> None:
         """directory: where images stay for those who come after this process; None on all ranks for memory of processes alone."""
         self.directory = directory
         self.durable: CheckpointId | None = None  # the newest known to be there: what was resumed, or saved since
-        self._exchange = exchange
-        self._plan: Plan | None = None
+        self._comm = comm
+        self._plan: SavePlan | None = None
         self._domains: list[str] = []
         self._signature: tuple[object, ...] = ()
         self._images: list[MappedImage] = []
         self._boxes: list[dict[int, torch.Tensor]] = []
-        self._headers: dict[str, Header] = {}  # of our images that stand
+        self._headers: dict[str, ImageHeader] = {}  # of our images that stand
         self._saves = 0
-        self._whole: tuple[int, int] | None = None  # number and slot of the newest save that is whole on all ranks
-        self._copies: Copies | None = None
+        self._newest_complete: tuple[int, int] | None = (
+            None  # number and slot of the newest save that is whole on all ranks
+        )
+        self._copies: ImageCopies | None = None
 
-    def copy(self, look: Callable[[], State], target: CheckpointId, extra: Callable[[], Mapping[str, Any]]) -> Staged:
-        """Copy the state that ``look`` gives into host memory. Collective, of the training's threads.
+    def copy(
+        self, capture: Callable[[], TrainingState], target: CheckpointId, extra: Callable[[], Mapping[str, Any]]
+    ) -> StagedState:
+        """Copy the state that ``capture`` gives into host memory. Collective, of the training's threads.
 
         The ranks agree before the copy on whether their states' form is the last one's (a new form needs a new plan) and all
         are still connected, and after it that all have one: what is raised on one rank is raised as CheckpointError on
         all, as it is when the state cannot be saved or there is not memory enough.
         """
-        seen: list[tuple[State, Mapping[str, Any]]] = []
+        seen: list[tuple[TrainingState, Mapping[str, Any]]] = []
 
         def asked() -> list[Any]:
-            seen.append((look(), extra()))
-            return [seen[0][0].signature() == self._signature, self._exchange.is_open, self._whole]
+            seen.append((capture(), extra()))
+            return [seen[0][0].signature() == self._signature, self._comm.is_open, self._newest_complete]
 
-        is_same, is_open, whole = self._exchange.meet(asked, _common)
+        is_same, is_open, whole = self._comm.training_all_reduce(asked, _common)
         ((state, plain),) = seen
         self._saves += 1
-        self._whole = tuple(whole) if whole else None
+        self._newest_complete = tuple(whole) if whole else None
         if not is_open:
-            self._exchange.open()
+            self._comm.connect()
         if not is_same:
             self._make_plan(state, target.generation)
             self._signature = state.signature()
         plan = self._plan
         assert plan is not None
-        slot = 0 if self._whole is None or len(self._images) == 1 else 1 - self._whole[1]
+        slot = 0 if self._newest_complete is None or len(self._images) == 1 else 1 - self._newest_complete[1]
         values: dict[str, str] = {}
 
         def fill() -> None:
@@ -102,17 +114,17 @@ class Staging:
             values.update(state.values())
             self._copy_tensors(state, slot)
 
-        self._exchange.meet(fill, nothing)
-        return Staged(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
+        self._comm.training_all_reduce(fill, no_result)
+        return StagedState(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
 
     def keep_in_memory(
-        self, staged: Staged, check_fence: Callable[[], None], *, wants_durable: bool = False
+        self, staged: StagedState, check_fence: Callable[[], None], *, wants_durable: bool = False
     ) -> str | None:
         """Let the copy stand as an image for those who come after this process, here and where its partner is. Collective.
 
         check_fence: collective; raises FencedError on all ranks when a newer generation has taken over. That one may have
         looked for images before ours were there, so it is asked again when they are, and they are withdrawn. Gives the reason
-        where a rank could not keep its image: then there is none of this copy on any rank. wants_durable: as in `Header`.
+        where a rank could not keep its image: then there is none of this copy on any rank. wants_durable: as in `ImageHeader`.
         """
         if self.directory is None:
             return None
@@ -130,18 +142,18 @@ class Staging:
         if problem is not None:
             self._withdraw(staged)
             return problem
-        self._whole = self._saves, staged.slot
-        self.forget_others((), staged.id.generation)  # for all ranks have their images now
+        self._newest_complete = self._saves, staged.slot
+        self.remove_stale_images((), staged.id.generation)  # for all ranks have their images now
         return None
 
-    def _publish(self, staged: Staged, directory: MemoryDirectory, wants_durable: bool) -> str | None:
+    def _publish(self, staged: StagedState, directory: MemoryDirectory, wants_durable: bool) -> str | None:
         rank, world_size = rank_and_world()
         positions, _ = staged.plan.layout(rank)
 
-        made: list[Header] = []
+        made: list[ImageHeader] = []
 
         def publish() -> str | None:
-            header = Header(
+            header = ImageHeader(
                 staged.id,
                 rank,
                 staged.slot,
@@ -155,7 +167,7 @@ class Staging:
                 wants_durable,
             )
             try:
-                directory.keep_plan(staged.plan)
+                directory.store_plan(staged.plan)
                 directory.publish(header)
                 self._headers[header.name] = header
             except OSError as error:
@@ -163,15 +175,15 @@ class Staging:
             made.append(header)
             return None
 
-        self._copies = self._copies or Copies(directory)
-        self._copies.kept_by = {}
-        sent = self._copies.keepers(staged.plan, self._domains)
-        problem = self._exchange.agree(publish, first_of)
+        self._copies = self._copies or ImageCopies(directory)
+        self._copies.held_by = {}
+        sent = self._copies.holders(staged.plan, self._domains)
+        problem = self._comm.all_reduce(publish, first_message)
         if problem is None and sent:
-            self._copies.exchange(staged.plan, sent, staged.image, made[0], self._exchange)
+            self._copies.exchange_images(staged.plan, sent, staged.image, made[0], self._comm)
         return problem
 
-    def _withdraw(self, staged: Staged) -> None:
+    def _withdraw(self, staged: StagedState) -> None:
         """Take back all images of this copy that are on this node; one of the same step that was kept before stays."""
         if self.directory is None:
             return
@@ -183,12 +195,12 @@ class Staging:
                     self._headers.pop(header.name, None)
                     self.directory.withdraw(header.name)
 
-    def outlives(self, plan: Plan, leaving: Sequence[bool | None]) -> bool:
+    def survives_drain(self, plan: SavePlan, leaving: Sequence[bool | None]) -> bool:
         """Tell whether the memory of the nodes that stay for sure holds all of the newest copy. leaving: by rank, as told."""
         staying = {plan.nodes[rank] for rank, leaves in enumerate(leaving) if leaves is False}
-        kept = self._copies.kept_by if self._copies is not None else {}
+        kept = self._copies.held_by if self._copies is not None else {}
         ranks = {rank for rank, node in enumerate(plan.nodes) if node in staying}
-        return plan.is_covered_by(ranks | {source for source, keeper in kept.items() if plan.nodes[keeper] in staying})
+        return plan.is_covered_by(ranks | {source for source, holder in kept.items() if plan.nodes[holder] in staying})
 
     def note_durable(self, of: CheckpointId) -> None:
         """Note, here and in the images that this rank has made or keeps, that a checkpoint is durable now."""
@@ -198,10 +210,10 @@ class Staging:
             if self._copies is not None:
                 self._copies.note_durable(of)
 
-    def forget_others(self, keep: Iterable[str], generation: int) -> None:
+    def remove_stale_images(self, keep: Iterable[str], generation: int) -> None:
         """Delete the images of generations before this one, but for those named: what was resumed is all that is of use."""
         if self.directory is not None:
-            self.directory.remove_others(keep, older_than=generation)
+            self.directory.remove_stale_images(keep, older_than=generation)
 
     def close(self) -> None:
         """Let the mapped memory go; images stay."""
@@ -214,25 +226,25 @@ class Staging:
         if self._copies is not None:
             self._copies.close()
 
-    def _make_plan(self, state: State, generation: int) -> None:
-        refuse_differing(state, self._exchange)
+    def _make_plan(self, state: TrainingState, generation: int) -> None:
+        check_same_keys(state, self._comm)
         if self.directory is not None and not self._plan_with(state, generation, self.directory):
             self.directory = None  # on all ranks
         if self.directory is None:
             self._plan_with(state, generation, None)
 
-    def _plan_with(self, state: State, generation: int, directory: MemoryDirectory | None) -> bool:
-        """Plan, and make the memory that the plan needs. Gives False where a rank has no room for images."""
+    def _plan_with(self, state: TrainingState, generation: int, directory: MemoryDirectory | None) -> bool:
+        """SavePlan, and make the memory that the plan needs. Gives False where a rank has no room for images."""
         rank, _ = rank_and_world()
 
         node = directory.node if directory else lambda: f"rank {rank}"
-        text, self._domains = agreed_plan(
-            self._exchange, lambda: state.held(node()), is_in_memory=directory is not None
+        text, self._domains = plan_across_ranks(
+            self._comm, lambda: state.local_state(node()), is_in_memory=directory is not None
         )
-        self._plan = Plan.from_json(text)
-        refused = self._shortage(generation, directory) if directory is not None else None
+        self._plan = SavePlan.from_json(text)
+        refused = self._memory_shortage(generation, directory) if directory is not None else None
         if refused is None:
-            refused = self._exchange.meet(lambda: self._make_images(generation, directory), first_of)
+            refused = self._comm.training_all_reduce(lambda: self._make_images(generation, directory), first_message)
         if refused is None:
             return True
         self.close()
@@ -249,30 +261,30 @@ class Staging:
             )
         return False
 
-    def _shortage(self, generation: int, directory: MemoryDirectory) -> str | None:
+    def _memory_shortage(self, generation: int, directory: MemoryDirectory) -> str | None:
         """Say which limit the images and copies would pass, asked before they are made: past some limits the kernel kills."""
         plan = self._plan
         assert plan is not None
-        self._copies = self._copies or Copies(directory)
+        self._copies = self._copies or ImageCopies(directory)
         names = [*self._names(generation), *self._copies.names()]
 
         def asked() -> list[Any]:
-            rooms = rooms_for(directory.path, directory.node())
-            return [[each.as_json() for each in rooms], directory.size_of(names)]
+            limits = memory_limits_of(directory.path, directory.node())
+            return [[each.as_json() for each in limits], directory.size_of(names)]
 
-        keepers = self._copies.keepers(plan, self._domains)
+        holders = self._copies.holders(plan, self._domains)
 
         def short(told: list[list[Any]]) -> str | None:
             sizes = plan.image_sizes()
             needed = list(sizes)
-            for source, keeper in keepers.items():
-                needed[keeper] += sizes[source]
-            return shortage(
-                Demand([Room(*each) for each in rooms], SLOTS * size, replaced)
-                for size, (rooms, replaced) in zip(needed, told, strict=True)
+            for source, holder in holders.items():
+                needed[holder] += sizes[source]
+            return find_shortage(
+                MemoryDemand([MemoryLimit(*each) for each in limits], SLOTS * size, replaced)
+                for size, (limits, replaced) in zip(needed, told, strict=True)
             )
 
-        return self._exchange.meet(asked, short)
+        return self._comm.training_all_reduce(asked, short)
 
     def _names(self, generation: int) -> list[str]:
         return [image_name(generation, rank_and_world()[0], slot) for slot in range(SLOTS)]
@@ -282,7 +294,7 @@ class Staging:
         assert self._plan is not None
         rank, _ = rank_and_world()
         self.close()
-        self._whole = None
+        self._newest_complete = None
         positions, size = self._plan.layout(rank)
         chunks: dict[int, Chunk] = {number: self._plan.chunks[number] for number in positions}
         try:
@@ -296,11 +308,12 @@ class Staging:
         except OSError as error:
             return str(error)
         self._boxes = [
-            {number: image.box(chunk, positions[number]) for number, chunk in chunks.items()} for image in self._images
+            {number: image.chunk_tensor(chunk, positions[number]) for number, chunk in chunks.items()}
+            for image in self._images
         ]
         return None
 
-    def _copy_tensors(self, state: State, slot: int) -> None:
+    def _copy_tensors(self, state: TrainingState, slot: int) -> None:
         """Copy every chunk of ours; when this returns or raises, no device writes into the image any more."""
         assert self._plan is not None
         devices: set[torch.device] = set()
@@ -325,36 +338,40 @@ def _common(told: Sequence[Sequence[Any]]) -> list[Any]:
     return [all(same), all(opened), max((each for each in whole if each), default=None)]
 
 
-def agreed_plan(exchange: Exchange, look: Callable[[], Held], *, is_in_memory: bool) -> tuple[str, list[str]]:
+def plan_across_ranks(
+    comm: Communicator, capture: Callable[[], LocalState], *, is_in_memory: bool
+) -> tuple[str, list[str]]:
     """Have rank 0 divide the state, from what all ranks hold; give the plan as text, and the ranks' failure domains.
 
     A rank tells where its boxes lie, in numbers. What ranks usually have in common, names and shapes, comes from one rank of each
     kind only. From the training's threads; collective. Raises CheckpointError.
     """
-    forms: dict[str, Form] = {}  # this rank's; on rank 0, all
-    holdings: list[Holding] = []  # on rank 0
+    schemas: dict[str, StateSchema] = {}  # this rank's; on rank 0, all
+    holdings: list[PackedLocalState] = []  # on rank 0
 
     def told() -> dict[str, Any]:
-        own, form = look().in_numbers(exchange.rank)
-        forms[own.form] = form
+        own, schema = capture().pack(comm.rank)
+        schemas[own.schema] = schema
         return {"holding": own.as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
 
     def heard(answers: list[dict[str, Any]]) -> dict[str, Any]:
-        holdings.extend(Holding.from_json(answer["holding"]) for answer in answers)
-        tellers = {own.form: rank for rank, own in reversed([*enumerate(holdings)]) if own.form not in forms}
-        return {"domains": runs(answer["domain"] for answer in answers), "tellers": [*tellers.values()]}
+        holdings.extend(PackedLocalState.from_json(answer["holding"]) for answer in answers)
+        tellers = {own.schema: rank for rank, own in reversed([*enumerate(holdings)]) if own.schema not in schemas}
+        return {"domains": run_lengths(answer["domain"] for answer in answers), "tellers": [*tellers.values()]}
 
     def learnt(told: list[list[str]]) -> None:
-        forms.update((digest_of(text), Form.from_json(text)) for texts in told for text in texts)
+        schemas.update((text_digest(text), StateSchema.from_json(text)) for texts in told for text in texts)
 
-    answer = exchange.meet(told, heard)
+    answer = comm.training_all_reduce(told, heard)
     if tellers := answer["tellers"]:
-        exchange.meet(lambda: [form.to_json() for form in forms.values()] if exchange.rank in tellers else [], learnt)
+        comm.training_all_reduce(
+            lambda: [schema.to_json() for schema in schemas.values()] if comm.rank in tellers else [], learnt
+        )
 
     def planned() -> str:
         try:
-            return plan_of(holdings, forms, is_in_memory=is_in_memory).to_json()
+            return divide_state(holdings, schemas, is_in_memory=is_in_memory).to_json()
         except ValueError as error:
             raise CheckpointError(f"this state cannot be saved: {error}") from error
 
-    return exchange.meet_zero(planned), list(unrun(answer["domains"]))
+    return comm.training_broadcast(planned), list(expand_runs(answer["domains"]))

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from elastipod.checkpoint.communicator import Exchange
+from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.optimizer_state import OPTIMIZER, STATE
-from elastipod.checkpoint.training_state import RANDOM, State
+from elastipod.checkpoint.training_state import RANDOM, TrainingState
 from elastipod.errors import CheckpointError
 from elastipod.rank_names import name_ranks
 from elastipod.torch_names import DTensor
@@ -25,14 +25,14 @@ _NAMED = 3  # so many examples in a message
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class StateKeys:
     """What one rank's state has. keys: of tensors and values; empty: names of parameters of which this rank's shard is empty."""
 
     keys: frozenset[str]
     empty: frozenset[str]
 
     @classmethod
-    def of(cls, state: State) -> Keys:
+    def of(cls, state: TrainingState) -> StateKeys:
         weights: dict[str, Any] = state.nested["model"]
         return cls(
             frozenset(key for key in state.flat if not key.startswith(f"{RANDOM}.")),
@@ -48,20 +48,20 @@ class Keys:
         return any(key.startswith(f"{OPTIMIZER}.{STATE}.{name}.") for name in self.empty)
 
 
-def refuse_differing(state: State, exchange: Exchange) -> None:
+def check_same_keys(state: TrainingState, comm: Communicator) -> None:
     """Raise CheckpointError on all ranks when their states have different keys. Collective, of the training's threads."""
-    own = Keys.of(state)
-    if exchange.meet(lambda: own.digest, lambda digests: len(set(digests)) == 1):
+    own = StateKeys.of(state)
+    if comm.training_all_reduce(lambda: own.digest, lambda digests: len(set(digests)) == 1):
         return
 
     def compared(told: list[list[list[str]]]) -> str | None:
-        return difference([Keys(frozenset(keys), frozenset(empty)) for keys, empty in told])
+        return describe_missing_keys([StateKeys(frozenset(keys), frozenset(empty)) for keys, empty in told])
 
-    if problem := exchange.meet(lambda: [sorted(own.keys), sorted(own.empty)], compared):
+    if problem := comm.training_all_reduce(lambda: [sorted(own.keys), sorted(own.empty)], compared):
         raise CheckpointError(problem)
 
 
-def difference(ranks: Sequence[Keys]) -> str | None:
+def describe_missing_keys(ranks: Sequence[StateKeys]) -> str | None:
     """Say in a sentence which ranks lack what others have; None where they all have the same."""
     lacking: dict[str, tuple[int, ...]] = {}
     for key in sorted(set().union(*(each.keys for each in ranks))):

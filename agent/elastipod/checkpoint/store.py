@@ -37,7 +37,7 @@ _CLAIM = re.compile(r"gen-(\d{6,})")
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-class Damaged(CheckpointError):
+class DamagedCheckpoint(CheckpointError):
     """What is there is not what was committed. Storage that cannot be read at the moment, or another version's files, are not this."""
 
 
@@ -62,10 +62,10 @@ class FileRecord:
 
     size: int
     crc32: str
-    parts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    checksums: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        return {"size": self.size, "crc32": self.crc32, **({"parts": dict(self.parts)} if self.parts else {})}
+        return {"size": self.size, "crc32": self.crc32, **({"parts": dict(self.checksums)} if self.checksums else {})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FileRecord:
@@ -120,7 +120,7 @@ class CheckpointStore(ABC):
     name: of the place, for messages; it holds no credentials. Methods raise OSError where storage fails.
     """
 
-    seeks_quickly = False  # whether going to and fro in a file costs next to nothing
+    has_cheap_seeks = False  # whether going to and fro in a file costs next to nothing
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -133,19 +133,19 @@ class CheckpointStore(ABC):
         """Make the place that a checkpoint is written in, unseen by readers, and name it. Raises FencedError."""
 
     @abstractmethod
-    def create_file(self, begun: str | Path, name: str) -> AbstractContextManager[BinaryIO]:
+    def create_file(self, draft: str | Path, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a new file in a place that was begun; it is durable when the block ends. Any rank."""
 
     @abstractmethod
-    def commit(self, begun: str | Path, manifest: Manifest) -> str | Path:
+    def commit(self, draft: str | Path, manifest: Manifest) -> str | Path:
         """Let a written checkpoint appear, all at once. Raises FencedError, and CheckpointError where it cannot."""
 
     @abstractmethod
-    def abandon(self, begun: str | Path) -> None:
+    def discard(self, draft: str | Path) -> None:
         """Give back the room of what was begun and will not be committed."""
 
     @abstractmethod
-    def complete(self) -> list[CheckpointId]:
+    def list_complete(self) -> list[CheckpointId]:
         """List the checkpoints that were committed, freshest first."""
 
     @abstractmethod
@@ -182,7 +182,7 @@ class CheckpointStore(ABC):
         """Make the place where it is not there. Raises CheckpointError when it is something else."""
 
     @abstractmethod
-    def _place(self) -> str:
+    def _canonical_name(self) -> str:
         """Give the one name that the place goes by."""
 
     @abstractmethod
@@ -214,7 +214,7 @@ class CheckpointStore(ABC):
         """
         try:
             self._prepare()
-            self._own(job, adopt)
+            self._take_ownership(job, adopt)
             number = self._claim_next() if generation is None else self._claim(generation, run)
             self._fence_off(number)
         except PermissionError as error:
@@ -230,7 +230,7 @@ class CheckpointStore(ABC):
         self._write(_claim_name(number), run)
         return number
 
-    def _own(self, job: str, adopt: bool) -> None:
+    def _take_ownership(self, job: str, adopt: bool) -> None:
         """Write down whose directory it is, or see that it is this job's."""
         if not job or self._create(OWNER, job):
             return
@@ -279,7 +279,7 @@ class CheckpointStore(ABC):
         After `claim`.
         """
         self._create(IDENTITY, secrets.token_hex(16))
-        return f"{self._read(IDENTITY)} {self._place()}"
+        return f"{self._read(IDENTITY)} {self._canonical_name()}"
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -293,15 +293,17 @@ class CheckpointStore(ABC):
         for nothing, and is named once in the log. A fenced generation deletes nothing (FencedError).
         """
         self.check_fence(generation)
-        spoilt = set(damaged)
-        intact = sorted(set(self.complete()) - spoilt, key=lambda each: (each.generation, each.step), reverse=True)
+        damaged_ids = set(damaged)
+        intact = sorted(
+            set(self.list_complete()) - damaged_ids, key=lambda each: (each.generation, each.step), reverse=True
+        )
         left = keep
         for each in intact:
             if left:
                 left -= self._may_delete(each)
             elif (not keep_every or each.step % keep_every) and self._may_delete(each):
                 self._delete(each)
-        for each in spoilt:
+        for each in damaged_ids:
             self._delete(each)
         self._delete_unfinished(generation)
         for name in self._names(CLAIMS):
@@ -315,7 +317,7 @@ class CheckpointStore(ABC):
             try:
                 self.manifest(of)
                 self._is_ours[of] = True
-            except Damaged:
+            except DamagedCheckpoint:
                 self._is_ours[of] = True
             except CheckpointError as error:
                 log.warning("not deleted, however old: %s", error)
@@ -327,55 +329,57 @@ class CheckpointStore(ABC):
         path = f"{self.location(of)}/{MANIFEST}"
         try:
             if self.size_of(of, MANIFEST) > MAX_MANIFEST_BYTES:
-                raise Damaged(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is no manifest of ours")
+                raise DamagedCheckpoint(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is no manifest of ours")
             manifest = Manifest.from_json(self._read(f"{of.name}/{MANIFEST}"))
         except FileNotFoundError:
-            raise Damaged(f"{self.location(of)} has no {MANIFEST}: it is torn or was made by something else") from None
+            raise DamagedCheckpoint(
+                f"{self.location(of)} has no {MANIFEST}: it is torn or was made by something else"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Damaged(f"{path} cannot be used: {error}") from error
-        except Damaged:
+            raise DamagedCheckpoint(f"{path} cannot be used: {error}") from error
+        except DamagedCheckpoint:
             raise
         except CheckpointError as error:
             raise CheckpointError(f"{path} cannot be used: {error}") from None
         if manifest.id != of:
-            raise Damaged(f"{path} describes {manifest.id.name}: the directory was renamed")
+            raise DamagedCheckpoint(f"{path} describes {manifest.id.name}: the directory was renamed")
         return manifest
 
-    def problems(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
+    def find_problems(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
         """Look at the named files of a checkpoint and say, one sentence each, what is not as the manifest has it.
 
         Files whose parts have sums are not read: who reads them verifies them.
 
         Raises OSError where storage does not give one that may be intact.
         """
-        return [text for name in names if (text := self._problem(manifest.id, name, manifest.files[name]))]
+        return [text for name in names if (text := self._find_problem(manifest.id, name, manifest.files[name]))]
 
-    def _problem(self, of: CheckpointId, name: str, wanted: FileRecord) -> str | None:
+    def _find_problem(self, of: CheckpointId, name: str, wanted: FileRecord) -> str | None:
         path = f"{self.location(of)}/{name}"
         try:
             size = self.size_of(of, name)
             if size != wanted.size:
                 return f"{path} has {size} bytes, its manifest says {wanted.size}"
-            if wanted.parts:
+            if wanted.checksums:
                 return None
             with self.open_file(of, name) as file:
-                found = record_stream(file)
+                found = measure_stream(file)
         except FileNotFoundError:
             return f"{path} is missing"
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             return f"{path}: {error}"
         if found.crc32 != wanted.crc32:
             return f"{path} has checksum {found.crc32}, its manifest says {wanted.crc32}"
         return None
 
 
-def record_file(path: Path) -> FileRecord:
+def measure_file(path: Path) -> FileRecord:
     """Measure a file: length and CRC-32."""
     with open(path, "rb") as file:
-        return record_stream(file)
+        return measure_stream(file)
 
 
-def record_stream(file: BinaryIO) -> FileRecord:
+def measure_stream(file: BinaryIO) -> FileRecord:
     """Measure what is left of an open file: length and CRC-32."""
     size = checksum = 0
     room = bytearray(_CHUNK)  # one for all that is read: new memory for each part costs as much as the reading

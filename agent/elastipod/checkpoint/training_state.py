@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict import _get_fqns, get_model_state_d
 
 from elastipod.checkpoint.optimizer_state import OPTIMIZER, apply_optimizer_state, optimizer_state
 from elastipod.checkpoint.rng import random_state
-from elastipod.checkpoint.save_plan import Chunk, Held, num_bytes
-from elastipod.checkpoint.value_codec import packed
+from elastipod.checkpoint.save_plan import Chunk, LocalState, num_bytes
+from elastipod.checkpoint.value_codec import encode_value
 from elastipod.errors import CheckpointError
 from elastipod.ranks import rank_and_world
 from elastipod.torch_names import DTensor
@@ -33,7 +33,7 @@ class Scheduler(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
-class State:
+class TrainingState:
     """One look at the live state; its tensors are those that training goes on with, nothing is copied."""
 
     def __init__(
@@ -42,7 +42,7 @@ class State:
         """Collective, as far as torch's get_model_state_dict is. Raises CheckpointError for a value that cannot be saved."""
         self.nested = nested_state(model, optimizer)
         if scheduler is not None:
-            self.nested[SCHEDULER] = _packed(scheduler.state_dict(), "the scheduler's state")
+            self.nested[SCHEDULER] = _encode_value(scheduler.state_dict(), "the scheduler's state")
         self.nested[RANDOM] = {str(rank): random_state()}
         self._planner = DefaultSavePlanner()
         self._planner.set_up_planner(self.nested, is_coordinator=True)
@@ -55,7 +55,7 @@ class State:
             for key, value in self.flat.items()
         )
 
-    def held(self, node: str) -> Held:
+    def local_state(self, node: str) -> LocalState:
         """List what this rank holds."""
         paths = self._planner.mappings
         chunks: list[Chunk] = []
@@ -72,7 +72,7 @@ class State:
             bytes_of_box = num_bytes(sizes, dtype.itemsize)
             name = str(dtype).removeprefix("torch.")
             chunks.append(Chunk(key, tuple(paths[key]), name, shape, tuple(data.chunk.offsets), sizes, bytes_of_box))
-        return Held(node, tuple(chunks), tuple(values))
+        return LocalState(node, tuple(chunks), tuple(values))
 
     def tensor(self, chunk: Chunk) -> torch.Tensor:
         """Give the live tensor of a chunk that this rank holds."""
@@ -82,7 +82,9 @@ class State:
 
     def values(self) -> dict[str, str]:
         """Give the plain values that this rank holds, packed. Raises CheckpointError for one that cannot be saved."""
-        return {key: _packed(value, key) for key, value in self.flat.items() if not isinstance(value, torch.Tensor)}
+        return {
+            key: _encode_value(value, key) for key, value in self.flat.items() if not isinstance(value, torch.Tensor)
+        }
 
 
 def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> di
         return {"model": get_model_state_dict(model), OPTIMIZER: optimizer_state(model, optimizer)}
 
 
-def own_of_replicas(model: torch.nn.Module) -> set[str]:
+def replica_local_keys(model: torch.nn.Module) -> set[str]:
     """Give the keys of tensors that may differ between replicas of a model: its buffers, and what DDP was told to leave alone."""
     wrapped = (model, getattr(model, "module", model))  # before and after DDP wrapped it
     ignored: set[str] = set().union(*(getattr(each, "_ddp_params_and_buffers_to_ignore", ()) for each in wrapped))
@@ -121,9 +123,9 @@ def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
     return isinstance(tensor, DTensor), local.device, local.data_ptr(), local.stride(), tensor.shape, tensor.dtype
 
 
-def _packed(value: object, name: str) -> str:
+def _encode_value(value: object, name: str) -> str:
     try:
-        return packed(value, name)
+        return encode_value(value, name)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
 

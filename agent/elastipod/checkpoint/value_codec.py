@@ -11,7 +11,7 @@ import torch
 _TUPLE, _PAIRS, _COUNTER, _TENSOR = "__tuple__", "__pairs__", "__counter__", "__tensor__"
 
 
-def packed(value: object, name: str) -> str:
+def encode_value(value: object, name: str) -> str:
     """Write a value as JSON: None, bool, int, float, str; lists, tuples, dictionaries, Counters and small tensors of such.
 
     Raises ValueError, naming where it is, for anything else.
@@ -19,8 +19,8 @@ def packed(value: object, name: str) -> str:
     return json.dumps(_encoded(value, name), separators=(",", ":"))
 
 
-def unpacked(text: str) -> Any:
-    """Give a value back. Raises ValueError for what `packed` has not written."""
+def decode_value(text: str) -> Any:
+    """Give a value back. Raises ValueError for what `encode_value` has not written."""
     return _decoded(json.loads(text))
 
 

@@ -11,7 +11,7 @@ fsspec = pytest.importorskip("fsspec")
 
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
-from elastipod.checkpoint.bucket_store import CheckpointBucket  # noqa: E402
+from elastipod.checkpoint.bucket_store import BucketStore  # noqa: E402
 from elastipod.checkpoint.store import CheckpointId, FileRecord, Manifest  # noqa: E402
 from elastipod.errors import CheckpointError  # noqa: E402
 
@@ -38,7 +38,7 @@ def emptied() -> Iterator[None]:
 def test_a_store_that_lets_a_file_be_created_twice_is_refused() -> None:
     fsspec.register_implementation("careless", Careless, clobber=True)
     with pytest.raises(CheckpointError, match="careless://bucket/x lets an existing file be created once more"):
-        CheckpointBucket("careless://bucket/x", {}).claim(None)
+        BucketStore("careless://bucket/x", {}).claim(None)
 
 
 class Counted(MemoryFileSystem):  # type: ignore[misc]
@@ -56,7 +56,7 @@ class Counted(MemoryFileSystem):  # type: ignore[misc]
 
 def test_checkpoints_are_listed_without_reading_their_manifests() -> None:
     fsspec.register_implementation("counted", Counted, clobber=True)
-    store = CheckpointBucket("counted://bucket/x", {})
+    store = BucketStore("counted://bucket/x", {})
     store.claim(None)
     for step in range(1, 5):
         target = CheckpointId(step, 1)
@@ -68,13 +68,13 @@ def test_checkpoints_are_listed_without_reading_their_manifests() -> None:
             store.commit(begun, Manifest(target, 1, files, {}))
     assert store.claim(None) == 2  # puts a barrier where step 4 was begun
     Counted.read.clear()
-    assert [each.step for each in store.complete()] == [3, 2, 1]
+    assert [each.step for each in store.list_complete()] == [3, 2, 1]
     assert [path.split("/")[-2:] for path in Counted.read] == [["step-0000000004-gen-000001", "elastipod.json"]]
     store._delete_unfinished(2)
     assert {each.step for each, _ in store._written()} == {3, 2, 1}
 
 
 def test_a_store_that_does_not_is_taken_and_left_clean() -> None:
-    store = CheckpointBucket("memory://bucket/x", {})
+    store = BucketStore("memory://bucket/x", {})
     assert store.claim(None) == 1
     assert store._names(".claims") == ["gen-000001"]

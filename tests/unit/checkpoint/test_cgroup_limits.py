@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.checkpoint.memory_limits import Demand, Room, cgroup_rooms, shortage
+from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, cgroup_limits, find_shortage
 
 MIB = 1 << 20
 V2 = "31 23 0:28 {mounted} /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup rw,nsdelegate\n"
@@ -36,7 +36,7 @@ def machine(root: Path, own: str, mounts: str) -> Path:
 
 
 def sizes(root: Path) -> list[tuple[int, int]]:
-    return [(room.limit // MIB, room.free // MIB) for room in cgroup_rooms(root)]
+    return [(room.limit // MIB, room.free // MIB) for room in cgroup_limits(root)]
 
 
 def test_a_container_with_a_namespace_of_its_own(tmp_path: Path) -> None:
@@ -75,24 +75,32 @@ def test_what_cannot_be_read_limits_nothing(tmp_path: Path, what: str) -> None:
         top = machine(tmp_path, "0::/\n", V2.format(mounted="/"))
         if what == "other words":
             group(top, "lots", 1, version=2)
-    assert cgroup_rooms(tmp_path) == []
+    assert cgroup_limits(tmp_path) == []
 
 
 def test_ranks_that_share_a_limit_are_added_up() -> None:
-    shared, other = Room("cgroup 1", "the memory limit of the container", 100 * MIB, 60 * MIB), Room("2", "x", 9, 9)
-    assert shortage([Demand([shared], 30 * MIB), Demand([shared], 30 * MIB), Demand([other], 9)]) is None
-    assert shortage([Demand([shared], 30 * MIB), Demand([shared], 31 * MIB)]) == (
+    shared, other = (
+        MemoryLimit("cgroup 1", "the memory limit of the container", 100 * MIB, 60 * MIB),
+        MemoryLimit("2", "x", 9, 9),
+    )
+    assert (
+        find_shortage([MemoryDemand([shared], 30 * MIB), MemoryDemand([shared], 30 * MIB), MemoryDemand([other], 9)])
+        is None
+    )
+    assert find_shortage([MemoryDemand([shared], 30 * MIB), MemoryDemand([shared], 31 * MIB)]) == (
         "the memory limit of the container allows 100 MiB, of which 60 MiB are free (a part is kept for training), and they need 61 MiB"
     )
-    assert shortage([Demand([shared], 90 * MIB, replaced=30 * MIB)]) is None, "what is written over is free"
+    assert find_shortage([MemoryDemand([shared], 90 * MIB, replaced=30 * MIB)]) is None, "what is written over is free"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), max_size=8))
 def test_a_shortage_is_told_exactly_where_a_limit_would_be_passed(ranks: list[tuple[int, int, int, int]]) -> None:
-    demands = [Demand([Room(f"{at}", "it", 20, free)], size, replaced) for at, free, size, replaced in ranks]
+    demands = [
+        MemoryDemand([MemoryLimit(f"{at}", "it", 20, free)], size, replaced) for at, free, size, replaced in ranks
+    ]
     short = False
     for at in {at for at, *_ in ranks}:
         own = [each for each in ranks if each[0] == at]
         free = min(each[1] for each in own) + sum(each[3] for each in own)
         short |= sum(each[2] for each in own) > free
-    assert (shortage(demands) is not None) == short
+    assert (find_shortage(demands) is not None) == short

@@ -19,9 +19,9 @@ from tests.unit.checkpoint.test_save_and_load import Trainer
 
 from elastipod import local_worker
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint.directory_store import CheckpointDirectory
-from elastipod.checkpoint.drain import MARGIN_S, SHORT_S, patience_s
-from elastipod.checkpoint.save_plan import Chunk, Held, make_plan
+from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.checkpoint.drain import EXIT_MARGIN_S, SHORT_DRAIN_S, storage_wait_s
+from elastipod.checkpoint.save_plan import Chunk, LocalState, make_save_plan
 from elastipod.checkpoint.store import CheckpointId
 from elastipod.worker_file import ENV_NAME, EventLevel, WorkerFile
 
@@ -31,15 +31,15 @@ import atexit, sys, time
 from pathlib import Path
 import torch
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint.directory_store import CheckpointDirectory
+from elastipod.checkpoint.directory_store import DirectoryStore
 
 how, seconds, folder = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])
-create_file = CheckpointDirectory.create_file
+create_file = DirectoryStore.create_file
 def slow(self, *arguments):
     (folder / "writing").touch()
     time.sleep(seconds)
     return create_file(self, *arguments)
-CheckpointDirectory.create_file = slow
+DirectoryStore.create_file = slow
 model = torch.nn.Linear(3, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 notes = open(folder / "notes", "w")
@@ -88,7 +88,7 @@ def test_a_failure_does_not_wait_for_a_save(tmp_path: Path, how: str) -> None:
     assert "RuntimeError: training failed" in said
     assert (tmp_path / "notes").read_text() == "buffered", "files that were open are written out"
     assert (tmp_path / "handler").exists(), "exit handlers have run"
-    assert CheckpointDirectory(tmp_path / "disk").complete() == []
+    assert DirectoryStore(tmp_path / "disk").list_complete() == []
     trainer = Trainer()
     with CheckpointManager(tmp_path / "disk", memory=False) as manager:
         trainer.save(manager, 2)
@@ -98,7 +98,7 @@ def test_a_failure_does_not_wait_for_a_save(tmp_path: Path, how: str) -> None:
 def test_a_good_end_waits_for_a_save(tmp_path: Path) -> None:
     code, said, _ = ended(tmp_path, "ends", 1.0)
     assert code == 0, said
-    assert CheckpointDirectory(tmp_path / "disk").complete() == [CheckpointId(1, 1)]
+    assert DirectoryStore(tmp_path / "disk").list_complete() == [CheckpointId(1, 1)]
 
 
 # -- drains ----------------------------------------------------------------------------------------------------------
@@ -106,13 +106,13 @@ def test_a_good_end_waits_for_a_save(tmp_path: Path) -> None:
 
 @given(
     left_s=st.lists(st.floats(-1e4, 1e6), min_size=1, max_size=5),
-    outlives=st.booleans(),
+    survives_drain=st.booleans(),
 )
-def test_how_long_a_drain_waits_for_storage(left_s: list[float], outlives: bool) -> None:
-    waits_s = patience_s(left_s, outlives=outlives)
-    assert 0 <= waits_s <= max(0.0, min(left_s) - MARGIN_S)
-    if not outlives or min(left_s) >= SHORT_S:
-        assert waits_s == max(0.0, min(left_s) - MARGIN_S), "nobody who stays holds it, or there is time"
+def test_how_long_a_drain_waits_for_storage(left_s: list[float], survives_drain: bool) -> None:
+    waits_s = storage_wait_s(left_s, survives_drain=survives_drain)
+    assert 0 <= waits_s <= max(0.0, min(left_s) - EXIT_MARGIN_S)
+    if not survives_drain or min(left_s) >= SHORT_DRAIN_S:
+        assert waits_s == max(0.0, min(left_s) - EXIT_MARGIN_S), "nobody who stays holds it, or there is time"
     else:
         assert waits_s == 0
 
@@ -128,13 +128,13 @@ def page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile]:
 
 
 def held_back(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None:
-    create_file = CheckpointDirectory.create_file
+    create_file = DirectoryStore.create_file
 
-    def slow(self: CheckpointDirectory, *arguments: Any) -> Any:
+    def slow(self: DirectoryStore, *arguments: Any) -> Any:
         assert release.wait(60)
         return create_file(self, *arguments)
 
-    monkeypatch.setattr(CheckpointDirectory, "create_file", slow)
+    monkeypatch.setattr(DirectoryStore, "create_file", slow)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def held_back(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None
     [
         pytest.param(100, False, True, id="this pod stays, and its memory with it"),
         pytest.param(100, True, False, id="nobody stays: storage is waited for"),
-        pytest.param(MARGIN_S, None, True, id="the time is over, and memory may outlive it"),
+        pytest.param(EXIT_MARGIN_S, None, True, id="the time is over, and memory may outlive it"),
         pytest.param(1000, False, False, id="there is time"),
     ],
 )
@@ -190,12 +190,12 @@ def test_what_is_being_written_is_given_up_for_the_newest_step_when_time_is_shor
         file.set_event(EventLevel.DRAIN, time.time() + 100, leaves=True)
         threading.Timer(0.5, release.set).start()
         assert trainer.save(manager, 2) == tmp_path / "disk" / CheckpointId(2, 1).name
-    assert CheckpointDirectory(tmp_path / "disk").complete() == [CheckpointId(2, 1)]
+    assert DirectoryStore(tmp_path / "disk").list_complete() == [CheckpointId(2, 1)]
 
 
 def test_calls_of_a_manager_are_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, seen = Trainer(), []
-    create_file, open_file = CheckpointDirectory.create_file, CheckpointDirectory.open_file
+    create_file, open_file = DirectoryStore.create_file, DirectoryStore.open_file
 
     def looks(method: Callable[..., Any]) -> Callable[..., Any]:
         def instead(*arguments: Any) -> Any:
@@ -205,8 +205,8 @@ def test_calls_of_a_manager_are_no_silence(tmp_path: Path, monkeypatch: pytest.M
         return instead
 
     with page(tmp_path, monkeypatch) as file:
-        monkeypatch.setattr(CheckpointDirectory, "create_file", looks(create_file))
-        monkeypatch.setattr(CheckpointDirectory, "open_file", looks(open_file))
+        monkeypatch.setattr(DirectoryStore, "create_file", looks(create_file))
+        monkeypatch.setattr(DirectoryStore, "open_file", looks(open_file))
         with CheckpointManager(tmp_path / "disk", memory=False) as manager:
             trainer.save(manager, 1)
         with CheckpointManager(tmp_path / "disk", memory=False) as manager:
@@ -217,20 +217,20 @@ def test_calls_of_a_manager_are_no_silence(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_memory_outlives_a_drain_where_those_who_stay_hold_all() -> None:
-    from elastipod.checkpoint.image_copies import Copies
+    from elastipod.checkpoint.image_copies import ImageCopies
     from elastipod.checkpoint.staging import Staging
 
-    def shard(rank: int) -> Held:
-        return Held(f"node-{rank}", (Chunk("w", ("w",), "float32", (4, 2), (rank, 0), (1, 2), 8),), ())
+    def shard(rank: int) -> LocalState:
+        return LocalState(f"node-{rank}", (Chunk("w", ("w",), "float32", (4, 2), (rank, 0), (1, 2), 8),), ())
 
-    plan = make_plan([shard(rank) for rank in range(4)], is_in_memory=True)
+    plan = make_save_plan([shard(rank) for rank in range(4)], is_in_memory=True)
     staging: Any = Staging.__new__(Staging)
-    staging._copies = Copies.__new__(Copies)
-    staging._copies.kept_by = {0: 2, 1: 3, 2: 0, 3: 1}
-    assert staging.outlives(plan, [False] * 4)
-    assert staging.outlives(plan, [True, False, False, False])
-    assert staging.outlives(plan, [True, True, False, False])
-    assert not staging.outlives(plan, [True, False, True, False]), "a node and its partner"
-    assert not staging.outlives(plan, [True, False, None, False]), "nobody knows about the partner"
+    staging._copies = ImageCopies.__new__(ImageCopies)
+    staging._copies.held_by = {0: 2, 1: 3, 2: 0, 3: 1}
+    assert staging.survives_drain(plan, [False] * 4)
+    assert staging.survives_drain(plan, [True, False, False, False])
+    assert staging.survives_drain(plan, [True, True, False, False])
+    assert not staging.survives_drain(plan, [True, False, True, False]), "a node and its partner"
+    assert not staging.survives_drain(plan, [True, False, None, False]), "nobody knows about the partner"
     staging._copies = None
-    assert not staging.outlives(plan, [True, False, False, False])
+    assert not staging.survives_drain(plan, [True, False, False, False])

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.unit.checkpoint.test_save_and_load import Trainer
 
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint.directory_store import CheckpointDirectory
+from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.file_source import _payload_start
-from elastipod.checkpoint.store import CheckpointId, Damaged
+from elastipod.checkpoint.store import CheckpointId, DamagedCheckpoint
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +87,15 @@ def test_each_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         path = Path(manager.save(1, model=model, optimizer=optimizer))
     size = sum(each.stat().st_size for each in path.glob("*.distcp"))
     files: list[Counting] = []
-    open_file = CheckpointDirectory.open_file
+    open_file = DirectoryStore.open_file
 
     @contextmanager
-    def counted(self: CheckpointDirectory, *arguments: Any) -> Iterator[Any]:
+    def counted(self: DirectoryStore, *arguments: Any) -> Iterator[Any]:
         with open_file(self, *arguments) as file:
             files.append(Counting(file))
             yield files[-1]
 
-    monkeypatch.setattr(CheckpointDirectory, "open_file", counted)
+    monkeypatch.setattr(DirectoryStore, "open_file", counted)
     with CheckpointManager(tmp_path, memory=False) as manager:
         assert manager.load_latest(model=model, optimizer=optimizer) is not None
     read = sum(each.count for each in files)
@@ -138,7 +138,7 @@ def test_a_directory_with_any_changed_byte_is_damaged_or_points_into_the_entry()
             changed[at] ^= mask
             try:
                 start = _payload_start(io.BytesIO(changed), 0, len(content))
-            except (Damaged, struct.error):
+            except (DamagedCheckpoint, struct.error):
                 seen += 1
             else:
                 assert start >= 0

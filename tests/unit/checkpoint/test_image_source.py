@@ -13,27 +13,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod.checkpoint import image, image_source, mapped_memory
-from elastipod.checkpoint.communicator import Exchange
-from elastipod.checkpoint.image import Header, MappedImage, MemoryDirectory, sum_of
-from elastipod.checkpoint.image_inventory import Found, MemoryView, look, open_images, view_of
-from elastipod.checkpoint.image_source import Images, _copied, _pieces, _summing, minority
-from elastipod.checkpoint.load_plan import Part
-from elastipod.checkpoint.save_plan import Chunk, Held, make_plan
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.image import ImageHeader, MappedImage, MemoryDirectory, checksum
+from elastipod.checkpoint.image_inventory import (
+    ImageInfo,
+    ImageInventory,
+    list_local_images,
+    merge_inventories,
+    open_images,
+)
+from elastipod.checkpoint.image_source import (
+    ImageSource,
+    _chunk_reads,
+    _copy_and_verify,
+    _verify_stream,
+    disagreeing_ranks,
+)
+from elastipod.checkpoint.load_plan import LoadTarget
+from elastipod.checkpoint.save_plan import Chunk, LocalState, make_save_plan
 from elastipod.checkpoint.store import CheckpointId
 
 SMALL = 64  # bytes of a stretch here
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_stretches() -> object:
+def small_checksum_blocks() -> object:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(image, "STRETCH", SMALL)
-        patched.setattr(image_source, "STRETCH", SMALL)
+        patched.setattr(image, "CHECKSUM_BLOCK", SMALL)
+        patched.setattr(image_source, "CHECKSUM_BLOCK", SMALL)
         yield
 
 
 @st.composite
-def boxes(draw: st.DrawFn) -> tuple[Chunk, torch.Tensor, Part, torch.Tensor]:
+def boxes(draw: st.DrawFn) -> tuple[Chunk, torch.Tensor, LoadTarget, torch.Tensor]:
     """Give a chunk with its bytes, a part of it, and what the part's tensor must hold afterwards."""
     dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.uint8]))
     sizes = tuple(draw(st.lists(st.integers(1, 24), max_size=3)))
@@ -54,56 +66,56 @@ def boxes(draw: st.DrawFn) -> tuple[Chunk, torch.Tensor, Part, torch.Tensor]:
         target = torch.zeros((*lengths[:-1], 2 * lengths[-1]), dtype=target_dtype)[..., ::2]
     name = str(dtype).removeprefix("torch.")
     chunk = Chunk("w", ("w",), name, sizes, (0,) * len(sizes), sizes, content.numel() * content.element_size())
-    return chunk, content.reshape(-1).view(torch.uint8), Part(starts, lengths, target), wanted.to(target_dtype)
+    return chunk, content.reshape(-1).view(torch.uint8), LoadTarget(starts, lengths, target), wanted.to(target_dtype)
 
 
 def sums_of(raw: torch.Tensor) -> list[int]:
-    return [sum_of(raw[at : at + SMALL]) for at in range(0, len(raw), SMALL)]
+    return [checksum(raw[at : at + SMALL]) for at in range(0, len(raw), SMALL)]
 
 
 @given(boxes(), st.data())
 def test_a_part_is_copied_and_a_wrong_sum_is_seen(
-    box: tuple[Chunk, torch.Tensor, Part, torch.Tensor], data: st.DataObject
+    box: tuple[Chunk, torch.Tensor, LoadTarget, torch.Tensor], data: st.DataObject
 ) -> None:
     chunk, raw, part, wanted = box
     sums = sums_of(raw)
-    assert _copied(raw, chunk, part, sums)
+    assert _copy_and_verify(raw, chunk, part, sums)
     assert torch.equal(part.target, wanted)
-    first, last = part.span(chunk)
+    first, last = part.byte_range(chunk)
     damaged = data.draw(st.integers(0, len(sums) - 1))
     sums[damaged] += 1
     is_needed = first // SMALL <= damaged <= (last - 1) // SMALL
-    assert _copied(raw, chunk, part, sums) is not is_needed, "what is not needed is not looked at"
+    assert _copy_and_verify(raw, chunk, part, sums) is not is_needed, "what is not needed is not looked at"
 
 
 @given(boxes(), st.integers(1, 9), st.booleans())
 def test_a_part_comes_from_another_rank(
-    box: tuple[Chunk, torch.Tensor, Part, torch.Tensor], block: int, is_damaged: bool
+    box: tuple[Chunk, torch.Tensor, LoadTarget, torch.Tensor], block: int, is_damaged: bool
 ) -> None:
     chunk, raw, part, wanted = box
     sums = sums_of(raw)
     said: list[bool] = []
     needed: set[int] = set()
-    for piece in _pieces(0, chunk, part):
-        stretches = range(piece.start // SMALL, -(-piece.end // SMALL))
+    for piece in _chunk_reads(0, chunk, part):
+        checksum_blocks = range(piece.start // SMALL, -(-piece.end // SMALL))
         assert piece.start % SMALL == 0
-        assert needed.isdisjoint(stretches), "nothing travels twice"
-        needed.update(stretches)
-        room = piece.make_room()
-        assert (room.numel(), len(stretches)) == (piece.end - piece.start, piece.num_stretches)
-        expected = [sums[each] + is_damaged for each in stretches]
+        assert needed.isdisjoint(checksum_blocks), "nothing travels twice"
+        needed.update(checksum_blocks)
+        room = piece.buffer()
+        assert (room.numel(), len(checksum_blocks)) == (piece.end - piece.start, piece.num_checksum_blocks)
+        expected = [sums[each] + is_damaged for each in checksum_blocks]
 
-        def at_end(is_right: bool, piece: image_source._Coming = piece) -> None:
+        def at_end(is_right: bool, piece: image_source._ChunkRead = piece) -> None:
             said.append(is_right)
-            piece.land()
+            piece.copy_from_buffer()
 
-        arrived = _summing(piece.end - piece.start, lambda expected=expected: expected, at_end)  # type: ignore[misc]
+        arrived = _verify_stream(piece.end - piece.start, lambda expected=expected: expected, at_end)  # type: ignore[misc]
         for start in range(piece.start, piece.end, 8 * block):
             here = room[start - piece.start : min(start + 8 * block, piece.end) - piece.start]
             arrived(here.copy_(raw[start : start + here.numel()]))
     assert torch.equal(part.target, wanted)
     assert said == [not is_damaged] * len(said)
-    first, last = part.span(chunk)
+    first, last = part.byte_range(chunk)
     assert needed == set(range(first // SMALL, (last - 1) // SMALL + 1))
 
 
@@ -113,14 +125,14 @@ def test_an_image_can_be_written_and_read_whatever_pages_there_are(
 ) -> None:
     asked: list[int] = []
 
-    def gather(self: mapped_memory.MappedMemory, start: int, length: int) -> bool:
+    def collapse(self: mapped_memory.MappedMemory, start: int, length: int) -> bool:
         asked.append(start)
         return large_pages != "refused"
 
     monkeypatch.setattr(mapped_memory, "large_page_bytes", lambda: 0 if large_pages == "unknown" else 8192)
-    monkeypatch.setattr(mapped_memory.MappedMemory, "gather", gather)
-    monkeypatch.setattr(mapped_memory, "_AT_ONCE_LARGE", 2)
-    monkeypatch.setattr(mapped_memory, "_PATIENCE_S", -1.0 if large_pages == "slow" else 60.0)
+    monkeypatch.setattr(mapped_memory.MappedMemory, "collapse", collapse)
+    monkeypatch.setattr(mapped_memory, "_PAGES_PER_CALL", 2)
+    monkeypatch.setattr(mapped_memory, "_MAX_S_PER_PAGE", -1.0 if large_pages == "slow" else 60.0)
     size = 5 * 8192 + 100
     with MappedImage.create(tmp_path / "image", size) as made:
         assert not made.bytes.any()
@@ -152,35 +164,37 @@ def test_what_the_node_has_does_not_travel(
     there: list[tuple[str, int]], here: list[int], asked: dict[int, int]
 ) -> None:
     chunks = [Chunk("w", ("w",), "float32", (8, 4), (4 * half, 0), (4, 4), 64) for half in range(2)]
-    plan = make_plan([Held(node, (own,), ()) for node, own in zip("ab", chunks, strict=True)], is_in_memory=True)
-    found = tuple(Found(node, CheckpointId(1, 1), rank, 0, plan.digest) for node, rank in there)
-    images = Images(plan, found, MemoryView(("a", "b"), found), {}, {}, {})
-    wanted = {chunk.place: [Part((0, 0), (4, 4), torch.zeros(4, 4))] for chunk in chunks}
-    errands = images.errands(wanted)
-    assert [saved_rank for saved_rank, _, _ in errands.here] == here
-    assert {giver: len(pieces) for giver, pieces in errands.asked.items()} == asked
+    plan = make_save_plan(
+        [LocalState(node, (own,), ()) for node, own in zip("ab", chunks, strict=True)], is_in_memory=True
+    )
+    found = tuple(ImageInfo(node, CheckpointId(1, 1), rank, 0, plan.digest) for node, rank in there)
+    images = ImageSource(plan, found, ImageInventory(("a", "b"), found), {}, {}, {})
+    wanted = {chunk.index: [LoadTarget((0, 0), (4, 4), torch.zeros(4, 4))] for chunk in chunks}
+    read_plan = images.plan_reads(wanted)
+    assert [saved_rank for saved_rank, _, _ in read_plan.local] == here
+    assert {donor: len(pieces) for donor, pieces in read_plan.requests.items()} == asked
 
 
 def test_another_step_that_took_an_images_place_meanwhile_is_not_read_for_it(tmp_path: Path) -> None:
     """As a replaced generation may do that has not noticed yet."""
     directory = MemoryDirectory(tmp_path, "job")
     chunk = Chunk("w", ("w",), "uint8", (8,), (0,), (8,), 8)
-    plan = make_plan([Held(directory.node(), (chunk,), ())], is_in_memory=True)
-    header = Header(CheckpointId(1, 1), 0, 0, 1, plan.digest, 8, "0" * 16, None, {}, {})
-    directory.keep_plan(plan)
+    plan = make_save_plan([LocalState(directory.node(), (chunk,), ())], is_in_memory=True)
+    header = ImageHeader(CheckpointId(1, 1), 0, 0, 1, plan.digest, 8, "0" * 16, None, {}, {})
+    directory.store_plan(plan)
     directory.publish(header)
     MappedImage.create(directory.path / f"{header.name}.bin", 8).close()
-    view = view_of([look(directory)])
-    images = open_images(directory, view, header.id, Exchange())
+    inventory = merge_inventories([list_local_images(directory)])
+    images = open_images(directory, inventory, header.id, Communicator())
     assert images is not None
     images.close().join()
     directory.publish(replace(header, id=CheckpointId(2, 1)))
-    assert open_images(directory, view, header.id, Exchange()) is None
+    assert open_images(directory, inventory, header.id, Communicator()) is None
 
 
 @given(st.dictionaries(st.integers(0, 9), st.sampled_from("abc"), min_size=1))
 def test_replicas_agree_by_majority_or_not_at_all(votes: dict[int, str]) -> None:
-    left_out = minority(votes)
+    left_out = disagreeing_ranks(votes)
     kept = {vote for rank, vote in votes.items() if rank not in left_out}
     assert len(kept) <= 1
     if kept:

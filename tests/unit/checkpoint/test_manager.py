@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from elastipod import load_checkpoint, save_checkpoint
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint.directory_store import CheckpointDirectory
-from elastipod.checkpoint.image import Header, MemoryDirectory
-from elastipod.checkpoint.optimizer_state import first_state
+from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.checkpoint.image import ImageHeader, MemoryDirectory
+from elastipod.checkpoint.optimizer_state import initial_state
 from elastipod.checkpoint.store import CheckpointId
 from elastipod.errors import CheckpointError, FencedError
 
@@ -48,18 +48,18 @@ def save_async(trainer: Trainer, manager: CheckpointManager, step: int, *, durab
 
 def test_training_goes_on_while_its_copy_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, manager, may_write = Trainer(), CheckpointManager(tmp_path), threading.Event()
-    create_file = CheckpointDirectory.create_file
+    create_file = DirectoryStore.create_file
 
-    def held_back(self: CheckpointDirectory, *arguments: object) -> object:
+    def held_back(self: DirectoryStore, *arguments: object) -> object:
         assert may_write.wait(30)
         return create_file(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(CheckpointDirectory, "create_file", held_back)
+    monkeypatch.setattr(DirectoryStore, "create_file", held_back)
     trainer.step(1)
     wanted = trainer.weights()
     save_async(trainer, manager, 1)
     trainer.step(2)  # while nothing has been written yet
-    assert manager._directory.complete() == []
+    assert manager._store.list_complete() == []
     may_write.set()
     assert manager.wait() == tmp_path / CheckpointId(1, 1).name
     again = Trainer(seed=4)
@@ -71,7 +71,7 @@ def test_the_newest_and_every_so_many_are_kept(tmp_path: Path) -> None:
     trainer, manager = Trainer(), CheckpointManager(tmp_path, keep=2, keep_every=3)
     for step in range(1, 9):
         trainer.save(manager, step)
-    assert [each.step for each in manager._directory.complete()] == [8, 7, 6, 3]
+    assert [each.step for each in manager._store.list_complete()] == [8, 7, 6, 3]
 
 
 def test_a_random_number_drawn_after_a_resume_is_the_one_that_was_next(tmp_path: Path) -> None:
@@ -265,10 +265,10 @@ def test_a_claim_while_an_image_appears_takes_it_away(tmp_path: Path, monkeypatc
     publish = MemoryDirectory.publish
     claims: list[int] = []
 
-    def claimed_meanwhile(self: MemoryDirectory, header: Header) -> None:
+    def claimed_meanwhile(self: MemoryDirectory, header: ImageHeader) -> None:
         publish(self, header)
         if header.id.step == 2:
-            claims.append(CheckpointDirectory(tmp_path / "disk").claim(None))
+            claims.append(DirectoryStore(tmp_path / "disk").claim(None))
 
     with CheckpointManager(**places) as manager:
         trainer.save(manager, 1)
@@ -319,14 +319,14 @@ def test_a_copy_of_a_directory_has_no_part_in_the_originals_memory(tmp_path: Pat
 def test_what_is_being_written_is_awaited_before_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, manager, is_loading = Trainer(), CheckpointManager(tmp_path), threading.Event()
     trainer.save(manager, 1)
-    create_file = CheckpointDirectory.create_file
+    create_file = DirectoryStore.create_file
 
-    def slow(self: CheckpointDirectory, *arguments: object) -> object:
+    def slow(self: DirectoryStore, *arguments: object) -> object:
         assert is_loading.wait(30)
         time.sleep(0.2)  # a load that does not wait is through by then, with step 1
         return create_file(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(CheckpointDirectory, "create_file", slow)
+    monkeypatch.setattr(DirectoryStore, "create_file", slow)
     save_async(trainer, manager, 2)
     is_loading.set()
     assert trainer.load(manager) == 2
@@ -430,7 +430,7 @@ def test_a_new_optimizer_has_room_for_moments_as_torch_makes_it(make: Optimizers
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     weights = [parameter.detach().clone() for parameter in trained]
     ours, theirs = make(model.parameters()), make(model.parameters())
-    made = first_state(ours, trained)
+    made = initial_state(ours, trained)
     assert not ours.state, "the optimizer itself is as it was"
     get_state_dict(model, theirs)  # makes them with a step of zeros
     if has_state:
@@ -524,7 +524,7 @@ def test_the_documents_two_call_shapes_are_taken(tmp_path: Path) -> None:
     assert load_checkpoint(run.model, run.optimizer, run.scheduler, str(tmp_path)).step == 0
     save_checkpoint(run.model, run.optimizer, run.scheduler, checkpoint_dir=str(tmp_path), step=1)
     save_checkpoint(run.model, run.optimizer, run.scheduler, {"global_step": 2, "epoch": 0}, str(tmp_path))
-    assert [each.step for each in CheckpointDirectory(tmp_path).complete()] == [2, 1]
+    assert [each.step for each in DirectoryStore(tmp_path).list_complete()] == [2, 1]
     with pytest.raises(TypeError, match="needs the number of completed steps"):
         save_checkpoint(run.model, run.optimizer, run.scheduler, {}, str(tmp_path))
     with pytest.raises(TypeError, match="name the directory of checkpoints"):

@@ -17,9 +17,9 @@ from tests.unit.library.logs import PLAN
 
 from elastipod import SampleLog
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint.dcp_format import write_part
-from elastipod.checkpoint.directory_store import CheckpointDirectory
-from elastipod.checkpoint.store import CheckpointId, Manifest, record_file
+from elastipod.checkpoint.dcp_format import write_rank_file
+from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.checkpoint.store import CheckpointId, Manifest, measure_file
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.moments import optimizer_norm
 
@@ -128,7 +128,7 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     path = Trainer().save(CheckpointManager(tmp_path), 1)
     manifest = Manifest.from_json((path / "elastipod.json").read_text())
     assert set(manifest.files) == {each.name for each in path.iterdir()} - {"elastipod.json"}
-    assert all(record_file(path / name) == record for name, record in manifest.files.items())
+    assert all(measure_file(path / name) == record for name, record in manifest.files.items())
 
 
 def test_a_part_of_memory_is_written_alone_and_summed_on_the_way(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_a_part_of_memory_is_written_alone_and_summed_on_the_way(tmp_path: Path)
         memory[1024:1024].view(torch.float64),
     ]
     with open(tmp_path / "part", "xb") as file:
-        record, chunks, _ = write_part(file, enumerate(tensors), {})
-    assert record == record_file(tmp_path / "part")
+        record, chunks, _ = write_rank_file(file, enumerate(tensors), {})
+    assert record == measure_file(tmp_path / "part")
     content = (tmp_path / "part").read_bytes()
     assert len(content) < (9 << 20) + 20_000
     for number, (start, length) in chunks.items():
@@ -161,10 +161,10 @@ def test_a_process_that_ends_without_waiting_finishes_its_save(tmp_path: Path) -
         capture_output=True, text=True, timeout=50, check=True,
     )  # fmt: skip
     assert done.stderr == ""
-    directory = CheckpointDirectory(tmp_path)
-    (only,) = directory.complete()
+    directory = DirectoryStore(tmp_path)
+    (only,) = directory.list_complete()
     manifest = directory.manifest(only)
-    assert directory.problems(manifest, manifest.files) == []
+    assert directory.find_problems(manifest, manifest.files) == []
 
 
 LEAVES = """
@@ -231,20 +231,20 @@ def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_no_damage(
     trainer, manager = Trainer(), CheckpointManager(tmp_path)
     for number in (1, 2):
         trainer.save(manager, number)
-    open_file, read = CheckpointDirectory.open_file, CheckpointDirectory._read
+    open_file, read = DirectoryStore.open_file, DirectoryStore._read
 
     def throttled(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    def throttled_manifest(self: CheckpointDirectory, name: str) -> str:
+    def throttled_manifest(self: DirectoryStore, name: str) -> str:
         return read(self, name) if name.startswith(".claims") else throttled()  # type: ignore[return-value]
 
     again, resumed = Trainer(seed=3), CheckpointManager(tmp_path)
     for name, broken, whole in (("open_file", throttled, open_file), ("_read", throttled_manifest, read)):
-        monkeypatch.setattr(CheckpointDirectory, name, broken)
+        monkeypatch.setattr(DirectoryStore, name, broken)
         with pytest.raises(CheckpointError, match="cannot be read at the moment: Input/output error; start again"):
             again.load(resumed)
-        monkeypatch.setattr(CheckpointDirectory, name, whole)
+        monkeypatch.setattr(DirectoryStore, name, whole)
     assert again.load(resumed) == 2
     again.save(resumed, 3)
     assert entries(tmp_path)[1:] == ["step-0000000002-gen-000001", "step-0000000003-gen-000002"]
@@ -257,7 +257,7 @@ def test_another_versions_checkpoint_is_no_damage(tmp_path: Path) -> None:
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 3}))
     with pytest.raises(CheckpointError, match="its format is 3, this library reads 2; use the version that wrote it"):
         trainer.load(CheckpointManager(tmp_path))
-    assert [each.step for each in CheckpointDirectory(tmp_path).complete()] == [2, 1]
+    assert [each.step for each in DirectoryStore(tmp_path).list_complete()] == [2, 1]
 
 
 def test_what_another_version_wrote_is_not_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -265,7 +265,7 @@ def test_what_another_version_wrote_is_not_deleted(tmp_path: Path, caplog: pytes
     foreign = [trainer.save(CheckpointManager(tmp_path, generation=1), step) / "elastipod.json" for step in (1, 2)]
     for manifest in foreign:
         manifest.write_text(json.dumps({"format": 3, "all": "else"}))
-    CheckpointDirectory(tmp_path).prune(1, keep=1)
+    DirectoryStore(tmp_path).prune(1, keep=1)
     manager = CheckpointManager(tmp_path, generation=2, keep=1)
     for number in (3, 4, 5):
         trainer.save(manager, number)
@@ -306,24 +306,24 @@ def test_a_replaced_generation_can_neither_commit_nor_delete(tmp_path: Path) -> 
     assert Trainer().load(CheckpointManager(tmp_path, generation=2)) == 1
     with pytest.raises(FencedError, match=r"generation 2 has taken over .* generation 1 and must stop"):
         trainer.save(old, 2)
-    assert CheckpointDirectory(tmp_path).complete() == [CheckpointId(1, 1)]
+    assert DirectoryStore(tmp_path).list_complete() == [CheckpointId(1, 1)]
     with pytest.raises(FencedError):
-        CheckpointDirectory(tmp_path).prune(1, keep=1)
+        DirectoryStore(tmp_path).prune(1, keep=1)
 
 
 def test_a_claim_in_the_middle_of_a_save_stops_the_commit(tmp_path: Path) -> None:
-    directory = CheckpointDirectory(tmp_path)
+    directory = DirectoryStore(tmp_path)
     directory.claim(1)
     target = CheckpointId(5, 1)
     temporary = directory.begin(target)
     directory.claim(2)
     with pytest.raises(FencedError):
         directory.commit(temporary, Manifest(target, 1, {}, {}))
-    assert directory.complete() == []
+    assert directory.list_complete() == []
 
 
 def test_an_older_generation_cannot_claim(tmp_path: Path) -> None:
-    directory = CheckpointDirectory(tmp_path)
+    directory = DirectoryStore(tmp_path)
     directory.claim(4)
     with pytest.raises(FencedError, match="generation 4 has taken over"):
         directory.claim(3)
@@ -332,7 +332,7 @@ def test_an_older_generation_cannot_claim(tmp_path: Path) -> None:
 def test_the_freshest_is_the_highest_step_then_generation(tmp_path: Path) -> None:
     for step, generation in ((10, 1), (12, 1), (12, 3), (11, 4)):
         (tmp_path / CheckpointId(step, generation).name).mkdir()
-    assert CheckpointDirectory(tmp_path).complete() == [
+    assert DirectoryStore(tmp_path).list_complete() == [
         CheckpointId(12, 3),
         CheckpointId(12, 1),
         CheckpointId(11, 4),
@@ -405,7 +405,7 @@ def test_a_manifest_that_points_outside_is_not_believed(tmp_path: Path) -> None:
     manifest["files"]["../../etc/passwd"] = {"size": 1, "crc32": "00000000"}
     (path / "elastipod.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="outside its own directory"):
-        CheckpointDirectory(tmp_path).manifest(CheckpointId(1, 1))
+        DirectoryStore(tmp_path).manifest(CheckpointId(1, 1))
 
 
 def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_the_sample_log_is_durable_before_the_checkpoint_appears(
         monkeypatch.setattr(place, name, call)
 
     noted(SampleLog, "sync")
-    noted(CheckpointDirectory, "commit")
+    noted(DirectoryStore, "commit")
     noted(SampleLog, "saved")
     trainer, manager = Trainer(), CheckpointManager(tmp_path / "checkpoints")
     with SampleLog(tmp_path, PLAN, generation=manager.generation, rank=0, world_size=1) as log:
@@ -477,7 +477,7 @@ def test_the_norm_is_that_of_all_moments() -> None:
 
 
 def test_a_job_applied_again_goes_on_after_its_former_self(tmp_path: Path) -> None:
-    directory = CheckpointDirectory(tmp_path)
+    directory = DirectoryStore(tmp_path)
     assert [directory.claim(1, "first"), directory.claim(2, "first")] == [1, 2]
     assert [directory.claim(1, "second"), directory.claim(1, "second"), directory.claim(2, "second")] == [3, 3, 4]
     with pytest.raises(FencedError, match="another job has taken over"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.checkpoint.save_plan import ALIGNMENT, Chunk, Held, Plan, make_plan, partners
-from elastipod.checkpoint.value_codec import packed, unpacked
+from elastipod.checkpoint.save_plan import ALIGNMENT, Chunk, LocalState, SavePlan, choose_copy_holders, make_save_plan
+from elastipod.checkpoint.value_codec import decode_value, encode_value
 
 
 def chunk(key: str, start: int, length: int, total: int) -> Chunk:
@@ -17,7 +17,7 @@ def chunk(key: str, start: int, length: int, total: int) -> Chunk:
 
 
 @st.composite
-def held(draw: st.DrawFn) -> list[Held]:
+def local_states(draw: st.DrawFn) -> list[LocalState]:
     """Ranks on nodes; each tensor is either the same everywhere or cut over the ranks."""
     world = draw(st.integers(1, 6))
     nodes = [f"n{draw(st.integers(0, 3))}" for _ in range(world)]
@@ -33,37 +33,37 @@ def held(draw: st.DrawFn) -> list[Held]:
                 if edges[rank] < edges[rank + 1]:
                     own.append(chunk(f"t{number}", edges[rank], edges[rank + 1] - edges[rank], size))
     return [
-        Held(node, tuple(own), (("v", ("v",)), (f"random.{rank}", ("random", str(rank)))))
+        LocalState(node, tuple(own), (("v", ("v",)), (f"random.{rank}", ("random", str(rank)))))
         for rank, (node, own) in enumerate(zip(nodes, chunks, strict=True))
     ]
 
 
-@given(held(), st.booleans())
-def test_everything_is_written_once_and_kept_once_per_node(ranks: list[Held], is_in_memory: bool) -> None:
-    plan = make_plan(ranks, is_in_memory=is_in_memory)
-    places = {each.place for own in ranks for each in own.chunks}
-    assert Counter(each.place for each in plan.chunks) == Counter(places)
+@given(local_states(), st.booleans())
+def test_everything_is_written_once_and_kept_once_per_node(ranks: list[LocalState], is_in_memory: bool) -> None:
+    plan = make_save_plan(ranks, is_in_memory=is_in_memory)
+    places = {each.index for own in ranks for each in own.chunks}
+    assert Counter(each.index for each in plan.chunks) == Counter(places)
     written = [number for rank in range(len(ranks)) for number in plan.written_by(rank)]
     assert sorted(written) == list(range(len(places)))
-    for each, copiers, writer in zip(plan.chunks, plan.copiers, plan.writers, strict=True):
+    for each, stagers, writer in zip(plan.chunks, plan.stagers, plan.writers, strict=True):
         holders = [rank for rank, own in enumerate(ranks) if each in own.chunks]
-        assert writer in copiers
-        assert set(copiers) <= set(holders)
-        by_node = Counter(ranks[rank].node for rank in copiers)
+        assert writer in stagers
+        assert set(stagers) <= set(holders)
+        by_node = Counter(ranks[rank].node for rank in stagers)
         if is_in_memory:
             assert by_node == Counter({ranks[rank].node for rank in holders})
         else:
-            assert copiers == (writer,)
+            assert stagers == (writer,)
     assert sorted(key for rank in range(len(ranks)) for key in plan.values_of(rank)) == sorted(
         ["v", *(f"random.{rank}" for rank in range(len(ranks)))]
     )
     assert plan.is_covered_by(range(len(ranks)))
-    assert Plan.from_json(plan.to_json()) == plan
+    assert SavePlan.from_json(plan.to_json()) == plan
 
 
-@given(held())
-def test_an_image_holds_its_chunks_side_by_side(ranks: list[Held]) -> None:
-    plan = make_plan(ranks, is_in_memory=True)
+@given(local_states())
+def test_an_image_holds_its_chunks_side_by_side(ranks: list[LocalState]) -> None:
+    plan = make_save_plan(ranks, is_in_memory=True)
     assert plan.image_sizes() == [plan.layout(rank)[1] for rank in range(len(ranks))]
     for rank in range(len(ranks)):
         positions, size = plan.layout(rank)
@@ -75,23 +75,25 @@ def test_an_image_holds_its_chunks_side_by_side(ranks: list[Held]) -> None:
         assert end <= size
 
 
-@given(held())
-def test_what_a_lost_node_would_take_along_is_known(ranks: list[Held]) -> None:
-    plan = make_plan(ranks, is_in_memory=True)
-    keepers = {
-        source: keeper for source, keeper in partners(plan.nodes, [""] * len(ranks)).items() if source in plan.exposed()
+@given(local_states())
+def test_what_a_lost_node_would_take_along_is_known(ranks: list[LocalState]) -> None:
+    plan = make_save_plan(ranks, is_in_memory=True)
+    holders = {
+        source: holder
+        for source, holder in choose_copy_holders(plan.nodes, [""] * len(ranks)).items()
+        if source in plan.unreplicated_ranks()
     }
     for lost in set(plan.nodes):
         there = [rank for rank, node in enumerate(plan.nodes) if node != lost]
-        copies = [source for source, keeper in keepers.items() if plan.nodes[keeper] != lost]
+        copies = [source for source, holder in holders.items() if plan.nodes[holder] != lost]
         if there:
             assert plan.is_covered_by([*there, *copies])
 
 
 def test_different_tensors_of_one_name_are_refused() -> None:
-    ranks = [Held("a", (chunk("w", 0, size, size),), ()) for size in (3, 4)]
+    ranks = [LocalState("a", (chunk("w", 0, size, size),), ()) for size in (3, 4)]
     with pytest.raises(ValueError, match="different tensors under the name w"):
-        make_plan(ranks, is_in_memory=False)
+        make_save_plan(ranks, is_in_memory=False)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_different_tensors_of_one_name_are_refused() -> None:
     ],
 )
 def test_partners(nodes: str, domains: list[str], wanted: dict[int, int]) -> None:
-    assert partners(list(nodes), domains) == wanted
+    assert choose_copy_holders(list(nodes), domains) == wanted
 
 
 @pytest.mark.parametrize(
@@ -125,11 +127,11 @@ def test_partners(nodes: str, domains: list[str], wanted: dict[int, int]) -> Non
     ],
 )
 def test_values_come_back_as_they_were(value: object) -> None:
-    found = unpacked(packed(value, "it"))
+    found = decode_value(encode_value(value, "it"))
     assert found == value
     assert type(found) is type(value)
 
 
 def test_what_cannot_be_kept_is_named() -> None:
     with pytest.raises(ValueError, match=r"options\.hook\[1\] is a builtins\.object, which a checkpoint cannot hold"):
-        packed({"hook": [1, object()]}, "options")
+        encode_value({"hook": [1, object()]}, "options")

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.checkpoint.state_keys import Keys, difference
+from elastipod.checkpoint.state_keys import StateKeys, describe_missing_keys
 
 STATE = "optimizer.state"
 
 
-def keys(*names: str, empty: tuple[str, ...] = ()) -> Keys:
-    return Keys(frozenset(names), frozenset(empty))
+def keys(*names: str, empty: tuple[str, ...] = ()) -> StateKeys:
+    return StateKeys(frozenset(names), frozenset(empty))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def keys(*names: str, empty: tuple[str, ...] = ()) -> Keys:
         ),
     ],
 )
-def test_which_ranks_lack_what(ranks: list[Keys], words: str) -> None:
-    assert f"this state cannot be saved: {words}" in (difference(ranks) or "")
+def test_which_ranks_lack_what(ranks: list[StateKeys], words: str) -> None:
+    assert f"this state cannot be saved: {words}" in (describe_missing_keys(ranks) or "")
 
 
 def test_an_empty_shard_needs_no_optimizer_state() -> None:
-    assert difference([keys("model.w", f"{STATE}.w.m"), keys("model.w", empty=("w",))]) is None
+    assert describe_missing_keys([keys("model.w", f"{STATE}.w.m"), keys("model.w", empty=("w",))]) is None
 
 
 @given(st.lists(st.frozensets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5))
 def test_only_equal_keys_are_taken(ranks: list[frozenset[str]]) -> None:
-    assert (difference([Keys(each, frozenset()) for each in ranks]) is None) == (len(set(ranks)) == 1)
+    assert (describe_missing_keys([StateKeys(each, frozenset()) for each in ranks]) is None) == (len(set(ranks)) == 1)
