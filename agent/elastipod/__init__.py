@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elastipod.batches.fixed_order import exact_sum as exact_sum
-    from elastipod.batches.fixed_order import fixed_order_passes as fixed_order_passes
-    from elastipod.batches.rates import BatchScaledRate as BatchScaledRate
-    from elastipod.batches.rates import rate_factor as rate_factor
+    from elastipod.audit.moments import optimizer_norm as optimizer_norm
+    from elastipod.audit.sample_log import SampleLog as SampleLog
+    from elastipod.batches.batch_plan import BatchPlan as BatchPlan
+    from elastipod.batches.batch_plan import UnevenBatch as UnevenBatch
+    from elastipod.batches.batch_plan import plan_batch as plan_batch
+    from elastipod.batches.batch_plan import world_sizes as world_sizes
+    from elastipod.batches.learning_rate import BatchScaledRate as BatchScaledRate
+    from elastipod.batches.learning_rate import rate_factor as rate_factor
     from elastipod.batches.recipes import ElasticRecipe as ElasticRecipe
-    from elastipod.batches.sizes import BatchPlan as BatchPlan
-    from elastipod.batches.sizes import UnevenBatch as UnevenBatch
-    from elastipod.batches.sizes import plan_batch as plan_batch
-    from elastipod.batches.sizes import world_sizes as world_sizes
     from elastipod.checkpoint import CheckpointManager as CheckpointManager
     from elastipod.checkpoint import Resume as Resume
     from elastipod.checkpoint.hyperpod_functions import load_checkpoint as load_checkpoint
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from elastipod.data.loader import ElasticBatchSampler as ElasticBatchSampler
     from elastipod.data.loader import ElasticLoader as ElasticLoader
     from elastipod.data.mixture import Mixture as Mixture
-    from elastipod.data.sharded import ShardReader as ShardReader
-    from elastipod.data.sharded import Shards as Shards
-    from elastipod.data.sharded import shard_lengths as shard_lengths
+    from elastipod.data.shards import ShardReader as ShardReader
+    from elastipod.data.shards import Shards as Shards
+    from elastipod.data.shards import shard_lengths as shard_lengths
     from elastipod.data.tokens import TokenFile as TokenFile
     from elastipod.data.tokens import TokenWindows as TokenWindows
-    from elastipod.elastic import elastic_event_detected as elastic_event_detected
+    from elastipod.elastic_event import elastic_event_detected as elastic_event_detected
     from elastipod.errors import ElastipodError as ElastipodError
     from elastipod.gradients import accumulate as accumulate
     from elastipod.gradients import gradient_sync as gradient_sync
-    from elastipod.moments import optimizer_norm as optimizer_norm
     from elastipod.progress import report as report
-    from elastipod.sample_log import SampleLog as SampleLog
+    from elastipod.testing.fixed_order import exact_sum as exact_sum
+    from elastipod.testing.fixed_order import fixed_order_passes as fixed_order_passes
 
 _HOME = {
     "Batch": "data",
     "BatchCache": "data.batch_cache",
-    "BatchPlan": "batches.sizes",
-    "BatchScaledRate": "batches.rates",
+    "BatchPlan": "batches.batch_plan",
+    "BatchScaledRate": "batches.learning_rate",
     "CheckpointManager": "checkpoint",
     "ElasticBatchSampler": "data.loader",
     "ElasticBatches": "data",
@@ -54,25 +54,25 @@ _HOME = {
     "ElastipodError": "errors",
     "Mixture": "data.mixture",
     "Resume": "checkpoint",
-    "SampleLog": "sample_log",
-    "ShardReader": "data.sharded",
-    "Shards": "data.sharded",
+    "SampleLog": "audit.sample_log",
+    "ShardReader": "data.shards",
+    "Shards": "data.shards",
     "TokenFile": "data.tokens",
     "TokenWindows": "data.tokens",
-    "UnevenBatch": "batches.sizes",
+    "UnevenBatch": "batches.batch_plan",
     "accumulate": "gradients",
-    "elastic_event_detected": "elastic",
-    "exact_sum": "batches.fixed_order",
-    "fixed_order_passes": "batches.fixed_order",
+    "elastic_event_detected": "elastic_event",
+    "exact_sum": "testing.fixed_order",
+    "fixed_order_passes": "testing.fixed_order",
     "gradient_sync": "gradients",
     "load_checkpoint": "checkpoint.hyperpod_functions",
-    "optimizer_norm": "moments",
-    "plan_batch": "batches.sizes",
-    "rate_factor": "batches.rates",
+    "optimizer_norm": "audit.moments",
+    "plan_batch": "batches.batch_plan",
+    "rate_factor": "batches.learning_rate",
     "report": "progress",
     "save_checkpoint": "checkpoint.hyperpod_functions",
-    "shard_lengths": "data.sharded",
-    "world_sizes": "batches.sizes",
+    "shard_lengths": "data.shards",
+    "world_sizes": "batches.batch_plan",
 }
 
 __all__ = sorted(_HOME)

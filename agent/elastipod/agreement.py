@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
-from elastipod.rank_names import name_ranks
+from elastipod.rank_ranges import name_ranks
 from elastipod.stores import Store
 
 log = logging.getLogger(__name__)

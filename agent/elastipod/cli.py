@@ -25,7 +25,7 @@ class Command:
 COMMANDS = {
     "agent": Command("elastipod_agent.status_command", "inside a pod: what its agent and workers do (agent status)"),
     "audit": Command(
-        "elastipod.audit", "check from the sample logs of a run that every sample was trained exactly once"
+        "elastipod.audit.report", "check from the sample logs of a run that every sample was trained exactly once"
     ),
     "local": Command(
         "elastipod_local.cli", "a real Kubernetes cluster on this machine: up, down, status, node", "local", (3, 11)

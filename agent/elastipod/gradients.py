@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from elastipod.data import Batch, MicroBatch
-    from elastipod.torch_names import FSDPModule
+    from elastipod.torch_compat import FSDPModule
 
 
 def accumulate(model: nn.Module, batch: Batch, size: int | None = None) -> Iterator[MicroBatch]:
@@ -34,7 +34,7 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
     DDP needs the forward pass inside as well as the backward pass. FSDP2 keeps whole gradients in memory until the last pass.
     model: may be what torch.compile made of one, or a plain module with parts that FSDP2 shards.
     """
-    from elastipod.torch_names import DistributedDataParallel
+    from elastipod.torch_compat import DistributedDataParallel
 
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, DistributedDataParallel):
@@ -53,7 +53,7 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
 def _sharded(model: nn.Module) -> list[FSDPModule]:
     """Give the outermost parts of a model that FSDP2 shards."""
-    from elastipod.torch_names import FSDPModule
+    from elastipod.torch_compat import FSDPModule
 
     if isinstance(model, FSDPModule):
         return [model]

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 
-from elastipod.stacks import offer_stacks
+from elastipod.stack_signal import offer_stacks
 from elastipod.worker_file import ENV_NAME, WorkerFile
 
 SLOT_ENV = "ELASTIPOD_LOCAL_RANK"  # LOCAL_RANK is 0 everywhere with --virtual-local-rank

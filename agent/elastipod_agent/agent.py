@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastipod.ipc_wire import SOCKET_ENV, RestartMode
+from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
 from elastipod_agent import __version__
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, StopMode, agent_exit_code, signal_name

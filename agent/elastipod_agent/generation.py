@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastipod.ipc_wire import RestartMode
+from elastipod.ipc.protocol import RestartMode
 from elastipod.worker_file import Progress
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, StopMode, classify, is_late_drain, is_port_taken

@@ -1,5 +1,5 @@
 """The import path that existing training scripts use for the elastic event."""
 
-from elastipod.elastic import elastic_event_detected
+from elastipod.elastic_event import elastic_event_detected
 
 __all__ = ["elastic_event_detected"]

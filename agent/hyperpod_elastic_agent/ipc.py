@@ -1,14 +1,14 @@
 """The import path that existing training scripts use for the agent's socket."""
 
-from elastipod.ipc import (
+from elastipod.ipc.clients import (
     CheckpointDiscoverySocketClient,
     HyperPodPLRException,
     InProcessRestartSocketClient,
     InProcessRestartSocketMessageType,
     TrainingManager,
 )
-from elastipod.ipc_connection import HyperPodIPCException
-from elastipod.ipc_wire import RestartMode
+from elastipod.ipc.connections import HyperPodIPCException
+from elastipod.ipc.protocol import RestartMode
 
 __all__ = [
     "CheckpointDiscoverySocketClient",

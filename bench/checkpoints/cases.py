@@ -28,7 +28,7 @@ from torch.distributed.fsdp import fully_shard
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.training_state import apply_state
-from elastipod.torch_names import DTensor
+from elastipod.torch_compat import DTensor
 
 LAYERS = 16
 Times = dict[str, list[float]]

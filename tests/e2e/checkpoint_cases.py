@@ -26,7 +26,7 @@ from elastipod.checkpoint.image import MemoryDirectory
 from elastipod.checkpoint.load_plan import LoadPlan
 from elastipod.checkpoint.staging import Staging
 from elastipod.errors import CheckpointError, FencedError
-from elastipod.torch_names import DTensor
+from elastipod.torch_compat import DTensor
 
 try:
     from torch.distributed.fsdp import fully_shard

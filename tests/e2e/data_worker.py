@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod import CheckpointManager, ElasticBatches, SampleLog, gradient_sync, report
-from elastipod.batches.fixed_order import exact_sum, fixed_order_passes
 from elastipod.data import Batch, MicroBatch
 from elastipod.data.loader import ElasticLoader
 from elastipod.data.tokens import TokenFile, TokenWindows
+from elastipod.testing.fixed_order import exact_sum, fixed_order_passes
 
 GRAIN = 3
 SEQ_LEN = 12

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from elastipod.batches.sizes import plan_batch
+from elastipod.batches.batch_plan import plan_batch
 from elastipod.data import ElasticBatches
 from elastipod.errors import DataError
 from elastipod.gradients import accumulate

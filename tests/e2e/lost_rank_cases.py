@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from elastipod.checkpoint import CheckpointManager, communicator
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.saver import Saver
+from elastipod.collectives import from_every_rank
 from elastipod.errors import CheckpointError
-from elastipod.ranks import from_every_rank
 
 try:
     from torch.distributed.fsdp import fully_shard

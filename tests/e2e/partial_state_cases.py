@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.errors import CheckpointError
-from elastipod.torch_names import DTensor
+from elastipod.torch_compat import DTensor
 
 try:
     from torch.distributed.fsdp import fully_shard

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 from tests.e2e.agent_process import AgentProcess, free_port, until
 
-from elastipod.ipc_wire import SOCKET_ENV, RestartMode
+from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
 from elastipod_agent import endpoint_file
 from elastipod_agent.core.states import NEXT, AgentState
 from elastipod_agent.ipc.link import SOCKET_NAME

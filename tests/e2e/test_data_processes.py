@@ -12,8 +12,8 @@ from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import REPOSITORY, TrainingRun, worker_environment
 from tests.long_runs import LongRun
 
-from elastipod.audit import audit
-from elastipod.audit_logs import read_logs
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import audit
 
 CASES = 6
 SEED = 2  # of a fate with crashes

@@ -19,7 +19,7 @@ from tests.e2e.agent_process import AgentProcess, free_port, until, until_gone
 from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
 from tests.long_runs import LongRun
 
-from elastipod.ipc_wire import SOCKET_ENV, RestartMode
+from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
 
 pytestmark = pytest.mark.timeout(60)
 

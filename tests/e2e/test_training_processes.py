@@ -12,8 +12,8 @@ import pytest
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
 
-from elastipod.audit import audit
-from elastipod.audit_logs import read_logs
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import audit
 
 STEPS = 90
 LM = [

@@ -14,8 +14,8 @@ from typing import Any
 from tests import peers
 from tests.e2e.agent_process import AgentProcess, free_port, until
 
-from elastipod.audit import audit
-from elastipod.audit_logs import read_logs
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import audit
 from elastipod_local.registry_access import settings
 
 SCRIPT = Path(__file__).with_name("versions_worker.py")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastipod.batches.sizes import BatchPlan, UnevenBatch, plan_batch
+from elastipod.batches.batch_plan import BatchPlan, UnevenBatch, plan_batch
 from elastipod.errors import RecipeError
 
 _POLICY = "elastic_policy"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 
-from elastipod.ipc import CheckpointDiscoverySocketClient
-from elastipod.ipc_connection import HyperPodIPCException
-from elastipod.ipc_wire import SOCKET_ENV, CheckpointType
+from elastipod.ipc.clients import CheckpointDiscoverySocketClient
+from elastipod.ipc.connections import HyperPodIPCException
+from elastipod.ipc.protocol import SOCKET_ENV, CheckpointType
 from elastipod.local_worker import SLOT_ENV
 
 log = logging.getLogger(__name__)

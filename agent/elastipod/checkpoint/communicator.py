@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from elastipod.checkpoint.gloo_collectives import ConnectionBroken, GlooCollectives, translated_errors
 from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
+from elastipod.collectives import FAILED, rank_and_world, tried, value_of
 from elastipod.errors import CheckpointError
-from elastipod.rank_names import name_ranks
-from elastipod.ranks import FAILED, rank_and_world, tried, value_of
+from elastipod.rank_ranges import name_ranks
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from elastipod.checkpoint.image import ImageHeader, MappedImage, MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, find_shortage, memory_limits_of
 from elastipod.checkpoint.save_plan import SavePlan, choose_copy_holders
 from elastipod.checkpoint.store import CheckpointId
-from elastipod.ranks import rank_and_world
+from elastipod.collectives import rank_and_world
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from elastipod.checkpoint.image_source import ImageSource, OpenImage
 from elastipod.checkpoint.save_plan import SavePlan
 from elastipod.checkpoint.store import CheckpointId
 from elastipod.checkpoint.training_state import RANDOM
-from elastipod.ranks import rank_and_world
+from elastipod.collectives import rank_and_world
 
 log = logging.getLogger(__name__)
 

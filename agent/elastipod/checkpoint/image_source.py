@@ -26,7 +26,7 @@ from elastipod.checkpoint.image import CHECKSUM_BLOCK, ImageHeader, MappedImage,
 from elastipod.checkpoint.load_plan import LoadTarget
 from elastipod.checkpoint.save_plan import Chunk, ChunkIndex, SavePlan
 from elastipod.checkpoint.value_codec import decode_value
-from elastipod.ranks import rank_and_world
+from elastipod.collectives import rank_and_world
 
 if TYPE_CHECKING:
     from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import drain
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.directory_store import DirectoryStore
@@ -33,13 +34,12 @@ from elastipod.checkpoint.saver import Save, Saver
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointId, CheckpointStore
 from elastipod.checkpoint.training_state import Scheduler, TrainingState
+from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.local_worker import generation_from_env, job_from_env, run_from_env
-from elastipod.moments import optimizer_norm
-from elastipod.ranks import rank_and_world
 
 if TYPE_CHECKING:
-    from elastipod.sample_log import SampleLog
+    from elastipod.audit.sample_log import SampleLog
 
 log = logging.getLogger(__name__)
 

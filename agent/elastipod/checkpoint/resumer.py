@@ -36,9 +36,9 @@ from elastipod.checkpoint.training_state import (
     replica_local_keys,
 )
 from elastipod.checkpoint.value_codec import decode_value
+from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
-from elastipod.rank_names import name_ranks
-from elastipod.ranks import rank_and_world
+from elastipod.rank_ranges import name_ranks
 
 log = logging.getLogger(__name__)
 

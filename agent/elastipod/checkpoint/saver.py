@@ -14,11 +14,11 @@ from elastipod.checkpoint.dcp_format import METADATA, rank_file_name, write_meta
 from elastipod.checkpoint.drain import wait_at_exit
 from elastipod.checkpoint.staging import StagedState, Staging
 from elastipod.checkpoint.store import CheckpointId, CheckpointStore, FileRecord, Manifest
+from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
-from elastipod.ranks import rank_and_world
 
 if TYPE_CHECKING:
-    from elastipod.sample_log import SampleLog
+    from elastipod.audit.sample_log import SampleLog
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from elastipod.checkpoint.save_plan import (
 from elastipod.checkpoint.state_keys import check_same_keys
 from elastipod.checkpoint.store import CheckpointId
 from elastipod.checkpoint.training_state import TrainingState
+from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
-from elastipod.ranks import rank_and_world
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.optimizer_state import OPTIMIZER, STATE
 from elastipod.checkpoint.training_state import RANDOM, TrainingState
 from elastipod.errors import CheckpointError
-from elastipod.rank_names import name_ranks
-from elastipod.torch_names import DTensor
+from elastipod.rank_ranges import name_ranks
+from elastipod.torch_compat import DTensor
 
 _NAMED = 3  # so many examples in a message
 

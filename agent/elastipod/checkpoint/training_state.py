@@ -17,9 +17,9 @@ from elastipod.checkpoint.optimizer_state import OPTIMIZER, apply_optimizer_stat
 from elastipod.checkpoint.rng import random_state
 from elastipod.checkpoint.save_plan import Chunk, LocalState, num_bytes
 from elastipod.checkpoint.value_codec import encode_value
+from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
-from elastipod.ranks import rank_and_world
-from elastipod.torch_names import DTensor
+from elastipod.torch_compat import DTensor
 
 SCHEDULER = "scheduler"
 RANDOM = "random"  # one per rank, under "random.<rank>"

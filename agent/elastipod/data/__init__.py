@@ -1,7 +1,7 @@
 """The samples of a job: their order, their place, their files. Importing it loads no torch."""
 
-from elastipod.data.plan import Batch as Batch
-from elastipod.data.plan import ElasticBatches as ElasticBatches
-from elastipod.data.plan import MicroBatch as MicroBatch
-from elastipod.data.split import Split as Split
-from elastipod.data.split import share as share
+from elastipod.data.batch_split import Split as Split
+from elastipod.data.batch_split import share as share
+from elastipod.data.elastic_batches import Batch as Batch
+from elastipod.data.elastic_batches import ElasticBatches as ElasticBatches
+from elastipod.data.elastic_batches import MicroBatch as MicroBatch

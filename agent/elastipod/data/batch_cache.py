@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from elastipod.data.plan import Batch, ElasticBatches
+from elastipod.data.elastic_batches import Batch, ElasticBatches
 from elastipod.data.tensor_file import Tensors, read_tensors, write_tensors
 from elastipod.errors import DataError
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from elastipod.data.plan import Batch, ElasticBatches, MicroBatch
+from elastipod.data.elastic_batches import Batch, ElasticBatches, MicroBatch
 from elastipod.data.tokens import TokenWindows
 from elastipod.errors import DataError
 from elastipod.shuffle import splitmix64

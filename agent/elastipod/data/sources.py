@@ -1,7 +1,7 @@
 """Where samples come from, as far as their order is concerned: a source is a number of samples and an order per epoch.
 
 A sample is known by one number, its index; what the number stands for is for whoever reads it. Sharded files are in
-`elastipod.data.sharded`, weighted mixtures in `elastipod.data.mixture`.
+`elastipod.data.shards`, weighted mixtures in `elastipod.data.mixture`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
-from elastipod.data.packing import Packed, Packer, Tokenize, packed, read_parts
 from elastipod.data.token_format import HEADER_BYTES, TokenHeader, bytes_per_token, read_header, verify_tokens
+from elastipod.data.tokenizing import Packed, Packer, Tokenize, packed, read_parts
 from elastipod.errors import DataError
 
 BYTES = "bytes"

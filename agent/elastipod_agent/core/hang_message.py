@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import takewhile
 
-from elastipod.rank_names import name_ranks
+from elastipod.rank_ranges import name_ranks
 from elastipod_agent.core.hang import Hang, SilentWorker
 
 _MAX_FRAMES = 12

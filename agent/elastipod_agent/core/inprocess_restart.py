@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from elastipod.ipc_wire import RestartMode
+from elastipod.ipc.protocol import RestartMode
 
 MAX_ATTEMPTS = 3  # processes in a row that ended, or were late, before they came to the barrier
 _MODE_ALIASES = {  # what operators say for it, beside the names of RestartMode

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from elastipod.ipc_wire import RestartMode
+from elastipod.ipc.protocol import RestartMode
 from elastipod.worker_file import Progress
 from elastipod_agent.core.exits import Outcome, StopMode, WorkerExit, classify
 from elastipod_agent.core.inprocess_restart import (

@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from elastipod.ipc_wire import MAX_CALL_BYTES, BadLine, decode
+from elastipod.ipc.protocol import MAX_CALL_BYTES, BadLine, decode
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 from elastipod_agent.ipc.worker_calls import BadCall, WorkerCalls
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastipod.ipc_wire import RestartMode
+from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.core.checkpoint_series import CheckpointSeries
 from elastipod_agent.core.inprocess_restart import RankPosition
 from elastipod_agent.core.requests import UpdateRequest

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from elastipod.ipc_wire import MAX_WAIT_S, PROTOCOL, CheckpointType, RestartMode
+from elastipod.ipc.protocol import MAX_WAIT_S, PROTOCOL, CheckpointType, RestartMode
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 
 MAX_LABELS = 64

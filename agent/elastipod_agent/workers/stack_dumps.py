@@ -1,4 +1,4 @@
-"""Asks workers what they are doing: their stacks where they offer them (see `elastipod.stacks`), else the kernel's facts."""
+"""Asks workers what they are doing: their stacks where they offer them (see `elastipod.stack_signal`), else the kernel's facts."""
 
 from __future__ import annotations
 

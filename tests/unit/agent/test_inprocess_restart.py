@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from elastipod.ipc_wire import RestartMode
+from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.core.inprocess_restart import (
     MAX_ATTEMPTS,
     GatheringRank,

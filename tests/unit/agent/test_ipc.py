@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from elastipod.ipc import CheckpointDiscoverySocketClient, InProcessRestartSocketClient
-from elastipod.ipc_connection import HyperPodIPCException
-from elastipod.ipc_wire import MAX_CALL_BYTES, PROTOCOL, SOCKET_ENV, CheckpointType, RestartMode
+from elastipod.ipc.clients import CheckpointDiscoverySocketClient, InProcessRestartSocketClient
+from elastipod.ipc.connections import HyperPodIPCException
+from elastipod.ipc.protocol import MAX_CALL_BYTES, PROTOCOL, SOCKET_ENV, CheckpointType, RestartMode
 from elastipod_agent.core.inprocess_restart import RankPosition
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import Layout
@@ -381,7 +381,7 @@ async def test_a_client_uses_no_connection_of_the_process_it_was_forked_from(pod
 
 async def test_an_agent_that_is_gone_is_an_error_with_one_sentence(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await pod.client()
-    monkeypatch.setattr("elastipod.ipc_connection._PATIENCE_S", 0.1)
+    monkeypatch.setattr("elastipod.ipc.connections._PATIENCE_S", 0.1)
     await pod.server.close()
     with suppress(FileNotFoundError):  # from Python 3.13 on it is gone already
         os.unlink(pod.server.path)

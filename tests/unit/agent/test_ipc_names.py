@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import elastipod.ipc
+import elastipod.ipc.clients
 from hyperpod_elastic_agent import ipc
 
 EMPTY = inspect.Parameter.empty
@@ -123,4 +123,4 @@ def test_the_names_cost_no_torch() -> None:
     code = "import sys, hyperpod_elastic_agent.ipc, hyperpod_elastic_agent.checkpoint_discovery; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "False"
-    assert elastipod.ipc.TrainingManager is ipc.TrainingManager
+    assert elastipod.ipc.clients.TrainingManager is ipc.TrainingManager

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.library.logs import PLAN
+from tests.unit.library.sample_logs import PLAN
 
 from elastipod import SampleLog
+from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.dcp_format import write_rank_file
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.store import CheckpointId, Manifest, measure_file
 from elastipod.errors import CheckpointError, FencedError
-from elastipod.moments import optimizer_norm
 
 WANTS = "its format is 3, this library reads 2; use the version that wrote it, or another directory"
 

@@ -14,7 +14,7 @@ from tests.unit.library.memory_store import MemoryServer
 
 from elastipod.agreement import Agreement, stop_call
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
-from elastipod.rank_names import name_ranks
+from elastipod.rank_ranges import name_ranks
 
 DEADLINE_S = 20.0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.library.logs import PLAN, Job
+from tests.unit.library.sample_logs import PLAN, Job
 
-from elastipod.audit import Report, audit, main
-from elastipod.audit_logs import read_logs
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import Report, audit, main
 from elastipod.data import Batch, share
 from elastipod.errors import UnusableLogs
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.library.logs import PLAN, Job
+from tests.unit.library.sample_logs import PLAN, Job
 
 from elastipod import cli
 
@@ -63,7 +63,7 @@ def test_a_part_for_newer_pythons_says_so(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.parametrize(
-    "statement", ["import elastipod", "import elastipod.cli", "import elastipod.audit, elastipod.elastic"]
+    "statement", ["import elastipod", "import elastipod.cli", "import elastipod.audit.report, elastipod.elastic_event"]
 )
 def test_importing_costs_no_torch_and_no_other_part(statement: str) -> None:
     script = f"{statement}; import sys; print([part for part in {PARTS!r} if part in sys.modules])"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.long_runs import LongRun
-from tests.unit.library.schedules import Schedule
+from tests.unit.library.simulated_job import Schedule
 
 SCHEDULES = 200
 LONG_SCHEDULES = 5000

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.batches.fixed_order import Node, SumTree, exact_sum, fixed_order_passes, subtrees
 from elastipod.data import ElasticBatches, share
+from elastipod.testing.fixed_order import Node, SumTree, exact_sum, fixed_order_passes, subtrees
 
 
 def by_definition(leaves: list[float]) -> float:

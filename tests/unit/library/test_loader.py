@@ -17,7 +17,7 @@ import torch
 from elastipod.data import ElasticBatches
 from elastipod.data.loader import ElasticBatchSampler, ElasticLoader
 from elastipod.data.mixture import Mixture
-from elastipod.data.sharded import ShardReader, Shards
+from elastipod.data.shards import ShardReader, Shards
 from elastipod.data.tokens import TokenFile, TokenWindows
 from elastipod.data.tokens_command import build
 from elastipod.errors import DataError

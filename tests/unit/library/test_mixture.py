@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.library.logs import Job, Sampler
+from tests.unit.library.sample_logs import Job, Sampler
 
-from elastipod.audit import Report, audit
-from elastipod.audit_logs import read_logs
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import Report, audit
 from elastipod.data import Batch, ElasticBatches
 from elastipod.data.mixture import Mixture
-from elastipod.data.sharded import Shards
+from elastipod.data.shards import Shards
 from elastipod.errors import DataError
 
 WEIGHTS = st.lists(st.integers(1, 12), min_size=1, max_size=5)

@@ -18,8 +18,8 @@ from tests.unit.checkpoint.test_save_and_load import Trainer
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.data.batch_cache import BatchCache
-from elastipod.data.plan import ElasticBatches
-from elastipod.data.sharded import shard_lengths
+from elastipod.data.elastic_batches import ElasticBatches
+from elastipod.data.shards import shard_lengths
 from elastipod.data.tokens import TokenFile
 from elastipod.data.tokens_command import build
 from elastipod.errors import CheckpointError, DataError

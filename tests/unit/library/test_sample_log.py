@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.library.logs import PLAN
+from tests.unit.library.sample_logs import PLAN
 
+from elastipod.audit.sample_log import SampleLog
 from elastipod.errors import SampleLogError
-from elastipod.sample_log import SampleLog
 
 
 def open_log(directory: Path) -> SampleLog:

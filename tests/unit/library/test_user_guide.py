@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import elastipod
 from elastipod import CheckpointManager, ElasticBatches
-from elastipod.audit import audit
-from elastipod.audit_logs import read_logs
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import audit
 
 SIZE, LEFT_AFTER = 600, 2  # samples; the step after which the first run is told to leave
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from elastipod.ranks import sum_over_ranks
-from elastipod.torch_names import DTensor
+from elastipod.collectives import sum_over_ranks
+from elastipod.torch_compat import DTensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

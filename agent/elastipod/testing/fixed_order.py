@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from elastipod.collectives import from_every_rank, rank_and_world
 from elastipod.data import Batch, MicroBatch
 from elastipod.gradients import gradient_sync
-from elastipod.ranks import from_every_rank, rank_and_world
-from elastipod.torch_names import DTensor
+from elastipod.torch_compat import DTensor
 
 T = TypeVar("T")
 

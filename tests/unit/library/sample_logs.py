@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint import Resume
 from elastipod.data import Batch, ElasticBatches
-from elastipod.sample_log import SampleLog
 
 PLAN = ElasticBatches(dataset_size=50, global_batch=8, seed=1, epochs=2)  # 7 steps an epoch, the last one short
 Sampler = Callable[[int, int, int], Batch]

@@ -13,15 +13,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from elastipod.audit import Report, audit
-from elastipod.audit_logs import read_logs
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import Report, audit
+from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint import Resume
 from elastipod.data import Batch, ElasticBatches
 from elastipod.data.loader import ElasticBatchSampler, PassIterator
 from elastipod.data.mixture import Mixture
-from elastipod.data.sharded import Shards
+from elastipod.data.shards import Shards
 from elastipod.data.sources import MapSource, Source
-from elastipod.sample_log import SampleLog
 
 
 @dataclass(slots=True)

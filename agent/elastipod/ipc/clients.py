@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from elastipod.ipc_connection import Connections, HyperPodIPCException
-from elastipod.ipc_wire import MAX_WAIT_S, CheckpointType, RestartMode
+from elastipod.ipc.connections import Connections, HyperPodIPCException
+from elastipod.ipc.protocol import MAX_WAIT_S, CheckpointType, RestartMode
 
 _OUR_VARIABLES = ("ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS")
 
@@ -195,7 +195,7 @@ class TrainingManager:
 
 def _leave_run() -> None:
     """Forget the elastic event of the run that ended, if the script has ever asked for it."""
-    elastic = sys.modules.get("elastipod.elastic")
+    elastic = sys.modules.get("elastipod.elastic_event")
     if elastic is not None:
         elastic.begin_anew()
 

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from elastipod.audit_ledger import EpochLedger, Ledger, MixtureLedger
-from elastipod.audit_logs import Generation, read_logs
+from elastipod.audit.log_reader import Generation, read_logs
+from elastipod.audit.sample_counts import EpochLedger, Ledger, MixtureLedger
 from elastipod.errors import UnusableLogs
 
 EXACT, NOT_EXACT, UNUSABLE = 0, 1, 2

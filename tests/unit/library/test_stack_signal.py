@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastipod import local_worker, stacks
+from elastipod import local_worker, stack_signal
 from elastipod.progress import report
 from elastipod.worker_file import WorkerFile
 
@@ -22,7 +22,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile
         monkeypatch.setenv("ELASTIPOD_LOCAL_RANK", "1")
         monkeypatch.setenv("LOCAL_RANK", "0")
         yield file
-    stacks.take_back_stacks()
+    stack_signal.take_back_stacks()
     local_worker._opened.cache_clear()
 
 
@@ -60,13 +60,13 @@ def test_where_no_stacks_can_be_offered_reports_work_all_the_same(page: WorkerFi
 
 def test_no_free_signal_is_an_error_that_names_none() -> None:
     with pytest.raises(ValueError, match="empty"):
-        stacks.free_signal(range(65))
+        stack_signal.free_signal(range(65))
 
 
 def test_a_second_offer_replaces_the_first(page: WorkerFile) -> None:
     report(1, 8)
     first = page.stacks_signal(1)
     descriptors = len(os.listdir("/proc/self/fd"))
-    stacks.offer_stacks(page, 0)
+    stack_signal.offer_stacks(page, 0)
     assert page.stacks_signal(0) == first
     assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod.data import ElasticBatches, Split, share
-from elastipod.data.alike import compare
+from elastipod.data.plan_check import compare
 from elastipod.errors import DataError
 from elastipod.shuffle import Shuffle
 

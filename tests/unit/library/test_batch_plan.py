@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from elastipod.batches.sizes import UnevenBatch, plan_batch, world_sizes
+from elastipod.batches.batch_plan import UnevenBatch, plan_batch, world_sizes
 from elastipod.data import ElasticBatches
 from elastipod.errors import BatchSizeError
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
-from elastipod.batches.rates import BatchScaledRate, rate_factor
+from elastipod.batches.learning_rate import BatchScaledRate, rate_factor
 from elastipod.errors import DataError
 
 

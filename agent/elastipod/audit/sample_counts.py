@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from elastipod.audit_logs import StepLine
+from elastipod.audit.log_reader import StepLine
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastipod import elastic, elastic_event_detected, local_worker
+from elastipod import elastic_event, elastic_event_detected, local_worker
 from elastipod.progress import report
 from elastipod.worker_file import EventLevel, WorkerFile
 
@@ -20,9 +20,9 @@ from elastipod.worker_file import EventLevel, WorkerFile
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The library as a process finds it that has not asked yet, with SIGUSR1 ignored as the agent starts workers."""
-    for name in ("ELASTIPOD_WORKER_FILE", "LOCAL_RANK", "WORLD_SIZE", elastic.COORDINATION_ENV):
+    for name in ("ELASTIPOD_WORKER_FILE", "LOCAL_RANK", "WORLD_SIZE", elastic_event.COORDINATION_ENV):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(elastic, "_detector", None)
+    monkeypatch.setattr(elastic_event, "_detector", None)
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGUSR1, before)
@@ -96,23 +96,23 @@ def test_a_forked_child_starts_anew() -> None:
     assert not elastic_event_detected()
     child = os.fork()
     if child == 0:
-        os._exit(0 if elastic._detector is None else 1)
+        os._exit(0 if elastic_event._detector is None else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert elastic._detector is not None
+    assert elastic_event._detector is not None
 
 
 @pytest.mark.parametrize("value", ["disabled", "Disabled "])
 def test_coordination_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(elastic.COORDINATION_ENV, value)
-    assert not elastic._coordinated()
+    monkeypatch.setenv(elastic_event.COORDINATION_ENV, value)
+    assert not elastic_event._coordinated()
 
 
 @pytest.mark.parametrize("value", [None, "", "distributed"])
 def test_coordination_is_on_otherwise(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     if value is not None:
-        monkeypatch.setenv(elastic.COORDINATION_ENV, value)
-    assert elastic._coordinated()
+        monkeypatch.setenv(elastic_event.COORDINATION_ENV, value)
+    assert elastic_event._coordinated()
 
 
 def test_progress_goes_into_this_workers_slot(pod: WorkerFile, monkeypatch: pytest.MonkeyPatch) -> None:

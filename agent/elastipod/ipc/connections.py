@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from elastipod.ipc_wire import MAX_ANSWER_BYTES, MAX_CALL_BYTES, PROTOCOL, SOCKET_ENV, BadLine, decode, encode
+from elastipod.ipc.protocol import MAX_ANSWER_BYTES, MAX_CALL_BYTES, PROTOCOL, SOCKET_ENV, BadLine, decode, encode
 
 _PATIENCE_S = 10.0  # for an agent that cannot be reached
 _ANSWER_S = 30.0  # for an answer, beyond the wait that the call asks for

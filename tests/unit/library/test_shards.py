@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod.data import ElasticBatches
-from elastipod.data.sharded import NEAR, ShardReader, Shards, shard_lengths
+from elastipod.data.shards import NEAR, ShardReader, Shards, shard_lengths
 from elastipod.errors import DataError
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)

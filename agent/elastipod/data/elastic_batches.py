@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from elastipod.data.alike import refuse_other_plan
+from elastipod.data.batch_split import Split
+from elastipod.data.plan_check import refuse_other_plan
 from elastipod.data.sources import MapSource, Order, Source, taken, whole
-from elastipod.data.split import Split
 from elastipod.errors import DataError
 
 _AT_ONCE = 4096  # samples that are looked up together: a millisecond or so, once in so many

@@ -1,0 +1,7 @@
+"""Proof that every sample was trained exactly once: the sample log, and the audit that reads it. Importing it loads no torch."""
+
+from elastipod.audit.log_reader import read_logs as read_logs
+from elastipod.audit.report import audit as audit
+from elastipod.audit.sample_log import SampleLog as SampleLog
+
+__all__ = ["SampleLog", "audit", "read_logs"]
