@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from . import clock
 from .core.actions import Note
-from .core.facts import JobFact
+from .core.snapshot import JobFact
 from .kube.api import ApiError
 from .kube.ports import EventSink
 from .kube.writes import is_overtaken, is_refusal, written

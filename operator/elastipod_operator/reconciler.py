@@ -18,9 +18,9 @@ from .agents.orders import Orders
 from .agents.ports import ConnectAgents
 from .core.actions import CreatePod, DeleteJob, DeletePod, Note, Plan, StopWorkers, VerifyPods
 from .core.ending import deletion_notes
-from .core.facts import Observed, PodFact
 from .core.plan import plan
 from .core.record import Record
+from .core.snapshot import Observed, PodFact
 from .counts import JobCounts
 from .job_writes import JobWrites
 from .kube.api import CALL_ERRORS, ApiError

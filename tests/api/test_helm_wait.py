@@ -12,9 +12,9 @@ from tests.unit.core import builders as given
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError
-from elastipod_operator.core.facts import AgentFact, Observed, PodFact
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.snapshot import AgentFact, Observed, PodFact
 
 NAME = "rendered"
 PENDING = (

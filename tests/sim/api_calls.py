@@ -11,7 +11,7 @@ from tests.sim.kueue_server import KueueApi
 from tests.sim.objects import Body
 from tests.sim.process import Wait
 
-from elastipod_operator.core.facts import JobFact
+from elastipod_operator.core.snapshot import JobFact
 from elastipod_operator.kube.api import ApiError
 
 if TYPE_CHECKING:

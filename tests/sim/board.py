@@ -17,8 +17,8 @@ from elastipod_operator.agents import board as shipped
 from elastipod_operator.agents.answers import BadAnswer, read
 from elastipod_operator.agents.board import Address
 from elastipod_operator.agents.peers import ASK_AFTER, PEERS_ASKED
-from elastipod_operator.core.facts import AgentFact
 from elastipod_operator.core.silence import SILENCE_LIMIT, does_answer
+from elastipod_operator.core.snapshot import AgentFact
 
 HEARTBEAT_S = 4.0
 

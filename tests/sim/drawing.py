@@ -33,7 +33,7 @@ class InQueue:
     priority: int = 0
     at: int = 0
     rivals: tuple[Story, ...] = ()
-    gangs: tuple[PartialGang, ...] = ()
+    partial_gangs: tuple[PartialGang, ...] = ()
 
 
 class Containers(Enum):
@@ -103,7 +103,7 @@ class Story:
             lines.append("  agents do not tell of others")
         if self.queue is not None:
             lines += [f"  {self.queue.settings}, priority {self.queue.priority}, queue {self.queue.at}"]
-            lines += [f"  {gang}" for gang in self.queue.gangs]
+            lines += [f"  {gang}" for gang in self.queue.partial_gangs]
             lines += [f"  rival: {rival}" for rival in self.queue.rivals]
         return "\n".join([*lines, *(f"  {event}" for event in self.events)])
 
@@ -145,14 +145,14 @@ def _draw_queued(rng: Random, story: Story) -> Story:
     if settings.flavors > 1:
         settings = replace(settings, quota=tuple(2 * one for one in quota))
     rivals = tuple(_draw_rival(rng, story, settings, at) for at in range(rng.choice((0, 1, 1, 2))))
-    gangs = tuple(
+    partial_gangs = tuple(
         PartialGang(round(rng.uniform(0, CHAOS_S), 1), rng.randint(1, min(quota[0], 4)), rng.choice(queue_faults.PRIORITIES),
              rng.randrange(queues), float(rng.choice((20, 60, 150))), float(rng.choice((0, 2, 10))))
         for _ in range(rng.choice((0, 1, 2, 3)))
     )  # fmt: skip
     more = [queue_faults.draw_one(rng, CHAOS_S) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
     events = [event for event in story.events if rng.random() < 0.6]
-    queue = InQueue(settings, rng.choice(queue_faults.PRIORITIES), 0, rivals, gangs)
+    queue = InQueue(settings, rng.choice(queue_faults.PRIORITIES), 0, rivals, partial_gangs)
     return replace(story, queue=queue, events=tuple(sorted([*events, *more], key=lambda e: e.at)))
 
 

@@ -12,13 +12,13 @@ from tests.sim.kernel import EPOCH
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core.escalation import NO_PROGRESS_LIMIT
-from elastipod_operator.core.facts import Policy
 from elastipod_operator.core.growth import CAUSE as GROWTH
 from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
 from elastipod_operator.core.phase_accounting import total
 from elastipod_operator.core.record import RECORD_LOST, Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
+from elastipod_operator.core.snapshot import Policy
 from elastipod_operator.kube.translate import policy_of
 
 if TYPE_CHECKING:

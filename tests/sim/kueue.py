@@ -263,8 +263,10 @@ class Kueue:
     def _heads(self) -> Iterator[Asker]:
         for queue in self.queues.values():
             if queue.stop == "None" and queue.waiting:
-                asking = [self._asker(self.workloads[uid]) for uid in queue.waiting]
-                yield min(asking, key=lambda one: (one.uid != queue.sticky, -one.priority, one.created, one.uid))
+                quota_requests = [self._asker(self.workloads[uid]) for uid in queue.waiting]
+                yield min(
+                    quota_requests, key=lambda one: (one.uid != queue.sticky, -one.priority, one.created, one.uid)
+                )
 
     def _process(self, wish: Asker, found: Assignment, room: Room, gone: dict[str, Asker]) -> bool:
         """Admit, evict for it, or let it wait; `gone`: who is evicted in this cycle."""

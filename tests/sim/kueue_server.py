@@ -103,8 +103,8 @@ class KueueServer:
     def is_at_rest(self) -> bool:
         """Whether it has nothing to do, and nobody has quota who is to give it back."""
         is_calm = not any(one.is_called_back for one in self.kueue.workloads.values())
-        gangs = (name for name, tenant in self.tenants.items() if tenant.cluster is None)
-        is_used = any(one.holds for name in gangs for one in self.kueue.of(name))
+        partial_gangs = (name for name, tenant in self.tenants.items() if tenant.cluster is None)
+        is_used = any(one.holds for name in partial_gangs for one in self.kueue.of(name))
         return is_calm and not (self._is_due or self.is_away or is_used)
 
     def tenant(self, name: str, queue: int, cluster: Cluster | None = None) -> Tenant:

@@ -16,7 +16,7 @@ from tests.sim.kernel import Kernel, Script
 from tests.sim.process import VirtualLoop
 
 from elastipod_operator.core.actions import Plan
-from elastipod_operator.core.facts import PodFact
+from elastipod_operator.core.snapshot import PodFact
 from elastipod_operator.kube.store import Job
 from elastipod_operator.metrics import EVICTION_CAUSES
 

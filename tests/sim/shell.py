@@ -25,7 +25,7 @@ from elastipod_operator import reconciler
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.clock import SteadyClock
 from elastipod_operator.core.actions import Note, Plan
-from elastipod_operator.core.facts import JobFact, Observed
+from elastipod_operator.core.snapshot import JobFact, Observed
 from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store

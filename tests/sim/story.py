@@ -23,7 +23,7 @@ from tests.sim.victims import BLINDNESS, HINDRANCES
 from tests.sim.wishes import sizes
 
 from elastipod_operator.api import JobSpec
-from elastipod_operator.core import offenders
+from elastipod_operator.core import avoided_nodes
 from elastipod_operator.core.actions import VerifyPods
 from elastipod_operator.core.names import LABEL_QUEUE, LABEL_SHARE, pod_id_of
 from elastipod_operator.core.quota import Share, shares_in_force
@@ -93,7 +93,7 @@ class Play:
         self.cluster.labels = {LABEL_QUEUE: LOCAL_QUEUE, **priority_label(queue.priority)}
         for at, rival in enumerate(queue.rivals):
             self.rivals.append(Play(rival, log=self.log, name=f"rival-{at}", host=self))
-        for at, gang in enumerate(queue.gangs):
+        for at, gang in enumerate(queue.partial_gangs):
             self.kernel.spawn(gang_owner.live(self.server, gang, f"gang-{at}"))
 
     def say(self, text: str) -> None:
@@ -196,7 +196,7 @@ class Play:
         avoided: tuple[str, ...] = ()
         if self.cluster.job is not None and avoiding:
             policy = policy_of(JobSpec.model_validate(self.cluster.spec_in_force()))
-            avoided = offenders.avoided(self.watchman.record, policy, self.kernel.utc())
+            avoided = avoided_nodes.avoided(self.watchman.record, policy, self.kernel.utc())
         usable = [node for node in self.cluster.nodes.values() if self.cluster.usable(node)]
         return sum(n.name not in avoided or any(not p.ended for p in self.cluster.on_node(n)) for n in usable)
 

@@ -16,27 +16,27 @@ from tests.sim.story import failure_of
 from elastipod_operator import in_flight, pod_creation, reconciler
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core import (
-    blame,
+    avoided_nodes,
+    context,
     ending,
     escalation,
-    gangs,
+    faults,
     growth,
     health,
-    incidents,
     membership,
-    offenders,
+    partial_gangs,
     phase_accounting,
     plan,
+    root_cause,
     running,
-    scene,
     silence,
     stopping,
-    transit,
+    transition,
 )
 from elastipod_operator.core.actions import DeletePod
-from elastipod_operator.core.facts import AgentState
 from elastipod_operator.core.health import Replica
 from elastipod_operator.core.record import Record, RestartMode
+from elastipod_operator.core.snapshot import AgentState
 from elastipod_operator.kube import store, translate
 
 TRIES = 150
@@ -49,23 +49,23 @@ def accept_a_stale_generation(patch: pytest.MonkeyPatch) -> None:
 
 
 def reuse_the_generation(patch: pytest.MonkeyPatch) -> None:
-    real = transit._start
+    real = transition._start
 
-    def start(record: Record, *rest: Any) -> scene.Step:
+    def start(record: Record, *rest: Any) -> context.Step:
         step = real(record, *rest)
         return replace(step, record=replace(step.record, generation=max(1, record.generation)))
 
-    patch.setattr(transit, "_start", start)
+    patch.setattr(transition, "_start", start)
 
 
 def count_a_restart_twice(patch: pytest.MonkeyPatch) -> None:
-    real = incidents.begin_recovery
+    real = faults.begin_recovery
 
     def begin(*arguments: Any) -> Record:
         record = real(*arguments)
         return replace(record, restarts=record.restarts + 1)
 
-    patch.setattr(transit, "begin_recovery", begin)
+    patch.setattr(transition, "begin_recovery", begin)
 
 
 def take_drained_for_completed(patch: pytest.MonkeyPatch) -> None:
@@ -75,15 +75,15 @@ def take_drained_for_completed(patch: pytest.MonkeyPatch) -> None:
             r.agent.state in ended and r.agent.generation == record.generation for r in members
         )
 
-    real = transit._gather
+    real = transition._gather
 
-    def gather(record: Record, seen: scene.Scene) -> scene.Step:
+    def gather(record: Record, seen: context.Scene) -> context.Step:
         members = [r for m in record.members if (r := seen.view.get(m)) is not None]
         if completed(members, record):
-            return scene.finish(record, seen, "Completed", "Completed", "all replicas finished")
+            return context.finish(record, seen, "Completed", "Completed", "all replicas finished")
         return real(record, seen)
 
-    patch.setattr(transit, "_gather", gather)
+    patch.setattr(transition, "_gather", gather)
 
 
 def start_below_the_minimum(patch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_who_drains(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scene, "_has_work_to_save", lambda *_: False)
+    patch.setattr(context, "_has_work_to_save", lambda *_: False)
 
 
 def give_up_who_was_never_asked(patch: pytest.MonkeyPatch) -> None:
@@ -154,14 +154,14 @@ def forget_the_growth_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_everybody_as_rank_zero(patch: pytest.MonkeyPatch) -> None:
-    real = transit.StartWorkers
-    for module in (transit, running):
+    real = transition.StartWorkers
+    for module in (transition, running):
         patch.setattr(module, "StartWorkers", lambda pod, rank: real(pod, 0))
 
 
 def count_a_restart_twice_in_its_window(patch: pytest.MonkeyPatch) -> None:
-    real = incidents._counted
-    patch.setattr(incidents, "_counted", lambda window, now: real(real(window, now), now))
+    real = faults._counted
+    patch.setattr(faults, "_counted", lambda window, now: real(real(window, now), now))
 
 
 def never_close_a_window(patch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def weigh_a_recovery_again_and_again(patch: pytest.MonkeyPatch) -> None:
         forgotten = replace(weighed.record, transition=replace(weighed.record.transition, is_budget_checked=False))  # type: ignore[type-var]
         return replace(weighed, record=forgotten)
 
-    patch.setattr(transit, "weigh", weigh)
+    patch.setattr(transition, "weigh", weigh)
 
 
 def keep_the_old_pods_in_a_full_restart(patch: pytest.MonkeyPatch) -> None:
@@ -199,13 +199,13 @@ def fail_at_the_first_full_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 def avoid_more_nodes_than_allowed(patch: pytest.MonkeyPatch) -> None:
-    real = offenders.avoided
+    real = avoided_nodes.avoided
     wide = lambda record, policy, now: real(record, replace(policy, max_offenders=9 * policy.max_offenders), now)  # noqa: E731
     patch.setattr(plan, "avoided", wide)
 
 
 def count_a_spare_as_a_member(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transit, "usable", membership.rank_order)
+    patch.setattr(transition, "usable", membership.rank_order)
 
 
 def train_without_the_base(patch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def forget_the_labels_and_the_history(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_before_everybody_has_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transit, "_may_yet_tell", lambda *_: False)
+    patch.setattr(transition, "_may_yet_tell", lambda *_: False)
 
 
 def make_pods_from_an_edited_template(patch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def use_a_name_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def charge_the_workers_for_a_port(patch: pytest.MonkeyPatch) -> None:
-    for module in (incidents, blame):
+    for module in (faults, root_cause):
         patch.setattr(module, "port_is_taken", lambda *_: False)
 
 
@@ -262,7 +262,7 @@ def believe_every_number(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_processes_whatever_workers_ask(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(incidents, "reach_asked", lambda *_: RestartMode.IN_PROCESS)
+    patch.setattr(faults, "reach_asked", lambda *_: RestartMode.IN_PROCESS)
 
 
 def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_processes_whatever_the_job_wishes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(incidents, "LEAST_REACH", dict.fromkeys((False, True), RestartMode.IN_PROCESS))
+    patch.setattr(faults, "LEAST_REACH", dict.fromkeys((False, True), RestartMode.IN_PROCESS))
 
 
 def _grow_without(patch: pytest.MonkeyPatch, **nothing: timedelta) -> None:
@@ -303,7 +303,7 @@ def grow_with_the_first_that_is_ready(patch: pytest.MonkeyPatch) -> None:
 
 
 def ask_again_and_again_for_half_an_increment(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gangs, "LONGEST_REST", timedelta(0))
+    patch.setattr(partial_gangs, "LONGEST_REST", timedelta(0))
 
 
 def take_an_ended_container_for_one_that_never_ran(patch: pytest.MonkeyPatch) -> None:
@@ -341,7 +341,7 @@ def charge_nobody_for_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def overlook_an_agent_that_began_anew(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(incidents, "began_anew", lambda *_: False)
+    patch.setattr(faults, "began_anew", lambda *_: False)
 
 
 def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:
@@ -352,13 +352,13 @@ def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_every_drain_at_once(patch: pytest.MonkeyPatch) -> None:
-    real = transit._unanswered
+    real = transition._unanswered
 
-    def unanswered(record: Record, seen: scene.Scene) -> Any:
+    def unanswered(record: Record, seen: context.Scene) -> Any:
         by_id = {i: replace(r, agent=replace(r.agent, unanswered=True)) for i, r in seen.view.by_id.items()}
         return real(record, replace(seen, view=replace(seen.view, by_id=by_id)))
 
-    patch.setattr(transit, "_unanswered", unanswered)
+    patch.setattr(transition, "_unanswered", unanswered)
 
 
 def grow_on_cordoned_nodes(patch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ from tests.sim.drawing import draw
 from tests.sim.queue_stories import QUEUE_STORIES
 from tests.sim.story import failure_of
 
-from elastipod_operator.core import asking, plan, quota
+from elastipod_operator.core import plan, quota, quota_requests
 from elastipod_operator.core.actions import MarkPodsReady
-from elastipod_operator.core.facts import WorkloadFact
-from elastipod_operator.core.scene import Step
+from elastipod_operator.core.context import Step
+from elastipod_operator.core.snapshot import WorkloadFact
 from elastipod_operator.kube import placement, queue_lookups, workload_status, workloads
 from elastipod_operator.kube.workload_status import release_patch
 from elastipod_operator.kube.workloads import Priority
@@ -27,7 +27,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def give_quota_back_before_pods_are_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(asking, "_pods_on", lambda *_: [])
+    patch.setattr(quota_requests, "_pods_on", lambda *_: [])
     patch.setattr(giving, "pods_on", lambda *_: [])
 
 
@@ -35,8 +35,8 @@ def believe_a_late_watch_about_pods(patch: pytest.MonkeyPatch) -> None:
     """Without the look at the API server, and with pods taken for gone that are being deleted."""
     real = giving.pods_on
     patch.setattr(giving, "pods_on", lambda *given: [pod for pod in real(*given) if pod.kill_at is None])
-    pods_on = asking._pods_on
-    patch.setattr(asking, "_pods_on", lambda *given: [r for r in pods_on(*given) if r.pod.kill_at is None])
+    pods_on = quota_requests._pods_on
+    patch.setattr(quota_requests, "_pods_on", lambda *given: [r for r in pods_on(*given) if r.pod.kill_at is None])
 
 
 def ask_for_increments_at_the_priority_of_the_base(patch: pytest.MonkeyPatch) -> None:
@@ -67,12 +67,12 @@ def keep_a_base_out_of_its_queue(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_give_an_evicted_increment_back(patch: pytest.MonkeyPatch) -> None:
-    real = asking._why_unwanted
+    real = quota_requests._why_unwanted
 
     def why(number: int, workload: WorkloadFact, *rest: Any) -> str:
         return "" if number and workload.evicted else real(number, workload, *rest)
 
-    patch.setattr(asking, "_why_unwanted", why)
+    patch.setattr(quota_requests, "_why_unwanted", why)
 
 
 def train_on_when_quota_is_taken_back(patch: pytest.MonkeyPatch) -> None:
@@ -86,17 +86,17 @@ def train_on_when_quota_is_taken_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_increments_without_a_base(patch: pytest.MonkeyPatch) -> None:
-    real = asking._why_unwanted
+    real = quota_requests._why_unwanted
 
     def why(number: int, workload: WorkloadFact, *rest: Any) -> str:
         found = real(number, workload, *rest)
         return "" if found == "the base of the job has no quota" else found
 
-    patch.setattr(asking, "_why_unwanted", why)
+    patch.setattr(quota_requests, "_why_unwanted", why)
 
 
 def keep_quota_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(asking, "_finishes", lambda *_: [])
+    patch.setattr(quota_requests, "_finishes", lambda *_: [])
 
 
 def leave_workloads_to_the_garbage_collector(patch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def leave_workloads_to_the_garbage_collector(patch: pytest.MonkeyPatch) -> None:
 
 def ask_for_a_job_that_is_being_deleted(patch: pytest.MonkeyPatch) -> None:
     """Everything is given back, but only when the pods are gone."""
-    real = asking.with_returns
+    real = quota_requests.with_returns
 
     def late(step: Step, seen: Any, *rest: Any) -> Step:
         return step if seen.pods else real(step, seen, *rest)
@@ -114,16 +114,16 @@ def ask_for_a_job_that_is_being_deleted(patch: pytest.MonkeyPatch) -> None:
 
 
 def ask_for_a_base_while_pods_of_the_last_one_go(patch: pytest.MonkeyPatch) -> None:
-    real = asking._asks
+    real = quota_requests._asks
 
     def asks(record: Any, seen: Any, view: Any, *rest: Any) -> Any:
         return real(record, seen, replace(view, by_id={}), *rest)
 
-    patch.setattr(asking, "_asks", asks)
+    patch.setattr(quota_requests, "_asks", asks)
 
 
 def never_tell_that_pods_are_ready(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(asking, "_marks", lambda *_: [])
+    patch.setattr(quota_requests, "_marks", lambda *_: [])
 
 
 def count_ready_pods_where_they_are(patch: pytest.MonkeyPatch) -> None:
@@ -133,21 +133,21 @@ def count_ready_pods_where_they_are(patch: pytest.MonkeyPatch) -> None:
         found = []
         for number, workload in quota.granted.items():
             share = quota.shares[number]
-            good = [r for s in share.slots if (r := view.newest.get(s)) is not None and asking._is_ready(r)]
+            good = [r for s in share.slots if (r := view.newest.get(s)) is not None and quota_requests._is_ready(r)]
             is_ready = len(good) >= sum(share.trains.values())
             if is_ready != bool(workload.pods_ready):
                 found.append(MarkPodsReady(workload.name, workload.uid, is_ready, workload.pods_ready is not None))
         return found
 
-    patch.setattr(asking, "_marks", marks)
+    patch.setattr(quota_requests, "_marks", marks)
 
 
 def ask_again_at_once_for_what_was_taken_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(asking, "_shed", lambda record, *_: (record, None))
+    patch.setattr(quota_requests, "_shed", lambda record, *_: (record, None))
 
 
 def stop_a_job_whose_minimum_is_lowered(patch: pytest.MonkeyPatch) -> None:
-    for module in (quota, asking):
+    for module in (quota, quota_requests):
         patch.setattr(module, "shares_in_force", lambda policy, base: quota.shares_of(policy))
     patch.setattr(quota, "kept_base", lambda *_: 0)
 

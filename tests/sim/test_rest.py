@@ -14,7 +14,7 @@ from tests.sim.story import failure_of
 
 from elastipod_operator import reconciler
 from elastipod_operator.core import plan as planning
-from elastipod_operator.core.scene import Step
+from elastipod_operator.core.context import Step
 from elastipod_operator.reconciler import Reconciler
 
 WITHOUT_TIME = "without a time to look again"

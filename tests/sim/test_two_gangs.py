@@ -10,10 +10,10 @@ import pytest
 from tests.unit.core import builders
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
 
 LIMIT_S = 3600
 # So long a job trains before it ends and makes room for the other.

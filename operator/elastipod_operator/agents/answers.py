@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ..core.facts import AgentFact, AgentState, Failure
 from ..core.silence import SILENCE_LIMIT
+from ..core.snapshot import AgentFact, AgentState, Failure
 
 MAX_ANSWER_BYTES = 1 << 20
 # Texts end up in the record, in conditions and in Events. A traceback is cut by who shows it.

@@ -27,8 +27,8 @@ from typing import Any
 import aiohttp
 
 from .. import clock
-from ..core.facts import AgentFact
 from ..core.silence import HEARTBEAT, SILENCE_LIMIT
+from ..core.snapshot import AgentFact
 from .answers import MAX_ANSWER_BYTES, MAX_EXCESS, MAX_REASON, Answer, BadAnswer, read
 from .authentication import NO_CREDENTIALS, Authenticators, Credentials, Denied, Reply
 from .budgets import ByteBudget

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from ..core.actions import Action, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
-from ..core.facts import AgentFact, PodFact
 from ..core.names import master_port
 from ..core.record import Record, RestartMode
+from ..core.snapshot import AgentFact, PodFact
 from .board import Address
 from .commands import Command
 from .fragments import Fragment

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from ..core.facts import AgentFact
+from ..core.snapshot import AgentFact
 from .authentication import Authenticators
 from .board import Address, Board
 from .commands import Command, Commander

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from .facts import Condition
 from .history import HistoryEntry
 from .names import PodId
 from .record import Record, RestartMode
+from .snapshot import Condition
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from .facts import Policy
 from .health import Replica, View
 from .names import PodId, Slot
 from .record import Record, TransitionKind
+from .snapshot import Policy
 
 # So long a pod of the base spec waits for a place before one of the elastic spec gives its own away.
 BASE_PATIENCE = timedelta(seconds=60)

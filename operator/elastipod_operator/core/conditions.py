@@ -8,11 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .actions import Note
-from .asking import increments_from, returns_until
 from .base_first import base_minimum
 from .ending import blocked_deletion
 from .escalation import NO_PROGRESS_LIMIT, does_not_progress
-from .facts import NOT_CONSIDERED, AgentState, Condition, Observed, PodFact, Policy
 from .growth import growth_due
 from .health import Health, Replica, View
 from .membership import soonest, wanted_slots
@@ -20,7 +18,9 @@ from .operator_error_condition import OPERATOR_ERROR
 from .payback import growth_hold
 from .queue_warnings import Warnings, overdue_evictions, queue_warnings
 from .quota import Quota
+from .quota_requests import increments_from, returns_until
 from .record import Record, TransitionKind
+from .snapshot import NOT_CONSIDERED, AgentState, Condition, Observed, PodFact, Policy
 from .status_fields import size_text, status_fields
 
 # Running stays the state through planned resizes, and through recoveries up to this long.

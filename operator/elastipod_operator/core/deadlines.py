@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from .facts import Observed
 from .record import Record, TransitionKind
+from .snapshot import Observed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 
 from ..api.models import CleanPodPolicy
 from .actions import Action, DeleteJob, DeletePod, Note, SetFinalizer, ShutDownAgent, StopWorkers
-from .facts import AgentState, Observed
 from .health import Health, Replica, View, drain_grace
 from .membership import remove, soonest
 from .record import Record
+from .snapshot import AgentState, Observed
 
 SIDECAR_GRACE = timedelta(seconds=60)
 SIDECAR_RUNS = "a container still runs a minute after the end of the job"

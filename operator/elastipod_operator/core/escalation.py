@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from .actions import Action, Note
-from .facts import Policy
+from .avoided_nodes import book_offence
 from .health import Health, View
 from .membership import remember, remove, soonest
-from .offenders import book_offence
 from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
+from .snapshot import Policy
 
 # So many recoveries in a row that brought no newer step are a job that does not progress (decision 17).
 NO_PROGRESS_LIMIT = 3

@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .backoff import backoff
-from .facts import Policy
+from .context import Scene, begin
 from .health import Health, Replica, View
 from .membership import room_for, soonest
 from .record import Record, TransitionKind
-from .scene import Scene, begin
+from .snapshot import Policy
 
 CAUSE = "CapacityAvailable"
 # An agent gives its fork server two minutes; one that says for longer that it is warming is not waited for.

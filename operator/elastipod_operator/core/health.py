@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from .facts import AgentFact, AgentState, NodeFact, Observed, PodFact
 from .names import PodId, Slot
 from .record import Record, TransitionKind
 from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, Witnesses, does_answer, examine, is_silent
+from .snapshot import AgentFact, AgentState, NodeFact, Observed, PodFact
 
 TICK = timedelta(milliseconds=1)
 # An agent answers within a second of its container's start; after this long the container does not run one.

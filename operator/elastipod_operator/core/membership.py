@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from .actions import Action, CreatePod, DeletePod, ShutDownAgent
 from .backoff import doubled
 from .base_first import lacks_base
-from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId, Slot
 from .record import Record
 from .silence import AGENT_ENDED
+from .snapshot import AgentState, Policy
 
 # So long a pod that is to train waits for a place before a spare gives its own away.
 SPARE_PATIENCE = timedelta(seconds=60)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from .facts import Policy
 from .health import View
 from .membership import soonest_allowed
 from .record import Record, ResizeStatistics
+from .snapshot import Policy
 
 PAUSES = 10
 LONGEST = timedelta(minutes=15)

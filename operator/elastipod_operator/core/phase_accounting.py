@@ -12,9 +12,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from .facts import Observed
 from .health import Health, Replica, View
 from .record import SUSPENDED_BY_USER, PhaseTimes, Record, TransitionKind
+from .snapshot import Observed
 
 MILLISECOND = timedelta(milliseconds=1)
 

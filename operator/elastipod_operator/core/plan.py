@@ -11,27 +11,27 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, Note, Plan, SetFinalizer, VerifyPods
-from .asking import resting_slots, with_asks, with_returns
+from .avoided_nodes import avoided
 from .backoff import longest_wait
 from .base_first import base_first
 from .clock_skew import without_future_times
 from .conditions import describe
+from .context import Scene, Step, finish
 from .deadlines import accepted, next_deadline, overdue
 from .ending import plan_deletion, plan_end
-from .facts import Observed
-from .gangs import restrict
+from .faults import STOP_TIME
 from .health import Health, View, judge
-from .incidents import STOP_TIME
 from .membership import Limits, remember, soonest, supply, wanted_slots
 from .names import Slot
-from .offenders import avoided
+from .partial_gangs import restrict
 from .payback import growth_hold
 from .phase_accounting import account_phases, next_phase_change
 from .quota import Quota, must_ask_anew, under_quota, with_queue
+from .quota_requests import resting_slots, with_asks, with_returns
 from .record import RECORD_LOST, Record, Transition, TransitionKind
 from .running import running
-from .scene import Scene, Step, finish
-from .transit import give_up_all, in_transition
+from .snapshot import Observed
+from .transition import give_up_all, in_transition
 
 LOOK_AGAIN = timedelta(seconds=1)
 LIST_AGAIN = timedelta(minutes=5)

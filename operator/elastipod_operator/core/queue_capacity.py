@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from .caches import limited_cache
-from .facts import SpecShape
 from .queue_facts import FlavorCapacity, Labels, PodRequests
 from .quota import Share, shares_for
 from .sizes import Allowed
+from .snapshot import SpecShape
 
 Group = tuple[FlavorCapacity, ...]
 PODS = "pods"

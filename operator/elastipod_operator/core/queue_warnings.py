@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from .facts import JobFact, Observed, Policy, WorkloadFact
 from .health import Health, Replica, View
 from .queue_capacity import largest_size, most_replicas
 from .queue_facts import ClusterQueueFact, QueueFact
 from .quota import Quota, is_on
+from .snapshot import JobFact, Observed, Policy, WorkloadFact
 
 # So long after the time for a checkpoint the pods of an evicted Workload may take to go.
 POD_EXIT_TIME = timedelta(seconds=60)

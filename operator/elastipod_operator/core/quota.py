@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from .caches import limited_cache
-from .facts import Held, Observed, PodFact, Policy, SpecShape, WorkloadFact
 from .names import Slot
 from .record import Record
 from .sizes import Allowed
+from .snapshot import Held, Observed, PodFact, Policy, SpecShape, WorkloadFact
 
 DEFAULT_QUEUE = "default"
 # Pods whose shares are kept, of all jobs together: some 150 bytes each.

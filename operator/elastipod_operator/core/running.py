@@ -6,19 +6,19 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, HoldSpare, Note, StartWorkers
+from .avoided_nodes import forget_old, next_pardon
+from .context import Scene, Step, awaits_start, begin, finish, latest_end, suspension
 from .escalation import close_window, next_window_end
-from .facts import AgentState
-from .gangs import next_look, watch_gang
+from .faults import find_incident, news_from, start_limit
 from .growth import growth_window
 from .health import Health, Replica
-from .incidents import find_incident, news_from, start_limit
 from .membership import room_for, soonest
-from .offenders import forget_old, next_pardon
+from .partial_gangs import next_look, watch_gang
 from .payback import with_pause
 from .record import Record, TransitionKind
-from .scene import Scene, Step, awaits_start, begin, finish, latest_end, suspension
+from .snapshot import AgentState
 from .stopping import hard_stop, takes_part
-from .transit import in_transition, recover
+from .transition import in_transition, recover
 
 LOOK_AGAIN = timedelta(seconds=1)
 

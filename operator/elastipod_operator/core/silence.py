@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .facts import AgentFact, AgentState, NodeFact, PodFact
+from .snapshot import AgentFact, AgentState, NodeFact, PodFact
 
 # A little under 5 s, so that three of them and the time of the calls make 15 s at most (decision 5).
 HEARTBEAT = timedelta(seconds=4.5)

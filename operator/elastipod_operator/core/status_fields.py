@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..api.status import RUNNING, SELECTOR
-from .facts import Observed, Policy
 from .growth import possible_size
 from .health import View
 from .names import LABEL_JOB, PodId, master_port
 from .record import Record, TransitionKind
+from .snapshot import Observed, Policy
 
 
 def size_text(seen: Observed, record: Record, view: View) -> str:

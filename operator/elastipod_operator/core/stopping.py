@@ -6,13 +6,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, StopWorkers
-from .blame import blame_outside, blame_own_end
-from .facts import AgentState, Policy
+from .faults import widen
 from .health import MAX_GENERATION, Health, Replica, View
-from .incidents import widen
 from .membership import remove, soonest
 from .names import PodId
 from .record import Record, RestartMode, TransitionKind
+from .root_cause import blame_outside, blame_own_end
+from .snapshot import AgentState, Policy
 
 # Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
 HARD_STOP_AFTER = timedelta(seconds=15)

@@ -13,9 +13,9 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from ..core.actions import Note
-from ..core.facts import JobFact
 from ..core.names import API_VERSION, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
 from ..core.quoted_output import redact_quotes
+from ..core.snapshot import JobFact
 
 MERGE_PATCH = "application/merge-patch+json"
 # With its charset: without one the client would write the body itself, as JSON that is no YAML.

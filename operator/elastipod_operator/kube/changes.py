@@ -9,7 +9,6 @@ from datetime import UTC
 from typing import Any
 
 from ..core.actions import NameQueue, Plan, SetFinalizer
-from ..core.facts import Condition
 from ..core.history import decode_history, encode_history, mark_running
 from ..core.names import (
     ANNOTATION_APPLIED,
@@ -20,6 +19,7 @@ from ..core.names import (
     LABEL_QUEUE,
 )
 from ..core.record_codec import encode
+from ..core.snapshot import Condition
 from .applied import applied_annotation
 from .identity import is_own
 from .limits import room_for_applied

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from ..core.facts import ContainerFact, ContainerState
+from ..core.snapshot import ContainerFact, ContainerState
 from .reading import mapping, mappings, text
 
 # Thousands of pods are in one of a few states.

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from .. import metrics
 from ..core.actions import Note
-from ..core.facts import JobFact
+from ..core.snapshot import JobFact
 from .api import CALL_ERRORS, Api
 from .writes import about, written
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from ..core.facts import JobFact, PodFact, WorkloadFact
+from ..core.snapshot import JobFact, PodFact, WorkloadFact
 
 
 def job_as_seen(fact: JobFact, before: JobFact | None, now: datetime) -> JobFact:

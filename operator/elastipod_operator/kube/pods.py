@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.facts import JobFact, Policy
 from ..core.names import (
     ANNOTATION_AVOIDS,
     API_VERSION,
@@ -19,6 +18,7 @@ from ..core.names import (
     LABEL_UID,
     PodId,
 )
+from ..core.snapshot import JobFact, Policy
 from .placement import Placement, place
 from .tokens import KEY_ENV, TOKEN_ENV, key_entries
 

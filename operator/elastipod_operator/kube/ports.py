@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..core.actions import Note
-from ..core.facts import JobFact
+from ..core.snapshot import JobFact
 
 Body = dict[str, Any]
 

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ..core.facts import JobFact, WorkloadFact
 from ..core.queue_facts import QueueFact
+from ..core.snapshot import JobFact, WorkloadFact
 from .api import CALL_ERRORS, ApiError
 from .cluster_queues import QueueTable
 from .queue_api import QueueApi

@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from .. import clock
-from ..core.facts import JobFact, NodeFact, PodFact, WorkloadFact
 from ..core.names import LABEL_UID
+from ..core.snapshot import JobFact, NodeFact, PodFact, WorkloadFact
 from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
 from .kept import Kept
 from .limits import slim

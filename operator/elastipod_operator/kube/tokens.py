@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..agents.authentication import NO_CREDENTIALS, Credentials
-from ..core.facts import JobFact, PodFact
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_UID
+from ..core.snapshot import JobFact, PodFact
 from .reading import mapping, mappings, text
 
 # Variables of the agent's container, and the entries of the Secret that they come from.

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from ..api import HyperPodPyTorchJob, JobSpec, explain
 from ..api.models import Recovery, Switch
 from ..core.caches import limited_cache
-from ..core.facts import NOT_CONSIDERED, Condition, ContainerFact, JobFact, NodeFact, PodFact, Policy, SpecShape
 from ..core.history import decode_history
 from ..core.names import (
     ANNOTATION_APPLIED,
@@ -35,6 +34,7 @@ from ..core.quoted_output import quote_output
 from ..core.record import Record
 from ..core.record_codec import NewerRecordError, RecordError, decode
 from ..core.sizes import SizeError, SizeRequest, resolve
+from ..core.snapshot import NOT_CONSIDERED, Condition, ContainerFact, JobFact, NodeFact, PodFact, Policy, SpecShape
 from .applied import any_applied_of, changed_specs, effective_spec, last_good_spec, pending_edits
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .identity import is_own, was_seen

@@ -14,8 +14,8 @@ from hashlib import sha256
 from typing import Any
 
 from ..core.actions import AskWorkload
-from ..core.facts import JobFact, WorkloadFact
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_QUEUE_PRIORITY, LABEL_SHARE, workload_name
+from ..core.snapshot import JobFact, WorkloadFact
 from .reading import mapping, mappings, name_of, text, uid_of
 from .times import time_or
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from .. import metrics
-from ..core.facts import JobFact
+from ..core.snapshot import JobFact
 from .api import ApiError
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from .. import clock, metrics
-from ..core.facts import WorkloadFact
+from ..core.snapshot import WorkloadFact
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.placement import PlacementError
 from ..kube.queue_api import QueueApi

@@ -11,8 +11,8 @@ from typing import Any
 
 from .. import clock
 from ..core.actions import DropWorkload, FinishWorkload, MarkPodsReady, Plan, ReleaseBase
-from ..core.facts import PodFact, WorkloadFact
 from ..core.quota import is_on, shares_in_force
+from ..core.snapshot import PodFact, WorkloadFact
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.store import Job
 from ..kube.workload_status import finished_status, pods_ready_status, release_patch

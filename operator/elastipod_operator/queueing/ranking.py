@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from ..core.actions import AskWorkload, Plan, RankWorkload
-from ..core.facts import WorkloadFact
+from ..core.snapshot import WorkloadFact
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
 from ..kube.queue_lookups import Trouble

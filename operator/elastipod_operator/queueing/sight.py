@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import clock, metrics
-from ..core.facts import Policy, WorkloadFact
 from ..core.queue_facts import QueueFact
 from ..core.queue_warnings import eviction_due_at
 from ..core.quota import DEFAULT_QUEUE
+from ..core.snapshot import Policy, WorkloadFact
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
 from ..kube.store import Job

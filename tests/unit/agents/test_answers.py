@@ -18,8 +18,8 @@ from elastipod_operator.agents.answers import (
     BadAnswer,
     read,
 )
-from elastipod_operator.core.facts import AgentFact, AgentState, Failure
 from elastipod_operator.core.silence import SILENCE_LIMIT
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 OURS: dict[str, Any] = {

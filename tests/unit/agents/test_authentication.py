@@ -17,7 +17,7 @@ from elastipod_operator.agents import authentication
 from elastipod_operator.agents.authentication import Authenticator, Authenticators, Credentials, Denied
 from elastipod_operator.agents.board import Address, Board, open_session
 from elastipod_operator.agents.commands import Command, Commander
-from elastipod_operator.core.facts import AgentState
+from elastipod_operator.core.snapshot import AgentState
 
 POD, NAME, KEY, TOKEN = "pod-uid", "job-workers-0", "5" * 64, "70ce" * 16
 HELD = Credentials(NAME, KEY, TOKEN)

@@ -17,7 +17,7 @@ from elastipod_operator.agents import board as board_module
 from elastipod_operator.agents.answers import MAX_ANSWER_BYTES
 from elastipod_operator.agents.authentication import Credentials
 from elastipod_operator.agents.board import Address, Board, open_session
-from elastipod_operator.core.facts import AgentState
+from elastipod_operator.core.snapshot import AgentState
 
 POD = "pod-uid"
 

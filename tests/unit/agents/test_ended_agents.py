@@ -13,7 +13,7 @@ from tests.unit.agents.stand_in import JOB, StandIn, serving, until
 from elastipod_operator.agents import board as board_module
 from elastipod_operator.agents.board import Board, Watched, open_session
 from elastipod_operator.agents.polls import ConnectFailed
-from elastipod_operator.core.facts import AgentState
+from elastipod_operator.core.snapshot import AgentState
 
 POD = "pod-uid"
 

@@ -17,7 +17,7 @@ from elastipod_operator.agents.board import MAX_DATA, MAX_JOB_DATA, MAX_JOB_TEXT
 from elastipod_operator.agents.budgets import ByteBudget
 from elastipod_operator.agents.commands import _serialized
 from elastipod_operator.agents.fragments import Fragment
-from elastipod_operator.core.facts import AgentFact
+from elastipod_operator.core.snapshot import AgentFact
 
 PLAIN = {"status": "running", "protocol": 1, "generation": 3}
 

@@ -15,8 +15,8 @@ from elastipod_operator.agents.board import Address
 from elastipod_operator.agents.commands import Command, Commander
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core.actions import StartWorkers
-from elastipod_operator.core.facts import AgentFact
 from elastipod_operator.core.record import RestartMode
+from elastipod_operator.core.snapshot import AgentFact
 
 SIZE = 300
 

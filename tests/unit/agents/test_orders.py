@@ -11,9 +11,9 @@ from tests.unit.core.builders import agent, pod, ready, running, trains
 from elastipod_operator.agents.board import Address
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core.actions import Action, CreatePod, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
-from elastipod_operator.core.facts import AgentFact
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.record import RestartMode
+from elastipod_operator.core.snapshot import AgentFact
 
 DATA = [{"rank": 0, "data": "a"}]
 

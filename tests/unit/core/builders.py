@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from elastipod_operator.core.actions import Plan
-from elastipod_operator.core.facts import (
+from elastipod_operator.core.names import PodId
+from elastipod_operator.core.record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
+from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import (
     AgentFact,
     AgentState,
     Failure,
@@ -19,9 +22,6 @@ from elastipod_operator.core.facts import (
     Policy,
     SpecShape,
 )
-from elastipod_operator.core.names import PodId
-from elastipod_operator.core.record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
-from elastipod_operator.core.sizes import Sizes
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(hours=1)

@@ -26,10 +26,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, StartWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, ContainerFact, ContainerState, NodeFact, PodFact
 from elastipod_operator.core.health import Health, judge
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.snapshot import AgentFact, AgentState, ContainerFact, ContainerState, NodeFact, PodFact
 
 CRASHED = ContainerFact(ContainerState.TERMINATED, 1, "Error")
 FINISHED = ContainerFact(ContainerState.TERMINATED, 0, "Completed")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.unit.core.builders import NOW, job, observed, pid, pod, policy
 
 from elastipod_operator.core.actions import CreatePod, StartWorkers, StopWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, Observed, PodFact
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import (
     FaultyReplica,
@@ -24,6 +23,7 @@ from elastipod_operator.core.record import (
 )
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure, NodeFact, Observed, PodFact
 
 times = st.sampled_from([0, 1, 10, 20, 40, 100, 1000]).map(lambda s: NOW - timedelta(seconds=s))
 maybe_times = st.none() | times

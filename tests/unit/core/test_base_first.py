@@ -23,11 +23,11 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, StartWorkers
 from elastipod_operator.core.base_first import BASE_PATIENCE, base_minimum
-from elastipod_operator.core.facts import AgentFact, PodFact, Policy, SpecShape
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy, SpecShape
 
 Seen = tuple[PodFact, AgentFact | None]
 TWO = policy(2, 4, specs=(SpecShape("base", 2), SpecShape("extra", 2)))

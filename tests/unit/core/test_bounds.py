@@ -15,13 +15,13 @@ from tests.unit.core.test_scale import calls_in
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.caches import LimitedCache
-from elastipod_operator.core.facts import SpecShape
 from elastipod_operator.core.names import LABEL_INCARNATION, LABEL_ORDINAL, LABEL_SPEC, pod_id_of
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.quota import SHARES_KEPT, shares_for
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_PODS, RecordError, decode, encode
 from elastipod_operator.core.sizes import MAX_REPLICAS, SizeError, SizeRequest, Sizes, resolve
+from elastipod_operator.core.snapshot import SpecShape
 from elastipod_operator.kube import translate
 
 MIB = 1 << 20

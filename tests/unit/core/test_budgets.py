@@ -25,9 +25,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import DeletePod, Note, ShutDownAgent
+from elastipod_operator.core.avoided_nodes import MAX_KEPT, avoided, book_offence, forget_old, next_pardon
 from elastipod_operator.core.backoff import jitter
+from elastipod_operator.core.context import Scene
 from elastipod_operator.core.escalation import Weighed, close_window, does_not_progress, next_window_end, weigh
-from elastipod_operator.core.facts import AgentFact, PodFact, Policy
 from elastipod_operator.core.growth import (
     growth_due,
     growth_failed,
@@ -39,10 +40,9 @@ from elastipod_operator.core.growth import (
 )
 from elastipod_operator.core.health import View, judge
 from elastipod_operator.core.names import Slot
-from elastipod_operator.core.offenders import MAX_KEPT, avoided, book_offence, forget_old, next_pardon
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, RestartMode, RestartWindow, TransitionKind
-from elastipod_operator.core.scene import Scene
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy
 
 Seen = tuple[PodFact, AgentFact | None]
 PERIOD = policy(2, 2, eval_period=seconds(600), max_offenders=2)

@@ -25,10 +25,10 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.api.status import RUNNING, SELECTOR
 from elastipod_operator.core.actions import Plan
-from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed, SpecShape
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Condition, Observed, SpecShape
 
 RUN = [(pod(0), running()), (pod(1), running())]
 UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient cpu"

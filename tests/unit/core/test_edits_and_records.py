@@ -22,9 +22,9 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, SetFinalizer, StartWorkers, StopWorkers
-from elastipod_operator.core.facts import AgentFact, Condition
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.snapshot import AgentFact, Condition
 
 BOTH = [(pod(0), running()), (pod(1), running())]
 EDITED = ("spec.replicaSpecs[workers].template",)

@@ -27,11 +27,11 @@ from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers, VerifyPods
 from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
 from elastipod_operator.core.ending import deletion_notes, plan_deletion, plan_end
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
 
 Seen = tuple[PodFact, AgentFact | None]
 ACCEPTED = NOW - seconds(100)

@@ -25,7 +25,9 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import CreatePod, DeleteJob, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
-from elastipod_operator.core.facts import (
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.snapshot import (
     AgentFact,
     AgentState,
     ContainerFact,
@@ -34,8 +36,6 @@ from elastipod_operator.core.facts import (
     PodFact,
     Policy,
 )
-from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Record, TransitionKind
 
 RUN = [(pod(0), running()), (pod(1), running())]
 

@@ -25,9 +25,9 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, ShutDownAgent, StartWorkers, StopWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact, Policy
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, RestartMode, RestartWindow, TransitionKind
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact, Policy
 
 PAIR = [(pod(0), ready(1)), (pod(1), ready(1))]
 CRASH = [(pod(0), faulted(step=7)), (pod(1), running(step=7))]

@@ -1,13 +1,14 @@
-"""Faults: what they are, what they cost, and how training goes on (decisions 5, 17, 18)."""
+"""What broke and what that costs, fact by fact (decisions 5, 17, 18); test_faults tells the same as stories."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.core.builders import (
+    LONG_AGO,
     NOW,
-    acts,
     agent,
     faulted,
     job,
@@ -23,229 +24,454 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers, StopWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, Failure, NodeFact, PodFact
-from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.backoff import jitter
+from elastipod_operator.core.faults import (
+    Incident,
+    begin_recovery,
+    failure_text,
+    find_incident,
+    reach_asked,
+    widen,
+)
+from elastipod_operator.core.health import View, judge
+from elastipod_operator.core.record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
+from elastipod_operator.core.root_cause import blame_outside
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure, NodeFact, PodFact
 
+Seen = tuple[PodFact, AgentFact | None]
+DRAINS = transition(goal=2)
 DRAINED = ready(1, drained=True)
-CRASHED = ready(1, failure=Failure(0, 1, "", "ValueError: boom"), reason="WorkerCrash")
+OUT = [NodeFact(name=f"node-{n}", out_of_service=True) for n in range(9)]
+
+
+def view_of(record: Record, *pods: Seen, nodes: Any = ()) -> View:
+    return judge(observed(job(record), pods, nodes))
+
+
+def find(record: Record, *pods: Seen, nodes: Any = ()) -> Incident | None:
+    return find_incident(record, view_of(record, *pods, nodes=nodes))
+
+
+# ---- what is missing
+
+
+def test_a_pod_that_is_gone_is_named_with_its_rank() -> None:
+    record = trains(members=(pid(0), pid(4, 2)))
+    assert find(record, (pod(0), running())) == Incident(
+        "PodLost", "pod workers-4 (incarnation 2) is gone", False, (), (FaultyReplica(pid(4, 2), 1, ""),)
+    )
+
+
+def test_pods_that_ended_by_themselves_count_and_the_first_tells_why() -> None:
+    pods = [(pod(n, phase="Failed", trouble=f"trouble {n}"), None) for n in (1, 0)]
+    assert find(trains(), *pods) == Incident(
+        "PodFailed", "trouble 0", True, (), (FaultyReplica(pid(0), 0, "node-0"), FaultyReplica(pid(1), 1, "node-1"))
+    )
+    deleted = (pod(1, phase="Failed", kill_at=NOW), None)
+    found = find(trains(), (pod(0, phase="Failed"), None), deleted)
+    assert found is not None
+    assert not found.uses_budget, "one that was deleted may have taken the other along"
 
 
 @pytest.mark.parametrize(
-    ("first", "mine", "cause", "counted"),
+    ("lost", "more"),
+    [pytest.param([1], "", id="one"), pytest.param([0, 2], " (and 1 more)", id="two")],
+)
+def test_lost_nodes_are_the_cause_whatever_else_is_missing(lost: list[int], more: str) -> None:
+    pods = [(pod(n), running()) for n in range(3)]
+    found = find(trains(4), *pods, nodes=[OUT[n] for n in lost])
+    assert found == Incident(
+        "NodeOutOfService", f"node node-{lost[0]} is out of service{more}", False, tuple(pid(n) for n in lost),
+        tuple(FaultyReplica(pid(n), n, f"node-{n}") for n in lost),
+    )  # fmt: skip
+
+
+def test_pods_that_ended_come_before_pods_that_are_gone() -> None:
+    found = find(trains(3), (pod(2, phase="Failed", trouble="oom"), None), (pod(1), running()))
+    assert found is not None
+    assert (found.cause, [c.rank for c in found.faulty_replicas]) == ("PodFailed", [2])
+
+
+# ---- what the workers say
+
+
+def test_the_rank_of_a_fault_is_that_of_the_record() -> None:
+    record = trains(members=(pid(1), pid(0)))
+    found = find(record, (pod(0), faulted()), (pod(1), running()))
+    assert found == Incident(
+        "WorkerCrash", f"group rank 1 (pod {pod(0).name}): rank 0 exited with code 1: “ValueError: boom”", True, (),
+        (FaultyReplica(pid(0), 1, "node-0"),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mine", "cause", "text"),
     [
-        pytest.param(pod(0), faulted(), "WorkerCrash", True, id="a worker that crashes counts"),
-        pytest.param(pod(0, phase="Failed", trouble="out of memory"), None, "PodFailed", True, id="a pod that ends by itself counts"),
-        pytest.param(pod(0, phase="Failed", kill_at=NOW), None, "PodFailed", False, id="a pod that was deleted does not"),
-        pytest.param(pod(0, phase="Failed", disrupted="Preempted"), None, "PodFailed", False, id="a pod that was evicted does not"),
-        pytest.param(None, None, "PodLost", False, id="a pod that is gone does not"),
-        pytest.param(pod(0), ready(1), "WorkersStopped", False, id="workers that somebody else stopped do not"),
-        pytest.param(pod(0), running(9), "RecordBehind", False, id="an agent ahead of the record does not"),
+        pytest.param(agent(AgentState.FAULTED, reason="Hang", message="no step"), "Hang", "“no step”", id="the agent's message"),
+        pytest.param(agent(AgentState.FAULTED, reason="Hang"), "Hang", "Hang", id="else its reason"),
+        pytest.param(agent(AgentState.FAULTED), "WorkerFault", "", id="else nothing"),
+        pytest.param(agent(AgentState.FAULTED, reason="_x y_", message="m"), "x_y", "“m”", id="reasons are made fit for conditions"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogFault_ecc", message="ecc: 3"), "LogFault_ecc", "“ecc: 3”", id="a rule once"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogHang_x", message="3"), "LogHang_x", "log rule x: “3”", id="of a hang"),
+        pytest.param(agent(AgentState.FAULTED, reason="LogSlow_x", message="3"), "LogSlow_x", "log rule x: “3”", id="of slowness"),
+        pytest.param(agent(AgentState.FAULTED, reason="Other_ecc", message="3"), "Other_ecc", "“3”", id="other reasons name no rule"),
     ],
 )  # fmt: skip
-def test_an_incident(first: PodFact | None, mine: AgentFact | None, cause: str, counted: bool) -> None:
-    pods = [(first, mine)] if first is not None else []
-    todo = plan(observed(job(trains()), [*pods, (pod(1), running())]))
-    began = todo.record.transition
-    assert began is not None
-    assert (began.kind, began.cause, began.uses_budget, began.graceful) == (
-        TransitionKind.RECOVERY,
-        cause,
-        counted,
-        False,
-    )
-    assert (todo.record.restarts, todo.record.retries, todo.record.incident_at) == (1, int(counted), NOW)
-    assert all(not a.graceful for a in acts(todo, StopWorkers))
+def test_what_is_told_of_a_fault(mine: AgentFact, cause: str, text: str) -> None:
+    found = find(trains(), (pod(0), mine), (pod(1), running()))
+    assert found is not None
+    assert (found.cause, found.message) == (cause, f"group rank 0 (pod {pod(0).name}): {text}")
 
 
 @pytest.mark.parametrize(
-    "mine",
+    ("failure", "text"),
     [
-        pytest.param(faulted(generation=1), id="a failure of an older generation"),
-        pytest.param(agent(AgentState.STOPPING, 2), id="workers that are just ending"),
-        pytest.param(agent(AgentState.COMPLETED, 2), id="workers that finished before the others"),
-        pytest.param(silent(14, generation=2), id="a missed answer"),
-        pytest.param(AgentFact(trying_since=NOW - seconds(3)), id="an agent that this operator has not heard yet"),
+        pytest.param(None, "", id="nothing"),
+        pytest.param(
+            Failure(3, 7, "", "a\n  b  \n\n"), "rank 3 exited with code 7: “b”", id="the last line that says anything"
+        ),
+        pytest.param(Failure(3, None, "SIGKILL", "boom"), "rank 3 was killed by SIGKILL: “boom”", id="a signal"),
+        pytest.param(Failure(3, 7, "", " \n "), "rank 3 exited with code 7", id="no line at all"),
+        pytest.param(
+            Failure(0, 7, "", "x" * 301), "rank 0 exited with code 7: “" + "x" * 300 + "”", id="long lines are cut"
+        ),
+        pytest.param(Failure(-1, 1, "", "  no port  "), "“no port”", id="the start itself"),
+        pytest.param(Failure(-1, 1, "", "y" * 301), "“" + "y" * 300 + "”", id="cut too"),
+        pytest.param(
+            Failure(3, 7, "", "rank 3 (local rank 1) ended with exit code 7: KeyError: 'x'"),
+            "rank 3 (local rank 1) ended with exit code 7: “KeyError: 'x'”",
+            id="the agent's own sentence quotes the error",
+        ),
+        pytest.param(Failure(3, 7, "", "rank 3 " + "z" * 300), "rank 3 " + "z" * 293, id="the agent's own sentence"),
+        pytest.param(
+            Failure(3, 7, "", "rank 33 x"), "rank 3 exited with code 7: “rank 33 x”", id="not that of another rank"
+        ),
     ],
 )
-def test_what_is_no_incident(mine: AgentFact) -> None:
-    todo = plan(observed(job(trains(generation=2)), [(pod(0), mine), (pod(1), running(2))]))
-    assert todo.record.transition is None
-    assert todo.record.restarts == 0
-
-
-def test_a_lost_node_is_the_cause_even_when_workers_failed_of_it() -> None:
-    lost = NodeFact(name="node-0", ready=False, not_ready_since=NOW)
-    todo = plan(observed(job(trains()), [(pod(0), silent(20)), (pod(1), faulted())], [lost]))
-    assert todo.record.transition is not None
-    assert (todo.record.transition.cause, todo.record.retries, todo.record.lost) == ("NodeLost", 0, (pid(0),))
-
-
-def test_one_incident_is_one_recovery_however_many_pods_it_hits() -> None:
-    first = plan(observed(job(trains(3)), [(pod(n), faulted()) for n in range(3)]))
-    again = plan(observed(job(first.record), [(pod(0), ready(1)), (pod(1), faulted()), (pod(2), faulted())]))
-    assert (again.record.restarts, again.record.retries) == (1, 1)
-
-
-def test_the_message_is_that_of_the_first_who_failed_by_itself() -> None:
-    killed = faulted()
-    killed = replace(killed, failure=Failure(0, None, "SIGTERM", ""))
-    todo = plan(observed(job(trains()), [(pod(0), killed), (pod(1), faulted(message="ValueError: boom"))]))
-    assert todo.record.transition is not None
-    assert "group rank 1" in todo.record.transition.message
-    assert todo.record.transition.message.endswith("exited with code 1: “ValueError: boom”")
-
-
-def test_the_agents_own_sentence_is_not_said_twice() -> None:
-    said = "rank 1 was killed by SIGKILL; where nobody sent it, the kernel's out-of-memory killer did"
-    killed = replace(faulted(), failure=Failure(1, None, "SIGKILL", said))
-    todo = plan(observed(job(trains()), [(pod(0), killed), (pod(1), ready(1))]))
-    assert todo.record.transition is not None
-    assert todo.record.transition.message.count("was killed by SIGKILL") == 1
-
-
-RECOVERS = trains(3, transition=transition(TransitionKind.RECOVERY, goal=3), incident_at=NOW - seconds(5), restarts=1)
+def test_how_a_rank_ended(failure: Failure | None, text: str) -> None:
+    seen = view_of(trains(), (pod(0), agent(AgentState.FAULTED, failure=failure)))
+    assert failure_text(seen.by_id[pid(0)]) == text
 
 
 @pytest.mark.parametrize(
-    ("found_s", "number", "size"),
+    ("health", "finds"),
     [
-        pytest.param(5, 3, 3, id="all are back: at once"),
-        pytest.param(29, 2, 0, id="replacements are awaited"),
-        pytest.param(30, 2, 2, id="for faultyScaleDownTimeout"),
-        pytest.param(300, 1, 0, id="below the minimum for ever"),
+        pytest.param((pod(0), faulted()), True, id="it answers"),
+        pytest.param((pod(0, disrupted="x"), faulted()), True, id="also when it is about to go"),
+        pytest.param(
+            (pod(0), replace(faulted(), last_answer=NOW - seconds(20))), False, id="not what a silent one said last"
+        ),
     ],
 )
-def test_the_size_after_a_fault(found_s: float, number: int, size: int) -> None:
-    began = NOW - seconds(found_s)
-    record = replace(
-        RECOVERS, transition=transition(TransitionKind.RECOVERY, goal=3, detected_at=began, began_at=began)
-    )
-    todo = plan(observed(job(record), [(pod(n), ready(1)) for n in range(number)]))
-    assert len(acts(todo, StartWorkers)) == size
-    assert (todo.record.generation == 2) is bool(size)
+def test_a_fault_must_be_heard(health: Seen, finds: bool) -> None:
+    other = (pod(1), running(step=5, step_at=NOW))
+    assert (find(trains(), health, other) is not None) is finds
 
 
-def test_a_recovery_that_succeeded_is_over() -> None:
-    record = trains(generation=2, running_since=None, incident_at=NOW - seconds(20), restarts=1)
-    todo = plan(observed(job(record), [(pod(0), running(2)), (pod(1), running(2))]))
-    assert (todo.record.recovered_at, todo.record.incident_at, todo.record.resized_at) == (NOW, None, None)
+# ---- drains
+
+FAILED_DRAINING = ready(1, failure=Failure(0, 1, "", "boom"), reason="WorkerCrash")
 
 
 @pytest.mark.parametrize(
-    ("failures", "step", "wait_s"),
+    ("mine", "cause"),
     [
-        pytest.param(0, 10, None, id="the first failure is recovered at once"),
-        pytest.param(1, 10, 10, id="the second without a newer step waits"),
-        pytest.param(3, 10, 40, id="each further one twice as long"),
-        pytest.param(30, 10, 300, id="up to the limit and a quarter"),
-        pytest.param(30, 11, None, id="a newer step begins anew"),
+        pytest.param(FAILED_DRAINING, "WorkerCrash", id="a failure while draining"),
+        pytest.param(replace(FAILED_DRAINING, drained=True), None, id="one that drained all the same"),
+        pytest.param(replace(FAILED_DRAINING, generation=7), None, id="one of another generation"),
+        pytest.param(ready(1), None, id="no failure"),
+        pytest.param(running(7), None, id="who is ahead is looked at when the drain is over"),
     ],
 )
-def test_failures_without_progress_are_spaced(failures: int, step: int, wait_s: float | None) -> None:
-    record = trains(consecutive_failures=failures, best_step=10)
-    todo = plan(observed(job(record), [(pod(0), faulted(step=step)), (pod(1), running(step=step))]))
-    began = todo.record.transition
-    assert began is not None
-    if wait_s is None:
-        assert began.not_before is None
-    else:
-        assert began.not_before is not None
-        assert wait_s <= (began.not_before - NOW).total_seconds() <= wait_s * 1.25
-    after = plan(observed(job(todo.record, policy(2, 2)), [(pod(0), ready(1)), (pod(1), ready(1))]))
-    assert (after.record.generation == 2) is (wait_s is None)
-
-
-RETRY_ONCE = policy(max_retries=1)
-
-
-def test_a_job_fails_when_its_retries_are_used_up_with_the_workers_own_words() -> None:
-    first = plan(observed(job(trains(retries=1), RETRY_ONCE), [(pod(0), faulted()), (pod(1), running())]))
-    assert first.record.outcome == "", "not before everybody is accounted for"
-    then = plan(observed(job(first.record, RETRY_ONCE), [(pod(0), ready(1)), (pod(1), ready(1))]))
-    assert (then.record.outcome, then.record.outcome_reason) == ("Failed", "WorkerCrash")
-    assert "ValueError: boom" in then.record.outcome_message
-    assert "jobMaxRetryCount 1 is used up" in then.record.outcome_message
-
-
-def test_a_retry_is_given_back_when_a_lost_node_turns_out_to_be_the_cause() -> None:
-    first = plan(observed(job(trains(retries=1), RETRY_ONCE), [(pod(0), silent(10)), (pod(1), faulted())]))
-    assert first.record.retries == 2
-    lost = NodeFact(name="node-0", ready=False, not_ready_since=NOW)
-    then = plan(observed(job(first.record, RETRY_ONCE), [(pod(0), silent(20)), (pod(1), ready(1))], [lost]))
-    assert (then.record.outcome, then.record.retries, then.record.lost) == ("", 1, (pid(0),))
-    assert then.record.transition is not None
-    assert then.record.transition.cause == "NodeLost"
-
-
-def test_a_lost_member_is_replaced_and_never_taken_back() -> None:
-    lost = NodeFact(name="node-0", ready=False, not_ready_since=NOW)
-    todo = plan(observed(job(trains()), [(pod(0), silent(20)), (pod(1), running())], [lost]))
-    assert [a.name for a in acts(todo, DeletePod)] == [pod(0).name]
-    assert pid(0, 1) in [a.pod for a in acts(todo, CreatePod)]
-    back = plan(observed(job(todo.record), [(pod(0), ready(1)), (pod(1), ready(1))]))
-    assert not acts(back, StartWorkers)
-
-
-DRAINS = trains(3, transition=transition(goal=2))
+def test_faults_in_a_drain(mine: AgentFact, cause: str | None) -> None:
+    found = find(trains(transition=DRAINS), (pod(0), mine), (pod(1), agent(AgentState.STOPPING)))
+    assert (found.cause if found else None) == cause
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "recovers"),
+    ("other", "is_found"),
     [
-        pytest.param(None, (running(), running()), True, id="a member that is missing before the checkpoint"),
-        pytest.param(None, (agent(AgentState.STOPPING), agent(AgentState.STOPPING)), True, id="also when all are draining"),
-        pytest.param(None, (DRAINED, agent(AgentState.STOPPING)), False, id="but not once one stands at the checkpoint"),
-        pytest.param(None, (AgentFact(trying_since=NOW), running()), False, id="nor before the others were heard"),
-        pytest.param(faulted(), (running(), running()), True, id="a worker that fails"),
-        pytest.param(CRASHED, (agent(AgentState.STOPPING), running()), True, id="a worker that fails while it is stopped"),
-        pytest.param(ready(1), (agent(AgentState.STOPPING), running()), False, id="not one that was just stopped"),
+        pytest.param((pod(1), DRAINED), False, id="one stands at the checkpoint"),
+        pytest.param((pod(1), ready(None)), False, id="an agent of another make is stopped"),  # type: ignore[arg-type]
+        pytest.param((pod(1), ready(1)), True, id="one was stopped otherwise"),
+        pytest.param((pod(1), ready(2, drained=True)), True, id="one drained from another generation"),
+        pytest.param((pod(1), agent(AgentState.STOPPING)), True, id="one is on its way"),
+        pytest.param((pod(1), AgentFact(trying_since=NOW)), False, id="one was not heard yet"),
+        pytest.param((pod(1, disrupted="x"), AgentFact(trying_since=NOW)), False, id="nor one that goes"),
     ],
-)  # fmt: skip
-def test_a_fault_in_a_drain(mine: AgentFact | None, others: tuple[AgentFact, AgentFact], recovers: bool) -> None:
-    first = [(pod(0), mine)] if mine is not None else []
-    todo = plan(observed(job(DRAINS), [*first, (pod(1), others[0]), (pod(2), others[1])]))
-    began = todo.record.transition
-    assert began is not None
-    assert (began.kind is TransitionKind.RECOVERY) is recovers
-    assert began.goal == 2, "the size that the drain was for stays"
-    assert todo.record.restarts == int(recovers)
+)
+def test_a_member_that_is_missing_in_a_drain(other: Seen, is_found: bool) -> None:
+    assert (find(trains(transition=DRAINS), other) is not None) is is_found
+    assert find(trains(), other) is not None, "outside of a drain it always is"
 
 
-def test_what_fails_when_the_time_for_the_checkpoint_is_over_was_not_at_fault() -> None:
-    record = trains(transition=transition(deadline=NOW + seconds(1)))
-    todo = plan(observed(job(record), [(pod(0), ready(1, reason="DrainTimedOut")), (pod(1), faulted())]))
-    assert (todo.record.restarts, todo.record.transition) == (0, record.transition)
-    assert len(acts(todo, StopWorkers)) == 1
+# ---- out of step
 
 
-def test_losses_after_the_checkpoint_change_nothing_but_the_size() -> None:
-    drained = plan(
-        observed(job(DRAINS, policy(3, 3)), [(pod(0), DRAINED), (pod(1), DRAINED), (pod(2, disrupted="x"), DRAINED)])
+@pytest.mark.parametrize(
+    ("mine", "cause"),
+    [
+        pytest.param(ready(3), "WorkersStopped", id="somebody stopped it"),
+        pytest.param(agent(AgentState.SHUTDOWN, 3), "WorkersStopped", id="or sent it away"),
+        pytest.param(ready(3, drained=True), None, id="a drain is no fault"),
+        pytest.param(ready(2), None, id="it was not started yet"),
+        pytest.param(ready(None), None, id="an agent of another make does not say"),  # type: ignore[arg-type]
+        pytest.param(agent(AgentState.INIT, 3), None, id="it is coming up"),
+        pytest.param(running(4), "RecordBehind", id="it is ahead"),
+        pytest.param(silent(20, generation=4), None, id="what a silent one said does not count"),
+    ],
+)
+def test_an_agent_that_is_out_of_step(mine: AgentFact, cause: str | None) -> None:
+    other = (pod(1), running(3, step=5, step_at=NOW))
+    found = find(trains(generation=3), other, (pod(0), mine))
+    assert (found.cause if found else None) == cause
+    if found:
+        assert not found.uses_budget
+        assert pod(0).name in found.message
+
+
+def test_the_second_member_is_looked_at_too() -> None:
+    first = (pod(0), ready(None))  # type: ignore[arg-type]
+    found = find(trains(generation=3), first, (pod(1), running(4)))
+    assert found == Incident(
+        "RecordBehind", f"the agent of pod {pod(1).name} runs generation 4, the record says 3", False
     )
-    assert drained.record.transition is not None
-    assert not drained.record.transition.graceful
-    then = plan(observed(job(drained.record, policy(3, 3)), [(pod(0), DRAINED)]))
-    assert then.record.restarts == 0
 
 
-def test_a_fault_while_the_job_is_to_be_suspended_is_recovered_first_then_suspended() -> None:
-    record = trains(transition=transition(TransitionKind.SUSPEND, goal=0))
-    wishes = policy(suspend=True)
-    first = plan(observed(job(record, wishes), [(pod(0), faulted()), (pod(1), running())]))
-    assert first.record.transition is not None
-    assert first.record.transition.kind is TransitionKind.RECOVERY
-    then = plan(observed(job(first.record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))
-    assert then.record.transition is not None
-    assert then.record.transition.kind is TransitionKind.SUSPEND
+# ---- the recovery
+
+CRASH = Incident("WorkerCrash", "boom", True, (), (FaultyReplica(pid(0), 0, "node-0"),))
+LOSS = Incident("NodeLost", "gone", False, (pid(1),), (FaultyReplica(pid(1), 1, "node-1"),))
 
 
-def test_members_that_this_operator_has_not_heard_are_waited_for_before_the_next_start() -> None:
-    unheard = AgentFact(trying_since=NOW)
-    todo = plan(observed(job(RECOVERS), [(pod(0), ready(1)), (pod(1), ready(1)), (pod(2), unheard)]))
-    assert not acts(todo, StartWorkers)
+def recover(record: Record, incident: Incident = CRASH, *pods: Seen, key: str = "k") -> Record:
+    return begin_recovery(record, view_of(record, *pods), policy(), NOW, incident, key)
 
 
-def test_nothing_is_concluded_from_an_empty_record() -> None:
-    assert plan(observed(job(Record(transition=transition(TransitionKind.START))), [])).record.restarts == 0
+def test_what_a_recovery_begins_with() -> None:
+    record = trains(3, window_since=LONG_AGO, lost=(pid(9),), is_full_restart=True, window=RestartWindow(2, None, 0, 1))
+    after = recover(record)
+    assert after.transition == Transition(
+        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="boom", from_size=3, goal=3, began_at=NOW, detected_at=NOW,
+        deadline=NOW + seconds(30), uses_budget=True,
+    )  # fmt: skip
+    assert (after.window_since, after.incident_at, after.lost, after.is_full_restart) == (None, NOW, (pid(9),), False)
+    assert (after.restarts, after.retries, after.window, after.faulty_replicas) == (
+        1,
+        1,
+        RestartWindow(2, NOW, 1, 1),
+        CRASH.faulty_replicas,
+    )
+
+
+def test_what_does_not_count_spends_nothing() -> None:
+    record = trains(
+        3, running_since=None, lost=(pid(9), pid(1)), stalled_recoveries=1, window=RestartWindow(2, LONG_AGO, 1, 1)
+    )
+    after = recover(record, LOSS)
+    assert (after.restarts, after.retries, after.window, after.stalled_recoveries) == (1, 0, record.window, 1)
+    assert after.lost == (pid(9), pid(1)), "once"
+    assert recover(trains(3, lost=(pid(9),)), LOSS).lost == (pid(9), pid(1))
+    assert after.transition is not None
+    assert not after.transition.uses_budget
+
+
+def test_a_fault_after_a_fault_is_dated_from_the_first_and_opens_no_new_window() -> None:
+    after = recover(trains(incident_at=LONG_AGO, window=RestartWindow(0, LONG_AGO, 4, 0)))
+    assert (after.incident_at, after.window) == (LONG_AGO, RestartWindow(0, LONG_AGO, 5, 0))
+
+
+@pytest.mark.parametrize(
+    ("old", "goal"),
+    [
+        pytest.param(None, 2, id="the present size"),
+        pytest.param(transition(goal=4), 4, id="or the one that a drain was for"),
+        pytest.param(transition(TransitionKind.SUSPEND, goal=0), 2, id="of which a suspension has none"),
+    ],
+)
+def test_the_size_that_a_recovery_wants(old: Transition | None, goal: int) -> None:
+    after = recover(trains(transition=old)).transition
+    assert after is not None
+    assert after.goal == goal
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "failures", "stalled", "best"),
+    [
+        pytest.param(
+            {"best_step": 7, "consecutive_failures": 2, "stalled_recoveries": 2}, 7, 3, 3, 7, id="no newer step"
+        ),
+        pytest.param(
+            {"best_step": 7, "consecutive_failures": 2, "stalled_recoveries": 2}, 8, 1, 0, 8, id="a newer one"
+        ),
+        pytest.param(
+            {"best_step": 7, "consecutive_failures": 2, "stalled_recoveries": 2}, 3, 3, 3, 7, id="an older one"
+        ),
+        pytest.param({"running_since": NOW - seconds(60)}, None, 1, 1, -1, id="a minute of life proves nothing"),
+        pytest.param(
+            {"running_since": NOW - seconds(60), "consecutive_failures": 1}, None, 2, 1, -1, id="however often"
+        ),
+        pytest.param(
+            {"running_since": NOW - seconds(61), "consecutive_failures": 1, "stalled_recoveries": 1},
+            None,
+            1,
+            0,
+            -1,
+            id="more than one does",
+        ),
+        pytest.param(
+            {"running_since": None, "consecutive_failures": 1}, None, 2, 1, -1, id="who never ran has not lived"
+        ),
+        pytest.param(
+            {"running_since": LONG_AGO, "consecutive_failures": 1, "best_step": 9},
+            9,
+            2,
+            1,
+            9,
+            id="steps count more than life",
+        ),
+    ],
+)
+def test_what_is_progress(changes: dict[str, Any], step: int | None, failures: int, stalled: int, best: int) -> None:
+    after = recover(trains(**changes), CRASH, (pod(0), faulted(step=None)), (pod(1), running(step=step)))
+    assert (after.consecutive_failures, after.stalled_recoveries, after.best_step) == (failures, stalled, best)
+
+
+@pytest.mark.parametrize("key", ["k", "other"])
+@pytest.mark.parametrize(("failures", "wait_s"), [(0, 0), (1, 10), (2, 20), (9, 300)])
+def test_failures_in_a_row_are_spaced(failures: int, wait_s: float, key: str) -> None:
+    after = recover(
+        trains(best_step=9, consecutive_failures=failures), CRASH, (pod(0), faulted(step=9)), key=key
+    ).transition
+    assert after is not None
+    wait = seconds(wait_s) * (1 + 0.25 * jitter(key, failures))
+    assert after.not_before == (NOW + wait if wait_s else None)
+
+
+@pytest.mark.parametrize(
+    ("pods", "reach"),
+    [
+        pytest.param(
+            [(pod(0), faulted(restart_mode=RestartMode.JOB)), (pod(1), running())],
+            RestartMode.JOB,
+            id="who failed is heard",
+        ),
+        pytest.param(
+            [(pod(0), running(restart_mode=RestartMode.JOB)), (pod(1), faulted())],
+            RestartMode.IN_PROCESS,
+            id="not who runs",
+        ),
+        pytest.param(
+            [(pod(0), faulted(7, restart_mode=RestartMode.JOB))],
+            RestartMode.IN_PROCESS,
+            id="nor who ran another generation",
+        ),
+        pytest.param(
+            [(pod(5), faulted(restart_mode=RestartMode.JOB))], RestartMode.IN_PROCESS, id="nor who is no member"
+        ),
+        pytest.param(
+            [(pod(0), faulted(restart_mode="?")), (pod(1), faulted(restart_mode=RestartMode.LOCAL))],
+            RestartMode.PROCESSES,
+            id="what?",
+        ),
+    ],
+)
+def test_how_far_a_recovery_reaches(pods: list[Seen], reach: RestartMode) -> None:
+    assert reach_asked(trains(), view_of(trains(), *pods)) is reach
+    began = recover(trains(), CRASH, *pods).transition
+    assert began is not None
+    assert began.reach is reach
+
+
+@pytest.mark.parametrize(
+    ("began", "reach"),
+    [
+        pytest.param(
+            transition(TransitionKind.RECOVERY, reach=RestartMode.LOCAL), RestartMode.PROCESSES, id="more is asked for"
+        ),
+        pytest.param(transition(TransitionKind.RECOVERY, reach=RestartMode.JOB), RestartMode.JOB, id="less is not"),
+        pytest.param(
+            transition(TransitionKind.RECOVERY, reach=RestartMode.LOCAL, is_budget_checked=True),
+            RestartMode.LOCAL,
+            id="it is decided already",
+        ),
+        pytest.param(transition(reach=RestartMode.LOCAL), RestartMode.LOCAL, id="a planned change"),
+    ],
+)
+def test_a_recovery_is_widened(began: Transition, reach: RestartMode) -> None:
+    record = trains(transition=began)
+    after = widen(record, view_of(record, (pod(0), faulted(restart_mode=RestartMode.PROCESSES))))
+    assert after.transition is not None
+    assert after.transition.reach is reach
+    assert widen(trains(), view_of(trains(), (pod(0), faulted(restart_mode=RestartMode.JOB)))) == trains()
+
+
+# ---- whose fault it was
+
+COUNTED = transition(TransitionKind.RECOVERY, cause="WorkerCrash", uses_budget=True)
+BOOKED = trains(
+    transition=COUNTED,
+    retries=2,
+    stalled_recoveries=2,
+    window=RestartWindow(1, LONG_AGO, 2, 0),
+    faulty_replicas=(FaultyReplica(pid(1), 1, "b"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("mine", "nodes", "cause"),
+    [
+        pytest.param(None, [], "PodLost", id="the pod is gone"),
+        pytest.param((pod(0), running()), OUT[:1], "NodeOutOfService", id="its node is lost"),
+        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), [], "PodLost", id="it was deleted"),
+        pytest.param((pod(0, phase="Failed", disrupted="Preempted"), None), [], "PodLost", id="it was evicted"),
+        pytest.param((pod(0, phase="Failed"), None), [], None, id="it ended by itself"),
+        pytest.param((pod(0), faulted()), [], None, id="it is there"),
+    ],
+)
+def test_whom_to_blame(mine: Seen | None, nodes: list[NodeFact], cause: str | None) -> None:
+    view = view_of(BOOKED, *([mine] if mine else []), nodes=nodes)
+    after = blame_outside(BOOKED, pid(0), view.get(pid(0)))
+    if cause is None:
+        assert after == BOOKED
+        return
+    assert after.transition is not None
+    assert (after.transition.cause, after.transition.uses_budget) == (cause, False)
+    assert after.transition.message
+    assert (after.retries, after.stalled_recoveries, after.window) == (1, 1, RestartWindow(1, LONG_AGO, 1, 0))
+    assert after.faulty_replicas == (FaultyReplica(pid(0), 0, "node-0" if mine else ""),)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(replace(BOOKED, transition=None), id="nothing is being recovered"),
+        pytest.param(replace(BOOKED, transition=transition(uses_budget=True)), id="it is no recovery"),
+        pytest.param(replace(BOOKED, transition=replace(COUNTED, uses_budget=False)), id="nothing was counted"),
+        pytest.param(replace(BOOKED, transition=replace(COUNTED, is_budget_checked=True)), id="it was decided already"),
+    ],
+)
+def test_nothing_is_given_back_when(record: Record) -> None:
+    assert blame_outside(record, pid(0), None) is record
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            RestartWindow(1, LONG_AGO, 1, 0),
+            RestartWindow(1, None, 0, 0),
+            id="the only one: the window was never opened",
+        ),
+        pytest.param(RestartWindow(1, LONG_AGO, 1, 2), RestartWindow(1, LONG_AGO, 0, 2), id="full ones keep it open"),
+        pytest.param(RestartWindow(1, LONG_AGO, 0, 2), RestartWindow(1, LONG_AGO, 0, 2), id="never below nothing"),
+    ],
+)
+def test_a_restart_is_given_back_to_its_window(before: RestartWindow, after: RestartWindow) -> None:
+    record = replace(BOOKED, window=before, retries=0, stalled_recoveries=0)
+    given = blame_outside(record, pid(7), None)
+    assert given.window == after
+    assert (given.retries, given.stalled_recoveries) == (0, 0)
+    assert given.faulty_replicas == (FaultyReplica(pid(7), -1, ""),)
+    assert given.transition is not None
+    assert given.transition.message == "pod workers-7 (incarnation 0) is gone"

@@ -27,12 +27,12 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, HoldSpare, StartWorkers
-from elastipod_operator.core.facts import AgentState, NodeFact, SpecShape
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.payback import LONGEST, growth_hold
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, ResizeStatistics, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentState, NodeFact, SpecShape
 
 MORE = [(pod(0), running()), (pod(1), running()), (pod(2), ready())]
 GROWS = transition(cause="CapacityAvailable", goal=3, from_size=2)

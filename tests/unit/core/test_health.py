@@ -24,9 +24,9 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed, PodFact
 from elastipod_operator.core.health import Health, judge
 from elastipod_operator.core.record import TransitionKind
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, Observed, PodFact
 
 NOT_READY = NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(10))
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))

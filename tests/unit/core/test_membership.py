@@ -23,12 +23,12 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
-from elastipod_operator.core.facts import AgentFact, Observed, PodFact, Policy, SpecShape
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.membership import Limits, newest_incarnations, rank_order, supply, wanted_slots
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, Observed, PodFact, Policy, SpecShape
 
 TWO_SPECS = policy(specs=(SpecShape("base", 2), SpecShape("extra", 2)))
 

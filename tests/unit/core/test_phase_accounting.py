@@ -24,10 +24,10 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact
 from elastipod_operator.core.phase_accounting import Phase, goodput, phase_times_since, total
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PhaseTimes, Record, TransitionKind
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Observed, PodFact
 
 WAITS = (pod(1, phase="Pending", node="", ip="", started=False), None)
 STARTS = Record(transition=transition(TransitionKind.START))

@@ -22,12 +22,12 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.backoff import jitter
-from elastipod_operator.core.facts import AgentFact, PodFact, Policy
-from elastipod_operator.core.gangs import Places, next_look, places, restrict, watch_gang
 from elastipod_operator.core.health import View, judge
 from elastipod_operator.core.names import Slot
+from elastipod_operator.core.partial_gangs import Places, next_look, places, restrict, watch_gang
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy
 
 Seen = tuple[PodFact, AgentFact | None]
 STARTS = Record(transition=transition(TransitionKind.START, goal=4))

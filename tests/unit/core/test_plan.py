@@ -35,11 +35,11 @@ from elastipod_operator.core.actions import (
     StopWorkers,
     VerifyPods,
 )
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact, SpecShape
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import NodeFaults, PartialGang, PhaseTimes, Record, ResizeStatistics, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact, SpecShape
 
 Seen = tuple[PodFact, AgentFact | None]
 BOTH: list[Seen] = [(pod(0), running()), (pod(1), running())]

@@ -23,10 +23,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers, StopWorkers, VerifyPods
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact
 
 ALL_RUN = [(pod(n), running()) for n in range(3)]
 DRAINED = ready(1, drained=True)

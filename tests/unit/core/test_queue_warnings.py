@@ -10,13 +10,13 @@ import pytest
 from tests.unit.core.builders import NOW, acts, job, observed, pid, pod, policy, running, seconds, silent, trains
 
 from elastipod_operator.core.actions import DropWorkload, RankWorkload
-from elastipod_operator.core.facts import NodeFact, Observed, SpecShape, WorkloadFact
 from elastipod_operator.core.names import workload_name
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.queue_capacity import largest_size, most_replicas
 from elastipod_operator.core.queue_facts import ClusterQueueFact, FlavorCapacity, PodRequests, QueueFact
 from elastipod_operator.core.queue_warnings import eviction_due_at
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import NodeFact, Observed, SpecShape, WorkloadFact
 
 GPU = "nvidia.com/gpu"
 NEEDS = (PodRequests("workers", ((GPU, 1000), ("cpu", 500))),)

@@ -35,7 +35,13 @@ from elastipod_operator.core.actions import (
     ReleaseBase,
     StopWorkers,
 )
-from elastipod_operator.core.facts import (
+from elastipod_operator.core.names import PodId, Slot, workload_name
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.quota import shares_of
+from elastipod_operator.core.record import PartialGang, Record, RequeueBackoff, TransitionKind
+from elastipod_operator.core.record_codec import decode, encode
+from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import (
     AgentFact,
     AgentState,
     NodeFact,
@@ -45,12 +51,6 @@ from elastipod_operator.core.facts import (
     SpecShape,
     WorkloadFact,
 )
-from elastipod_operator.core.names import PodId, Slot, workload_name
-from elastipod_operator.core.plan import plan
-from elastipod_operator.core.quota import shares_of
-from elastipod_operator.core.record import PartialGang, Record, RequeueBackoff, TransitionKind
-from elastipod_operator.core.record_codec import decode, encode
-from elastipod_operator.core.sizes import Sizes
 
 QUEUE = "gpus"
 Seen = tuple[PodFact, AgentFact | None]

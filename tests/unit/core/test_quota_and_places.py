@@ -7,10 +7,10 @@ from tests.unit.core.builders import NOW, acts, policy, ready, running, seconds,
 from tests.unit.core.test_quota import evicted, look, on, pending, queued, workload
 
 from elastipod_operator.core.actions import AskWorkload, CreatePod, DeletePod, DropWorkload, ReleaseBase
-from elastipod_operator.core.facts import SpecShape, WorkloadFact
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import SpecShape, WorkloadFact
 
 SPARE = policy(sizes=Sizes((1, 2), 2), specs=(SpecShape("workers", 2, spares=1),), payback=False)
 

@@ -12,11 +12,11 @@ from tests.unit.core.builders import NOW, acts, job, observed, pod, policy, runn
 from tests.unit.core.test_quota import FOUR, QUEUE, evicted, on, pending, train, workload
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, DropWorkload, Plan, SetFinalizer
-from elastipod_operator.core.asking import RETURN_PATIENCE
 from elastipod_operator.core.ending import DELETION_LIMIT
-from elastipod_operator.core.facts import Observed, WorkloadFact
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.quota_requests import RETURN_PATIENCE
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.snapshot import Observed, WorkloadFact
 
 AWAY = "Kueue does not answer"
 

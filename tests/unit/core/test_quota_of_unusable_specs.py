@@ -10,8 +10,8 @@ from tests.unit.core.builders import NOW, acts, job, observed, pod, running, tra
 from tests.unit.core.test_quota import QUEUE, evicted, on, pending, train, workload
 
 from elastipod_operator.core.actions import DeletePod, DropWorkload, FinishWorkload
-from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.snapshot import Observed
 
 
 def unusable(workloads: list[Any], *pods: Any, **changes: Any) -> Observed:

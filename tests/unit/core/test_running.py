@@ -25,14 +25,14 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import DeletePod, HoldSpare, Note, StopWorkers
 from elastipod_operator.core.backoff import jitter
-from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact, SpecShape
+from elastipod_operator.core.context import Scene, Step
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import NodeFaults, PartialGang, Record, RestartWindow, TransitionKind
 from elastipod_operator.core.running import running as decide
-from elastipod_operator.core.scene import Scene, Step
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Observed, PodFact, SpecShape
 
 Seen = tuple[PodFact, AgentFact | None]
 DRAINED = ready(1, drained=True)

@@ -27,12 +27,12 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import StartWorkers, StopWorkers
-from elastipod_operator.core.facts import Observed, Policy
 from elastipod_operator.core.history import MAX_HISTORY, HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
+from elastipod_operator.core.snapshot import Observed, Policy
 from elastipod_operator.kube.applied import encode_applied
 
 LIMIT_BYTES = 256 * 1024

@@ -8,11 +8,11 @@ from datetime import datetime
 import pytest
 from tests.unit.core.builders import LONG_AGO, NOW, job, observed, pid, pod, policy, running, seconds, trains
 
-from elastipod_operator.core.facts import AgentFact, PodFact, Policy
-from elastipod_operator.core.gangs import DEMAND_PAUSE, LONGEST_REST
+from elastipod_operator.core.partial_gangs import DEMAND_PAUSE, LONGEST_REST
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy
 
 PAIRS = policy(2, 4, sizes=Sizes((2, 4), 2))
 HALF: list[tuple[PodFact, AgentFact | None]] = [

@@ -23,11 +23,11 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, Observed
 from elastipod_operator.core.health import Health, Replica, judge
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import TransitionKind
 from elastipod_operator.core.silence import ENDED_LIMIT, UNDECIDED_LIMIT
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, Observed
 
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))
 EVALUATES = running(step=50, step_at=NOW - seconds(8), step_pace=seconds(0.3))

@@ -21,11 +21,11 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod
-from elastipod_operator.core.facts import AgentFact, PodFact, Policy, SpecShape
 from elastipod_operator.core.membership import SPARE_PATIENCE
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy, SpecShape
 
 Seen = tuple[PodFact, AgentFact | None]
 PAIRS = policy(2, 4, sizes=Sizes((2, 4), 2), specs=(SpecShape("base", 2, 1), SpecShape("extra", 2)))

@@ -24,10 +24,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, SetFinalizer, StartWorkers, StopWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, AgentState
 
 STARTS = Record(transition=transition(TransitionKind.START, began_s=30, goal=3))
 

@@ -16,7 +16,7 @@ from elastipod_operator.agents.orders import Orders
 from elastipod_operator.api import JobSpec
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import StartWorkers
-from elastipod_operator.core.facts import AgentFact, JobFact
+from elastipod_operator.core.snapshot import AgentFact, JobFact
 from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.tokens import Tokens
 from elastipod_operator.kube.translate import policy_of

@@ -26,10 +26,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, StopWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, PodFact
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.snapshot import AgentFact, AgentState, PodFact
 from elastipod_operator.core.stopping import is_forced, stop_members
 
 Seen = tuple[PodFact, AgentFact | None]

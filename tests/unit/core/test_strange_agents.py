@@ -26,11 +26,11 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import DeletePod, StartWorkers, StopWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, Failure
+from elastipod_operator.core.faults import START_LIMIT, STARTS_TRIED
 from elastipod_operator.core.health import MAX_GENERATION, Health, judge
-from elastipod_operator.core.incidents import START_LIMIT, STARTS_TRIED
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, RestartMode, TransitionKind
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure
 
 TAKEN = "EADDRINUSE: master port 10010 is in use on this host"
 

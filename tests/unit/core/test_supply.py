@@ -25,7 +25,6 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact, Policy, SpecShape
 from elastipod_operator.core.health import View, judge
 from elastipod_operator.core.membership import (
     Limits,
@@ -41,6 +40,7 @@ from elastipod_operator.core.membership import (
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact, Policy, SpecShape
 
 Seen = tuple[PodFact, AgentFact | None]
 PAIR = policy(2, 2)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.core.builders import NOW, agent, job, observed, pod, running, seconds, trains
 
-from elastipod_operator.core.facts import AgentFact
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.snapshot import AgentFact
 
 DENIED = AgentFact(trying_since=NOW - seconds(1), denied=True)
 

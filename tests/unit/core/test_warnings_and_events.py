@@ -25,7 +25,6 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.conditions import StatusReport, describe
-from elastipod_operator.core.facts import AgentFact, AgentState, Condition, Observed, PodFact, SpecShape
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.phase_accounting import (
@@ -48,6 +47,7 @@ from elastipod_operator.core.record import (
     TransitionKind,
 )
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Condition, Observed, PodFact, SpecShape
 from elastipod_operator.core.status_fields import size_text, status_fields
 
 Seen = tuple[PodFact, AgentFact | None]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import CREATED, Body, container, pod_body
 
-from elastipod_operator.core.facts import ContainerFact, ContainerState, PodFact
+from elastipod_operator.core.snapshot import ContainerFact, ContainerState, PodFact
 from elastipod_operator.kube.translate import pod_fact
 
 RUNNING = {"running": {"startedAt": CREATED}}

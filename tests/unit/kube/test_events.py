@@ -14,8 +14,8 @@ from tests.unit.agents.stand_in import until
 from tests.unit.core.builders import job
 
 from elastipod_operator.core.actions import Note
-from elastipod_operator.core.facts import JobFact
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.snapshot import JobFact
 from elastipod_operator.kube import events as module
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.events import Events

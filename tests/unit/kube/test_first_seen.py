@@ -8,7 +8,7 @@ import pytest
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 from tests.unit.kube.queue_bodies import admitted, condition, workload_body
 
-from elastipod_operator.core.facts import JobFact, PodFact, WorkloadFact
+from elastipod_operator.core.snapshot import JobFact, PodFact, WorkloadFact
 from elastipod_operator.kube.store import Store
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

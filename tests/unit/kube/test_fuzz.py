@@ -20,9 +20,9 @@ from elastipod_operator.agents.board import Address, Board
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core.actions import AskWorkload, CreatePod, Plan
-from elastipod_operator.core.facts import AgentFact, Observed
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record_codec import decode, encode
+from elastipod_operator.core.snapshot import AgentFact, Observed
 from elastipod_operator.kube.api import as_yaml
 from elastipod_operator.kube.applied import effective_spec
 from elastipod_operator.kube.changes import metadata_changes, status_change

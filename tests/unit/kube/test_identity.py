@@ -14,12 +14,12 @@ from tests.unit.kube.worlds import NOW
 from tests.unit.kube.worlds import record as any_record
 
 from elastipod_operator.core.actions import CreatePod, NameQueue, Plan
-from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
+from elastipod_operator.core.snapshot import Observed
 from elastipod_operator.kube.applied import applied_annotation, applied_of, effective_spec
 from elastipod_operator.kube.changes import metadata_changes
 from elastipod_operator.kube.store import Job, Store

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import JOB_UID, job_body
 
-from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.names import ANNOTATION_STATE, PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
+from elastipod_operator.core.snapshot import Observed
 from elastipod_operator.kube.applied import applied_of
 from elastipod_operator.kube.changes import metadata_changes
 from elastipod_operator.kube.limits import MAX_ANNOTATION_BYTES

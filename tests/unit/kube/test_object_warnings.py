@@ -10,8 +10,8 @@ from tests.unit.core.builders import job, observed, policy, running, seconds, tr
 from tests.unit.core.builders import pod as pod_of
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 
-from elastipod_operator.core.facts import NOT_CONSIDERED, PodFact
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.snapshot import NOT_CONSIDERED, PodFact
 from elastipod_operator.kube.object_warnings import object_warnings
 from elastipod_operator.kube.store import Store
 from elastipod_operator.kube.translate import job_fact, pod_fact

@@ -9,8 +9,8 @@ from tests.unit.core.builders import NOW
 from tests.unit.kube.bodies import job_body, pod_body
 
 from elastipod_operator.core.actions import NameQueue, Plan, SetFinalizer
-from elastipod_operator.core.facts import Condition
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.snapshot import Condition
 from elastipod_operator.kube.changes import metadata_changes
 from elastipod_operator.kube.store import Job
 from elastipod_operator.kube.translate import job_fact, pod_fact

@@ -11,8 +11,8 @@ from tests.unit.agents.stand_in import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.kube.queue_bodies import condition, flavor_body, workload_body
 
-from elastipod_operator.core.facts import JobFact, WorkloadFact
 from elastipod_operator.core.queue_facts import QueueFact
+from elastipod_operator.core.snapshot import JobFact, WorkloadFact
 from elastipod_operator.kube import queue_reader
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.queue_api import QueueApi

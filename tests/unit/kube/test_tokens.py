@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import job_body, pod_body
 
-from elastipod_operator.core.facts import JobFact
+from elastipod_operator.core.snapshot import JobFact
 from elastipod_operator.kube.tokens import (
     NO_CREDENTIALS,
     KeyProblem,

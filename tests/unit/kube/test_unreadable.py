@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.kube.bodies import JOB_UID, job_body, node_body, pod_body
 
-from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_STATE
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.snapshot import Observed
 from elastipod_operator.kube.api import as_yaml
 from elastipod_operator.kube.applied import applied_of
 from elastipod_operator.kube.changes import metadata_changes, status_change

@@ -14,7 +14,7 @@ from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_a
 
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import DeletePod, Plan, ShutDownAgent
-from elastipod_operator.core.facts import Observed
+from elastipod_operator.core.snapshot import Observed
 from elastipod_operator.kube.api import ApiError
 
 __all__ = ["decisions", "shell"]

@@ -24,7 +24,7 @@ from elastipod_operator.core.actions import (
     StartWorkers,
     StopWorkers,
 )
-from elastipod_operator.core.facts import Condition
+from elastipod_operator.core.snapshot import Condition
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Job, Store

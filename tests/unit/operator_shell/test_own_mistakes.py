@@ -16,8 +16,8 @@ from tests.unit.operator_shell.shells import Shell, open_shell
 from elastipod_operator import app, pod_creation
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import Plan
-from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.snapshot import Observed
 from elastipod_operator.kube import api as api_module
 from elastipod_operator.kube.api import Api
 from elastipod_operator.watch_events import WatchEvents

@@ -26,10 +26,10 @@ from elastipod_operator.core.actions import (
     RankWorkload,
     ReleaseBase,
 )
-from elastipod_operator.core.facts import WorkloadFact
 from elastipod_operator.core.names import ANNOTATION_STATE, ANNOTATION_WORKLOAD, PodId, workload_name
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
+from elastipod_operator.core.snapshot import WorkloadFact
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.queue_api import QueueApi

@@ -19,12 +19,12 @@ from tests.unit.operator_shell.shells import Shell, open_shell
 from elastipod_operator import pod_desk
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import Plan
-from elastipod_operator.core.facts import Observed
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.phase_accounting import Phase
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PhaseTimes, Record, Transition, TransitionKind
 from elastipod_operator.core.record_codec import encode
+from elastipod_operator.core.snapshot import Observed
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.applied import pending_edits
 

@@ -22,10 +22,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan
-from elastipod_operator.core.facts import AgentFact, PodFact
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import AgentFact, PodFact
 
 Seen = tuple[PodFact, AgentFact | None]
 STARTS = Record(transition=transition(TransitionKind.START, began_s=300, goal=4), generation=0)

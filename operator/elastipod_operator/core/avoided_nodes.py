@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from .actions import Note
-from .facts import Policy
 from .record import NodeFaults, Record
+from .snapshot import Policy
 
 # From so many faults on a node is a repeat offender.
 REPEATED = 2

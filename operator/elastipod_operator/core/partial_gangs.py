@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 
 from .actions import Note
 from .backoff import backoff, jitter
-from .facts import Policy
 from .health import View
 from .membership import capped, is_placed, remember, room_for, soonest, spare_slots
 from .names import Slot
 from .record import PartialGang, Record
+from .snapshot import Policy
 
 PATIENCE = timedelta(seconds=120)
 # The patience of different jobs differs by up to half, so that one of two that block each other is first.

@@ -23,15 +23,15 @@ from .actions import (
     SetFinalizer,
 )
 from .backoff import backoff
+from .context import Step
 from .ending import deletion_due_at
-from .facts import Observed, Policy, WorkloadFact
 from .health import Health, Replica, View
 from .membership import remove, soonest, soonest_allowed
 from .names import Slot
 from .payback import growth_hold
 from .quota import Quota, Share, filled, fits, is_on, left_until, shares_in_force
 from .record import Record, RequeueBackoff
-from .scene import Step
+from .snapshot import Observed, Policy, WorkloadFact
 
 # Of the increments of one job so many wait in the queue at a time: a job of thousands must not flood Kueue.
 MAX_WAITING = 16

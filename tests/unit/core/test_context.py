@@ -24,10 +24,10 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import Note, ShutDownAgent
-from elastipod_operator.core.facts import AgentFact, AgentState, PodFact
+from elastipod_operator.core.context import Scene, Step, awaits_start, begin, finish
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
-from elastipod_operator.core.scene import Scene, Step, awaits_start, begin, finish
+from elastipod_operator.core.snapshot import AgentFact, AgentState, PodFact
 
 Seen = tuple[PodFact, AgentFact | None]
 RUN: list[Seen] = [(pod(0), running(step_pace=seconds(2))), (pod(1), running())]
@@ -121,8 +121,8 @@ def test_the_end_of_a_job(outcome: str, warning: bool) -> None:
 
 
 def test_what_every_part_of_a_decision_looks_at() -> None:
-    scene = scene_of(trains(), *RUN, refusal="no room")
-    assert (scene.now, scene.key, scene.is_refused) == (NOW, "job-uid", True)
+    context = scene_of(trains(), *RUN, refusal="no room")
+    assert (context.now, context.key, context.is_refused) == (NOW, "job-uid", True)
     assert not scene_of(trains(), *RUN).is_refused
     assert Step(trains(), (ShutDownAgent("a"),)).also(ShutDownAgent("b"), ShutDownAgent("c")).actions == tuple(
         map(ShutDownAgent, "abc")

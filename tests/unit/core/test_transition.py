@@ -26,15 +26,15 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import DeletePod, Note, ShutDownAgent, StartWorkers
-from elastipod_operator.core.facts import AgentFact, AgentState, Observed, PodFact
+from elastipod_operator.core.context import Scene, Step
 from elastipod_operator.core.health import judge
 from elastipod_operator.core.history import HistoryEntry
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, PartialGang, Record, TransitionKind
-from elastipod_operator.core.scene import Scene, Step
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.transit import in_transition
+from elastipod_operator.core.snapshot import AgentFact, AgentState, Observed, PodFact
+from elastipod_operator.core.transition import in_transition
 
 Seen = tuple[PodFact, AgentFact | None]
 DRAINED = ready(1, drained=True)

@@ -20,7 +20,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod
-from elastipod_operator.core.offenders import MAX_KEPT, avoided
+from elastipod_operator.core.avoided_nodes import MAX_KEPT, avoided
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, TransitionKind
 

@@ -24,10 +24,10 @@ from tests.unit.core.builders import (
     trains,
 )
 
-from elastipod_operator.core.facts import AgentFact, AgentState, NodeFact, PodFact
 from elastipod_operator.core.health import Health, Replica, View, judge
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact
 
 Seen = tuple[PodFact, AgentFact | None]
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))

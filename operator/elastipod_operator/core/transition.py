@@ -6,17 +6,17 @@ from dataclasses import replace
 from datetime import datetime
 
 from .actions import Action, Note, StartWorkers
+from .context import Scene, Step, finish, latest_end, suspension
 from .escalation import weigh
-from .facts import Policy
-from .gangs import next_look, watch_gang
+from .faults import STOP_TIME, Incident, begin_recovery, find_incident
 from .growth import CAUSE, growth_failed, note_broken_growth, warm
 from .health import AGENT_EXPECTED, Health, Replica
 from .history import HistoryEntry
-from .incidents import STOP_TIME, Incident, begin_recovery, find_incident
 from .membership import remember, remove, usable
+from .partial_gangs import next_look, watch_gang
 from .payback import with_pace
 from .record import RECORD_LOST, SUSPENDED_BY_USER, Record, Transition, TransitionKind
-from .scene import Scene, Step, finish, latest_end, suspension
+from .snapshot import Policy
 from .stopping import LOOK_AGAIN, is_forced, stop_members
 
 

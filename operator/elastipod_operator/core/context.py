@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 
 from .actions import Action, Note
 from .ending import plan_end
-from .facts import AgentState, Observed, Policy
+from .faults import STOP_TIME
 from .health import Health, Replica, View
 from .history import HistoryEntry
-from .incidents import STOP_TIME
 from .payback import with_pace
 from .quota import Quota
 from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
+from .snapshot import AgentState, Observed, Policy
 
 KEPT_TEXT = (
     "spec.runPolicy.ttlSecondsAfterFinished is 0, which means that the job is kept; set it to 1 or more to have the job deleted so "

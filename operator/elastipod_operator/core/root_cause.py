@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .faults import AGENT_RESTARTED, first_line, given_back, is_gone, own_end, port_is_taken
 from .health import CONTAINER_RESTARTED, POD_FAILED, Health, Replica
-from .incidents import AGENT_RESTARTED, first_line, given_back, is_gone, own_end, port_is_taken
 from .names import PodId
 from .record import FaultyReplica, Record, TransitionKind
 from .silence import AGENT_ENDED

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from .backoff import backoff
-from .facts import AgentState, Policy
 from .health import Health, Replica, View
 from .names import PodId
 from .quoted_output import quote_output
 from .record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .silence import SILENCE_LIMIT
+from .snapshot import AgentState, Policy
 
 # Workers that do not report steps have made progress when they ran this long.
 PROOF_OF_LIFE = timedelta(seconds=60)
