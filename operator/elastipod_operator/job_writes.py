@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from . import clock
-from .core.actions import Note
-from .core.snapshot import JobFact
+from .core.actions import JobEvent
+from .core.snapshot import ObservedJob
 from .kube.api import ApiError
 from .kube.ports import EventSink
 from .kube.writes import is_overtaken, is_refusal, written
@@ -39,7 +39,7 @@ class JobWrites:
         self._told: dict[str, dict[str, datetime]] = {}
         """When it was told last, by UID of the job and kind of write."""
 
-    async def written(self, what: str, job: JobFact, call: Awaitable[T]) -> T:
+    async def written(self, what: str, job: ObservedJob, call: Awaitable[T]) -> T:
         """Make a call that writes. what: a key of REFUSED. Raises as Api does."""
         try:
             answer = await written(what, call)
@@ -55,10 +55,10 @@ class JobWrites:
         """Stop caring for a job that is gone."""
         self._told.pop(uid, None)
 
-    def _tell(self, what: str, job: JobFact, error: ApiError) -> None:
+    def _tell(self, what: str, job: ObservedJob, error: ApiError) -> None:
         told, now = self._told.setdefault(job.uid, {}), clock.now()
         if what in told and now - told[what] < TOLD_FOR:
             return
         told[what] = now
         reason, text = REFUSED[what]
-        self._events.tell(job, [Note(reason, f"{text}: {error}", warning=True)])
+        self._events.tell(job, [JobEvent(reason, f"{text}: {error}", warning=True)])

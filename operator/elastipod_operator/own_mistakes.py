@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from . import metrics
-from .core.actions import Note
+from .core.actions import JobEvent
 from .core.operator_error_condition import OPERATOR_ERROR, with_operator_error
 from .job_writes import JobWrites
 from .kube.changes import status_with_conditions
@@ -56,6 +56,6 @@ async def tell_mistake(
     conditions = with_operator_error(job.fact.conditions, text, now)
     if conditions is None:
         return
-    events.tell(job.fact, [Note(OPERATOR_ERROR, text, warning=True)])
+    events.tell(job.fact, [JobEvent(OPERATOR_ERROR, text, warning=True)])
     status = status_with_conditions(job, conditions)
     store.put_job(await writes.written("status", job.fact, api.apply_status(job.fact, status)))

@@ -16,11 +16,11 @@ from .agents.board import Address
 from .agents.commands import Command
 from .agents.orders import Orders
 from .agents.ports import ConnectAgents
-from .core.actions import CreatePod, DeleteJob, DeletePod, Note, Plan, StopWorkers, VerifyPods
+from .core.actions import CreatePod, DeleteJob, DeletePod, JobEvent, ListPods, Plan, StopWorkers
 from .core.ending import deletion_notes
 from .core.plan import plan
 from .core.record import Record
-from .core.snapshot import Observed, PodFact
+from .core.snapshot import ObservedPod, Snapshot
 from .counts import JobCounts
 from .job_writes import JobWrites
 from .kube.api import CALL_ERRORS, ApiError
@@ -154,8 +154,8 @@ class Reconciler:
                 with self._under_way(), metrics.RECONCILE_SECONDS.time():
                     worker.due = await self._pass(job, worker)
                 retry_s = FIRST_RETRY_S
-                if worker.mistake:
-                    worker.mistake = ""
+                if worker.operator_error:
+                    worker.operator_error = ""
                     worker.wake.set()  # the status must not tell of it any more
                 continue
             except Exception as error:
@@ -186,9 +186,9 @@ class Reconciler:
                 await self._after_failure(job, error)
                 return
             note_mistake("pass", error, job)
-            worker.mistake = mistake_text(error)
+            worker.operator_error = mistake_text(error)
             await tell_mistake(
-                worker.mistake, job, clock.now(),
+                worker.operator_error, job, clock.now(),
                 api=self._api, store=self._store, events=self._events, writes=self._job_writes,
             )  # fmt: skip
         except CALL_ERRORS as second:
@@ -280,28 +280,28 @@ class Reconciler:
             elif pod.ip and pod.started and port is not None and not self._board.watches(uid, pod.ip, port, restarts):
                 self._board.watch(uid, replace(self._address(job, pod, port), restarts=restarts))
 
-    def _address(self, job: Job, pod: PodFact, port: int) -> Address:
+    def _address(self, job: Job, pod: ObservedPod, port: int) -> Address:
         return Address(job.fact.uid, pod.ip, port, self._tokens.held_by(job.fact, pod))
 
-    def _observe(self, job: Job, worker: Worker) -> Observed:
+    def _observe(self, job: Job, worker: Worker) -> Snapshot:
         pods, quota = tuple(job.pods.values()), self._queues.seen(job)
-        return Observed(
+        return Snapshot(
             now=clock.now(),
             job=job.fact,
             pods=pods,
             agents={pod.name: self._board.fact(pod.uid) for pod in pods},
             nodes=self._store.nodes_of(job),
-            mistake=worker.mistake,
+            operator_error=worker.operator_error,
             refusal=worker.creation.refusal.why,
             refused_until=worker.creation.refusal.until,
-            kept_pods=worker.deletion.why_kept,
-            listed_at=job.listed_at,
-            room_at=self._store.room_at,
+            pod_deletion_trouble=worker.deletion.why_kept,
+            pods_listed_at=job.pods_listed_at,
+            capacity_freed_at=self._store.capacity_freed_at,
             workloads=quota.workloads,
             default_queue=quota.default_queue,
             queue_trouble=quota.trouble,
             queue_fact=quota.queue,
-            return_trouble=quota.return_trouble,
+            quota_return_trouble=quota.quota_return_trouble,
         )
 
     # -- write the record first
@@ -371,7 +371,7 @@ class Reconciler:
 
     async def _verify_and_end(self, job: Job, todo: Plan) -> None:
         for action in todo.actions:
-            if isinstance(action, VerifyPods):
+            if isinstance(action, ListPods):
                 await self._list_pods(job)
             elif isinstance(action, DeleteJob):
                 await self._job_writes.written("job", job.fact, self._api.delete_job(job.fact))
@@ -404,7 +404,7 @@ class Reconciler:
     async def _report(self, job: Job, todo: Plan) -> None:
         """Write the status, then have Events written: those of conditions come with the next status where this one fails."""
         await self._write_status(job, todo)
-        self._tell(job, todo.notes)
+        self._tell(job, todo.events)
 
     async def _write_status(self, job: Job, todo: Plan) -> None:
         status = status_change(job, todo)
@@ -416,8 +416,8 @@ class Reconciler:
         if replace(job.fact, conditions=before.conditions, scaling=before.scaling) != before:
             self.wake(job.fact.uid)  # the answer carried somebody's edit, which the watch will not tell as new
 
-    def _tell(self, job: Job, notes: Sequence[Note]) -> None:
-        for note in notes:
-            level = logging.WARNING if note.warning else logging.INFO
-            log.log(level, note.message, extra={**about(job.fact), "reason": note.reason})
-        self._events.tell(job.fact, tuple(notes))
+    def _tell(self, job: Job, events: Sequence[JobEvent]) -> None:
+        for event in events:
+            level = logging.WARNING if event.warning else logging.INFO
+            log.log(level, event.message, extra={**about(job.fact), "reason": event.reason})
+        self._events.tell(job.fact, tuple(events))

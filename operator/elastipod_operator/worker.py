@@ -41,7 +41,7 @@ class Worker:
     task: asyncio.Task[None] | None = None
     due: datetime | None = None
     """When the job is looked at next if nothing wakes it before."""
-    mistake: str = ""
+    operator_error: str = ""
     """Why the last pass failed, where that was a mistake of the operator's own; a sentence."""
     decision_s: float = 0.0
     """How long the last decision took."""

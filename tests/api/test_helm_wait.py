@@ -14,15 +14,15 @@ from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, Observed, PodFact
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Snapshot
 
 NAME = "rendered"
 PENDING = (
     given.pod(2, phase="Pending", node="", ip="", started=False, trouble="no room", trouble_reason="Unschedulable"),
     None,
 )
-RUN: list[tuple[PodFact, AgentFact | None]] = [(given.pod(n), given.running()) for n in range(2)]
-SCENES: dict[str, Observed] = {
+RUN: list[tuple[ObservedPod, ObservedAgent | None]] = [(given.pod(n), given.running()) for n in range(2)]
+SNAPSHOTS: dict[str, Snapshot] = {
     "Created": given.observed(given.job()),
     "PodsRunning": given.observed(
         given.job(Record(transition=given.transition(TransitionKind.START))), [(given.pod(n), None) for n in range(2)]
@@ -32,7 +32,7 @@ SCENES: dict[str, Observed] = {
     "Faulted": given.observed(
         given.job(
             given.trains(
-                incident_at=given.LONG_AGO, consecutive_failures=3, transition=given.transition(TransitionKind.RECOVERY)
+                fault_at=given.LONG_AGO, consecutive_failures=3, transition=given.transition(TransitionKind.RECOVERY)
             )
         ),
         RUN,
@@ -62,7 +62,7 @@ def write_status(cluster: Cluster, namespace: str, status: dict[str, Any]) -> No
 def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, chart: Path):
     waiting = (NAME, str(chart), "--namespace", namespace, "--wait")
     api_server.helm("install", *waiting, "--timeout=20s")
-    for state, seen in SCENES.items():
+    for state, seen in SNAPSHOTS.items():
         todo = plan(seen)
         assert todo.conditions[-1].type == state
         conditions = [
@@ -71,7 +71,7 @@ def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, 
         write_status(api_server, namespace, {**todo.status, "conditions": conditions})
         api_server.helm("upgrade", *waiting, "--timeout=20s")
     releases = json.loads(api_server.helm("list", "--namespace", namespace, "-o", "json"))
-    assert [(r["status"], r["revision"]) for r in releases] == [("deployed", str(1 + len(SCENES)))]
+    assert [(r["status"], r["revision"]) for r in releases] == [("deployed", str(1 + len(SNAPSHOTS)))]
 
 
 def test_helm_would_wait_for_conditions_that_we_do_not_use(api_server: Cluster, namespace: str, chart: Path):

@@ -11,7 +11,7 @@ from tests.sim.kueue_server import KueueApi
 from tests.sim.objects import Body
 from tests.sim.process import Wait
 
-from elastipod_operator.core.snapshot import JobFact
+from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.kube.api import ApiError
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ class ApiCalls:
     async def effective_job(self, namespace: str, name: str) -> Body:
         return await self._answer(self._cluster.job_body, writes=False)
 
-    async def patch_metadata(self, job: JobFact, version: str, metadata: Mapping[str, Any]) -> Body:
+    async def patch_metadata(self, job: ObservedJob, version: str, metadata: Mapping[str, Any]) -> Body:
         return await self._answer(lambda: self._cluster.patch_metadata(version, metadata))
 
-    async def apply_status(self, job: JobFact, status: Mapping[str, Any]) -> Body:
+    async def apply_status(self, job: ObservedJob, status: Mapping[str, Any]) -> Body:
         return await self._answer(lambda: self._cluster.apply_status(dict(status)))
 
-    async def delete_job(self, job: JobFact) -> None:
+    async def delete_job(self, job: ObservedJob) -> None:
         await Wait(self._call(self._cluster.delete_job))
 
     async def create_pod(self, manifest: Mapping[str, Any]) -> Body:

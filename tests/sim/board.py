@@ -17,8 +17,8 @@ from elastipod_operator.agents import board as shipped
 from elastipod_operator.agents.answers import BadAnswer, read
 from elastipod_operator.agents.board import Address
 from elastipod_operator.agents.peers import ASK_AFTER, PEERS_ASKED
-from elastipod_operator.core.silence import SILENCE_LIMIT, does_answer
-from elastipod_operator.core.snapshot import AgentFact
+from elastipod_operator.core.silence import SILENCE_LIMIT, is_answering
+from elastipod_operator.core.snapshot import ObservedAgent
 
 HEARTBEAT_S = 4.0
 
@@ -28,7 +28,7 @@ class Watched:
     """One agent on the board."""
 
     address: Address
-    fact: AgentFact
+    fact: ObservedAgent
     heard_at: float
     asked_at: float = 0.0
     """When other agents were asked about it."""
@@ -61,21 +61,21 @@ class SimBoard:
         self._watched: dict[str, Watched] = {}
         self.is_open = True
 
-    def fact(self, pod_uid: str) -> AgentFact:
-        return self._watched[pod_uid].fact if pod_uid in self._watched else AgentFact()
+    def fact(self, pod_uid: str) -> ObservedAgent:
+        return self._watched[pod_uid].fact if pod_uid in self._watched else ObservedAgent()
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
         return {}
 
     def worker_data(self, pod_uids: Iterable[str]) -> list[Any] | None:
         told = [self._watched[uid] for uid in pod_uids if uid in self._watched]
-        if any(one.fact.excess for one in told):
+        if any(one.fact.refused_answer for one in told):
             return None
         return [entry for one in told for entry in json.loads(f"[{one.worker_data}]")]
 
     def watch(self, pod_uid: str, address: Address) -> None:
         """Begin to ask an agent."""
-        self._watched[pod_uid] = Watched(address, AgentFact(trying_since=self._now()), -HEARTBEAT_S)
+        self._watched[pod_uid] = Watched(address, ObservedAgent(trying_since=self._now()), -HEARTBEAT_S)
         real = self._cluster.pods.get(pod_uid)
         if real is not None:
             self.agent_changed(real)
@@ -170,4 +170,4 @@ class SimBoard:
 
 
 def _can_tell(one: Watched, now: datetime) -> bool:
-    return one.fact.can_reach and not one.is_retired and does_answer(one.fact, now)
+    return one.fact.can_reach and not one.is_retired and is_answering(one.fact, now)

@@ -33,7 +33,7 @@ def copied_annotations(copied: Copied, spec: dict[str, Any]) -> dict[str, str]:
     for one in other["replicaSpecs"]:
         one["template"]["spec"]["containers"][0]["image"] = OTHER_IMAGE
     body = {"metadata": {"uid": OTHER_UID}, "spec": other}
-    applied = applied_annotation(body, takes_spec=True, room=1 << 18)
+    applied = applied_annotation(body, adopts_spec=True, room=1 << 18)
     assert applied is not None
     start = HistoryEntry(
         generation=GENERATION, from_size=1, to_size=2, kind=TransitionKind.RESIZE, cause="ReplicasReady", at=EPOCH,

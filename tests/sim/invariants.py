@@ -170,10 +170,10 @@ class Watchman:
         if (
             is_first
             and old.transition is not None
-            and len(new.members) > max(old.transition.goal, policy.sizes.minimum)
+            and len(new.members) > max(old.transition.target_size, policy.sizes.minimum)
         ):
             raise Violation(
-                f"the job starts with {len(new.members)} replicas, though it asks for {old.transition.goal} at first"
+                f"the job starts with {len(new.members)} replicas, though it asks for {old.transition.target_size} at first"
             )
         allowed = policy.sizes.allowed
         if len(new.members) not in allowed:
@@ -290,7 +290,7 @@ class Watchman:
         begun = {
             "DeadlineExceeded": (EPOCH + old.suspended_time, policy.active_deadline),
             "StartupDeadlineExceeded": (old.first_pod_at if old.started_at is None else None, policy.startup_deadline),
-            "FaultDeadlineExceeded": (old.incident_at, policy.fault_deadline),  # being suspended ends a fault
+            "FaultDeadlineExceeded": (old.fault_at, policy.fault_deadline),  # being suspended ends a fault
         }
         if new.outcome_reason in begun:
             since, limit = begun[new.outcome_reason]

@@ -16,7 +16,7 @@ from tests.sim.kernel import Kernel, Script
 from tests.sim.process import VirtualLoop
 
 from elastipod_operator.core.actions import Plan
-from elastipod_operator.core.snapshot import PodFact
+from elastipod_operator.core.snapshot import ObservedPod
 from elastipod_operator.kube.store import Job
 from elastipod_operator.metrics import EVICTION_CAUSES
 
@@ -40,14 +40,14 @@ class Resting:
     heard: Callable[[str], bool]
 
     @property
-    def pods(self) -> list[PodFact]:
+    def pods(self) -> list[ObservedPod]:
         return list(self.job.pods.values())
 
 
 def an_edit(at: Resting) -> bool:
     """The user, who must do something: the job says so, and no pod is left that would have to go first."""
     fact = at.job.fact
-    return fact.policy is None or bool(fact.hands_off) or fact.policy.suspend
+    return fact.policy is None or bool(fact.unmanaged) or fact.policy.suspend
 
 
 def its_agents(at: Resting) -> bool:
@@ -72,7 +72,7 @@ def nothing(at: Resting) -> bool:
     return all(pod.ended or pod.kill_at is not None or _has_ended(pod) for pod in at.pods)
 
 
-def _has_ended(pod: PodFact) -> bool:
+def _has_ended(pod: ObservedPod) -> bool:
     return pod.container is not None and pod.container.ended
 
 
@@ -155,6 +155,4 @@ class RestWatch:
 def _is_new(job: Job, todo: Plan) -> bool:
     """Whether the record would be another one; when repeated steps are over is estimated, so the phase_times does not count."""
     before = job.fact.record
-    return before is None or (
-        not todo.is_record_kept and replace(todo.record, phase_times=before.phase_times) != before
-    )
+    return before is None or (not todo.skips_record and replace(todo.record, phase_times=before.phase_times) != before)

@@ -24,8 +24,8 @@ from tests.sim.rest import RestWatch
 from elastipod_operator import reconciler
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.clock import SteadyClock
-from elastipod_operator.core.actions import Note, Plan
-from elastipod_operator.core.snapshot import JobFact, Observed
+from elastipod_operator.core.actions import JobEvent, Plan
+from elastipod_operator.core.snapshot import ObservedJob, Snapshot
 from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
@@ -44,8 +44,8 @@ class SimEvents:
     def __init__(self, watchman: Watchman) -> None:
         self._watchman = watchman
 
-    def tell(self, job: JobFact, notes: Iterable[Note]) -> None:
-        for note in notes:
+    def tell(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
+        for note in events:
             self._watchman.met[f"Event: {note.reason}"] += 1
 
     async def close(self) -> None:
@@ -68,7 +68,7 @@ class ObservedReconciler(Reconciler):
         self._shell.last_plan = made.todo
         return made
 
-    def _observe(self, job: Job, worker: Worker) -> Observed:
+    def _observe(self, job: Job, worker: Worker) -> Snapshot:
         self._shell.looks += 1
         return super()._observe(job, worker)
 

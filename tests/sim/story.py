@@ -24,9 +24,9 @@ from tests.sim.wishes import sizes
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core import avoided_nodes
-from elastipod_operator.core.actions import VerifyPods
+from elastipod_operator.core.actions import ListPods
 from elastipod_operator.core.names import LABEL_QUEUE, LABEL_SHARE, pod_id_of
-from elastipod_operator.core.quota import Share, shares_in_force
+from elastipod_operator.core.quota import QuotaRequest, effective_quota_requests
 from elastipod_operator.kube.translate import policy_of
 from elastipod_operator.kube.workloads import workload_fact
 
@@ -223,10 +223,10 @@ class Play:
             return False
         return len(record.members) == allowed.fit(min(self.capacity(), self._most(allowed.maximum)))
 
-    def _shares(self) -> tuple[Share, ...]:
+    def _shares(self) -> tuple[QuotaRequest, ...]:
         assert self.cluster.job is not None
         base = self._workloads().get(0)
-        return shares_in_force(
+        return effective_quota_requests(
             policy_of(JobSpec.model_validate(self.cluster.spec_in_force())),
             workload_fact(base.body()) if base else None,
         )
@@ -238,19 +238,19 @@ class Play:
     def _has_its_quota(self) -> bool:
         """Whether Kueue has decided about all that the job could ask for, as far as there are nodes for it."""
         assert self.server is not None
-        shares, present = self._shares(), self._workloads()
+        requests, present = self._shares(), self._workloads()
         if not self.server.is_at_rest:
             return False
-        is_all_asked = all(share.number in present for share in shares)
+        is_all_asked = all(request.number in present for request in requests)
         if not is_all_asked and all(one.has("QuotaReserved") for one in present.values()):
-            return self.capacity() < sum(len(share.slots) for share in shares)
+            return self.capacity() < sum(len(request.slots) for request in requests)
         at_work = Counter(member.spec for member in self.watchman.record.members)
-        for share in shares:  # replicas count for the base first
-            one = present.get(share.number)
+        for request in requests:  # replicas count for the base first
+            one = present.get(request.number)
             if one is not None and one.holds:
-                if Counter(share.trains) <= at_work and not one.has("PodsReady"):
+                if Counter(request.trains) <= at_work and not one.has("PodsReady"):
                     return False
-                at_work -= Counter(share.trains)
+                at_work -= Counter(request.trains)
         return True
 
     def _most(self, maximum: int) -> int:
@@ -258,7 +258,7 @@ class Play:
         if self.server is None:
             return maximum
         granted = {number for number, one in self._workloads().items() if one.holds and not one.is_called_back}
-        return sum(sum(share.trains.values()) for share in self._shares() if share.number in granted)
+        return sum(sum(request.trains.values()) for request in self._shares() if request.number in granted)
 
     def _situation(self) -> str:
         record, job = self.watchman.record, self.cluster.job
@@ -301,7 +301,7 @@ class Play:
         self.shell.wake()
         self.kernel.run(self.kernel.now + 5.0)
         assert self.shell.last_plan is not None
-        actions = [a for a in self.shell.last_plan.actions if not isinstance(a, VerifyPods)]
+        actions = [a for a in self.shell.last_plan.actions if not isinstance(a, ListPods)]
         return f"{actions}; last: {self.cluster.last_write}" if self.cluster.writes != writes or actions else ""
 
     def _complete(self) -> None:

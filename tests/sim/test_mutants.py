@@ -51,7 +51,7 @@ def accept_a_stale_generation(patch: pytest.MonkeyPatch) -> None:
 def reuse_the_generation(patch: pytest.MonkeyPatch) -> None:
     real = transition._start
 
-    def start(record: Record, *rest: Any) -> context.Step:
+    def start(record: Record, *rest: Any) -> context.PlanDraft:
         step = real(record, *rest)
         return replace(step, record=replace(step.record, generation=max(1, record.generation)))
 
@@ -77,8 +77,8 @@ def take_drained_for_completed(patch: pytest.MonkeyPatch) -> None:
 
     real = transition._gather
 
-    def gather(record: Record, seen: context.Scene) -> context.Step:
-        members = [r for m in record.members if (r := seen.view.get(m)) is not None]
+    def gather(record: Record, seen: context.Context) -> context.PlanDraft:
+        members = [r for m in record.members if (r := seen.replicas.get(m)) is not None]
         if completed(members, record):
             return context.finish(record, seen, "Completed", "Completed", "all replicas finished")
         return real(record, seen)
@@ -93,14 +93,14 @@ def start_below_the_minimum(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_a_lost_pod_back(patch: pytest.MonkeyPatch) -> None:
-    real = health.judge
+    real = health.assess
 
-    def judge(seen: Any) -> health.View:
+    def assess(seen: Any) -> health.Replicas:
         record = seen.job.record
         forgetful = replace(seen, job=replace(seen.job, record=replace(record, lost=()))) if record else seen
         return real(forgetful)
 
-    patch.setattr(plan, "judge", judge)
+    patch.setattr(plan, "assess", assess)
 
 
 def stop_without_a_record(patch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def stop_without_a_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(health, "examine", lambda *_, **__: silence.Finding("NodeLost", "silent"))
+    patch.setattr(health, "diagnose", lambda *_, **__: silence.Diagnosis("NodeLost", "silent"))
 
 
 def forget_who_drains(patch: pytest.MonkeyPatch) -> None:
@@ -128,13 +128,13 @@ def give_up_who_was_never_asked(patch: pytest.MonkeyPatch) -> None:
 
 
 def charge_the_workers_for_lost_nodes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stopping, "blame_outside", lambda record, *_: record)
+    patch.setattr(stopping, "attribute_to_outside", lambda record, *_: record)
 
 
 def trust_a_cut_off_operator(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(silence, "CUT_OFF_SPREAD", timedelta(0))
     patch.setattr(silence, "_steps_go_on", lambda *_: False)
-    patch.setattr(silence, "_word_of_peers", lambda *_: False)
+    patch.setattr(silence, "_reached_by_peers", lambda *_: False)
 
 
 def ignore_doomed_pods(patch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def ignore_doomed_pods(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_stop_strangers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Replica, "busy", property(lambda self: False))
+    patch.setattr(Replica, "is_busy", property(lambda self: False))
 
 
 def never_force_the_gone(patch: pytest.MonkeyPatch) -> None:
@@ -169,20 +169,20 @@ def never_close_a_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def weigh_a_recovery_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    real = escalation.weigh
+    real = escalation.check_budgets
 
-    def weigh(record: Record, *rest: Any) -> escalation.Weighed:
+    def check_budgets(record: Record, *rest: Any) -> escalation.BudgetCheck:
         weighed = real(record, *rest)
         forgotten = replace(weighed.record, transition=replace(weighed.record.transition, is_budget_checked=False))  # type: ignore[type-var]
         return replace(weighed, record=forgotten)
 
-    patch.setattr(transition, "weigh", weigh)
+    patch.setattr(transition, "check_budgets", check_budgets)
 
 
 def keep_the_old_pods_in_a_full_restart(patch: pytest.MonkeyPatch) -> None:
     real = escalation._restart_everything
 
-    def restart(record: Record, *rest: Any) -> escalation.Weighed:
+    def restart(record: Record, *rest: Any) -> escalation.BudgetCheck:
         weighed = real(record, *rest)
         return replace(weighed, record=replace(weighed.record, lost=record.lost), actions=())
 
@@ -213,13 +213,13 @@ def train_without_the_base(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_the_workers_of_spares(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(running, "HoldSpare", running.StartWorkers)
+    patch.setattr(running, "AssignSpare", running.StartWorkers)
 
 
 def forget_the_labels_and_the_history(patch: pytest.MonkeyPatch) -> None:
     real = plan._first_record
 
-    def first(seen: Any, view: health.View) -> Record:
+    def first(seen: Any, view: health.Replicas) -> Record:
         return replace(
             real(seen, view), generation=max((r.agent.generation or 0 for r in view.by_id.values()), default=0)
         )
@@ -228,7 +228,7 @@ def forget_the_labels_and_the_history(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_before_everybody_has_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transition, "_may_yet_tell", lambda *_: False)
+    patch.setattr(transition, "_may_report_generation", lambda *_: False)
 
 
 def make_pods_from_an_edited_template(patch: pytest.MonkeyPatch) -> None:
@@ -248,12 +248,12 @@ def end_a_job_at_its_first_setback(patch: pytest.MonkeyPatch) -> None:
 
 
 def use_a_name_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "remember", lambda record, *_: record)
+    patch.setattr(plan, "record_incarnations", lambda record, *_: record)
 
 
 def charge_the_workers_for_a_port(patch: pytest.MonkeyPatch) -> None:
     for module in (faults, root_cause):
-        patch.setattr(module, "port_is_taken", lambda *_: False)
+        patch.setattr(module, "is_port_taken", lambda *_: False)
 
 
 def believe_every_number(patch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def believe_every_number(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_processes_whatever_workers_ask(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(faults, "reach_asked", lambda *_: RestartMode.IN_PROCESS)
+    patch.setattr(faults, "requested_restart", lambda *_: RestartMode.IN_PROCESS)
 
 
 def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_processes_whatever_the_job_wishes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(faults, "LEAST_REACH", dict.fromkeys((False, True), RestartMode.IN_PROCESS))
+    patch.setattr(faults, "MINIMUM_RESTART", dict.fromkeys((False, True), RestartMode.IN_PROCESS))
 
 
 def _grow_without(patch: pytest.MonkeyPatch, **nothing: timedelta) -> None:
@@ -311,37 +311,37 @@ def take_an_ended_container_for_one_that_never_ran(patch: pytest.MonkeyPatch) ->
 
 
 def overlook_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
-    real = health.examine
+    real = health.diagnose
     patch.setattr(health, "_container_ended", lambda _: False)
     patch.setattr(
-        health, "examine", lambda pod, agent, *rest, **k: real(pod, replace(agent, refused=False), *rest, **k)
+        health, "diagnose", lambda pod, agent, *rest, **k: real(pod, replace(agent, refused=False), *rest, **k)
     )
 
 
 def doubt_itself_over_a_lost_rack(patch: pytest.MonkeyPatch) -> None:
-    real = health.examine
+    real = health.diagnose
 
-    def examine(pod: Any, agent: Any, node: Any, witnesses: Any, *rest: Any, **is_member: bool) -> silence.Finding:
+    def diagnose(pod: Any, agent: Any, node: Any, witnesses: Any, *rest: Any, **is_member: bool) -> silence.Diagnosis:
         is_alone = witnesses.heard_at is None or witnesses.heard_at == agent.last_answer
         return real(pod, agent, None if is_alone else node, witnesses, *rest, **is_member)
 
-    patch.setattr(health, "examine", examine)
+    patch.setattr(health, "diagnose", diagnose)
 
 
 def take_a_pause_for_a_loss(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(silence, "_word_of_peers", lambda *_: False)
+    patch.setattr(silence, "_reached_by_peers", lambda *_: False)
 
 
 def leave_the_place_to_a_sidecar(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "holds_its_place", lambda _: False)
+    patch.setattr(membership, "holds_resources", lambda _: False)
 
 
 def charge_nobody_for_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Replica, "ended_itself", property(lambda self: False))
+    patch.setattr(Replica, "ended_by_itself", property(lambda self: False))
 
 
 def overlook_an_agent_that_began_anew(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(faults, "began_anew", lambda *_: False)
+    patch.setattr(faults, "agent_restarted", lambda *_: False)
 
 
 def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:
@@ -352,13 +352,13 @@ def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_every_drain_at_once(patch: pytest.MonkeyPatch) -> None:
-    real = transition._unanswered
+    real = transition._without_drain_handler
 
-    def unanswered(record: Record, seen: context.Scene) -> Any:
-        by_id = {i: replace(r, agent=replace(r.agent, unanswered=True)) for i, r in seen.view.by_id.items()}
-        return real(record, replace(seen, view=replace(seen.view, by_id=by_id)))
+    def unanswered(record: Record, seen: context.Context) -> Any:
+        by_id = {i: replace(r, agent=replace(r.agent, no_drain_handler=True)) for i, r in seen.replicas.by_id.items()}
+        return real(record, replace(seen, replicas=replace(seen.replicas, by_id=by_id)))
 
-    patch.setattr(transition, "_unanswered", unanswered)
+    patch.setattr(transition, "_without_drain_handler", unanswered)
 
 
 def grow_on_cordoned_nodes(patch: pytest.MonkeyPatch) -> None:

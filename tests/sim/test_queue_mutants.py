@@ -13,9 +13,9 @@ from tests.sim.queue_stories import QUEUE_STORIES
 from tests.sim.story import failure_of
 
 from elastipod_operator.core import plan, quota, quota_requests
-from elastipod_operator.core.actions import MarkPodsReady
-from elastipod_operator.core.context import Step
-from elastipod_operator.core.snapshot import WorkloadFact
+from elastipod_operator.core.actions import SetPodsReady
+from elastipod_operator.core.context import PlanDraft
+from elastipod_operator.core.snapshot import ObservedWorkload
 from elastipod_operator.kube import placement, queue_lookups, workload_status, workloads
 from elastipod_operator.kube.workload_status import release_patch
 from elastipod_operator.kube.workloads import Priority
@@ -45,8 +45,8 @@ def ask_for_increments_at_the_priority_of_the_base(patch: pytest.MonkeyPatch) ->
 
 
 def make_pods_before_they_are_admitted(patch: pytest.MonkeyPatch) -> None:
-    is_granted = property(lambda self: not (self.evicted or self.finished or self.is_deleting))
-    patch.setattr(WorkloadFact, "is_granted", is_granted)
+    is_granted = property(lambda self: not (self.eviction_reason or self.finished or self.is_deleting))
+    patch.setattr(ObservedWorkload, "is_granted", is_granted)
 
 
 def leave_the_base_admitted(patch: pytest.MonkeyPatch) -> None:
@@ -69,26 +69,26 @@ def keep_a_base_out_of_its_queue(patch: pytest.MonkeyPatch) -> None:
 def never_give_an_evicted_increment_back(patch: pytest.MonkeyPatch) -> None:
     real = quota_requests._why_unwanted
 
-    def why(number: int, workload: WorkloadFact, *rest: Any) -> str:
-        return "" if number and workload.evicted else real(number, workload, *rest)
+    def why(number: int, workload: ObservedWorkload, *rest: Any) -> str:
+        return "" if number and workload.eviction_reason else real(number, workload, *rest)
 
     patch.setattr(quota_requests, "_why_unwanted", why)
 
 
 def train_on_when_quota_is_taken_back(patch: pytest.MonkeyPatch) -> None:
-    real = quota.under_quota
+    real = quota.apply_quota
 
     def under(seen: Any, record: Any) -> Any:
-        kept = tuple(replace(w, evicted="", what_evicted="") for w in seen.workloads)
+        kept = tuple(replace(w, eviction_reason="", eviction_message="") for w in seen.workloads)
         return real(replace(seen, workloads=kept), record)
 
-    patch.setattr(plan, "under_quota", under)
+    patch.setattr(plan, "apply_quota", under)
 
 
 def keep_increments_without_a_base(patch: pytest.MonkeyPatch) -> None:
     real = quota_requests._why_unwanted
 
-    def why(number: int, workload: WorkloadFact, *rest: Any) -> str:
+    def why(number: int, workload: ObservedWorkload, *rest: Any) -> str:
         found = real(number, workload, *rest)
         return "" if found == "the base of the job has no quota" else found
 
@@ -96,60 +96,60 @@ def keep_increments_without_a_base(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_quota_after_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(quota_requests, "_finishes", lambda *_: [])
+    patch.setattr(quota_requests, "_finish", lambda *_: [])
 
 
 def leave_workloads_to_the_garbage_collector(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "with_returns", lambda step, *_: step)
+    patch.setattr(plan, "with_quota_returns", lambda step, *_: step)
 
 
 def ask_for_a_job_that_is_being_deleted(patch: pytest.MonkeyPatch) -> None:
     """Everything is given back, but only when the pods are gone."""
-    real = quota_requests.with_returns
+    real = quota_requests.with_quota_returns
 
-    def late(step: Step, seen: Any, *rest: Any) -> Step:
+    def late(step: PlanDraft, seen: Any, *rest: Any) -> PlanDraft:
         return step if seen.pods else real(step, seen, *rest)
 
-    patch.setattr(plan, "with_returns", late)
+    patch.setattr(plan, "with_quota_returns", late)
 
 
 def ask_for_a_base_while_pods_of_the_last_one_go(patch: pytest.MonkeyPatch) -> None:
-    real = quota_requests._asks
+    real = quota_requests._creations
 
     def asks(record: Any, seen: Any, view: Any, *rest: Any) -> Any:
         return real(record, seen, replace(view, by_id={}), *rest)
 
-    patch.setattr(quota_requests, "_asks", asks)
+    patch.setattr(quota_requests, "_creations", asks)
 
 
 def never_tell_that_pods_are_ready(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(quota_requests, "_marks", lambda *_: [])
+    patch.setattr(quota_requests, "_readiness", lambda *_: [])
 
 
 def count_ready_pods_where_they_are(patch: pytest.MonkeyPatch) -> None:
     """Kueue takes a base back of which one pod finds no node, while increments hold the nodes."""
 
-    def marks(view: Any, quota: Any, *_: Any) -> list[MarkPodsReady]:
+    def marks(view: Any, quota: Any, *_: Any) -> list[SetPodsReady]:
         found = []
         for number, workload in quota.granted.items():
-            share = quota.shares[number]
-            good = [r for s in share.slots if (r := view.newest.get(s)) is not None and quota_requests._is_ready(r)]
-            is_ready = len(good) >= sum(share.trains.values())
+            request = quota.requests[number]
+            good = [r for s in request.slots if (r := view.newest.get(s)) is not None and quota_requests._is_ready(r)]
+            is_ready = len(good) >= sum(request.trains.values())
             if is_ready != bool(workload.pods_ready):
-                found.append(MarkPodsReady(workload.name, workload.uid, is_ready, workload.pods_ready is not None))
+                found.append(SetPodsReady(workload.name, workload.uid, is_ready, workload.pods_ready is not None))
         return found
 
-    patch.setattr(quota_requests, "_marks", marks)
+    patch.setattr(quota_requests, "_readiness", marks)
 
 
 def ask_again_at_once_for_what_was_taken_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(quota_requests, "_shed", lambda record, *_: (record, None))
+    patch.setattr(quota_requests, "_back_off", lambda record, *_: (record, None))
 
 
 def stop_a_job_whose_minimum_is_lowered(patch: pytest.MonkeyPatch) -> None:
     for module in (quota, quota_requests):
-        patch.setattr(module, "shares_in_force", lambda policy, base: quota.shares_of(policy))
-    patch.setattr(quota, "kept_base", lambda *_: 0)
+        patch.setattr(module, "effective_quota_requests", lambda policy, base: quota.quota_requests_of(policy))
+    patch.setattr(quota, "retained_base", lambda *_: 0)
 
 
 def run_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, Snapshot
 
 LIMIT_S = 3600
 # So long a job trains before it ends and makes room for the other.
@@ -28,35 +28,35 @@ class Rival:
     uid: str
     policy: Policy
     record: Record | None = None
-    pods: dict[PodId, PodFact] = field(default_factory=dict)
+    pods: dict[PodId, ObservedPod] = field(default_factory=dict)
     bound_at: dict[PodId, datetime] = field(default_factory=dict)
     started_at: datetime | None = None
 
     def look(self, now: datetime) -> None:
         """Decide and carry out."""
         job = builders.job(self.record, self.policy, uid=self.uid, name=self.uid)
-        nodes = {p.node: NodeFact(name=p.node) for p in self.pods.values() if p.node}
+        nodes = {p.node: ObservedNode(name=p.node) for p in self.pods.values() if p.node}
         agents = {p.name: self._agent(p, now) for p in self.pods.values() if p.node}
-        todo = plan(Observed(now=now, job=job, pods=tuple(self.pods.values()), agents=agents, nodes=nodes))
+        todo = plan(Snapshot(now=now, job=job, pods=tuple(self.pods.values()), agents=agents, nodes=nodes))
         self.record = todo.record
         for action in todo.actions:
             if isinstance(action, CreatePod):
                 name = action.pod.name(self.uid)
-                self.pods[action.pod] = PodFact(id=action.pod, name=name, uid=name, created_at=now)
+                self.pods[action.pod] = ObservedPod(id=action.pod, name=name, uid=name, created_at=now)
             elif isinstance(action, DeletePod):
                 self.pods = {i: p for i, p in self.pods.items() if p.uid != action.uid}
             elif isinstance(action, StartWorkers) and self.started_at is None:
                 self.started_at = now
 
-    def _agent(self, pod: PodFact, now: datetime) -> AgentFact:
+    def _agent(self, pod: ObservedPod, now: datetime) -> ObservedAgent:
         if now - self.bound_at[pod.id] < READY_AFTER:
-            return AgentFact(trying_since=now)
+            return ObservedAgent(trying_since=now)
         at_work = self.record is not None and pod.id in self.record.members and self.record.transition is None
         state = AgentState.RUNNING if at_work else AgentState.READY
         generation = self.record.generation if at_work and self.record else 0
         return builders.agent(state, generation, last_answer=now)
 
-    def bind(self, pod: PodFact, node: str, now: datetime) -> None:
+    def bind(self, pod: ObservedPod, node: str, now: datetime) -> None:
         """The scheduler gives a pod its node."""
         placed = builders.pod(pod.id, name=pod.name, uid=pod.uid, node=node, created_at=pod.created_at)
         self.pods[pod.id], self.bound_at[pod.id] = placed, now

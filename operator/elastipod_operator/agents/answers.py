@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..core.silence import SILENCE_LIMIT
-from ..core.snapshot import AgentFact, AgentState, Failure
+from ..core.snapshot import AgentState, Failure, ObservedAgent
 
 MAX_ANSWER_BYTES = 1 << 20
 # Texts end up in the record, in conditions and in Events. A traceback is cut by who shows it.
@@ -101,13 +101,13 @@ class Answer:
     out whole, and `fact.excess` says so.
     """
 
-    fact: AgentFact
+    fact: ObservedAgent
     version: int | None
     progress: str = ""
     worker_data: str = ""
 
 
-def read(body: Any, before: AgentFact, now: datetime) -> Answer:
+def read(body: Any, before: ObservedAgent, now: datetime) -> Answer:
     """Turn a decoded /status body into facts. Raises BadAnswer with one sentence."""
     try:
         answer = StatusAnswer.model_validate(body)
@@ -122,7 +122,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
     step = answer.worker.step if answer.worker else None
     moved = step is not None and step != before.step
     is_back = before.last_answer is not None and now - before.last_answer >= SILENCE_LIMIT
-    fact = AgentFact(
+    fact = ObservedAgent(
         state=answer.status,
         generation=(answer.generation or 0) if ours else None,
         reason=(answer.reason or "")[:MAX_REASON],
@@ -131,7 +131,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         terminating=answer.terminating,
         warming=answer.warming,
         saving=answer.saving,
-        unanswered=answer.unanswered,
+        no_drain_handler=answer.unanswered,
         failure=_failure(answer.failure),
         step=step,
         step_at=now if moved else before.step_at if step is not None else None,  # no step of this generation yet
@@ -142,7 +142,7 @@ def read(body: Any, before: AgentFact, now: datetime) -> Answer:
         is_spare=ours and answer.spare == "True",
         can_reach=ours and "reach" in (answer.features or ()),
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
-        excess=excess,
+        refused_answer=excess,
     )
     return Answer(fact, answer.version if ours else None, progress, worker_data)
 
@@ -173,7 +173,7 @@ def _extras(answer: StatusAnswer) -> tuple[str, str, str]:
     return progress, worker_data, excess
 
 
-def _pace(before: AgentFact, step: int | None, now: datetime) -> timedelta | None:
+def _pace(before: ObservedAgent, step: int | None, now: datetime) -> timedelta | None:
     """Give the time of one step, from two answers that showed different ones."""
     if before.step_at is None or before.step is None or step is None or step <= before.step:
         return before.step_pace

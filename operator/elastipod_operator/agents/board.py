@@ -28,7 +28,7 @@ import aiohttp
 
 from .. import clock
 from ..core.silence import HEARTBEAT, SILENCE_LIMIT
-from ..core.snapshot import AgentFact
+from ..core.snapshot import ObservedAgent
 from .answers import MAX_ANSWER_BYTES, MAX_EXCESS, MAX_REASON, Answer, BadAnswer, read
 from .authentication import NO_CREDENTIALS, Authenticators, Credentials, Denied, Reply
 from .budgets import ByteBudget
@@ -76,7 +76,7 @@ _FLEETING = {
     "answering_since",
     "peers_asked_at",
 }
-_LASTING = attrgetter(*(field.name for field in fields(AgentFact) if field.name not in _FLEETING))
+_LASTING = attrgetter(*(field.name for field in fields(ObservedAgent) if field.name not in _FLEETING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Watched:
     """One agent on the board."""
 
     address: Address
-    fact: AgentFact = field(default_factory=AgentFact)
+    fact: ObservedAgent = field(default_factory=ObservedAgent)
     version: int | None = None
     progress: str = ""
     worker_data: str = ""
@@ -148,7 +148,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 class Board:
-    """Keeps an AgentFact for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
+    """Keeps an ObservedAgent for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Board:
         if known is not None and known.address == address:
             return
         self.forget(pod_uid)
-        watched = Watched(address, AgentFact(trying_since=clock.now()))
+        watched = Watched(address, ObservedAgent(trying_since=clock.now()))
         self._watched[pod_uid] = watched
         self._jobs.setdefault(address.job, {})[pod_uid] = watched
         watched.task = asyncio.create_task(self._follow(watched), name=f"agent {address.ip}:{address.port}")
@@ -211,11 +211,11 @@ class Board:
             self._doubts.pop(job, None)
         watched.stop()
 
-    def fact(self, pod_uid: str) -> AgentFact:
+    def fact(self, pod_uid: str) -> ObservedAgent:
         """Give what is known of an agent; an empty fact for one that is not watched."""
         watched = self._watched.get(pod_uid)
         if watched is None:
-            return AgentFact()
+            return ObservedAgent()
         return _vouched(watched) if watched.is_long else watched.fact
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class Board:
         None where somebody left more than is taken: who reads a part of it would take it for the whole.
         """
         watched = [w for uid in pod_uids if (w := self._watched.get(uid)) is not None]
-        if any(w.fact.excess for w in watched):
+        if any(w.fact.refused_answer for w in watched):
             return None
         return Fragment(f"[{', '.join(w.worker_data for w in watched if w.worker_data)}]")
 
@@ -364,7 +364,7 @@ class Board:
         watched.progress = watched.worker_data = ""
         limits = f"{MAX_JOB_DATA} of one job, or {MAX_DATA} of all"
         excess = f"its {wanted} bytes of progress and worker_data are not taken, for they would be more than {limits}"
-        watched.fact = replace(watched.fact, excess=excess)
+        watched.fact = replace(watched.fact, refused_answer=excess)
 
     def _keep_text(self, watched: Watched) -> None:
         """Keep the message of a failure whole while there is room for those of the job: one of them is told."""
@@ -383,8 +383,8 @@ class Board:
         complaint = "" if is_unreachable else f"{type(error).__name__}: {error}"
         if complaint and complaint != watched.complaint:
             log.warning("agent at %s: %s", watched.address.url(""), complaint)
-        if isinstance(error, BadAnswer) and str(error)[:MAX_EXCESS] != watched.fact.excess:
-            watched.fact = replace(watched.fact, excess=str(error)[:MAX_EXCESS])
+        if isinstance(error, BadAnswer) and str(error)[:MAX_EXCESS] != watched.fact.refused_answer:
+            watched.fact = replace(watched.fact, refused_answer=str(error)[:MAX_EXCESS])
             self._wake(watched.address.job)
         watched.complaint = complaint
         watched.version = None
@@ -423,12 +423,12 @@ def _check(status: int) -> None:
         raise BadAnswer(f"the agent answers /status with HTTP {status}")
 
 
-def _matters(fact: AgentFact) -> tuple[object, ...]:
+def _matters(fact: ObservedAgent) -> tuple[object, ...]:
     """Give what of a fact does not change all the time; of the steps only whether there is one."""
     return (fact.step is None, *_LASTING(fact))
 
 
-def _vouched(watched: Watched) -> AgentFact:
+def _vouched(watched: Watched) -> ObservedAgent:
     """Give the fact of an agent that is asked with a long poll: its machine's last sign of life counts as an answer."""
     heard_at = watched.line.heard_at() if watched.line is not None else None
     if heard_at is None:
@@ -438,7 +438,7 @@ def _vouched(watched: Watched) -> AgentFact:
     return watched.fact if before is None or heard <= before else replace(watched.fact, last_answer=heard)
 
 
-def _was_silent(before: AgentFact, after: AgentFact) -> bool:
+def _was_silent(before: ObservedAgent, after: ObservedAgent) -> bool:
     if before.last_answer is None or after.last_answer is None:
         return True
     return after.last_answer - before.last_answer >= SILENCE_LIMIT

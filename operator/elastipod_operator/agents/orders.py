@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..core.actions import Action, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
+from ..core.actions import Action, AssignSpare, ShutDownAgent, StartWorkers, StopWorkers
 from ..core.names import master_port
 from ..core.record import Record, RestartMode
-from ..core.snapshot import AgentFact, PodFact
+from ..core.snapshot import ObservedAgent, ObservedPod
 from .board import Address
 from .commands import Command
 from .fragments import Fragment
@@ -30,14 +30,14 @@ class Orders:
     """
 
     spec: Mapping[str, Any]
-    pods: Mapping[str, PodFact]
+    pods: Mapping[str, ObservedPod]
     record: Record
     board: AgentBoard
-    address: Callable[[PodFact], Address]
+    address: Callable[[ObservedPod], Address]
 
     def of(self, action: Action) -> Command | None:
         """Give the call of one action; None for an action that is none, and while the pod has no address."""
-        if not isinstance(action, StartWorkers | HoldSpare | StopWorkers | ShutDownAgent):
+        if not isinstance(action, StartWorkers | AssignSpare | StopWorkers | ShutDownAgent):
             return None
         pod = self.pods.get(action.pod)
         if pod is None or not pod.ip:
@@ -46,7 +46,7 @@ class Orders:
         generation = str(self.record.generation)
         if isinstance(action, StartWorkers):
             path, key, body = "/start", ("start", generation), self._start(action.group_rank, fact)
-        elif isinstance(action, HoldSpare):
+        elif isinstance(action, AssignSpare):
             path, key, body = "/start", ("spare", generation), self._start(action.number, fact) | {"spare": True}
         elif isinstance(action, StopWorkers):
             path, key = "/stop", ("stop", f"{action.generation} {action.graceful} {action.reach}")
@@ -58,7 +58,7 @@ class Orders:
                 body.pop(ours, None)
         return Command(pod.uid, self.address(pod), path, body, key)
 
-    def _start(self, group_rank: int, fact: AgentFact) -> dict[str, Any]:
+    def _start(self, group_rank: int, fact: ObservedAgent) -> dict[str, Any]:
         is_kept = fact.restart_mode == RestartMode.IN_PROCESS  # its workers hold state that others may want to reach
         return {
             "rank": group_rank,
@@ -97,7 +97,7 @@ class Orders:
         return self.board.worker_data(pod.uid for pod in self._members)
 
     @cached_property
-    def _members(self) -> list[PodFact]:
+    def _members(self) -> list[ObservedPod]:
         by_id = {pod.id: pod for pod in self.pods.values()}
         return [by_id[member] for member in self.record.members if member in by_id]
 

@@ -15,7 +15,7 @@ import aiohttp
 from yarl import URL
 
 from .. import clock
-from ..core.silence import HEARTBEAT, does_answer
+from ..core.silence import HEARTBEAT, is_answering
 from .answers import BadAnswer, read_reach
 from .authentication import Authenticators, Denied, Reply
 from .budgets import ByteBudget
@@ -114,5 +114,8 @@ class Peers:
 
 def _can_tell(agent: Watched, silent: Watched) -> bool:
     return (
-        agent is not silent and agent.task is not None and agent.fact.can_reach and does_answer(agent.fact, clock.now())
+        agent is not silent
+        and agent.task is not None
+        and agent.fact.can_reach
+        and is_answering(agent.fact, clock.now())
     )

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from ..core.snapshot import AgentFact
+from ..core.snapshot import ObservedAgent
 from .authentication import Authenticators
 from .board import Address, Board
 from .commands import Command, Commander
@@ -31,7 +31,7 @@ class AgentBoard(Protocol):
     def forget(self, pod_uid: str) -> None:
         """Stop asking an agent whose pod is gone."""
 
-    def fact(self, pod_uid: str) -> AgentFact:
+    def fact(self, pod_uid: str) -> ObservedAgent:
         """Give what is known of an agent; an empty fact for one that is not watched."""
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:

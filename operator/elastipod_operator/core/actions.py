@@ -47,7 +47,7 @@ class StartWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldSpare:
+class AssignSpare:
     """Tell an agent that it is a spare of the present generation: it stays ready."""
 
     pod: str
@@ -75,19 +75,19 @@ class ShutDownAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyPods:
+class ListPods:
     """Ask the API server which pods there really are: a watch may have missed a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
-class NameQueue:
+class SetQueueLabel:
     """Write the queue that the job is in into its label, together with the record."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
-class AskWorkload:
+class CreateWorkload:
     """Ask Kueue, in this queue, for the pods of one share, spares included: counts by spec."""
 
     number: int
@@ -96,7 +96,7 @@ class AskWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class DropWorkload:
+class DeleteWorkload:
     """Give quota back, once the API server shows no pod of its slots, or stop asking for it, by deletion."""
 
     name: str
@@ -105,7 +105,7 @@ class DropWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseBase:
+class ReleaseBaseQuota:
     """Give the quota of an evicted base back by its status; it stays in the queue. Only once no pod of its slots is there."""
 
     name: str
@@ -123,7 +123,7 @@ class FinishWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkPodsReady:
+class SetPodsReady:
     """Tell Kueue whether all pods of an admitted Workload are ready. was_ready: they all were before."""
 
     name: str
@@ -133,7 +133,7 @@ class MarkPodsReady:
 
 
 @dataclass(frozen=True, slots=True)
-class RankWorkload:
+class UpdateWorkloadPriority:
     """Give a Workload the priority that the job wishes by now."""
 
     name: str
@@ -154,24 +154,24 @@ Action = (
     CreatePod
     | DeletePod
     | StartWorkers
-    | HoldSpare
+    | AssignSpare
     | StopWorkers
     | ShutDownAgent
-    | VerifyPods
-    | NameQueue
-    | AskWorkload
-    | DropWorkload
-    | ReleaseBase
+    | ListPods
+    | SetQueueLabel
+    | CreateWorkload
+    | DeleteWorkload
+    | ReleaseBaseQuota
     | FinishWorkload
-    | MarkPodsReady
-    | RankWorkload
+    | SetPodsReady
+    | UpdateWorkloadPriority
     | SetFinalizer
     | DeleteJob
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class JobEvent:
     """A Kubernetes Event for the job: emitted after the write that it reports."""
 
     reason: str
@@ -184,18 +184,18 @@ class Plan:
     """A decision: the record to be written first, then actions in their order, then status and events.
 
     history holds entries to append; running_since tells that all agents of record.generation answered RUNNING.
-    wake_at: look again then at the latest, even if nothing happens. is_record_kept: the record is somebody else's and is not
-    written. takes_spec: pods are made from the spec as it is now from here on (decision 31).
+    wake_at: look again then at the latest, even if nothing happens. skips_record: the record is somebody else's and is not
+    written. adopts_spec: pods are made from the spec as it is now from here on (decision 31).
     """
 
     record: Record
     actions: tuple[Action, ...] = ()
     conditions: tuple[Condition, ...] = ()
     size: str = ""
-    notes: tuple[Note, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
     running_since: datetime | None = None
     wake_at: datetime | None = None
     status: dict[str, Any] = field(default_factory=dict)
-    is_record_kept: bool = False
-    takes_spec: bool = False
+    skips_record: bool = False
+    adopts_spec: bool = False

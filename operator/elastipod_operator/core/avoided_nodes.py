@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from .actions import Note
+from .actions import JobEvent
 from .record import NodeFaults, Record
 from .snapshot import Policy
 
@@ -15,7 +15,7 @@ REPEATED = 2
 MAX_KEPT = 32
 
 
-def book_offence(record: Record, policy: Policy, now: datetime) -> tuple[Record, tuple[Note, ...]]:
+def count_node_fault(record: Record, policy: Policy, now: datetime) -> tuple[Record, tuple[JobEvent, ...]]:
     """Count a fault against the nodes that it began on: worker faults and lost nodes, not what a user or a queue did."""
     transition = record.transition
     assert transition is not None
@@ -32,10 +32,10 @@ def book_offence(record: Record, policy: Policy, now: datetime) -> tuple[Record,
     return booked, tuple(_note(node, booked, policy) for node in fresh)
 
 
-def _note(node: str, record: Record, policy: Policy) -> Note:
+def _note(node: str, record: Record, policy: Policy) -> JobEvent:
     times = next(o.times for o in record.node_faults if o.node == node)
     text = f"node {node} was behind {times} faults; new pods avoid it for {policy.eval_period.total_seconds():g} s"
-    return Note("NodeAvoided", text, warning=True)
+    return JobEvent("NodeAvoided", text, warning=True)
 
 
 def avoided(record: Record, policy: Policy, now: datetime) -> tuple[str, ...]:
@@ -47,13 +47,13 @@ def avoided(record: Record, policy: Policy, now: datetime) -> tuple[str, ...]:
     return tuple(sorted(o.node for o in latest))
 
 
-def forget_old(record: Record, policy: Policy, now: datetime) -> Record:
+def drop_expired_faults(record: Record, policy: Policy, now: datetime) -> Record:
     """Drop node_faults that are older than the evaluation period."""
     current = _current(record, policy, now) if policy.max_offenders else ()
     return record if len(current) == len(record.node_faults) else replace(record, node_faults=tuple(current))
 
 
-def next_pardon(record: Record, policy: Policy, now: datetime) -> datetime | None:
+def next_fault_expiry(record: Record, policy: Policy, now: datetime) -> datetime | None:
     """Give when the next offence is forgotten."""
     ends = (o.at + policy.eval_period for o in record.node_faults)
     return min((at for at in ends if at > now), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from .health import Replica, View
+from .health import Replica, Replicas
 from .names import PodId, Slot
 from .record import Record, TransitionKind
 from .snapshot import Policy
@@ -27,7 +27,7 @@ def lacks_base(pods: Iterable[PodId], policy: Policy) -> bool:
 
 
 def base_first(
-    wanted: list[Slot], record: Record, view: View, policy: Policy, now: datetime
+    wanted: list[Slot], record: Record, replicas: Replicas, policy: Policy, now: datetime
 ) -> tuple[list[Slot], datetime | None]:
     """Leave the elastic pods out in whose places the base could be whole, or give when that falls due.
 
@@ -36,7 +36,7 @@ def base_first(
     """
     base = [slot for slot in wanted if slot.spec == policy.specs[0].name]
     elastic = [slot for slot in wanted if slot.spec != policy.specs[0].name]
-    pods = _living(base, view)
+    pods = _living(base, replicas)
     waiting = [r for r in pods if not r.pod.node]
     lacking = min(len(waiting), base_minimum(policy) - (len(pods) - len(waiting)))
     transition = record.transition
@@ -47,10 +47,10 @@ def base_first(
     due = min(r.pod.created_at for r in waiting) + patience
     if now < due:
         return wanted, due
-    holding = [r.id.slot for r in _living(elastic, view) if r.pod.node]
+    holding = [r.id.slot for r in _living(elastic, replicas) if r.pod.node]
     return [*base, *holding[: max(0, len(holding) - lacking)]], None
 
 
-def _living(slots: list[Slot], view: View) -> list[Replica]:
-    found = (view.newest.get(slot) for slot in slots)
-    return [r for r in found if r is not None and r.lives]
+def _living(slots: list[Slot], replicas: Replicas) -> list[Replica]:
+    found = (replicas.newest.get(slot) for slot in slots)
+    return [r for r in found if r is not None and r.may_train]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from .record import Record, TransitionKind
-from .snapshot import Observed
+from .snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +18,20 @@ class Deadline:
     message: str
 
 
-def accepted(seen: Observed, record: Record) -> datetime:
+def accepted(snapshot: Snapshot, record: Record) -> datetime:
     """Give when an operator accepted the job, by its own clock."""
-    return record.accepted_at or seen.job.created_at
+    return record.accepted_at or snapshot.job.created_at
 
 
-def deadlines(seen: Observed, record: Record) -> list[Deadline]:
+def deadlines(snapshot: Snapshot, record: Record) -> list[Deadline]:
     """Give the deadlines that run at present."""
-    policy = seen.job.policy
+    policy = snapshot.job.policy
     transition = record.transition
     is_suspended = transition is not None and transition.kind is TransitionKind.SUSPEND
     if policy is None or policy.suspend or is_suspended:
         return []
     found: list[Deadline] = []
-    accepted_at = accepted(seen, record) + record.suspended_time
+    accepted_at = accepted(snapshot, record) + record.suspended_time
     if policy.active_deadline is not None:
         text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_seconds(policy.active_deadline.total_seconds())})"
         found.append(Deadline(accepted_at + policy.active_deadline, "DeadlineExceeded", text))
@@ -41,24 +41,24 @@ def deadlines(seen: Observed, record: Record) -> list[Deadline]:
     recovering = transition is not None and transition.kind is TransitionKind.RECOVERY
     if (
         policy.fault_deadline is not None
-        and record.incident_at is not None
+        and record.fault_at is not None
         and (recovering or record.running_since is None)
     ):
         limit = _seconds(policy.fault_deadline.total_seconds())
         text = f"training did not go on within spec.runPolicy.faultDeadlineSeconds ({limit}) after a fault"
-        found.append(Deadline(record.incident_at + policy.fault_deadline, "FaultDeadlineExceeded", text))
+        found.append(Deadline(record.fault_at + policy.fault_deadline, "FaultDeadlineExceeded", text))
     return found
 
 
-def overdue(seen: Observed, record: Record) -> Deadline | None:
+def overdue(snapshot: Snapshot, record: Record) -> Deadline | None:
     """Give a deadline that has passed, the earliest first."""
-    passed = [d for d in deadlines(seen, record) if d.at <= seen.now]
+    passed = [d for d in deadlines(snapshot, record) if d.at <= snapshot.now]
     return min(passed, key=lambda d: d.at) if passed else None
 
 
-def next_deadline(seen: Observed, record: Record) -> datetime | None:
+def next_deadline(snapshot: Snapshot, record: Record) -> datetime | None:
     """Give the time of the next deadline."""
-    return min((d.at for d in deadlines(seen, record) if d.at > seen.now), default=None)
+    return min((d.at for d in deadlines(snapshot, record) if d.at > snapshot.now), default=None)
 
 
 def _seconds(seconds: float) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from ..api.models import CleanPodPolicy
-from .actions import Action, DeleteJob, DeletePod, Note, SetFinalizer, ShutDownAgent, StopWorkers
-from .health import Health, Replica, View, drain_grace
-from .membership import remove, soonest
+from .actions import Action, DeleteJob, DeletePod, JobEvent, SetFinalizer, ShutDownAgent, StopWorkers
+from .health import Health, Replica, Replicas, drain_grace
+from .membership import earliest, remove
 from .record import Record
-from .snapshot import AgentState, Observed
+from .snapshot import AgentState, Snapshot
 
 SIDECAR_GRACE = timedelta(seconds=60)
 SIDECAR_RUNS = "a container still runs a minute after the end of the job"
@@ -24,15 +24,15 @@ BLOCKED_AFTER = timedelta(seconds=30)
 Parts = tuple[Record, tuple[Action, ...], datetime | None]
 
 
-def plan_end(seen: Observed, record: Record, view: View) -> Parts:
+def plan_end(snapshot: Snapshot, record: Record, replicas: Replicas) -> Parts:
     """Let every agent go, then treat the pods as cleanPodPolicy says, then the job itself as its time to live says."""
-    policy = seen.job.policy
+    policy = snapshot.job.policy
     # Where the spec cannot be read, nobody knows what the user wants done with the pods: they stay.
     clean = policy.clean_pods if policy else CleanPodPolicy.NONE
-    ended_at = record.ended_at or seen.now
+    ended_at = record.ended_at or snapshot.now
     actions: list[Action] = []
     wake: datetime | None = None
-    for replica in view.by_id.values():
+    for replica in replicas.by_id.values():
         is_wanted = not _to_be_deleted(clean, record, replica)
         if replica.pod.ended and is_wanted:
             continue
@@ -40,7 +40,7 @@ def plan_end(seen: Observed, record: Record, view: View) -> Parts:
             actions += remove(replica, "the job has ended")
         elif replica.pod.containers_ended and not replica.gone:
             continue  # its kubelet is about to write the phase
-        elif seen.now - ended_at >= SIDECAR_GRACE:
+        elif snapshot.now - ended_at >= SIDECAR_GRACE:
             actions += remove(replica, SIDECAR_RUNS)
         else:
             wake = ended_at + SIDECAR_GRACE
@@ -48,10 +48,10 @@ def plan_end(seen: Observed, record: Record, view: View) -> Parts:
                 actions.append(ShutDownAgent(replica.pod.name))
     if policy is not None and policy.ttl is not None:
         due = ended_at + policy.ttl
-        if seen.now >= due:
+        if snapshot.now >= due:
             actions.append(DeleteJob())
         else:
-            wake = soonest(wake, due)
+            wake = earliest(wake, due)
     return record, tuple(actions), wake
 
 
@@ -81,29 +81,29 @@ def _container_has_ended(replica: Replica) -> bool:
     return replica.pod.ended or (replica.pod.container is not None and replica.pod.container.ended)
 
 
-def plan_deletion(seen: Observed, record: Record, view: View) -> Parts:
+def plan_deletion(snapshot: Snapshot, record: Record, replicas: Replicas) -> Parts:
     """Delete quickly: workers are ended at once, pods deleted, the finalizer taken off when they are gone.
 
     With annotation elastipod.io/drain-on-delete the workers get the graceful time-out for a last checkpoint. After 30 s
     kubelets have to end at once what is left; what is gone (decision 6) is removed by force.
     """
-    since = seen.job.deleting_since or seen.now
-    grace = _drain_time(seen)
-    answering = [r for r in view.by_id.values() if r.health in (Health.GOOD, Health.DOOMED)]
+    since = snapshot.job.deleting_since or snapshot.now
+    grace = _drain_time(snapshot)
+    answering = [r for r in replicas.by_id.values() if r.health in (Health.GOOD, Health.DISRUPTED)]
     running = [r for r in answering if r.agent.state is AgentState.RUNNING]
     draining = [r for r in answering if r.agent.state is AgentState.STOPPING]
-    if seen.job.drain_on_delete and (running or draining) and seen.now < since + grace:
-        left = max(1, int((since + grace - seen.now).total_seconds()))
+    if snapshot.job.drain_on_delete and (running or draining) and snapshot.now < since + grace:
+        left = max(1, int((since + grace - snapshot.now).total_seconds()))
         stops = [StopWorkers(r.pod.name, record.generation, graceful=True, timeout_s=left) for r in running]
         return record, tuple(stops), since + grace
-    if not view.by_id:
+    if not replicas.by_id:
         return record, (SetFinalizer(False),), None
     actions: list[Action] = []
-    limit = deletion_due_at(seen)
-    is_over = seen.now >= limit
-    for replica in view.by_id.values():
-        actions += _kill(replica, seen.now) if is_over else remove(replica, "the job is deleted")
-    return record, tuple(actions), limit if not is_over else seen.now + timedelta(seconds=5)
+    limit = deletion_due_at(snapshot)
+    is_over = snapshot.now >= limit
+    for replica in replicas.by_id.values():
+        actions += _kill(replica, snapshot.now) if is_over else remove(replica, "the job is deleted")
+    return record, tuple(actions), limit if not is_over else snapshot.now + timedelta(seconds=5)
 
 
 def _kill(replica: Replica, now: datetime) -> list[Action]:
@@ -121,19 +121,21 @@ def _kill(replica: Replica, now: datetime) -> list[Action]:
     return [DeletePod(pod.name, pod.uid, "the job is deleted, and its containers did not end in time", grace_s=grace_s)]
 
 
-def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[Note, ...]:
+def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[JobEvent, ...]:
     """Give the Events for deletions that a user would not expect: by force (decision 6), and of pods with a sidecar (29)."""
     forced = [action for action in deletions if action.force]
     kept_alive = [action for action in deletions if action.why == SIDECAR_RUNS and not action.force]
-    notes: list[Note] = []
+    events: list[JobEvent] = []
     if forced:
         text = "removed by force, for no kubelet does it any more; on a node that is cut off its containers may run on until it is back"
-        notes.append(Note("PodForceDeleted", f"{_pod_names(forced)} ({forced[0].why}): {text}", warning=True))
+        events.append(JobEvent("PodForceDeleted", f"{_pod_names(forced)} ({forced[0].why}): {text}", warning=True))
     if kept_alive:
-        notes.append(
-            Note("SidecarStillRuns", f"{_pod_names(kept_alive)} deleted: {SIDECAR_RUNS}, and would hold its devices")
+        events.append(
+            JobEvent(
+                "SidecarStillRuns", f"{_pod_names(kept_alive)} deleted: {SIDECAR_RUNS}, and would hold its devices"
+            )
         )
-    return tuple(notes)
+    return tuple(events)
 
 
 def _pod_names(deletions: Sequence[DeletePod]) -> str:
@@ -142,27 +144,27 @@ def _pod_names(deletions: Sequence[DeletePod]) -> str:
     return f"{'pod' if len(deletions) == 1 else 'pods'} {names}{more}"
 
 
-def deletion_due_at(seen: Observed) -> datetime:
+def deletion_due_at(snapshot: Snapshot) -> datetime:
     """Give until when the pods of a job that is being deleted may take to end."""
-    return (seen.job.deleting_since or seen.now) + _drain_time(seen) + DELETION_LIMIT
+    return (snapshot.job.deleting_since or snapshot.now) + _drain_time(snapshot) + DELETION_LIMIT
 
 
-def blocked_deletion(seen: Observed, view: View) -> str:
+def blocked_deletion(snapshot: Snapshot, replicas: Replicas) -> str:
     """Say what holds the deletion of a job up when its pods should be gone for a while; empty when nothing does."""
-    if seen.job.deleting_since is None or seen.now < deletion_due_at(seen) + BLOCKED_AFTER:
+    if snapshot.job.deleting_since is None or snapshot.now < deletion_due_at(snapshot) + BLOCKED_AFTER:
         return ""
-    left = sorted((r for r in view.by_id.values() if not r.gone), key=lambda r: r.id)
+    left = sorted((r for r in replicas.by_id.values() if not r.gone), key=lambda r: r.id)
     if not left:
         return ""
     pod, more = left[0].pod, f" (and {len(left) - 1} more)" if len(left) > 1 else ""
-    node = seen.nodes.get(pod.node)
+    node = snapshot.nodes.get(pod.node)
     why = "its kubelet has not ended it" if node is not None and node.ready else "its node is not ready"
     return (
         f"pod {pod.name}{more} on node {pod.node or '(none)'} is to go, but {why}; the job goes when the pod has ended, or when "
-        f"its node is deleted, tainted as out of service, or not ready for {drain_grace(seen).total_seconds():g} s"
+        f"its node is deleted, tainted as out of service, or not ready for {drain_grace(snapshot).total_seconds():g} s"
     )
 
 
-def _drain_time(seen: Observed) -> timedelta:
-    policy = seen.job.policy
-    return policy.graceful_timeout if policy is not None and seen.job.drain_on_delete else timedelta(0)
+def _drain_time(snapshot: Snapshot) -> timedelta:
+    policy = snapshot.job.policy
+    return policy.graceful_timeout if policy is not None and snapshot.job.drain_on_delete else timedelta(0)

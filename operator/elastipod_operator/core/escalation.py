@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from .actions import Action, Note
-from .avoided_nodes import book_offence
-from .health import Health, View
-from .membership import remember, remove, soonest
+from .actions import Action, JobEvent
+from .avoided_nodes import count_node_fault
+from .health import Health, Replicas
+from .membership import earliest, record_incarnations, remove
 from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .snapshot import Policy
 
@@ -17,14 +17,14 @@ NO_PROGRESS_LIMIT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class BudgetCheck:
     """A recovery whose budgets were looked at. reason and message: why the job ends; empty when it goes on."""
 
     record: Record
     reason: str = ""
     message: str = ""
     actions: tuple[Action, ...] = ()
-    notes: tuple[Note, ...] = ()
+    events: tuple[JobEvent, ...] = ()
 
 
 def close_window(record: Record, policy: Policy, now: datetime) -> Record:
@@ -40,7 +40,7 @@ def window_end(record: Record, policy: Policy) -> datetime | None:
     return record.window.since + policy.eval_period if record.window.since is not None else None
 
 
-def weigh(record: Record, view: View, policy: Policy, now: datetime) -> Weighed:
+def check_budgets(record: Record, replicas: Replicas, policy: Policy, now: datetime) -> BudgetCheck:
     """Decide once for each recovery what it costs and how far it reaches.
 
     Asked when every member is accounted for: by then it is known whether a lost node, which never counts, was behind the
@@ -49,14 +49,14 @@ def weigh(record: Record, view: View, policy: Policy, now: datetime) -> Weighed:
     transition = record.transition
     assert transition is not None
     if transition.kind is not TransitionKind.RECOVERY or transition.is_budget_checked:
-        return Weighed(record)
+        return BudgetCheck(record)
     record = replace(record, transition=replace(transition, is_budget_checked=True))
-    record, notes = book_offence(record, policy, now)
+    record, events = count_node_fault(record, policy, now)
     ending = _why_it_ends(record, policy) if transition.uses_budget else None
     if ending is not None:
-        return Weighed(record, ending[0], f"{transition.message}; {ending[1]}", notes=notes)
+        return BudgetCheck(record, ending[0], f"{transition.message}; {ending[1]}", events=events)
     why = _why_everything(record, transition, policy)
-    return _restart_everything(record, view, why, notes) if why else Weighed(record, notes=notes)
+    return _restart_everything(record, replicas, why, events) if why else BudgetCheck(record, events=events)
 
 
 def does_not_progress(record: Record) -> bool:
@@ -95,7 +95,7 @@ def _why_it_ends(record: Record, policy: Policy) -> tuple[str, str] | None:
     return None
 
 
-def _restart_everything(record: Record, view: View, why: str, notes: tuple[Note, ...]) -> Weighed:
+def _restart_everything(record: Record, replicas: Replicas, why: str, events: tuple[JobEvent, ...]) -> BudgetCheck:
     """A full job restart: every pod that has a place is given up, and none of them is ever taken back.
 
     It spends one of maxFullJobRestarts, unless nothing counts that a lost node caused.
@@ -103,21 +103,22 @@ def _restart_everything(record: Record, view: View, why: str, notes: tuple[Note,
     transition, window = record.transition, record.window
     assert transition is not None
     actions: list[Action] = []
-    given_up = [r for r in view.by_id.values() if r.pod.node and r.health is not Health.ENDED]
+    given_up = [r for r in replicas.by_id.values() if r.pod.node and r.health is not Health.ENDED]
     for replica in given_up:
         actions += remove(replica, "full job restart")
     spent = replace(window, restarts=0, full_restarts=window.full_restarts + 1) if transition.uses_budget else window
     known = frozenset(record.lost)
     begun = replace(
-        remember(record, (r.id for r in given_up)), transition=replace(transition, recreates_pods=True), members=(), is_full_restart=True,
+        record_incarnations(record, (r.id for r in given_up)), transition=replace(transition, recreates_pods=True),
+        members=(), is_full_restart=True,
         window=spent,
         lost=(*record.lost, *(r.id for r in given_up if r.id not in known)),
     )  # fmt: skip
-    note = Note("FullJobRestart", why, warning=True)
-    return Weighed(begun, actions=tuple(actions), notes=(*notes, note))
+    event = JobEvent("FullJobRestart", why, warning=True)
+    return BudgetCheck(begun, actions=tuple(actions), events=(*events, event))
 
 
 def next_window_end(record: Record, policy: Policy, now: datetime) -> datetime | None:
     """Give when the evaluation window must be closed, for its counts are in the status."""
     end = window_end(record, policy)
-    return soonest(end) if record.transition is None and end is not None and end > now else None
+    return earliest(end) if record.transition is None and end is not None and end > now else None

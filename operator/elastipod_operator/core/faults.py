@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from .backoff import backoff
-from .health import Health, Replica, View
+from .health import Health, Replica, Replicas
 from .names import PodId
 from .quoted_output import quote_output
 from .record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
@@ -22,16 +22,16 @@ STOP_TIME = timedelta(seconds=30)
 START_LIMIT = timedelta(seconds=60)
 STARTS_TRIED = 3
 AGENT_RESTARTED = "AgentRestarted"
-LEAST_REACH = {False: RestartMode.IN_PROCESS, True: RestartMode.PROCESSES}
+MINIMUM_RESTART = {False: RestartMode.IN_PROCESS, True: RestartMode.PROCESSES}
 # So many replicas of one incident are named.
-MAX_CULPRITS = 8
+MAX_FAULTY_REPLICAS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Fault:
     """One fault, however many pods it hit. counted: it spends restarts of the job's budgets (worker and log-rule faults).
 
-    faulty_replicas: the replicas that it began with, at most MAX_CULPRITS of them.
+    faulty_replicas: the replicas that it began with, at most MAX_FAULTY_REPLICAS of them.
     """
 
     cause: str
@@ -41,22 +41,22 @@ class Incident:
     faulty_replicas: tuple[FaultyReplica, ...] = ()
 
 
-def find_incident(record: Record, view: View) -> Incident | None:
+def find_fault(record: Record, replicas: Replicas) -> Fault | None:
     """Find what ended the present generation; None while nothing did.
 
     A lost pod or node is the root cause even when the workers of others failed too. In a drain a member that is missing
     does no harm once any of them stands at the checkpoint, which all reach together.
     """
     draining = record.transition is not None
-    missing = _missing(record, view)
-    trained = [r for m in record.members if (r := view.get(m)) is not None]
-    if missing and not (draining and any(_drained(r, record) or _is_unheard(r) for r in trained)):
+    missing = _missing(record, replicas)
+    trained = [r for m in record.members if (r := replicas.get(m)) is not None]
+    if missing and not (draining and any(_drained(r, record) or _is_unknown(r) for r in trained)):
         return missing
     faulted = [
         (rank, r)
         for rank, m in enumerate(record.members)
-        if (r := view.get(m)) is not None
-        and r.health in (Health.GOOD, Health.DOOMED)
+        if (r := replicas.get(m)) is not None
+        and r.health in (Health.GOOD, Health.DISRUPTED)
         and (r.agent.state is AgentState.FAULTED or (draining and _failed_draining(r)))
         and r.runs(record.generation)
     ]
@@ -64,58 +64,58 @@ def find_incident(record: Record, view: View) -> Incident | None:
         return _worker_fault(record, faulted)
     if draining:
         return None
-    return _out_of_step(trained, record, view) or _start_not_taken(trained, record, view.now)
+    return _generation_mismatch(trained, record, replicas) or _start_not_taken(trained, record, replicas.now)
 
 
 def _drained(replica: Replica, record: Record) -> bool:
     """Whether its workers ended at the checkpoint; of agents of another make a stopped one is believed (decision 3)."""
-    if not replica.parked or not replica.runs(record.generation):
+    if not replica.is_idle or not replica.runs(record.generation):
         return False
     return replica.agent.drained or replica.agent.generation is None
 
 
-def _is_unheard(replica: Replica) -> bool:
+def _is_unknown(replica: Replica) -> bool:
     """Whether an agent has not told this operator anything yet, though it may."""
-    return replica.agent.state is None and replica.health in (Health.PENDING, Health.DOOMED)
+    return replica.agent.state is None and replica.health in (Health.PENDING, Health.DISRUPTED)
 
 
 def _failed_draining(replica: Replica) -> bool:
     """Workers that fail while they are asked for a checkpoint leave their agent READY, with the failure (decision 18)."""
-    return replica.parked and not replica.agent.drained and replica.agent.failure is not None
+    return replica.is_idle and not replica.agent.drained and replica.agent.failure is not None
 
 
-def _missing(record: Record, view: View) -> Incident | None:
-    gone = [m for m in record.members if view.get(m) is None]
-    there = [r for m in record.members if (r := view.get(m)) is not None]
+def _missing(record: Record, replicas: Replicas) -> Fault | None:
+    gone = [m for m in record.members if replicas.get(m) is None]
+    there = [r for m in record.members if (r := replicas.get(m)) is not None]
     lost = [r for r in there if r.health is Health.LOST]
     ended = [r for r in there if r.has_no_workers and not r.finished(record.generation)]
     hit = lost or ended
     if hit:
         # What a node or somebody else brought about is the root cause, also when others ended by themselves over it.
-        first = next((r for r in hit if not r.ended_itself), hit[0])
+        first = next((r for r in hit if not r.ended_by_itself), hit[0])
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        faulty_replicas = _culprits(record, *(r.id for r in hit), view=view)
-        counted = all(r.ended_itself for r in hit)
-        return Incident(first.why, first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
+        faulty_replicas = _culprits(record, *(r.id for r in hit), replicas=replicas)
+        counted = all(r.ended_by_itself for r in hit)
+        return Fault(first.why, first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
     if gone:
-        return Incident("PodLost", is_gone(gone[0]), False, (), _culprits(record, *gone, view=view))
+        return Fault("PodLost", gone_text(gone[0]), False, (), _culprits(record, *gone, replicas=replicas))
     return None
 
 
-def _culprits(record: Record, *pods: PodId, view: View) -> tuple[FaultyReplica, ...]:
+def _culprits(record: Record, *pods: PodId, replicas: Replicas) -> tuple[FaultyReplica, ...]:
     ranks = {member: rank for rank, member in enumerate(record.members)}
-    found = ((pod, view.get(pod)) for pod in pods[:MAX_CULPRITS])
+    found = ((pod, replicas.get(pod)) for pod in pods[:MAX_FAULTY_REPLICAS])
     return tuple(FaultyReplica(pod, ranks.get(pod, -1), r.pod.node if r is not None else "") for pod, r in found)
 
 
-def is_gone(member: PodId) -> str:
+def gone_text(member: PodId) -> str:
     return f"pod {member.spec}-{member.ordinal} (incarnation {member.incarnation}) is gone"
 
 
-def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Incident:
-    taken = next((r for _, r in faulted if port_is_taken(r, record)), None)
+def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Fault:
+    taken = next((r for _, r in faulted if is_port_taken(r, record)), None)
     if taken is not None:
-        return Incident("MasterPortTaken", first_line(taken.agent.message), uses_budget=False)
+        return Fault("MasterPortTaken", first_line(taken.agent.message), uses_budget=False)
     group_rank, replica = next(
         ((rank, r) for rank, r in faulted if r.agent.failure is not None and r.agent.failure.signal != "SIGTERM"),
         faulted[0],
@@ -128,10 +128,10 @@ def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Inciden
     text = text or agent.reason
     culprit = FaultyReplica(replica.id, group_rank, replica.pod.node)
     message = f"group rank {group_rank} (pod {replica.pod.name}): {text}"
-    return Incident(_as_reason(agent.reason) or "WorkerFault", message, uses_budget=True, faulty_replicas=(culprit,))
+    return Fault(_as_reason(agent.reason) or "WorkerFault", message, uses_budget=True, faulty_replicas=(culprit,))
 
 
-def port_is_taken(replica: Replica, record: Record) -> bool:
+def is_port_taken(replica: Replica, record: Record) -> bool:
     """Whether somebody else held the port that global rank 0 was to open: the next generation has another one (decision 20)."""
     return replica.agent.message.startswith("EADDRINUSE") and replica.runs(record.generation)
 
@@ -170,49 +170,53 @@ def failure_text(replica: Replica) -> str:
     return f"rank {failure.global_rank} {how}: {quote_output(lines[-1][:300])}"
 
 
-def _out_of_step(members: list[Replica], record: Record, view: View) -> Incident | None:
+def _generation_mismatch(members: list[Replica], record: Record, replicas: Replicas) -> Fault | None:
     for replica in members:
         agent = replica.agent
-        if agent.generation is None or replica.health not in (Health.GOOD, Health.DOOMED):
+        if agent.generation is None or replica.health not in (Health.GOOD, Health.DISRUPTED):
             continue
         name = replica.pod.name
         if agent.generation > record.generation:
             message = f"the agent of pod {name} runs generation {agent.generation}, the record says {record.generation}"
-            return Incident("RecordBehind", message, uses_budget=False)
-        if began_anew(replica, record):
-            cause, message = own_end(replica, record) or ("", "")
-            return Incident(cause, message, True, faulty_replicas=_culprits(record, replica.id, view=view))
+            return Fault("RecordBehind", message, uses_budget=False)
+        if agent_restarted(replica, record):
+            cause, message = unprovoked_end(replica, record) or ("", "")
+            return Fault(cause, message, True, faulty_replicas=_culprits(record, replica.id, replicas=replicas))
         stopped = agent.state in (AgentState.READY, AgentState.SHUTDOWN) and not agent.drained
         if agent.generation == record.generation and stopped:
-            return Incident("WorkersStopped", f"somebody else stopped the workers of pod {name}", uses_budget=False)
+            return Fault("WorkersStopped", f"somebody else stopped the workers of pod {name}", uses_budget=False)
     return None
 
 
-def began_anew(replica: Replica, record: Record) -> bool:
+def agent_restarted(replica: Replica, record: Record) -> bool:
     """Whether an agent that ran this generation is a new process; an answer from before it ran is no news."""
     agent = replica.agent
     if agent.state not in (AgentState.INIT, AgentState.READY) or agent.generation != 0 or not record.generation:
         return False
-    return record.running_since is not None and agent.last_answer is not None and agent.last_answer >= news_from(record)
+    return (
+        record.running_since is not None
+        and agent.last_answer is not None
+        and agent.last_answer >= answers_count_from(record)
+    )
 
 
-def own_end(replica: Replica, record: Record) -> tuple[str, str] | None:
+def unprovoked_end(replica: Replica, record: Record) -> tuple[str, str] | None:
     """Give cause and sentence of the end of an agent, or of its container, that nobody else brought about; None without one."""
-    if replica.ended_itself and not replica.finished(record.generation):
+    if replica.ended_by_itself and not replica.finished(record.generation):
         return replica.why, replica.detail
-    if began_anew(replica, record):
+    if agent_restarted(replica, record):
         what = f"has begun anew and knows nothing of generation {record.generation}: its process ended"
         return AGENT_RESTARTED, f"the agent of pod {replica.pod.name} {what}"
     return None
 
 
-def news_from(record: Record) -> datetime:
+def answers_count_from(record: Record) -> datetime:
     """Give from when on an agent's answer was surely given after all agents had answered that they run."""
     assert record.running_since is not None
     return record.running_since + SILENCE_LIMIT
 
 
-def _start_not_taken(members: list[Replica], record: Record, now: datetime | None) -> Incident | None:
+def _start_not_taken(members: list[Replica], record: Record, now: datetime | None) -> Fault | None:
     """Give up on agents that answer and do not do what they are told; others, who did, wait for them.
 
     When nobody took the start, it may be that no call of this operator arrives: the next generations are tried first.
@@ -231,7 +235,7 @@ def _start_not_taken(members: list[Replica], record: Record, now: datetime | Non
     is_hopeless = is_running or record.consecutive_failures >= STARTS_TRIED
     # Who is still stopping is told to hurry by the recovery, before it is given up.
     lost = tuple(r.id for r in late if r.ready) if is_hopeless else ()
-    return Incident("StartNotTaken", message, uses_budget=False, lost=lost)
+    return Fault("StartNotTaken", message, uses_budget=False, lost=lost)
 
 
 def start_limit(replica: Replica, record: Record) -> datetime | None:
@@ -250,7 +254,7 @@ def start_limit(replica: Replica, record: Record) -> datetime | None:
 
 
 def begin_recovery(
-    record: Record, view: View, policy: Policy, now: datetime, incident: Incident, key: str = ""
+    record: Record, replicas: Replicas, policy: Policy, now: datetime, fault: Fault, key: str = ""
 ) -> Record:
     """Book an incident once and begin the recovery: every worker that still runs is stopped at once.
 
@@ -258,53 +262,53 @@ def begin_recovery(
     neither burns the machine nor hides its message. key: spreads the waits of different jobs.
     """
     old = record.transition
-    steps = [r.agent.step for m in record.members if (r := view.get(m)) is not None and r.agent.step is not None]
+    steps = [r.agent.step for m in record.members if (r := replicas.get(m)) is not None and r.agent.step is not None]
     newest = max(steps, default=-1)
     ran_long = not steps and record.running_since is not None and now - record.running_since > PROOF_OF_LIFE
     progressed = newest > record.best_step or ran_long
     failures = 1 if progressed else record.consecutive_failures + 1
     wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
     # A fault in the middle of a drain keeps the size that the drain was for (decision 18).
-    goal = old.goal if old is not None and old.goal else len(record.members)
+    target_size = old.target_size if old is not None and old.target_size else len(record.members)
     transition = Transition(
-        kind=TransitionKind.RECOVERY, cause=incident.cause, message=incident.message, from_size=len(record.members), goal=goal,
+        kind=TransitionKind.RECOVERY, cause=fault.cause, message=fault.message, from_size=len(record.members), target_size=target_size,
         began_at=now, detected_at=now, deadline=now + STOP_TIME, graceful=False, not_before=now + wait if wait else None,
-        uses_budget=incident.uses_budget, reach=_farther(reach_asked(record, view), LEAST_REACH[policy.new_processes]),
+        uses_budget=fault.uses_budget, reach=_farthest(requested_restart(record, replicas), MINIMUM_RESTART[policy.new_processes]),
     )  # fmt: skip
     known = frozenset(record.lost)
     return replace(
-        record, transition=transition, window_since=None, incident_at=record.incident_at or now,
-        lost=(*record.lost, *(pod for pod in incident.lost if pod not in known)),
-        restarts=record.restarts + 1, retries=record.retries + incident.uses_budget,
-        window=_counted(record.window, now) if incident.uses_budget else record.window,
+        record, transition=transition, window_since=None, fault_at=record.fault_at or now,
+        lost=(*record.lost, *(pod for pod in fault.lost if pod not in known)),
+        restarts=record.restarts + 1, retries=record.retries + fault.uses_budget,
+        window=_counted(record.window, now) if fault.uses_budget else record.window,
         consecutive_failures=failures, best_step=max(record.best_step, newest),
-        stalled_recoveries=0 if progressed else record.stalled_recoveries + incident.uses_budget,
-        faulty_replicas=incident.faulty_replicas, is_full_restart=False,
+        stalled_recoveries=0 if progressed else record.stalled_recoveries + fault.uses_budget,
+        faulty_replicas=fault.faulty_replicas, is_full_restart=False,
     )  # fmt: skip
 
 
-def reach_asked(record: Record, view: View) -> RestartMode:
+def requested_restart(record: Record, replicas: Replicas) -> RestartMode:
     """Give the farthest restart that a failed member's workers ask for. Words that we do not know mean new processes."""
     asked = {
         r.agent.restart_mode
         for m in record.members
-        if (r := view.get(m)) is not None and r.agent.state is AgentState.FAULTED and r.runs(record.generation)
+        if (r := replicas.get(m)) is not None and r.agent.state is AgentState.FAULTED and r.runs(record.generation)
     }
     known = tuple(RestartMode)
     reaches = [RestartMode(word) if word in known else RestartMode.PROCESSES for word in asked if word]
     return max(reaches, key=known.index, default=RestartMode.IN_PROCESS)
 
 
-def _farther(*reaches: RestartMode) -> RestartMode:
+def _farthest(*reaches: RestartMode) -> RestartMode:
     return max(reaches, key=tuple(RestartMode).index)
 
 
-def widen(record: Record, view: View) -> Record:
+def widen_restart(record: Record, replicas: Replicas) -> Record:
     """Note that further workers failed meanwhile and ask for more than the first one did, until the recovery is weighed."""
     transition = record.transition
     if transition is None or transition.kind is not TransitionKind.RECOVERY or transition.is_budget_checked:
         return record
-    reach = _farther(transition.reach, reach_asked(record, view))
+    reach = _farthest(transition.reach, requested_restart(record, replicas))
     return record if reach is transition.reach else replace(record, transition=replace(transition, reach=reach))
 
 
@@ -312,6 +316,6 @@ def _counted(window: RestartWindow, now: datetime) -> RestartWindow:
     return replace(window, since=window.since or now, restarts=window.restarts + 1)
 
 
-def given_back(window: RestartWindow) -> RestartWindow:
+def uncounted(window: RestartWindow) -> RestartWindow:
     left = max(0, window.restarts - 1)
     return replace(window, restarts=left, since=window.since if left or window.full_restarts else None)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .backoff import backoff
-from .context import Scene, begin
-from .health import Health, Replica, View
-from .membership import room_for, soonest
+from .context import Context, begin
+from .health import Health, Replica, Replicas
+from .membership import earliest, room_for
 from .record import Record, TransitionKind
 from .snapshot import Policy
 
@@ -17,9 +17,9 @@ CAUSE = "CapacityAvailable"
 WARMING_LIMIT = timedelta(seconds=150)
 
 
-def possible_size(record: Record, view: View, policy: Policy) -> int:
+def possible_size(record: Record, replicas: Replicas, policy: Policy) -> int:
     """Give the largest allowed size with the members and all who are ready."""
-    return _size_with(view.candidates(), record, policy)
+    return _size_with(replicas.candidates(), record, policy)
 
 
 def warming_until(replica: Replica) -> datetime | None:
@@ -41,24 +41,24 @@ def _size_with(candidates: list[Replica], record: Record, policy: Policy) -> int
     return policy.sizes.fit(room_for({*record.members, *ready}, policy))
 
 
-def growth_window(record: Record, scene: Scene, members: list[Replica]) -> tuple[Record, datetime | None]:
+def growth_window(record: Record, context: Context, members: list[Replica]) -> tuple[Record, datetime | None]:
     """Open, keep or close the window in which ready increments are collected."""
     size = len(record.members)
-    candidates = scene.view.candidates()
-    quick = warm(candidates, scene.now)
-    possible = _size_with(quick, record, scene.policy)
-    waits = (until for r in candidates if (until := warming_until(r)) is not None and until > scene.now)
+    candidates = context.replicas.candidates()
+    quick = warm(candidates, context.now)
+    possible = _size_with(quick, record, context.policy)
+    waits = (until for r in candidates if (until := warming_until(r)) is not None and until > context.now)
     look = min(waits, default=None)
     # A voluntary resize does not begin while a member is out of sight: its drain would end in a recovery.
     in_sight = len(members) == size and all(r.health is Health.GOOD for r in members)
     if possible <= size or record.running_since is None or not in_sight:
         return replace(record, window_since=None), look
-    opened = record.window_since or scene.now
-    due = growth_due(replace(record, window_since=opened), scene.policy, scene.key)
-    if due is not None and scene.now < due:
-        return replace(record, window_since=opened), soonest(due, look)
+    opened = record.window_since or context.now
+    due = growth_due(replace(record, window_since=opened), context.policy, context.key)
+    if due is not None and context.now < due:
+        return replace(record, window_since=opened), earliest(due, look)
     message = f"{possible - size} more replicas are ready"
-    return begin(record, scene, TransitionKind.RESIZE, CAUSE, message, goal=possible), None
+    return begin(record, context, TransitionKind.RESIZE, CAUSE, message, target_size=possible), None
 
 
 def growth_due(record: Record, policy: Policy, key: str) -> datetime | None:
@@ -81,7 +81,7 @@ def growth_failed(record: Record, now: datetime) -> Record:
     return replace(record, size_before_growth=0, resize_failures=record.resize_failures + 1, resize_failed_at=now)
 
 
-def note_broken_growth(record: Record, now: datetime) -> Record:
+def mark_interrupted_growth(record: Record, now: datetime) -> Record:
     """A fault comes: was it in the middle of a growth, or before the larger generation was RUNNING?"""
     transition = record.transition
     is_growing = transition is not None and transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from .names import PodId, Slot
 from .record import Record, TransitionKind
-from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, Witnesses, does_answer, examine, is_silent
-from .snapshot import AgentFact, AgentState, NodeFact, Observed, PodFact
+from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, PeerReports, diagnose, is_answering, is_silent
+from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Snapshot
 
 TICK = timedelta(milliseconds=1)
 # An agent answers within a second of its container's start; after this long the container does not run one.
@@ -19,7 +19,7 @@ MAX_GENERATION = 10**9
 
 POD_FAILED, CONTAINER_RESTARTED = "PodFailed", "ContainerRestarted"
 
-NO_AGENT = AgentFact()
+NO_AGENT = ObservedAgent()
 
 
 class Health(StrEnum):
@@ -28,7 +28,7 @@ class Health(StrEnum):
     PENDING = "pending"  # not started, or its agent has not answered yet
     GOOD = "good"  # its agent answers
     SILENT = "silent"  # its agent does not answer at present; nothing is proven
-    DOOMED = "doomed"  # it answers, but it, its node or its quota will go: drain it
+    DISRUPTED = "disrupted"  # it answers, but it, its node or its quota will go: drain it
     LOST = "lost"  # it will never train again, though the API server may still list it
     ENDED = "ended"  # its agent's container has ended
 
@@ -37,17 +37,17 @@ class Health(StrEnum):
 class Replica:
     """A pod with everything known about it."""
 
-    pod: PodFact
-    agent: AgentFact
+    pod: ObservedPod
+    agent: ObservedAgent
     health: Health
     why: str = ""
     """CamelCase cause when doomed or lost."""
     detail: str = ""
     gone: bool = False
     """Gone for good in the sense of decision 6: its place may be given away and its object removed."""
-    unattended: bool = False
+    kubelet_gone: bool = False
     """It has ended, and the kubelet that would take its object away is gone."""
-    may_run: bool = False
+    may_still_run: bool = False
     """It is lost, or its agent has ended, but its kubelet lives, and has not ended all of its containers yet."""
     until: datetime | None = None
     """Of a silent one: when silence itself decides that it is lost, because nothing else can."""
@@ -57,9 +57,9 @@ class Replica:
         return self.pod.id
 
     @property
-    def lives(self) -> bool:
+    def may_train(self) -> bool:
         """Whether it trains, or may yet: it has not ended, is not lost, and need not leave."""
-        return self.health not in (Health.ENDED, Health.LOST, Health.DOOMED)
+        return self.health not in (Health.ENDED, Health.LOST, Health.DISRUPTED)
 
     @property
     def has_no_workers(self) -> bool:
@@ -67,10 +67,10 @@ class Replica:
         return self.health is Health.ENDED or self.why == CONTAINER_RESTARTED
 
     @property
-    def ended_itself(self) -> bool:
+    def ended_by_itself(self) -> bool:
         """Whether its agent or its container ended, and neither its node nor anybody else brought that about."""
         is_own = self.why in (POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED)
-        return is_own and self.pod.kill_at is None and not self.pod.disrupted
+        return is_own and self.pod.kill_at is None and not self.pod.disruption
 
     def finished(self, generation: int) -> bool:
         """Whether its workers of a generation completed, and its container, if it has ended, ended well after that."""
@@ -81,15 +81,15 @@ class Replica:
         return self.health is not Health.ENDED or ended_well
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether workers run there, or their end has not been acknowledged by a stop, as far as its agent tells."""
-        answers = self.health in (Health.GOOD, Health.DOOMED)
+        answers = self.health in (Health.GOOD, Health.DISRUPTED)
         return answers and self.agent.state in (AgentState.RUNNING, AgentState.FAULTED, AgentState.COMPLETED)
 
     @property
-    def parked(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether its agent says that no workers run there."""
-        answers = self.health in (Health.GOOD, Health.DOOMED)
+        answers = self.health in (Health.GOOD, Health.DISRUPTED)
         return answers and self.agent.state in (AgentState.READY, AgentState.INIT, AgentState.SHUTDOWN)
 
     @property
@@ -103,20 +103,20 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Replicas:
     """The pods of a job, judged; the newest incarnation of each slot apart from older ones."""
 
     by_id: dict[PodId, Replica]
     newest: dict[Slot, Replica]
     all_silent: bool
     """Every agent whose node does not explain it is silent: the operator suspects itself and waits (decision 5)."""
-    next_gone_at: datetime | None = None
+    next_loss_at: datetime | None = None
     """When the next pod counts as gone unless its node comes back, or as lost unless its agent answers; nothing else would tell."""
     now: datetime | None = None
     """When it was judged."""
-    room_at: datetime | None = None
+    capacity_freed_at: datetime | None = None
     """When there last came to be more room in the cluster, as far as the operator can see."""
-    withdrawn: frozenset[Slot] = frozenset()
+    quota_lost: frozenset[Slot] = frozenset()
     """Slots without quota: their pods go, whether their agents answer or not."""
 
     def get(self, pod: PodId) -> Replica | None:
@@ -132,58 +132,72 @@ class View:
         return max((number for number in told if number <= MAX_GENERATION), default=0)
 
 
-def drain_grace(seen: Observed) -> timedelta:
+def drain_grace(snapshot: Snapshot) -> timedelta:
     """Give the time of a drain. A node that is not ready for longer does not count as coming back (decision 6)."""
-    return seen.job.policy.graceful_timeout if seen.job.policy is not None else timedelta(minutes=10)
+    return snapshot.job.policy.graceful_timeout if snapshot.job.policy is not None else timedelta(minutes=10)
 
 
-def judge(seen: Observed) -> View:
+def assess(snapshot: Snapshot) -> Replicas:
     """Judge every pod of the job."""
-    record = seen.job.record
+    record = snapshot.job.record
     given_up = frozenset(record.lost) if record else frozenset()
     members = frozenset(record.members) if record else frozenset()
     is_stopping = record is not None and record.transition is not None
     agents = {
         pod.name: _known_since(
-            seen.agents.get(pod.name, NO_AGENT), pod.id in members and not (is_stopping and _was_restarted(pod))
+            snapshot.agents.get(pod.name, NO_AGENT), pod.id in members and not (is_stopping and _was_restarted(pod))
         )
-        for pod in seen.pods
+        for pod in snapshot.pods
     }
-    alive = [(pod, agents[pod.name]) for pod in seen.pods if not (pod.ended or _container_ended(pod))]
+    alive = [(pod, agents[pod.name]) for pod in snapshot.pods if not (pod.ended or _container_ended(pod))]
     ever = [a for _, a in alive if a.last_answer]
-    unexplained = [a for pod, a in alive if a.last_answer and not _is_explained(seen.nodes.get(pod.node), a, seen.now)]
-    witnesses = Witnesses(
-        members=[a for pod, a in alive if pod.id in members and does_answer(a, seen.now)],
-        all_silent=bool(unexplained) and all(is_silent(a, seen.now) for a in unexplained),
+    unexplained = [
+        a for pod, a in alive if a.last_answer and not _is_explained(snapshot.nodes.get(pod.node), a, snapshot.now)
+    ]
+    peers = PeerReports(
+        members=[a for pod, a in alive if pod.id in members and is_answering(a, snapshot.now)],
+        all_silent=bool(unexplained) and all(is_silent(a, snapshot.now) for a in unexplained),
         heard_at=max((a.last_answer for a in ever if a.last_answer is not None), default=None),
     )
-    grace = drain_grace(seen)
+    grace = drain_grace(snapshot)
     by_id: dict[PodId, Replica] = {}
     newest: dict[Slot, Replica] = {}
-    for pod in seen.pods:
-        node = seen.nodes.get(pod.node) if pod.node else None
+    for pod in snapshot.pods:
+        node = snapshot.nodes.get(pod.node) if pod.node else None
         agent = agents[pod.name]
         if pod.id in given_up and not pod.ended:
-            replica = Replica(pod, agent, Health.LOST, "GivenUp", gone=_gone(pod, agent, node, seen.now, grace))
+            replica = Replica(pod, agent, Health.LOST, "GivenUp", gone=_gone(pod, agent, node, snapshot.now, grace))
         else:
-            withdrawn = seen.withdrawn.get(pod.id.slot)
+            quota_lost = snapshot.quota_lost.get(pod.id.slot)
             is_member = pod.id in members
-            replica = _judge_pod(pod, agent, node, witnesses, seen.now, grace, is_member=is_member, withdrawn=withdrawn)
+            replica = _assess_pod(
+                pod, agent, node, peers, snapshot.now, grace, is_member=is_member, quota_lost=quota_lost
+            )
         if node is not None and node.cordoned and _would_grow(replica, record):
             why = f"node {node.name} was cordoned before pod {pod.name} joined the training"
-            replica = replace(replica, health=Health.DOOMED, why="NodeCordoned", detail=why)
+            replica = replace(replica, health=Health.DISRUPTED, why="NodeCordoned", detail=why)
         if replica.health in (Health.LOST, Health.ENDED) and not replica.gone:
-            replica = replace(replica, may_run=not pod.node or (node is not None and node.ready))
+            replica = replace(replica, may_still_run=not pod.node or (node is not None and node.ready))
         by_id[pod.id] = replica
         if pod.id.slot not in newest or newest[pod.id.slot].id.incarnation < pod.id.incarnation:
             newest[pod.id.slot] = replica
     not_ready_since = (
-        node.not_ready_since for pod in seen.pods if (node := seen.nodes.get(pod.node)) is not None and not node.ready
+        node.not_ready_since
+        for pod in snapshot.pods
+        if (node := snapshot.nodes.get(pod.node)) is not None and not node.ready
     )
     ends = (since + grace + TICK for since in not_ready_since if since is not None)
     decisions = (r.until + TICK for r in by_id.values() if r.until is not None)
-    next_gone_at = min((at for at in (*ends, *decisions) if at > seen.now), default=None)
-    return View(by_id, newest, witnesses.all_silent, next_gone_at, seen.now, seen.room_at, frozenset(seen.withdrawn))
+    next_loss_at = min((at for at in (*ends, *decisions) if at > snapshot.now), default=None)
+    return Replicas(
+        by_id,
+        newest,
+        peers.all_silent,
+        next_loss_at,
+        snapshot.now,
+        snapshot.capacity_freed_at,
+        frozenset(snapshot.quota_lost),
+    )
 
 
 def _would_grow(replica: Replica, record: Record | None) -> bool:
@@ -195,27 +209,27 @@ def _would_grow(replica: Replica, record: Record | None) -> bool:
         return False
     if record.transition is not None and record.transition.kind is not TransitionKind.RESIZE:
         return False
-    return replica.health in (Health.GOOD, Health.PENDING) and not (replica.busy or replica.agent.is_spare)
+    return replica.health in (Health.GOOD, Health.PENDING) and not (replica.is_busy or replica.agent.is_spare)
 
 
-def _judge_pod(
-    pod: PodFact,
-    agent: AgentFact,
-    node: NodeFact | None,
-    witnesses: Witnesses,
+def _assess_pod(
+    pod: ObservedPod,
+    agent: ObservedAgent,
+    node: ObservedNode | None,
+    peers: PeerReports,
     now: datetime,
     grace: timedelta,
     *,
     is_member: bool,
-    withdrawn: tuple[str, str] | None = None,
+    quota_lost: tuple[str, str] | None = None,
 ) -> Replica:
     if pod.ended:
-        unattended = _unattended(node, now, grace)
-        return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), gone=True, unattended=unattended)
+        kubelet_gone = _unattended(node, now, grace)
+        return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), gone=True, kubelet_gone=kubelet_gone)
     if node is not None and node.out_of_service:
         return Replica(pod, agent, Health.LOST, "NodeOutOfService", f"node {node.name} is out of service", gone=True)
     gone = _gone(pod, agent, node, now, grace)
-    if gone and not does_answer(agent, now):
+    if gone and not is_answering(agent, now):
         how = "was deleted" if node is None else f"is not ready for more than {grace.total_seconds():g} s"
         return Replica(pod, agent, Health.LOST, NODE_LOST if node else "NodeDeleted", f"node {pod.node} {how}", gone)
     if _container_ended(pod):
@@ -224,34 +238,34 @@ def _judge_pod(
         detail = pod.trouble or f"the agent's container of pod {pod.name} ended and is started again"
         return Replica(pod, agent, Health.PENDING, CONTAINER_RESTARTED, detail, gone)
     if is_silent(agent, now):
-        found = examine(pod, agent, node, witnesses, now, is_member=is_member)
-        if found.cause:
-            return Replica(pod, agent, Health.LOST, found.cause, found.detail, gone)
-        return Replica(pod, agent, Health.SILENT, AGENT_SILENT, found.detail, gone, until=found.until)
-    doomed = withdrawn or _doom(pod, node, agent)
-    if doomed:
-        return Replica(pod, agent, Health.DOOMED, *doomed, gone=gone)
+        diagnosis = diagnose(pod, agent, node, peers, now, is_member=is_member)
+        if diagnosis.cause:
+            return Replica(pod, agent, Health.LOST, diagnosis.cause, diagnosis.detail, gone)
+        return Replica(pod, agent, Health.SILENT, AGENT_SILENT, diagnosis.detail, gone, until=diagnosis.until)
+    disrupted = quota_lost or _disruption(pod, node, agent)
+    if disrupted:
+        return Replica(pod, agent, Health.DISRUPTED, *disrupted, gone=gone)
     if agent.state is None:
         return Replica(pod, agent, Health.PENDING, "AgentNotAnswering" if _overdue(agent, now) else "", gone=gone)
     return Replica(pod, agent, Health.GOOD, gone=gone)
 
 
-def _is_explained(node: NodeFact | None, agent: AgentFact, now: datetime) -> bool:
+def _is_explained(node: ObservedNode | None, agent: ObservedAgent, now: datetime) -> bool:
     """Whether an agent is silent and its node is known to be the reason."""
     return node is not None and not node.ready and is_silent(agent, now)
 
 
-def _container_ended(pod: PodFact) -> bool:
+def _container_ended(pod: ObservedPod) -> bool:
     """Whether the agent's container has ended for good; nothing is started again in a pod that is being deleted."""
     container = pod.container
     return container is not None and (container.ended or (container.is_restarting and pod.kill_at is not None))
 
 
-def _was_restarted(pod: PodFact) -> bool:
+def _was_restarted(pod: ObservedPod) -> bool:
     return pod.container is not None and pod.container.restart_count > 0
 
 
-def _why_it_ended(pod: PodFact, node: NodeFact | None) -> tuple[str, str]:
+def _why_it_ended(pod: ObservedPod, node: ObservedNode | None) -> tuple[str, str]:
     """Give cause and sentence of a container's end: its node's failure explains it, else it ended by itself."""
     detail = pod.trouble or f"pod {pod.name} ended"
     if node is not None and not node.ready:
@@ -259,18 +273,18 @@ def _why_it_ended(pod: PodFact, node: NodeFact | None) -> tuple[str, str]:
     return POD_FAILED, detail
 
 
-def _known_since(agent: AgentFact, is_member: bool) -> AgentFact:
+def _known_since(agent: ObservedAgent, is_member: bool) -> ObservedAgent:
     """An agent that trained before this operator began must answer too: its silence counts from the first call."""
     if is_member and agent.last_answer is None and agent.trying_since is not None:
         return replace(agent, last_answer=agent.trying_since)
     return agent
 
 
-def _overdue(agent: AgentFact, now: datetime) -> bool:
+def _overdue(agent: ObservedAgent, now: datetime) -> bool:
     return agent.trying_since is not None and now - agent.trying_since >= AGENT_EXPECTED
 
 
-def _gone(pod: PodFact, agent: AgentFact, node: NodeFact | None, now: datetime, grace: timedelta) -> bool:
+def _gone(pod: ObservedPod, agent: ObservedAgent, node: ObservedNode | None, now: datetime, grace: timedelta) -> bool:
     """Decision 6. A node that is not in the cache may also be too new for it, so its pod's agent must be silent too."""
     if pod.ended:
         return True
@@ -279,18 +293,18 @@ def _gone(pod: PodFact, agent: AgentFact, node: NodeFact | None, now: datetime, 
     return is_silent(agent, now) if node is None else _unattended(node, now, grace)
 
 
-def _unattended(node: NodeFact | None, now: datetime, grace: timedelta) -> bool:
+def _unattended(node: ObservedNode | None, now: datetime, grace: timedelta) -> bool:
     """Whether a node's kubelet will not come back; of nodes that were deleted, others take the pods away."""
     if node is None or node.out_of_service:
         return node is not None
     return node.not_ready_since is not None and not node.ready and now - node.not_ready_since > grace
 
 
-def _doom(pod: PodFact, node: NodeFact | None, agent: AgentFact) -> tuple[str, str] | None:
-    if node is not None and node.doomed:
-        return "NodeDrained", f"node {node.name}: {node.doomed}"
-    if pod.disrupted:
-        cause, what = "PodDisrupted", f"is being disrupted ({pod.disrupted})"
+def _disruption(pod: ObservedPod, node: ObservedNode | None, agent: ObservedAgent) -> tuple[str, str] | None:
+    if node is not None and node.disruption:
+        return "NodeDrained", f"node {node.name}: {node.disruption}"
+    if pod.disruption:
+        cause, what = "PodDisrupted", f"is being disrupted ({pod.disruption})"
     elif pod.kill_at is not None:
         cause, what = "PodDeleted", "is being deleted"
     elif agent.terminating:

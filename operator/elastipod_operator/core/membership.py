@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from .actions import Action, CreatePod, DeletePod, ShutDownAgent
 from .backoff import doubled
 from .base_first import lacks_base
-from .health import Health, Replica, View
+from .health import Health, Replica, Replicas
 from .names import PodId, Slot
 from .record import Record
 from .silence import AGENT_ENDED
@@ -20,7 +20,7 @@ from .snapshot import AgentState, Policy
 SPARE_PATIENCE = timedelta(seconds=60)
 # What runs beside an agent that has ended (a sidecar, a shell) may ignore its end: it has nothing to save for which it would get
 # the time of a drain.
-REST_GRACE_S = 30
+LEFTOVER_GRACE_S = 30
 
 
 def rank_order(candidates: list[Replica], record: Record, policy: Policy) -> list[Replica]:
@@ -62,7 +62,7 @@ def capped(pods: Collection[PodId], policy: Policy) -> int:
     return min(policy.sizes.maximum, sum(min(spec.limit, number[spec.name]) for spec in policy.specs))
 
 
-def wanted_slots(policy: Policy, record: Record, view: View) -> list[Slot]:
+def wanted_slots(policy: Policy, record: Record, replicas: Replicas) -> list[Slot]:
     """Give the slots that should hold a pod: as many as the largest allowed size, and the spares of each spec in use.
 
     Within a spec, slots of members stay, then those of living pods, then the lowest ordinals; the base spec fills first.
@@ -73,13 +73,13 @@ def wanted_slots(policy: Policy, record: Record, view: View) -> list[Slot]:
     wanted: list[Slot] = []
     for spec in policy.specs:
         room = min(left, spec.limit)
-        known = {slot for slot in (*view.newest, *members) if slot.spec == spec.name}
+        known = {slot for slot in (*replicas.newest, *members) if slot.spec == spec.name}
         slots = known | {Slot(spec.name, ordinal) for ordinal in range(room + spec.spares)}
         if policy.granted is not None:
             slots = {slot for slot in policy.granted if slot.spec == spec.name}
 
         def key(slot: Slot) -> tuple[bool, int, int]:
-            return slot not in members, _distance(view.newest.get(slot)), slot.ordinal
+            return slot not in members, _distance(replicas.newest.get(slot)), slot.ordinal
 
         wanted += sorted(slots, key=key)[: room + spec.spares if room else 0]
         left -= room
@@ -88,12 +88,12 @@ def wanted_slots(policy: Policy, record: Record, view: View) -> list[Slot]:
 
 def _distance(replica: Replica | None) -> int:
     """How far a slot is from training: 0 its pod runs, 1 it is on its way, 2 there is none that could."""
-    if replica is None or not replica.lives:
+    if replica is None or not replica.may_train:
         return 2
     return 1 if replica.health is Health.PENDING and not replica.pod.started else 0
 
 
-def remember(record: Record, pods: Iterable[PodId]) -> Record:
+def record_incarnations(record: Record, pods: Iterable[PodId]) -> Record:
     """Note the incarnations of pods that were seen: a name that a pod bore is not used again, whatever became of it."""
     newest = dict(record.incarnations)
     for pod in (*record.members, *pods):
@@ -101,10 +101,10 @@ def remember(record: Record, pods: Iterable[PodId]) -> Record:
     return record if newest == record.incarnations else replace(record, incarnations=newest)
 
 
-def newest_incarnations(record: Record, view: View) -> dict[Slot, int]:
+def newest_incarnations(record: Record, replicas: Replicas) -> dict[Slot, int]:
     """Give the newest incarnation that a pod of each slot ever had, as far as anything tells."""
     newest = dict(record.incarnations)
-    for pod in (*record.members, *record.lost, *view.by_id):
+    for pod in (*record.members, *record.lost, *replicas.by_id):
         slot = pod.slot
         newest[slot] = max(pod.incarnation, newest.get(slot, -1))
     return newest
@@ -121,8 +121,8 @@ class Limits:
     growth_until: datetime | None = None
 
 
-def supply(
-    policy: Policy, record: Record, view: View, now: datetime, wanted: list[Slot], limits: Limits
+def supply_pods(
+    policy: Policy, record: Record, replicas: Replicas, now: datetime, wanted: list[Slot], limits: Limits
 ) -> tuple[list[Action], datetime | None]:
     """Create the pods that are missing of the wanted slots and remove those that are not wanted any more.
 
@@ -134,14 +134,14 @@ def supply(
     wakes: list[datetime] = []
     nnodes = len(record.members) or policy.sizes.start
     in_use = {member.slot for member in record.members} if record.transition is None else set(wanted)
-    misplaced = _misplaced(view, limits.avoids)
-    taken = _taken(view, misplaced) if policy.granted is not None else {}
-    newest = newest_incarnations(record, view)
+    misplaced = _outdated_placement(replicas, limits.avoids)
+    taken = _still_on_quota(replicas, misplaced) if policy.granted is not None else {}
+    newest = newest_incarnations(record, replicas)
     spares = spare_slots(policy, wanted)
-    all_placed = all(is_placed(view.newest.get(slot)) for slot in wanted if slot not in spares)
+    all_placed = all(is_placed(replicas.newest.get(slot)) for slot in wanted if slot not in spares)
     for slot in wanted:
-        replica = view.newest.get(slot)
-        if replica is not None and replica.lives and slot not in misplaced:
+        replica = replicas.newest.get(slot)
+        if replica is not None and replica.may_train and slot not in misplaced:
             continue
         if slot in spares and not all_placed:
             continue  # a spare must not take the place of one that is to train
@@ -149,7 +149,7 @@ def supply(
             if slot in misplaced:
                 actions += remove(taken[slot], "waits for a place with an outdated idea of the nodes to avoid")
             continue
-        due = soonest_allowed(
+        due = latest(
             _creation_due(replica, record, policy) if slot not in misplaced else None,
             limits.refused_until,
             limits.growth_until if slot not in in_use else None,
@@ -160,29 +160,31 @@ def supply(
         pod = PodId(slot.spec, slot.ordinal, newest.get(slot, -1) + 1)
         workload = policy.granted.get(slot, "") if policy.granted is not None else ""
         actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids, workload))
-    if (due := _spares_give_way(policy, record, view, wanted, spares)) is not None:
+    if (due := _spares_leave_at(policy, record, replicas, wanted, spares)) is not None:
         if due > now:
             wakes.append(due)
         else:
             wanted = [slot for slot in wanted if slot not in spares]
-    return actions + _removals(set(wanted), record, view), soonest(*wakes)
+    return actions + _removals(set(wanted), record, replicas), earliest(*wakes)
 
 
-def _spares_give_way(
-    policy: Policy, record: Record, view: View, wanted: list[Slot], spares: set[Slot]
+def _spares_leave_at(
+    policy: Policy, record: Record, replicas: Replicas, wanted: list[Slot], spares: set[Slot]
 ) -> datetime | None:
     """Give when spares leave their places to pods that are to train; None while these have theirs, or it would not help.
 
     They came when there was room for all; that some of it went shows in pods that wait for a place for long.
     """
     waiting = [
-        r for s in wanted if s not in spares and (r := view.newest.get(s)) is not None and r.lives and not r.pod.node
+        r
+        for s in wanted
+        if s not in spares and (r := replicas.newest.get(s)) is not None and r.may_train and not r.pod.node
     ]
     members = {*record.members}
-    idle = [r for s in spares if (r := view.newest.get(s)) is not None and is_placed(r) and r.id not in members]
+    idle = [r for s in spares if (r := replicas.newest.get(s)) is not None and is_placed(r) and r.id not in members]
     if not waiting or not idle:
         return None
-    placed = [r.id for s in wanted if s not in spares and (r := view.newest.get(s)) is not None and is_placed(r)]
+    placed = [r.id for s in wanted if s not in spares and (r := replicas.newest.get(s)) is not None and is_placed(r)]
     freed = [r.id for r in waiting][: len(idle)]
     now_fits = policy.sizes.fit(room_for({*members, *placed}, policy))
     if policy.sizes.fit(room_for({*members, *placed, *freed}, policy)) <= now_fits:
@@ -192,7 +194,7 @@ def _spares_give_way(
 
 def is_placed(replica: Replica | None) -> bool:
     """Whether there is a pod that lives and has a node."""
-    return replica is not None and replica.lives and bool(replica.pod.node)
+    return replica is not None and replica.may_train and bool(replica.pod.node)
 
 
 def spare_slots(policy: Policy, wanted: list[Slot]) -> set[Slot]:
@@ -206,29 +208,29 @@ def spare_slots(policy: Policy, wanted: list[Slot]) -> set[Slot]:
     return spares
 
 
-def _misplaced(view: View, avoids: tuple[str, ...]) -> set[Slot]:
+def _outdated_placement(replicas: Replicas, avoids: tuple[str, ...]) -> set[Slot]:
     """Give the slots whose pods wait for a place with an outdated idea of the nodes to avoid."""
     return {
         slot
-        for slot, r in view.newest.items()
+        for slot, r in replicas.newest.items()
         if r.health is Health.PENDING and not r.pod.node and r.pod.kill_at is None and r.pod.avoids != avoids
     }
 
 
-def _taken(view: View, misplaced: set[Slot]) -> dict[Slot, Replica]:
+def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Replica]:
     """Give the slots whose pods still take of their quota although others are to come in their places.
 
     Who is lost does while its kubelet lives, which is about to end it; a dead node never blocks a replacement (decision 7).
     """
     return {
         r.id.slot: r
-        for r in view.by_id.values()
+        for r in replicas.by_id.values()
         if not r.gone
-        and (r.health is Health.DOOMED or r.may_run or (r.id.slot in misplaced and r.health is Health.PENDING))
+        and (r.health is Health.DISRUPTED or r.may_still_run or (r.id.slot in misplaced and r.health is Health.PENDING))
     }
 
 
-def soonest_allowed(*times: datetime | None) -> datetime | None:
+def latest(*times: datetime | None) -> datetime | None:
     """Give the time from which nothing stands in the way any more; None when nothing does."""
     return max((t for t in times if t is not None), default=None)
 
@@ -247,22 +249,22 @@ def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> da
     return replica.pod.created_at + doubled(policy.backoff_base, policy.backoff_max, tries)
 
 
-def _removals(wanted: set[Slot], record: Record, view: View) -> list[Action]:
-    held = _held(record, view)
-    last_words = _last_words(view)
+def _removals(wanted: set[Slot], record: Record, replicas: Replicas) -> list[Action]:
+    held = _kept_members(record, replicas)
+    last_words = _kept_for_logs(replicas)
     actions: list[Action] = []
-    for replica in view.by_id.values():
+    for replica in replicas.by_id.values():
         if replica.id in held or replica.id in last_words:
             continue
-        if replica.id != view.newest[replica.id.slot].id:
+        if replica.id != replicas.newest[replica.id.slot].id:
             why = "replaced by a newer pod"
         elif replica.id.slot not in wanted:
             why = "no longer wanted at this size"
-        elif replica.health is Health.DOOMED:
+        elif replica.health is Health.DISRUPTED:
             why = replica.detail
         elif replica.health is Health.LOST:
             why = "lost"
-        elif holds_its_place(replica):
+        elif holds_resources(replica):
             why = "its agent's container has ended; the other containers would keep its place"
         else:
             continue
@@ -270,27 +272,27 @@ def _removals(wanted: set[Slot], record: Record, view: View) -> list[Action]:
     return actions
 
 
-def _held(record: Record, view: View) -> set[PodId]:
+def _kept_members(record: Record, replicas: Replicas) -> set[PodId]:
     """Give the members that still train or park. Once all are parked, only what the next generation may take is kept."""
-    members = [r for m in record.members if (r := view.get(m)) is not None and r.health is not Health.LOST]
-    if record.transition is not None and all(r.parked or r.has_no_workers for r in members):
+    members = [r for m in record.members if (r := replicas.get(m)) is not None and r.health is not Health.LOST]
+    if record.transition is not None and all(r.is_idle or r.has_no_workers for r in members):
         return set()
     return {r.id for r in members}
 
 
-def _last_words(view: View) -> set[PodId]:
+def _kept_for_logs(replicas: Replicas) -> set[PodId]:
     """Give the newest ended pod of each slot whose replacement does not work yet: its log says why."""
     kept: dict[Slot, PodId] = {}
-    for replica in view.by_id.values():
+    for replica in replicas.by_id.values():
         slot = replica.id.slot
-        if replica.health is not Health.ENDED or holds_its_place(replica):
+        if replica.health is not Health.ENDED or holds_resources(replica):
             continue
-        if view.newest[slot].health is not Health.GOOD:
+        if replicas.newest[slot].health is not Health.GOOD:
             kept[slot] = max(kept.get(slot, replica.id), replica.id)
     return set(kept.values())
 
 
-def holds_its_place(replica: Replica) -> bool:
+def holds_resources(replica: Replica) -> bool:
     """Whether an ended agent's pod still holds its devices and its quota, because other containers of it run."""
     return replica.health is Health.ENDED and not (replica.pod.ended or replica.pod.containers_ended)
 
@@ -298,16 +300,16 @@ def holds_its_place(replica: Replica) -> bool:
 def remove(replica: Replica, why: str) -> list[Action]:
     """End a pod's agent if it answers and delete the pod; force where its kubelet will not do it (decision 6)."""
     actions: list[Action] = []
-    if replica.health in (Health.GOOD, Health.DOOMED) and replica.agent.state not in (None, AgentState.SHUTDOWN):
+    if replica.health in (Health.GOOD, Health.DISRUPTED) and replica.agent.state not in (None, AgentState.SHUTDOWN):
         actions.append(ShutDownAgent(replica.pod.name))
     # Once more where a deletion is under way already but no kubelet will complete it.
-    force = replica.unattended if replica.pod.ended else replica.gone
+    force = replica.kubelet_gone if replica.pod.ended else replica.gone
     if replica.pod.kill_at is None or force:
-        is_over = not force and (holds_its_place(replica) or replica.why == AGENT_ENDED)
-        actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force, REST_GRACE_S if is_over else None))
+        is_over = not force and (holds_resources(replica) or replica.why == AGENT_ENDED)
+        actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force, LEFTOVER_GRACE_S if is_over else None))
     return actions
 
 
-def soonest(*times: datetime | None) -> datetime | None:
+def earliest(*times: datetime | None) -> datetime | None:
     """Give the earliest of the times that are set."""
     return min((t for t in times if t is not None), default=None)

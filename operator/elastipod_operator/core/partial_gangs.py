@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from .actions import Note
+from .actions import JobEvent
 from .backoff import backoff, jitter
-from .health import View
-from .membership import capped, is_placed, remember, room_for, soonest, spare_slots
+from .health import Replicas
+from .membership import capped, earliest, is_placed, record_incarnations, room_for, spare_slots
 from .names import Slot
 from .record import PartialGang, Record
 from .snapshot import Policy
@@ -32,9 +32,9 @@ class Places:
     partial: int
 
 
-def places(record: Record, view: View, policy: Policy) -> Places:
+def places(record: Record, replicas: Replicas, policy: Policy) -> Places:
     """Count the places that the job holds."""
-    bound = [r.id for r in view.newest.values() if is_placed(r)]
+    bound = [r.id for r in replicas.newest.values() if is_placed(r)]
     if record.transition is not None:
         whole = policy.sizes.fit(room_for(bound, policy))
         return Places(whole, 0 if whole else capped(bound, policy))
@@ -43,31 +43,33 @@ def places(record: Record, view: View, policy: Policy) -> Places:
     return Places(whole, max(0, capped(held, policy) - whole))
 
 
-def _is_short(view: View) -> bool:
+def _is_short(replicas: Replicas) -> bool:
     """Whether some pod waits for a place."""
-    return any(r.lives and not r.pod.node for r in view.newest.values())
+    return any(r.may_train and not r.pod.node for r in replicas.newest.values())
 
 
-def watch_gang(
-    record: Record, view: View, policy: Policy, now: datetime, key: str, *, refused: bool
-) -> tuple[Record, tuple[Note, ...]]:
+def follow_partial_gang(
+    record: Record, replicas: Replicas, policy: Policy, now: datetime, key: str, *, refused: bool
+) -> tuple[Record, tuple[JobEvent, ...]]:
     """Follow an incomplete gang or increment: wait, give its places back, rest, ask again.
 
     It rests longer each time, and no longer than until there came to be more room somewhere.
     """
-    have, gang = places(record, view, policy), record.gang
+    have, gang = places(record, replicas, policy), record.gang
     if gang is not None and gang.rest_until is not None:
-        is_over = now >= gang.rest_until or (view.room_at is not None and view.room_at > gang.since + DEMAND_PAUSE)
+        is_over = now >= gang.rest_until or (
+            replicas.capacity_freed_at is not None and replicas.capacity_freed_at > gang.since + DEMAND_PAUSE
+        )
         if not is_over or not have.partial:
             return record, ()
         return replace(record, gang=PartialGang(now, have.partial, gang.tries)), ()
-    if not have.partial or not (refused or _is_short(view)):
+    if not have.partial or not (refused or _is_short(replicas)):
         return _unwatched(record, now), ()
     if gang is None or have.partial > gang.bound:
         return replace(record, gang=PartialGang(now, have.partial, gang.tries if gang else 0)), ()
     if now < _patience(gang, key):
         return record, ()
-    return _give_back(record, view, policy, now, key, have.partial)
+    return _give_back(record, replicas, policy, now, key, have.partial)
 
 
 def _unwatched(record: Record, now: datetime) -> Record:
@@ -82,8 +84,8 @@ def _patience(gang: PartialGang, key: str) -> datetime:
 
 
 def _give_back(
-    record: Record, view: View, policy: Policy, now: datetime, key: str, number: int
-) -> tuple[Record, tuple[Note, ...]]:
+    record: Record, replicas: Replicas, policy: Policy, now: datetime, key: str, number: int
+) -> tuple[Record, tuple[JobEvent, ...]]:
     assert record.gang is not None
     tries = record.gang.tries + 1
     limit = policy.backoff_max if record.transition is not None else max(policy.backoff_max, LONGEST_REST)
@@ -96,33 +98,35 @@ def _give_back(
     )
     # Who is given back is not at fault for anything that follows.
     members = () if record.transition is not None else record.members
-    resting = replace(remember(record, view.by_id), members=members, gang=PartialGang(now, 0, tries, now + rest))
-    return resting, (Note("PlacesGivenBack", text),)
+    resting = replace(
+        record_incarnations(record, replicas.by_id), members=members, gang=PartialGang(now, 0, tries, now + rest)
+    )
+    return resting, (JobEvent("PlacesGivenBack", text),)
 
 
-def next_look(record: Record, key: str, now: datetime) -> datetime | None:
+def next_gang_check(record: Record, key: str, now: datetime) -> datetime | None:
     """Give when an incomplete gang must be looked at again; while its demand waits for a place, the watch tells."""
     gang = record.gang
     if gang is None:
         return None
     if gang.rest_until is None:
         return _patience(gang, key) if gang.bound else None
-    return soonest(*(at for at in (gang.since + DEMAND_PAUSE, gang.rest_until) if at > now))
+    return earliest(*(at for at in (gang.since + DEMAND_PAUSE, gang.rest_until) if at > now))
 
 
-def restrict(wanted: list[Slot], record: Record, view: View, policy: Policy, now: datetime) -> list[Slot]:
+def restrict_slots(wanted: list[Slot], record: Record, replicas: Replicas, policy: Policy, now: datetime) -> list[Slot]:
     """Give the slots that are wanted while places are given back: those in use, and one that shows the demand."""
     gang = record.gang
     if gang is None or gang.rest_until is None:
         return wanted
     members = {member.slot for member in record.members} if record.transition is None else set()
-    whole = places(record, view, policy).whole if record.transition is None else 0
+    whole = places(record, replicas, policy).whole if record.transition is None else 0
     spares = [s for s in wanted if s in spare_slots(policy, wanted) and s not in members]  # nobody waits for those
     others = [s for s in wanted if s not in members and s not in spares]
-    others.sort(key=lambda s: not is_placed(view.newest.get(s)))
+    others.sort(key=lambda s: not is_placed(replicas.newest.get(s)))
     demand = 1 if now >= gang.since + DEMAND_PAUSE else 0
     return [
         *(s for s in wanted if s in members),
         *others[: whole - len(members) + demand if members else demand],
-        *(s for s in spares if is_placed(view.newest.get(s))),
+        *(s for s in spares if is_placed(replicas.newest.get(s))),
     ]

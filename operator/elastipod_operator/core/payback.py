@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from .health import View
-from .membership import soonest_allowed
+from .health import Replicas
+from .membership import latest
 from .record import Record, ResizeStatistics
 from .snapshot import Policy
 
@@ -15,11 +15,11 @@ LONGEST = timedelta(minutes=15)
 MAX_PACES = 4
 
 
-def with_pace(record: Record, view: View) -> Record:
+def record_step_time(record: Record, replicas: Replicas) -> Record:
     """Note the time of a step at the present size, when a generation that trained comes to its end."""
     if record.running_since is None or record.transition is not None:
         return record
-    paces = [r.agent.step_pace for m in record.members if (r := view.get(m)) is not None and r.agent.step_pace]
+    paces = [r.agent.step_pace for m in record.members if (r := replicas.get(m)) is not None and r.agent.step_pace]
     if not paces:
         return record
     size, pace = len(record.members), min(paces)
@@ -29,7 +29,7 @@ def with_pace(record: Record, view: View) -> Record:
     )
 
 
-def with_pause(record: Record, now: datetime) -> Record:
+def record_resize_pause(record: Record, now: datetime) -> Record:
     """Note how long the planned resize that just reached RUNNING kept the workers from training."""
     if record.resize_began_at is None:
         return record
@@ -46,7 +46,7 @@ def growth_hold(record: Record, policy: Policy) -> datetime | None:
     The time that a resize costs must come back first: pause * speed now / (speed then - speed now), at most ten pauses and
     a quarter of an hour after the last change. Pods that are there already are never kept waiting.
     """
-    since = soonest_allowed(record.running_since, record.resized_at, record.recovered_at)
+    since = latest(record.running_since, record.resized_at, record.recovered_at)
     delay = _delay(record.resize_statistics, len(record.members))
     if not policy.payback or delay is None or since is None or record.transition is not None:
         return None

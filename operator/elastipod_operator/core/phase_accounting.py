@@ -12,9 +12,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from .health import Health, Replica, View
+from .health import Health, Replica, Replicas
 from .record import SUSPENDED_BY_USER, PhaseTimes, Record, TransitionKind
-from .snapshot import Observed
+from .snapshot import Snapshot
 
 MILLISECOND = timedelta(milliseconds=1)
 
@@ -40,17 +40,17 @@ TRAINING_PHASES = (Phase.TRAINING, Phase.RECOMPUTING)
 UNCOUNTED = (Phase.QUEUED, Phase.SUSPENDED)
 
 
-def account_phases(record: Record, seen: Observed, view: View) -> Record:
+def account_phases(record: Record, snapshot: Snapshot, replicas: Replicas) -> Record:
     """Book the time until now, when the phase changed. The clock stops with the job's end."""
     phase_times = record.phase_times
     if phase_times.since is None:
         if phase_times.phase or phase_times.booked:
             return record  # it has stopped
-        phase_times = PhaseTimes(Phase.SCHEDULING, _cut(record.accepted_at or seen.job.created_at))
-    phase = "" if record.outcome else phase_of(record, view)
+        phase_times = PhaseTimes(Phase.SCHEDULING, _cut(record.accepted_at or snapshot.job.created_at))
+    phase = "" if record.outcome else phase_of(record, replicas)
     if phase == phase_times.phase:
         return replace(record, phase_times=phase_times)
-    at = _changed_at(phase, phase_times, record.ended_at or seen.now, view)
+    at = _changed_at(phase, phase_times, record.ended_at or snapshot.now, replicas)
     booked = _book(phase_times, at)
     closed = record.outcome != ""
     return replace(record, phase_times=PhaseTimes(phase or "ended", None if closed else at, booked))
@@ -89,11 +89,11 @@ def _book(phase_times: PhaseTimes, until: datetime) -> tuple[tuple[str, int], ..
     return tuple(sorted((phase, ms) for phase, ms in sums.items() if ms))
 
 
-def _changed_at(phase: str, phase_times: PhaseTimes, at: datetime, view: View) -> datetime:
+def _changed_at(phase: str, phase_times: PhaseTimes, at: datetime, replicas: Replicas) -> datetime:
     """Give when a phase began: then, or for a fault when the last step was seen. Never before the one that it follows."""
     assert phase_times.since is not None
     if phase == Phase.DETECTING and phase_times.phase in TRAINING_PHASES:
-        steps = [r.agent.step_at for r in view.by_id.values() if r.agent.step_at is not None]
+        steps = [r.agent.step_at for r in replicas.by_id.values() if r.agent.step_at is not None]
         at = min(at, max(steps, default=at))
     return max(_cut(at), phase_times.since)
 
@@ -103,12 +103,12 @@ def _cut(at: datetime) -> datetime:
     return at.replace(microsecond=at.microsecond // 1000 * 1000)
 
 
-def phase_of(record: Record, view: View) -> Phase:
+def phase_of(record: Record, replicas: Replicas) -> Phase:
     """Say what the job does now."""
     transition = record.transition
     if transition is None:
-        return _running_phase(record, view)
-    at_work = [r for m in record.members if (r := view.get(m)) is not None and not r.parked and _may_work(r)]
+        return _running_phase(record, replicas)
+    at_work = [r for m in record.members if (r := replicas.get(m)) is not None and not r.is_idle and _may_work(r)]
     if transition.kind is TransitionKind.SUSPEND:
         if at_work:
             return _draining_phase(at_work)
@@ -119,8 +119,8 @@ def phase_of(record: Record, view: View) -> Phase:
         return Phase.WAITING
     if transition.kind is TransitionKind.RESIZE and at_work:
         return _draining_phase(at_work)
-    bound = [r for r in view.newest.values() if _may_work(r) and r.pod.node]
-    return Phase.SCHEDULING if len(bound) < transition.goal else Phase.STARTING
+    bound = [r for r in replicas.newest.values() if _may_work(r) and r.pod.node]
+    return Phase.SCHEDULING if len(bound) < transition.target_size else Phase.STARTING
 
 
 def _draining_phase(at_work: list[Replica]) -> Phase:
@@ -131,10 +131,10 @@ def _may_work(replica: Replica) -> bool:
     return replica.health not in (Health.LOST, Health.ENDED)
 
 
-def _running_phase(record: Record, view: View) -> Phase:
+def _running_phase(record: Record, replicas: Replicas) -> Phase:
     if record.running_since is None:
         return Phase.RENDEZVOUS
-    steps = [step for m in record.members if (step := _step(view.get(m), record)) is not None]
+    steps = [step for m in record.members if (step := _step(replicas.get(m), record)) is not None]
     if not steps:
         # Who never reported a step is believed to train; workers out of sight are, too.
         is_awaited = record.best_step >= 0 and record.phase_times.phase in (Phase.RENDEZVOUS, Phase.LOADING)
@@ -150,11 +150,11 @@ def _step(replica: Replica | None, record: Record) -> int | None:
     return replica.agent.step
 
 
-def next_phase_change(record: Record, view: View, now: datetime) -> datetime | None:
+def next_phase_change(record: Record, replicas: Replicas, now: datetime) -> datetime | None:
     """Give when repeated steps should be over: nothing else tells of the first new one."""
     if record.phase_times.phase != Phase.RECOMPUTING:
         return None
-    members = [r.agent for m in record.members if (r := view.get(m)) is not None and r.agent.step is not None]
+    members = [r.agent for m in record.members if (r := replicas.get(m)) is not None and r.agent.step is not None]
     if not members:
         return None
     newest = max(members, key=lambda agent: agent.step or 0)

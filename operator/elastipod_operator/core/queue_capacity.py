@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .caches import limited_cache
 from .queue_facts import FlavorCapacity, Labels, PodRequests
-from .quota import Share, shares_for
+from .quota import QuotaRequest, quota_requests_for
 from .sizes import Allowed
-from .snapshot import SpecShape
+from .snapshot import SpecLimits
 
 Group = tuple[FlavorCapacity, ...]
 PODS = "pods"
@@ -33,13 +33,13 @@ def _arguments(
 
 @limited_cache(ANSWERS_KEPT, _arguments)
 def largest_size(
-    groups: tuple[Group, ...], needs: tuple[PodRequests, ...], allowed: Allowed, specs: tuple[SpecShape, ...]
+    groups: tuple[Group, ...], needs: tuple[PodRequests, ...], allowed: Allowed, specs: tuple[SpecLimits, ...]
 ) -> tuple[int, str]:
     """Give the largest allowed size that can ever be admitted, 0 for none, and the resource that is short of the next one."""
-    shares = shares_for(allowed, specs)
-    least, scarce = len(shares), ""
+    requests = quota_requests_for(allowed, specs)
+    least, scarce = len(requests), ""
     for group in groups:
-        number, what = _in_group(group, {need.spec: need for need in needs}, shares)
+        number, what = _in_group(group, {need.spec: need for need in needs}, requests)
         if number < least:
             least, scarce = number, what
     return (allowed[least - 1] if least else 0), scarce
@@ -47,7 +47,7 @@ def largest_size(
 
 @limited_cache(ANSWERS_KEPT, _arguments)
 def most_replicas(
-    groups: tuple[Group, ...], needs: tuple[PodRequests, ...], below: int, specs: tuple[SpecShape, ...]
+    groups: tuple[Group, ...], needs: tuple[PodRequests, ...], below: int, specs: tuple[SpecLimits, ...]
 ) -> int:
     """Give how many replicas could be admitted as one gang of fewer than `below`."""
 
@@ -57,16 +57,16 @@ def most_replicas(
     return bisect_right(range(1, below), False, key=is_too_large)
 
 
-def _in_group(group: Group, needs: Mapping[str, PodRequests], shares: Sequence[Share]) -> tuple[int, str]:
+def _in_group(group: Group, needs: Mapping[str, PodRequests], requests: Sequence[QuotaRequest]) -> tuple[int, str]:
     """Give how many shares, from the base on, fit into the flavors of a group, and what is short of the next."""
     keys = {key for flavor in group for key, _ in flavor.labels}
     known = {resource for flavor in group for resource, _ in flavor.most}
     asked = [
         [(needs[spec], count, _asked(needs[spec], count, known)) for spec, count in s.counts if spec in needs]
-        for s in shares
+        for s in requests
     ]
     if not asked[0] or not any(amounts for pods in asked for _, _, amounts in pods):
-        return len(shares), ""
+        return len(requests), ""
     several = len(needs) > 1
     best = (-1, "")
     for flavor in group:
@@ -75,7 +75,9 @@ def _in_group(group: Group, needs: Mapping[str, PodRequests], shares: Sequence[S
         # Increments go where the base is: its flavor's labels are put upon them. Specs may differ in where they go.
         near = group if several else tuple(f for f in group if _matches(f, flavor.labels, keys))
         best = max(best, _filled(flavor, near, [[amounts for _, _, amounts in pods] for pods in asked]))
-    return best if best[0] >= 0 else (len(shares), "")  # no flavor of nodes that it wants is another matter than quota
+    return (
+        best if best[0] >= 0 else (len(requests), "")
+    )  # no flavor of nodes that it wants is another matter than quota
 
 
 def _filled(first: FlavorCapacity, near: Group, asked: Sequence[Sequence[Counter[str]]]) -> tuple[int, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from .health import Health, Replica, View
+from .health import Health, Replica, Replicas
 from .queue_capacity import largest_size, most_replicas
 from .queue_facts import ClusterQueueFact, QueueFact
 from .quota import Quota, is_on
-from .snapshot import JobFact, Observed, Policy, WorkloadFact
+from .snapshot import ObservedJob, ObservedWorkload, Policy, Snapshot
 
 # So long after the time for a checkpoint the pods of an evicted Workload may take to go.
 POD_EXIT_TIME = timedelta(seconds=60)
@@ -19,7 +19,7 @@ Warnings = list[tuple[str, str]]
 """Reasons (CamelCase) and sentences."""
 
 
-def queue_warnings(job: JobFact, policy: Policy, queue: QueueFact | None, quota: Quota | None) -> Warnings:
+def queue_warnings(job: ObservedJob, policy: Policy, queue: QueueFact | None, quota: Quota | None) -> Warnings:
     """Judge the queue of a job; gives nothing where it is not known, and nothing about a job that is in none."""
     if queue is None or quota is None or not quota.queue:
         return []
@@ -43,40 +43,43 @@ def queue_warnings(job: JobFact, policy: Policy, queue: QueueFact | None, quota:
     return [*found, *_too_small(job, policy, cluster_queue), *_strategy_warnings(policy, cluster_queue, quota)]
 
 
-def eviction_due_at(workload: WorkloadFact, policy: Policy) -> datetime | None:
+def eviction_due_at(workload: ObservedWorkload, policy: Policy) -> datetime | None:
     """Give when the quota that Kueue wants back should be back: after that it is an alarm. None where it wants nothing."""
     return workload.evicted_at + policy.graceful_timeout + POD_EXIT_TIME if workload.evicted_at is not None else None
 
 
 def overdue_evictions(
-    seen: Observed, policy: Policy, view: View, quota: Quota | None
+    snapshot: Snapshot, policy: Policy, replicas: Replicas, quota: Quota | None
 ) -> tuple[Warnings, datetime | None]:
     """Say of quota that should be back what holds it up; gives too when the next of it falls due."""
     if quota is None:
         return [], None
     evicted = [(at, w) for w in quota.present.values() if (at := eviction_due_at(w, policy)) is not None]
-    next_at = min((at for at, _ in evicted if at > seen.now), default=None)
-    return [("EvictionOverdue", _late(w, seen, view, quota)) for at, w in evicted if at <= seen.now], next_at
+    next_at = min((at for at, _ in evicted if at > snapshot.now), default=None)
+    return [
+        ("EvictionOverdue", _late(w, snapshot, replicas, quota)) for at, w in evicted if at <= snapshot.now
+    ], next_at
 
 
-def _late(workload: WorkloadFact, seen: Observed, view: View, quota: Quota) -> str:
+def _late(workload: ObservedWorkload, snapshot: Snapshot, replicas: Replicas, quota: Quota) -> str:
     assert workload.evicted_at is not None
     pods = sorted(
-        (r for r in view.by_id.values() if not r.gone and is_on(r.pod, workload, quota.shares)), key=lambda r: r.id
+        (r for r in replicas.by_id.values() if not r.gone and is_on(r.pod, workload, quota.requests)),
+        key=lambda r: r.id,
     )
     since = f"{workload.evicted_at.astimezone(UTC):%H:%M:%S} UTC"
-    text = f"Kueue waits for the quota of Workload {workload.name} since {since} ({workload.evicted})"
+    text = f"Kueue waits for the quota of Workload {workload.name} since {since} ({workload.eviction_reason})"
     if not pods:
         return f"{text}; no pod is left on it, giving it back is tried again and again (see the operator's log)"
     more = f" and {len(pods) - NAMED_PODS} more" if len(pods) > NAMED_PODS else ""
-    return f"{text}; it is held up by {', '.join(_where(r, seen) for r in pods[:NAMED_PODS])}{more}"
+    return f"{text}; it is held up by {', '.join(_where(r, snapshot) for r in pods[:NAMED_PODS])}{more}"
 
 
-def _where(replica: Replica, seen: Observed) -> str:
+def _where(replica: Replica, snapshot: Snapshot) -> str:
     pod = replica.pod
     if not pod.node:
         return f"pod {pod.name} (without a node)"
-    node = seen.nodes.get(pod.node)
+    node = snapshot.nodes.get(pod.node)
     if node is not None and not node.ready:
         how = "which is not ready"
     elif pod.kill_at is not None:
@@ -97,9 +100,9 @@ def _inactive(what: str, words: str) -> Warnings:
     return [("QueueInactive", f"{what} admits nothing: {words}")] if words else []
 
 
-def _too_small(job: JobFact, policy: Policy, queue: ClusterQueueFact) -> Warnings:
+def _too_small(job: ObservedJob, policy: Policy, queue: ClusterQueueFact) -> Warnings:
     """Whether a size is beyond all that the queue can ever have."""
-    allowed, specs = policy.wished_sizes.allowed, policy.wished_specs
+    allowed, specs = policy.requested_sizes.allowed, policy.requested_specs
     size, scarce = largest_size(queue.groups, job.needs, allowed, specs)
     if size == allowed[-1]:
         return []
@@ -120,14 +123,14 @@ def _smallest(allowed: Sequence[int]) -> str:
 def _strategy_warnings(policy: Policy, queue: ClusterQueueFact, quota: Quota) -> Warnings:
     """How the queue treats increments."""
     found: Warnings = []
-    if not queue.can_preempt_within and len(policy.wished_sizes.allowed) > 1:
+    if not queue.can_preempt_within and len(policy.requested_sizes.allowed) > 1:
         text = f"ClusterQueue {queue.name} has preemption.withinClusterQueue Never"
         text += (
             ": what the job has grown into is never given up for others that wait there; LowerPriority would do that"
         )
         found.append(("PreemptionNever", text))
     # Only those that Kueue has looked at: who is admitted at once waits for nobody.
-    if queue.is_strict and any(n and not w.reserved and w.waits for n, w in quota.present.items()):
+    if queue.is_strict and any(n and not w.reserved and w.pending_message for n, w in quota.present.items()):
         text = f"ClusterQueue {queue.name} has queueingStrategy StrictFIFO and increments of the job wait there"
         text += ": one that does not fit holds up all behind it, and waits for those before it; use BestEffortFIFO"
         found.append(("StrictFIFO", text))

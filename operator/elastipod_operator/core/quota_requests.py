@@ -12,127 +12,129 @@ from datetime import datetime, timedelta
 
 from .actions import (
     Action,
-    AskWorkload,
-    DropWorkload,
+    CreateWorkload,
+    DeleteWorkload,
     FinishWorkload,
-    MarkPodsReady,
-    NameQueue,
-    Note,
-    RankWorkload,
-    ReleaseBase,
+    JobEvent,
+    ReleaseBaseQuota,
     SetFinalizer,
+    SetPodsReady,
+    SetQueueLabel,
+    UpdateWorkloadPriority,
 )
 from .backoff import backoff
-from .context import Step
+from .context import PlanDraft
 from .ending import deletion_due_at
-from .health import Health, Replica, View
-from .membership import remove, soonest, soonest_allowed
+from .health import Health, Replica, Replicas
+from .membership import earliest, latest, remove
 from .names import Slot
 from .payback import growth_hold
-from .quota import Quota, Share, filled, fits, is_on, left_until, shares_in_force
+from .quota import Quota, QuotaRequest, effective_quota_requests, filled, fits, is_on, replacements_awaited_until
 from .record import Record, RequeueBackoff
-from .snapshot import Observed, Policy, WorkloadFact
+from .snapshot import ObservedWorkload, Policy, Snapshot
 
 # Of the increments of one job so many wait in the queue at a time: a job of thousands must not flood Kueue.
 MAX_WAITING = 16
 # An increment that is taken back so long after the last one begins a new row of attempts.
-SHED_MEMORY = timedelta(minutes=30)
+BACKOFF_MEMORY = timedelta(minutes=30)
 # A job that is being deleted stays so long after its last pods had to be gone, for quota that cannot be given back.
-RETURN_PATIENCE = timedelta(seconds=60)
+QUOTA_RETURN_PATIENCE = timedelta(seconds=60)
 
 
-def with_asks(step: Step, seen: Observed, view: View, quota: Quota | None) -> Step:
-    """Add what is to be asked of Kueue and given back to it. seen: bounded by the quota, as `under_quota` gives it."""
-    record = step.record
-    is_new = seen.job.record is None or not seen.job.was_seen
-    if record.queue and record.queue != seen.job.queue and is_new:
-        step = step.also(NameQueue(record.queue))
-    if seen.job.policy is None:
-        return step.also(*_without_wishes(record, seen, view))
+def with_quota_requests(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas, quota: Quota | None) -> PlanDraft:
+    """Add what is to be asked of Kueue and given back to it. seen: bounded by the quota, as `apply_quota` gives it."""
+    record = draft.record
+    is_new = snapshot.job.record is None or not snapshot.job.was_reconciled
+    if record.queue and record.queue != snapshot.job.queue and is_new:
+        draft = draft.with_actions(SetQueueLabel(record.queue))
+    if snapshot.job.policy is None:
+        return draft.with_actions(*_with_unusable_spec(record, snapshot, replicas))
     if quota is None:
-        return step
+        return draft
     if record.outcome:
-        return step.also(*_finishes(record, view, quota))
-    policy = seen.job.policy
-    record, drops, notes = _drops(record, seen, view, quota, policy)
-    asks, wake = _asks(record, seen, view, quota, policy)
-    marks = _marks(view, quota, policy)
-    waits = (left_until(seen, record, quota.shares[number]) for number in quota.granted if number)
-    wake = soonest(step.wake_at, wake, *waits)
-    step = replace(step, record=record, notes=(*step.notes, *notes), wake_at=wake)
-    return step.also(*drops, *_ranks(quota), *asks, *marks)
+        return draft.with_actions(*_finish(record, replicas, quota))
+    policy = snapshot.job.policy
+    record, drops, events = _deletions(record, snapshot, replicas, quota, policy)
+    asks, wake = _creations(record, snapshot, replicas, quota, policy)
+    marks = _readiness(replicas, quota, policy)
+    waits = (replacements_awaited_until(snapshot, record, quota.requests[number]) for number in quota.granted if number)
+    wake = earliest(draft.wake_at, wake, *waits)
+    draft = replace(draft, record=record, events=(*draft.events, *events), wake_at=wake)
+    return draft.with_actions(*drops, *_priority_updates(quota), *asks, *marks)
 
 
-def _without_wishes(record: Record, seen: Observed, view: View) -> list[Action]:
+def _with_unusable_spec(record: Record, snapshot: Snapshot, replicas: Replicas) -> list[Action]:
     """Have a job whose spec cannot be used keep no quota that others wait for: a user's error is nobody else's.
 
     Its agents cannot be called, for that needs the spec: the kubelet ends the pods, as in any eviction.
     """
     if record.outcome:
-        return _finishes(record, view, Quota("", (), {w.number: w for w in seen.workloads}, {}, {}))
+        return _finish(record, replicas, Quota("", (), {w.number: w for w in snapshot.workloads}, {}, {}))
     actions: list[Action] = []
-    for workload in seen.workloads:
-        if not workload.evicted or workload.is_deleting:
+    for workload in snapshot.workloads:
+        if not workload.eviction_reason or workload.is_deleting:
             continue
-        pods = _pods_on(workload, (), view)
+        pods = _pods_on(workload, (), replicas)
         for replica in pods:
-            actions += remove(replica, f"Kueue takes the quota back: {workload.what_evicted}")
+            actions += remove(replica, f"Kueue takes the quota back: {workload.eviction_message}")
         if not pods:
-            actions.append(DropWorkload(workload.name, workload.uid, workload.what_evicted or workload.evicted))
+            actions.append(
+                DeleteWorkload(workload.name, workload.uid, workload.eviction_message or workload.eviction_reason)
+            )
     return actions
 
 
-def with_returns(step: Step, seen: Observed, view: View) -> Step:
+def with_quota_returns(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas) -> PlanDraft:
     """Have a job that is being deleted give its quota back, and stay until that is done.
 
     What still waits goes at once, so that Kueue cannot grant it any more; the rest goes as its pods do. What is marked as finished
     holds no quota, and is left to the garbage collector; so is what cannot be given back for too long, when no pod is left.
     """
-    left = [w for w in seen.workloads if not (w.finished or w.is_deleting)]
-    if not (left or seen.return_trouble):
-        return step
-    base = next((w for w in seen.workloads if w.number == 0), None)
-    shares = shares_in_force(seen.job.policy, base) if seen.job.policy is not None else ()
+    left = [w for w in snapshot.workloads if not (w.finished or w.is_deleting)]
+    if not (left or snapshot.quota_return_trouble):
+        return draft
+    base = next((w for w in snapshot.workloads if w.number == 0), None)
+    requests = effective_quota_requests(snapshot.job.policy, base) if snapshot.job.policy is not None else ()
     drops = [
-        DropWorkload(w.name, w.uid, "the job is deleted")
+        DeleteWorkload(w.name, w.uid, "the job is deleted")
         for w in sorted(left, key=lambda w: (w.number == 0, w.number))
-        if not (w.reserved and _pods_on(w, shares, view))
+        if not (w.reserved and _pods_on(w, requests, replicas))
     ]
-    if step.actions != (SetFinalizer(False),):
-        return step.also(*drops)
-    given_up_at = returns_until(seen)
-    if seen.return_trouble and seen.now >= given_up_at:
-        return step
-    return replace(step, actions=tuple(drops), wake_at=given_up_at if seen.return_trouble else None)
+    if draft.actions != (SetFinalizer(False),):
+        return draft.with_actions(*drops)
+    given_up_at = quota_returned_until(snapshot)
+    if snapshot.quota_return_trouble and snapshot.now >= given_up_at:
+        return draft
+    return replace(draft, actions=tuple(drops), wake_at=given_up_at if snapshot.quota_return_trouble else None)
 
 
-def returns_until(seen: Observed) -> datetime:
+def quota_returned_until(snapshot: Snapshot) -> datetime:
     """Give until when a job that is being deleted stays for quota that cannot be given back."""
-    return deletion_due_at(seen) + RETURN_PATIENCE
+    return deletion_due_at(snapshot) + QUOTA_RETURN_PATIENCE
 
 
-def rest_until(record: Record, now: datetime) -> datetime | None:
+def backoff_until(record: Record, now: datetime) -> datetime | None:
     """Give until when places for less than a whole gang or increment are left to others; None when they are not."""
     until = record.gang.rest_until if record.gang is not None else None
     return until if until is not None and now < until else None
 
 
-def resting_slots(record: Record, quota: Quota, now: datetime) -> frozenset[Slot]:
+def slots_backing_off(record: Record, quota: Quota, now: datetime) -> frozenset[Slot]:
     """Give the slots that need no pod while places are given back: those of shares of which nobody trains."""
-    if rest_until(record, now) is None:
+    if backoff_until(record, now) is None:
         return frozenset()
-    return frozenset(slot for share in quota.shares if not _is_in_use(share, record) for slot in share.slots)
+    return frozenset(slot for request in quota.requests if not _is_in_use(request, record) for slot in request.slots)
 
 
-def increments_from(record: Record, policy: Policy, now: datetime) -> datetime | None:
+def increments_requested_from(record: Record, policy: Policy, now: datetime) -> datetime | None:
     """Give until when no increment is asked for; None when they are: after faults, losses of quota, and vain attempts."""
     snooze = record.recovered_at + policy.snooze if record.recovered_at is not None else None
     shed = record.requeue_backoff.until if record.requeue_backoff is not None else None
-    until = soonest_allowed(rest_until(record, now), snooze, shed, growth_hold(record, policy))
+    until = latest(backoff_until(record, now), snooze, shed, growth_hold(record, policy))
     return until if until is not None and until > now else None
 
 
-def _finishes(record: Record, view: View, quota: Quota) -> list[Action]:
+def _finish(record: Record, replicas: Replicas, quota: Quota) -> list[Action]:
     """Tell Kueue of the end. An increment that waits goes at once: Kueue could grant it while it is told that the job has ended."""
     succeeded = record.outcome == "Completed"
     actions: list[Action] = []
@@ -140,53 +142,55 @@ def _finishes(record: Record, view: View, quota: Quota) -> list[Action]:
         if workload.finished or workload.is_deleting:
             continue
         if number and not workload.reserved:
-            actions.append(DropWorkload(workload.name, workload.uid, "the job has ended"))
-        elif not _pods_on(workload, quota.shares, view):
+            actions.append(DeleteWorkload(workload.name, workload.uid, "the job has ended"))
+        elif not _pods_on(workload, quota.requests, replicas):
             actions.append(FinishWorkload(workload.name, workload.uid, succeeded, record.outcome_message))
     return actions
 
 
-def _drops(
-    record: Record, seen: Observed, view: View, quota: Quota, policy: Policy
-) -> tuple[Record, list[Action], list[Note]]:
+def _deletions(
+    record: Record, snapshot: Snapshot, replicas: Replicas, quota: Quota, policy: Policy
+) -> tuple[Record, list[Action], list[JobEvent]]:
     """Give back what is not wanted any more, once its pods are gone. What Kueue took back is not asked for again at once."""
     actions: list[Action] = []
-    notes: list[Note] = []
+    events: list[JobEvent] = []
     shed = [
-        w for n, w in sorted(quota.present.items()) if n and (w.evicted or n in quota.useless) and not w.is_deleting
+        w
+        for n, w in sorted(quota.present.items())
+        if n and (w.eviction_reason or n in quota.useless) and not w.is_deleting
     ]
     # Increments go before their base is given back: Kueue may place it elsewhere, and they were pinned to where it was.
     for number, workload in sorted(quota.present.items(), key=lambda item: (item[0] == 0, item[0])):
-        why = _why_unwanted(number, workload, record, seen, quota, policy)
+        why = _why_unwanted(number, workload, record, snapshot, quota, policy)
         if not why or workload.is_deleting:
             continue
-        is_empty = not (workload.reserved and _pods_on(workload, quota.shares, view))
-        if number in quota.useless or (number and workload.evicted and is_empty):
-            record, note = _shed(record, shed, policy, seen)
-            notes += [note] if note is not None else []
+        is_empty = not (workload.reserved and _pods_on(workload, quota.requests, replicas))
+        if number in quota.useless or (number and workload.eviction_reason and is_empty):
+            record, event = _back_off(record, shed, policy, snapshot)
+            events += [event] if event is not None else []
         if not is_empty:
             continue
-        if number == 0 and workload.evicted:
+        if number == 0 and workload.eviction_reason:
             if not _increments_left(quota):
-                actions.append(ReleaseBase(workload.name, workload.uid))
+                actions.append(ReleaseBaseQuota(workload.name, workload.uid))
         else:
-            actions.append(DropWorkload(workload.name, workload.uid, why))
-    return record, actions, notes
+            actions.append(DeleteWorkload(workload.name, workload.uid, why))
+    return record, actions, events
 
 
 def _why_unwanted(
-    number: int, workload: WorkloadFact, record: Record, seen: Observed, quota: Quota, policy: Policy
+    number: int, workload: ObservedWorkload, record: Record, snapshot: Snapshot, quota: Quota, policy: Policy
 ) -> str:
     """Say why a Workload is to go; empty when it is to stay."""
-    if workload.evicted:
-        return workload.what_evicted or workload.evicted
+    if workload.eviction_reason:
+        return workload.eviction_message or workload.eviction_reason
     if not quota.queue:
         return "the job is in no queue any more"
-    if policy.suspend and policy.held is None:
+    if policy.suspend and policy.suspended_by is None:
         return "the user suspended the job"
-    if number >= len(quota.shares):
+    if number >= len(quota.requests):
         return "the job may not grow so far any more"
-    if not fits(workload, quota.shares[number]):
+    if not fits(workload, quota.requests[number]):
         return "the sizes or templates of the job were edited"
     if not workload.reserved and workload.queue != quota.queue:
         return f"the job is in queue {quota.queue} now"
@@ -196,61 +200,61 @@ def _why_unwanted(
         return "the base of the job has no quota"
     if number in quota.useless:
         return quota.useless[number]
-    if rest_until(record, seen.now) is not None and not _is_in_use(quota.shares[number], record):
+    if backoff_until(record, snapshot.now) is not None and not _is_in_use(quota.requests[number], record):
         return "there was room for a part of it only"
     return "it was marked as finished by somebody else" if workload.finished else ""
 
 
-def _is_in_use(share: Share, record: Record) -> bool:
-    return record.transition is None and not {m.slot for m in record.members}.isdisjoint(share.slots)
+def _is_in_use(request: QuotaRequest, record: Record) -> bool:
+    return record.transition is None and not {m.slot for m in record.members}.isdisjoint(request.slots)
 
 
-def _increments_left(quota: Quota) -> list[WorkloadFact]:
+def _increments_left(quota: Quota) -> list[ObservedWorkload]:
     """Give the increments that hold quota or could be granted some."""
     return [w for number, w in quota.present.items() if number and not (w.is_deleting or w.finished)]
 
 
-def _pods_on(workload: WorkloadFact, shares: Sequence[Share], view: View) -> list[Replica]:
+def _pods_on(workload: ObservedWorkload, requests: Sequence[QuotaRequest], replicas: Replicas) -> list[Replica]:
     """Give the pods on a Workload's quota that are not gone yet."""
-    return [r for r in view.by_id.values() if not r.gone and is_on(r.pod, workload, shares)]
+    return [r for r in replicas.by_id.values() if not r.gone and is_on(r.pod, workload, requests)]
 
 
-def _shed(
-    record: Record, workloads: Sequence[WorkloadFact], policy: Policy, seen: Observed
-) -> tuple[Record, Note | None]:
+def _back_off(
+    record: Record, workloads: Sequence[ObservedWorkload], policy: Policy, snapshot: Snapshot
+) -> tuple[Record, JobEvent | None]:
     """Note that increments were taken back: those that go together are told of together, with the first that is empty."""
     shed = record.requeue_backoff
-    if shed is not None and seen.now < shed.until:
+    if shed is not None and snapshot.now < shed.until:
         return record, None
-    tries = shed.tries + 1 if shed is not None and seen.now - shed.until < SHED_MEMORY else 1
-    until = seen.now + backoff(policy.backoff_base, policy.backoff_max, tries, seen.job.uid)
+    tries = shed.tries + 1 if shed is not None and snapshot.now - shed.until < BACKOFF_MEMORY else 1
+    until = snapshot.now + backoff(policy.backoff_base, policy.backoff_max, tries, snapshot.job.uid)
     pods = sum(count for w in workloads for _, count in w.counts)
     names = ", ".join(str(w.number) for w in workloads)
     what = f"{'increments' if len(workloads) > 1 else 'increment'} {names}"
     queues = ", ".join(dict.fromkeys(w.queue for w in workloads))
-    note = Note("QuotaGivenBack", f"the quota of {pods} replicas ({what}) is given back to queue {queues}")
-    return replace(record, requeue_backoff=RequeueBackoff(tries, until)), note
+    event = JobEvent("QuotaGivenBack", f"the quota of {pods} replicas ({what}) is given back to queue {queues}")
+    return replace(record, requeue_backoff=RequeueBackoff(tries, until)), event
 
 
-def _ranks(quota: Quota) -> list[Action]:
+def _priority_updates(quota: Quota) -> list[Action]:
     """Have priorities follow the job's classes, as far as Kueue allows that."""
-    ranked = (w for w in quota.present.values() if w.is_misranked and not w.is_rank_fixed)
-    return [RankWorkload(w.name, w.uid) for w in ranked if quota.queue and not (w.finished or w.is_deleting)]
+    ranked = (w for w in quota.present.values() if w.has_outdated_priority and not w.is_priority_fixed)
+    return [UpdateWorkloadPriority(w.name, w.uid) for w in ranked if quota.queue and not (w.finished or w.is_deleting)]
 
 
-def _asks(
-    record: Record, seen: Observed, view: View, quota: Quota, policy: Policy
+def _creations(
+    record: Record, snapshot: Snapshot, replicas: Replicas, quota: Quota, policy: Policy
 ) -> tuple[list[Action], datetime | None]:
-    if not quota.queue or (policy.suspend and policy.held is None):
+    if not quota.queue or (policy.suspend and policy.suspended_by is None):
         return [], None
     if 0 not in quota.present:
         # Kueue may place a new base elsewhere: nothing of the job may be left where the last one was.
-        is_clear = all(r.gone for r in view.by_id.values()) and not _increments_left(quota)
-        return ([AskWorkload(0, quota.shares[0].counts, quota.queue)] if is_clear else []), None
+        is_clear = all(r.gone for r in replicas.by_id.values()) and not _increments_left(quota)
+        return ([CreateWorkload(0, quota.requests[0].counts, quota.queue)] if is_clear else []), None
     if 0 not in quota.granted:
         return [], None
-    missing = [share for share in quota.shares[1:] if share.number not in quota.present]
-    until = increments_from(record, policy, seen.now)
+    missing = [request for request in quota.requests[1:] if request.number not in quota.present]
+    until = increments_requested_from(record, policy, snapshot.now)
     if until is not None:
         return [], until if missing else None
     if _is_uneven(quota) and len(quota.granted) < len(quota.present):
@@ -258,31 +262,31 @@ def _asks(
     waiting = sum(not w.admitted for w in quota.present.values())
     room = 1 if _is_uneven(quota) else max(0, MAX_WAITING - waiting)
     base = quota.granted[0]
-    return [AskWorkload(share.number, share.counts, base.queue) for share in missing[:room]], None
+    return [CreateWorkload(request.number, request.counts, base.queue) for request in missing[:room]], None
 
 
 def _is_uneven(quota: Quota) -> bool:
     """Whether the increments differ in size: then not every set of them makes an allowed size."""
-    return len({sum(share.trains.values()) for share in quota.shares[1:]}) > 1
+    return len({sum(request.trains.values()) for request in quota.requests[1:]}) > 1
 
 
-def _marks(view: View, quota: Quota, policy: Policy) -> list[Action]:
+def _readiness(replicas: Replicas, quota: Quota, policy: Policy) -> list[Action]:
     """Tell Kueue of the pods of the granted shares: spares are not waited for, and stand in for others.
 
     The job's ready pods count for its base first. Where there are too few, Kueue may then take an increment back, whose pods
     hold the places that those of the base wait for; the base would stop the whole job.
     """
     actions: list[Action] = []
-    slots = (slot for number in quota.granted for slot in quota.shares[number].slots)
-    ready = Counter(s.spec for s in slots if (r := view.newest.get(s)) is not None and _is_ready(r))
+    slots = (slot for number in quota.granted for slot in quota.requests[number].slots)
+    ready = Counter(s.spec for s in slots if (r := replicas.newest.get(s)) is not None and _is_ready(r))
     for number, workload in sorted(quota.granted.items()):
-        trains = Counter(quota.shares[number].trains)
-        if quota.kept_base and not number:  # the job may be smaller than its base by now
-            trains = Counter(filled(policy.wished_specs, min(quota.kept_base, policy.wished_sizes.maximum)))
+        trains = Counter(quota.requests[number].trains)
+        if quota.retained_base and not number:  # the job may be smaller than its base by now
+            trains = Counter(filled(policy.requested_specs, min(quota.retained_base, policy.requested_sizes.maximum)))
         is_ready = trains <= ready
         ready -= trains
         if is_ready != bool(workload.pods_ready):
-            actions.append(MarkPodsReady(workload.name, workload.uid, is_ready, workload.pods_ready is not None))
+            actions.append(SetPodsReady(workload.name, workload.uid, is_ready, workload.pods_ready is not None))
     return actions
 
 

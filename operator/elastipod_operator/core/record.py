@@ -51,7 +51,7 @@ class Transition:
     cause: str
     message: str
     from_size: int
-    goal: int
+    target_size: int
     began_at: datetime
     detected_at: datetime
     deadline: datetime
@@ -144,7 +144,7 @@ class Record:
     generation 0 and no members: never started. members are in order of their group ranks. lost: pods that were given up and
     must never be taken back, while the API server still lists them. incarnations: the newest one of each slot that a pod was
     seen in. window_since: when the present growth (or start) window opened. generation_began_at: when the present generation was
-    allocated. running_since: when all its agents answered RUNNING. incident_at: when the fault that is being recovered from was
+    allocated. running_since: when all its agents answered RUNNING. fault_at: when the fault that is being recovered from was
     seen. best_step: the newest step known at the last incident. consecutive_failures: recoveries without a newer step; stalled:
     those of them that worker faults caused. size_before_growth: the size before the growth that has not reached RUNNING yet, 0 when
     there is none. resize_began_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
@@ -164,7 +164,7 @@ class Record:
     running_since: datetime | None = None
     resized_at: datetime | None = None
     recovered_at: datetime | None = None
-    incident_at: datetime | None = None
+    fault_at: datetime | None = None
     started_at: datetime | None = None
     accepted_at: datetime | None = None
     restarts: int = 0

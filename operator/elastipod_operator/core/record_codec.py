@@ -76,7 +76,7 @@ def encode(record: Record) -> str:
                 record.running_since,
                 record.resized_at,
                 record.recovered_at,
-                record.incident_at,
+                record.fault_at,
                 record.started_at,
                 record.ended_at,
             )
@@ -101,7 +101,7 @@ def _optional_parts(record: Record) -> dict[str, Any]:
             t.cause,
             t.message[:MAX_TEXT],
             t.from_size,
-            t.goal,
+            t.target_size,
             format_time(t.began_at),
             format_time(t.detected_at),
             format_time(t.deadline),
@@ -191,7 +191,7 @@ def decode(text: str) -> Record:
 def _record(body: dict[str, Any]) -> Record:
     # Later operators may write more into every list, and an earlier one wrote less: what is unknown is left out.
     restarts, retries, failures, best, *stalled = body["budget"]
-    window, settled, resized, recovered, incident, started, ended = (parse_time(t) for t in body["times"][:7])
+    window, settled, resized, recovered, fault, started, ended = (parse_time(t) for t in body["times"][:7])
     members = _decode_pods(body["members"], MAX_REPLICAS)
     outcome = body.get("outcome", ["", "", ""])
     is_full, faulty_replicas, *_ = body.get("culprits", [False, []])
@@ -208,7 +208,7 @@ def _record(body: dict[str, Any]) -> Record:
         transition=_transition(body) if "transition" in body else None,
         lost=_decode_pods(body["lost"]),
         incarnations={slot: number for slot, number in {**from_members, **extra}.items() if number != NO_INCARNATION},
-        window_since=window, running_since=settled, resized_at=resized, recovered_at=recovered, incident_at=incident,
+        window_since=window, running_since=settled, resized_at=resized, recovered_at=recovered, fault_at=fault,
         generation_began_at=parse_time(body.get("begun")), first_pod_at=parse_time(body.get("pods")),
         accepted_at=parse_time(body.get("accepted")), started_at=started, ended_at=ended,
         restarts=int(restarts), retries=int(retries), consecutive_failures=int(failures), best_step=int(best),
@@ -305,11 +305,13 @@ def _read_columns(steps: str, lengths: str, incarnations: str) -> Iterator[tuple
 
 def _transition(body: dict[str, Any]) -> Transition:
     values = body["transition"]
-    kind, cause, message, from_size, goal, began, detected, deadline, graceful, not_before, counted, *later = values
+    kind, cause, message, from_size, target_size, began, detected, deadline, graceful, not_before, counted, *later = (
+        values
+    )
     later += [False, False, RestartMode.IN_PROCESS][len(later) :]  # earlier operators wrote less
     weighed, full, reach, *_ = later
     return Transition(
-        kind=TransitionKind(kind), cause=str(cause), message=str(message), from_size=int(from_size), goal=int(goal),
+        kind=TransitionKind(kind), cause=str(cause), message=str(message), from_size=int(from_size), target_size=int(target_size),
         began_at=parse_required_time(began), detected_at=parse_required_time(detected), deadline=parse_required_time(deadline),
         graceful=bool(graceful), not_before=parse_time(not_before), uses_budget=bool(counted), is_budget_checked=bool(weighed),
         recreates_pods=bool(full), reach=RestartMode(reach), is_shortened=bool(body.get("shortened", False)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .faults import AGENT_RESTARTED, first_line, given_back, is_gone, own_end, port_is_taken
+from .faults import AGENT_RESTARTED, first_line, gone_text, is_port_taken, uncounted, unprovoked_end
 from .health import CONTAINER_RESTARTED, POD_FAILED, Health, Replica
 from .names import PodId
 from .record import FaultyReplica, Record, TransitionKind
@@ -13,12 +13,12 @@ from .silence import AGENT_ENDED
 OWN_ENDS = frozenset({POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED, AGENT_RESTARTED})
 
 
-def blame_own_end(record: Record, member: PodId, replica: Replica | None) -> Record:
+def attribute_to_own_end(record: Record, member: PodId, replica: Replica | None) -> Record:
     """Name the agent that ended as the root cause, where the workers of others failed first because it did; it costs the same."""
     transition = record.transition
     if replica is None or transition is None or transition.kind is not TransitionKind.RECOVERY:
         return record
-    end = own_end(replica, record)
+    end = unprovoked_end(replica, record)
     if end is None or not transition.uses_budget or transition.is_budget_checked or transition.cause in OWN_ENDS:
         return record
     cause, message = end
@@ -26,7 +26,7 @@ def blame_own_end(record: Record, member: PodId, replica: Replica | None) -> Rec
     return replace(record, transition=blamed, faulty_replicas=(_culprit(record, member, replica),))
 
 
-def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
+def attribute_to_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
     """Give a retry back when the workers' fault turns out to come from a lost node or a deleted pod (decision 17)."""
     transition = record.transition
     if (
@@ -39,18 +39,18 @@ def blame_outside(record: Record, member: PodId, replica: Replica | None) -> Rec
     if transition.cause in OWN_ENDS and member in (culprit.pod for culprit in record.faulty_replicas):
         return record  # that it was given up since says nothing new
     if replica is None:
-        cause, message = "PodLost", is_gone(member)
-    elif replica.health is Health.LOST and not replica.ended_itself:
+        cause, message = "PodLost", gone_text(member)
+    elif replica.health is Health.LOST and not replica.ended_by_itself:
         cause, message = replica.why, replica.detail
-    elif replica.health is Health.ENDED and not replica.ended_itself:
+    elif replica.health is Health.ENDED and not replica.ended_by_itself:
         cause, message = replica.why if replica.why != POD_FAILED else "PodLost", replica.detail
-    elif port_is_taken(replica, record):
+    elif is_port_taken(replica, record):
         cause, message = "MasterPortTaken", first_line(replica.agent.message)
     else:
         return record
     blamed = replace(transition, cause=cause, message=message, uses_budget=False)
     return replace(
-        record, transition=blamed, retries=max(0, record.retries - 1), window=given_back(record.window),
+        record, transition=blamed, retries=max(0, record.retries - 1), window=uncounted(record.window),
         stalled_recoveries=max(0, record.stalled_recoveries - 1), faulty_replicas=(_culprit(record, member, replica),),
     )  # fmt: skip
 

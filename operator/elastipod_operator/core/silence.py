@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .snapshot import AgentFact, AgentState, NodeFact, PodFact
+from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
 
 # A little under 5 s, so that three of them and the time of the calls make 15 s at most (decision 5).
 HEARTBEAT = timedelta(seconds=4.5)
@@ -17,7 +17,7 @@ CUT_OFF_SPREAD = 1.5 * HEARTBEAT
 STALL_LIMIT = 1.3 * HEARTBEAT
 STALL_FACTOR = 4
 # What other agents said of a silent one counts so long; while it is silent they are asked again and again.
-WORD_LASTS = SILENCE_LIMIT
+PEER_REPORT_LIFETIME = SILENCE_LIMIT
 # What nothing can decide is decided by these: where the others have ended, and where the job may well be at work.
 ENDED_LIMIT = timedelta(minutes=5)
 UNDECIDED_LIMIT = timedelta(minutes=30)
@@ -27,20 +27,20 @@ NODE_LOST, AGENT_ENDED, AGENT_SILENT = "NodeLost", "AgentEnded", "AgentSilent"
 
 
 @dataclass(frozen=True, slots=True)
-class Witnesses:
+class PeerReports:
     """What the other agents tell. members: those of the generation's members that answer at present.
 
     all_silent: every agent that should answer is silent, but for those whose nodes explain it; then the operator suspects
     itself and waits (decision 5). heard_at: the newest answer of any agent.
     """
 
-    members: list[AgentFact]
+    members: list[ObservedAgent]
     all_silent: bool
     heard_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """What the silence of an agent means. cause: of its loss; empty while nothing proves one.
 
     until: when silence itself decides, because nothing else can; None where the job goes on without the agent's answers.
@@ -51,19 +51,25 @@ class Finding:
     until: datetime | None = None
 
 
-def is_silent(agent: AgentFact, now: datetime) -> bool:
+def is_silent(agent: ObservedAgent, now: datetime) -> bool:
     """Whether an agent that answered before has not done so for too long."""
     return agent.last_answer is not None and now - agent.last_answer >= SILENCE_LIMIT
 
 
-def does_answer(agent: AgentFact, now: datetime) -> bool:
+def is_answering(agent: ObservedAgent, now: datetime) -> bool:
     """Whether an agent answers at present."""
     return agent.state is not None and not is_silent(agent, now)
 
 
-def examine(
-    pod: PodFact, agent: AgentFact, node: NodeFact | None, witnesses: Witnesses, now: datetime, *, is_member: bool
-) -> Finding:
+def diagnose(
+    pod: ObservedPod,
+    agent: ObservedAgent,
+    node: ObservedNode | None,
+    peers: PeerReports,
+    now: datetime,
+    *,
+    is_member: bool,
+) -> Diagnosis:
     """Say what the silence of a replica's agent means (decision 5).
 
     Its node decides first: one that is not ready explains silence, also of all. Then its port: a connection that is refused
@@ -72,65 +78,65 @@ def examine(
     """
     assert agent.last_answer is not None
     name = f"the agent of pod {pod.name}"
-    is_cut_off = witnesses.all_silent or _fell_silent_together(agent, witnesses)
+    is_cut_off = peers.all_silent or _fell_silent_together(agent, peers)
     if node is not None and not node.ready:
-        return Finding(NODE_LOST, f"node {node.name} is not ready and {name} is silent")
+        return Diagnosis(NODE_LOST, f"node {node.name} is not ready and {name} is silent")
     # A firewall that refuses may stand between a new operator and everybody.
     if agent.refused and (agent.state is not None or not is_cut_off):
         what = "has ended though its container runs: nobody listens on its port any more"
-        return Finding(AGENT_ENDED, f"{name} {what}; its command must not outlive hyperpodrun")
+        return Diagnosis(AGENT_ENDED, f"{name} {what}; its command must not outlive hyperpodrun")
     where = f"{name} on node {pod.node} is silent"
     if is_cut_off:
         why = "no agent of the job answers the operator, while nodes and containers look healthy"
         return _undecided(agent, where, why, UNDECIDED_LIMIT, now)
     if not is_member:
-        return Finding(NODE_LOST, f"{where} and other agents answer")
-    return _heard_from_others(agent, where, witnesses.members, now)
+        return Diagnosis(NODE_LOST, f"{where} and other agents answer")
+    return _diagnose_from_peers(agent, where, peers.members, now)
 
 
-def _fell_silent_together(agent: AgentFact, witnesses: Witnesses) -> bool:
+def _fell_silent_together(agent: ObservedAgent, peers: PeerReports) -> bool:
     """Whether others fell silent with it, though not all of them for long enough yet."""
     assert agent.last_answer is not None
-    return witnesses.heard_at is None or witnesses.heard_at - agent.last_answer < CUT_OFF_SPREAD
+    return peers.heard_at is None or peers.heard_at - agent.last_answer < CUT_OFF_SPREAD
 
 
-def _heard_from_others(agent: AgentFact, where: str, members: list[AgentFact], now: datetime) -> Finding:
+def _diagnose_from_peers(agent: ObservedAgent, where: str, members: list[ObservedAgent], now: datetime) -> Diagnosis:
     """Say what the members that answer show of the loss of one that does not."""
     states = {a.state for a in members}
     if AgentState.FAULTED in states:
-        return Finding(NODE_LOST, f"{where} and the workers of others failed")
+        return Diagnosis(NODE_LOST, f"{where} and the workers of others failed")
     busy = [a for a in members if a.state in (AgentState.RUNNING, AgentState.STOPPING)]
     # Who saves makes no steps, however long it takes.
     if busy and (any(a.saving for a in busy) or _steps_go_on(busy, now)):
-        return Finding("", f"{where}; training goes on")
+        return Diagnosis("", f"{where}; training goes on")
     if not busy and states & {AgentState.READY, AgentState.INIT}:
-        return Finding(NODE_LOST, f"{where} and the workers of others have ended")
-    is_reached = _word_of_peers(agent, now)
+        return Diagnosis(NODE_LOST, f"{where} and the workers of others have ended")
+    is_reached = _reached_by_peers(agent, now)
     if is_reached is False:
-        return Finding(NODE_LOST, f"{where} and other agents cannot reach it either")
+        return Diagnosis(NODE_LOST, f"{where} and other agents cannot reach it either")
     if busy and is_reached:
-        return Finding("", f"{where} to the operator, but other agents reach it")
+        return Diagnosis("", f"{where} to the operator, but other agents reach it")
     if busy or not members:
         why = "no other agent tells whether it reaches it" if busy else "no other member answers"
         return _undecided(agent, where, why, UNDECIDED_LIMIT, now)
     return _undecided(agent, where, "nothing tells whether its workers finished as others did", ENDED_LIMIT, now)
 
 
-def _undecided(agent: AgentFact, where: str, why: str, limit: timedelta, now: datetime) -> Finding:
+def _undecided(agent: ObservedAgent, where: str, why: str, limit: timedelta, now: datetime) -> Diagnosis:
     assert agent.last_answer is not None
     until = agent.last_answer + limit
     if now < until:
-        return Finding("", f"{where}; {why}", until)
-    return Finding(AGENT_SILENT, f"{where} for {limit.total_seconds():g} s; {why}")
+        return Diagnosis("", f"{where}; {why}", until)
+    return Diagnosis(AGENT_SILENT, f"{where} for {limit.total_seconds():g} s; {why}")
 
 
-def _word_of_peers(agent: AgentFact, now: datetime) -> bool | None:
+def _reached_by_peers(agent: ObservedAgent, now: datetime) -> bool | None:
     """Whether other agents reach one that is silent; None where none of them can tell at present."""
     asked_at = agent.peers_asked_at
-    return agent.is_reached if asked_at is not None and now - asked_at < WORD_LASTS else None
+    return agent.is_reached if asked_at is not None and now - asked_at < PEER_REPORT_LIFETIME else None
 
 
-def _steps_go_on(busy: list[AgentFact], now: datetime) -> bool:
+def _steps_go_on(busy: list[ObservedAgent], now: datetime) -> bool:
     """Whether workers that report steps made one not much longer ago than they usually need.
 
     That they stand still must be shown by a later answer: of agents that say nothing any more it is not known.

@@ -31,7 +31,7 @@ class AgentState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SpecShape:
+class SpecLimits:
     """One replicaSpec: its name, how many of its pods may train at most, and how many more are kept ready."""
 
     name: str
@@ -40,7 +40,7 @@ class SpecShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SuspendedBy:
     """Why a queue keeps a job from running: reason is CamelCase, message Kueue's own sentence where there is one."""
 
     reason: str
@@ -52,7 +52,7 @@ class Policy:
     """The user's wishes, defaults filled in (decision 10)."""
 
     sizes: Sizes
-    specs: tuple[SpecShape, ...]
+    specs: tuple[SpecLimits, ...]
     scaling_timeout: timedelta = timedelta(seconds=60)
     graceful_timeout: timedelta = timedelta(seconds=600)
     faulty_timeout: timedelta = timedelta(seconds=30)
@@ -84,21 +84,21 @@ class Policy:
     """New pods get a key of the job, when the operator has an install key (decision 34)."""
     warnings: tuple[str, ...] = ()
     """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
-    full_sizes: Sizes | None = None
-    """The sizes that the user allows, where a queue grants less; None: `sizes` are they. full_specs: the same of `specs`."""
-    full_specs: tuple[SpecShape, ...] | None = None
+    all_sizes: Sizes | None = None
+    """The sizes that the user allows, where a queue grants less; None: `sizes` are they. all_specs: the same of `specs`."""
+    all_specs: tuple[SpecLimits, ...] | None = None
     granted: Mapping[Slot, str] | None = None
     """The slots that have quota, with the names of their Workloads; None where no queue limits the pods."""
-    held: Held | None = None
+    suspended_by: SuspendedBy | None = None
     """Why the job is suspended though the user does not wish it; None: he does, or it is not."""
 
     @property
-    def wished_sizes(self) -> Sizes:
-        return self.full_sizes or self.sizes
+    def requested_sizes(self) -> Sizes:
+        return self.all_sizes or self.sizes
 
     @property
-    def wished_specs(self) -> tuple[SpecShape, ...]:
-        return self.full_specs or self.specs
+    def requested_specs(self) -> tuple[SpecLimits, ...]:
+        return self.all_specs or self.specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFact:
+class ObservedJob:
     """The job as the API server shows it."""
 
     namespace: str
@@ -127,9 +127,9 @@ class JobFact:
     record: Record | None = None
     has_foreign_record: bool = False
     """There are annotations of the operator's that were written for another object, or by hand; they are ignored."""
-    was_seen: bool = True
+    was_reconciled: bool = True
     """An operator has looked at the job before, as its status tells."""
-    hands_off: str = ""
+    unmanaged: str = ""
     """Why this operator must leave the job alone: a newer one wrote its record. Empty when it need not."""
     refused_edit: str = ""
     """Why the spec as it stands cannot be used, in one sentence; the policy is that of the last one that could be."""
@@ -164,7 +164,7 @@ class ContainerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerFact:
+class ObservedContainer:
     """A container as its kubelet reports it.
 
     exit_code: of its last run that ended, None before the first. reason: the kubelet's word for the present state.
@@ -189,7 +189,7 @@ class ContainerFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodFact:
+class ObservedPod:
     """A pod of the job."""
 
     id: PodId
@@ -202,7 +202,7 @@ class PodFact:
     node: str = ""
     started: bool = False
     """True once the agent's container runs."""
-    container: ContainerFact | None = None
+    container: ObservedContainer | None = None
     """The agent's container; None while its kubelet has not reported it."""
     containers_ended: bool = False
     """All its containers have ended for good. The phase says so too, but a little later."""
@@ -210,7 +210,7 @@ class PodFact:
     """What its deletion gives its containers; None while it is not being deleted."""
     kill_at: datetime | None = None
     """When the kubelet will kill what is left: the grace, from when this operator first saw the deletion."""
-    disrupted: str = ""
+    disruption: str = ""
     """Reason of a true DisruptionTarget condition, empty when there is none."""
     trouble: str = ""
     """Why it does not start or how it ended, as one sentence; empty when nothing is wrong."""
@@ -232,7 +232,7 @@ class PodFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFact:
+class ObservedNode:
     """A node that carries pods of the job."""
 
     name: str
@@ -240,7 +240,7 @@ class NodeFact:
     not_ready_since: datetime | None = None
     cordoned: bool = False
     out_of_service: bool = False
-    doomed: str = ""
+    disruption: str = ""
     """Why pods must leave it (a NoExecute or Spot taint, a health label), empty when they need not."""
     leaves_at: datetime | None = None
     """When it goes at the latest: what the notice gives, from when this operator first saw it; None: nothing says."""
@@ -257,7 +257,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentFact:
+class ObservedAgent:
     """What is known of one agent.
 
     state and everything beside it come from its last answer. generation is None for an agent of another make, which
@@ -288,11 +288,11 @@ class AgentFact:
     """How its workers go on after a fault: in_process_restart, or what a failed one asked for; empty where it does not say."""
     saving: bool = False
     """All its workers know that they are to end, and are on their way: they save what the next ones go on from."""
-    unanswered: bool = False
+    no_drain_handler: bool = False
     """None of its workers can know of the drain under way: none asks for events or handles their signal."""
     is_spare: bool = False
     """It was told that it is a spare, and waits for its turn."""
-    excess: str = ""
+    refused_answer: str = ""
     """What of its answers is not taken, and why; a sentence. Empty where all is."""
     can_reach: bool = False
     """It can be asked whether it reaches another agent."""
@@ -302,14 +302,14 @@ class AgentFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadFact:
+class ObservedWorkload:
     """A Workload of Kueue's that the job owns: number 0 is the base, others are increments.
 
     counts: pods by spec. reserved, admitted: conditions of these names. evicted: Kueue's reason, while it wants the quota
-    back (Evicted and QuotaReserved are both true); what_evicted is its sentence. waits: why it is not admitted.
+    back (Evicted and QuotaReserved are both true); eviction_message is its sentence. waits: why it is not admitted.
     admitted_at: since when it is. pods_ready: None where the condition was never written. is_active: spec.active.
     is_outdated: it asks for pods of other templates than those that pods are made from now. priority, class_kind and
-    class_name: as in its spec. is_misranked: the job wishes another priority or class; is_rank_fixed: Kueue refuses that
+    class_name: as in its spec. has_outdated_priority: the job wishes another priority or class; is_priority_fixed: Kueue refuses that
     while quota is reserved.
     """
 
@@ -322,10 +322,10 @@ class WorkloadFact:
     reserved: bool = False
     admitted: bool = False
     admitted_at: datetime | None = None
-    evicted: str = ""
-    what_evicted: str = ""
+    eviction_reason: str = ""
+    eviction_message: str = ""
     evicted_at: datetime | None = None
-    waits: str = ""
+    pending_message: str = ""
     pods_ready: bool | None = None
     finished: bool = False
     is_active: bool = True
@@ -334,46 +334,46 @@ class WorkloadFact:
     priority: int = 0
     class_kind: str = ""
     class_name: str = ""
-    is_misranked: bool = False
-    is_rank_fixed: bool = False
+    has_outdated_priority: bool = False
+    is_priority_fixed: bool = False
 
     @property
     def is_granted(self) -> bool:
         """Whether pods may run on it: admitted, and neither called back nor over."""
-        return self.admitted and not (self.evicted or self.finished or self.is_deleting)
+        return self.admitted and not (self.eviction_reason or self.finished or self.is_deleting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Snapshot:
     """Everything that one decision rests on."""
 
     now: datetime
-    job: JobFact
-    pods: tuple[PodFact, ...] = ()
-    agents: dict[str, AgentFact] = field(default_factory=dict)
+    job: ObservedJob
+    pods: tuple[ObservedPod, ...] = ()
+    agents: dict[str, ObservedAgent] = field(default_factory=dict)
     """By pod name."""
-    nodes: dict[str, NodeFact] = field(default_factory=dict)
+    nodes: dict[str, ObservedNode] = field(default_factory=dict)
     """By node name; a name that is missing is a node that was deleted."""
     refusal: str = ""
     """Why the API server refused to create the last pod (quota, admission), as one sentence."""
     refused_until: datetime | None = None
     """Until when no further pod is asked for after that."""
-    listed_at: datetime | None = None
+    pods_listed_at: datetime | None = None
     """When the API server was last asked for the job's pods; None when the shell does not say."""
-    room_at: datetime | None = None
+    capacity_freed_at: datetime | None = None
     """When a node was last found fit for pods, or another job ended: there may be more room than before."""
-    workloads: tuple[WorkloadFact, ...] = ()
+    workloads: tuple[ObservedWorkload, ...] = ()
     default_queue: bool | None = None
     """Whether there is a LocalQueue `default` in the job's namespace; None: not asked."""
     queue_trouble: tuple[str, str] | None = None
     """Reason and sentence why the last call for quota came to nothing."""
     queue_fact: QueueFact | None = None
     """The job's queue as it was last read; None: not known."""
-    mistake: str = ""
+    operator_error: str = ""
     """Why the last pass over the job failed by a mistake of the operator's own; a sentence."""
-    kept_pods: str = ""
+    pod_deletion_trouble: str = ""
     """Why the API server refuses to delete pods that are to go; a sentence."""
-    return_trouble: str = ""
+    quota_return_trouble: str = ""
     """Why quota could not be given back, or of a deleted job not be looked for, when that was last tried; a sentence."""
-    withdrawn: Mapping[Slot, tuple[str, str]] = field(default_factory=dict)
+    quota_lost: Mapping[Slot, tuple[str, str]] = field(default_factory=dict)
     """Slots without quota, with cause and sentence; worked out by `core.quota`."""

@@ -8,28 +8,28 @@ from typing import Any
 
 from ..api.status import RUNNING, SELECTOR
 from .growth import possible_size
-from .health import View
+from .health import Replicas
 from .names import LABEL_JOB, PodId, master_port
 from .record import Record, TransitionKind
-from .snapshot import Observed, Policy
+from .snapshot import Policy, Snapshot
 
 
-def size_text(seen: Observed, record: Record, view: View) -> str:
+def size_text(snapshot: Snapshot, record: Record, replicas: Replicas) -> str:
     """Give the size as it is printed: running/target/max."""
-    policy = seen.job.policy
-    maximum = policy.wished_sizes.maximum if policy else 0
+    policy = snapshot.job.policy
+    maximum = policy.requested_sizes.maximum if policy else 0
     transition = record.transition
-    target = transition.goal if transition is not None else len(record.members)
+    target = transition.target_size if transition is not None else len(record.members)
     if transition is None and policy is not None:
-        target = max(target, possible_size(record, view, policy))
+        target = max(target, possible_size(record, replicas, policy))
     running = len(record.members) if transition is None and record.running_since else 0
     return f"{0 if record.outcome else running}/{0 if record.outcome else target}/{maximum}"
 
 
-def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
+def status_fields(snapshot: Snapshot, record: Record, replicas: Replicas) -> dict[str, Any]:
     """Give everything of the status but the conditions."""
     status: dict[str, Any] = {"restartCount": record.restarts}
-    started_at = _start_time(seen, record)
+    started_at = _start_time(snapshot, record)
     if started_at is not None:
         status["startTime"] = _stamp(started_at)
     if record.ended_at is not None:
@@ -45,33 +45,33 @@ def status_fields(seen: Observed, record: Record, view: View) -> dict[str, Any]:
         status["latestFaultyPodInstanceList"] = {
             "restartType": "JLR" if record.is_full_restart else "PLR",
             "faultyInstanceIdList": sorted({c.node for c in record.faulty_replicas if c.node}),
-            "faultyPodList": [_name_of(c.pod, seen.job.name, view) for c in record.faulty_replicas],
+            "faultyPodList": [_name_of(c.pod, snapshot.job.name, replicas) for c in record.faulty_replicas],
             "faultyRankList": [str(c.rank) for c in record.faulty_replicas if c.rank >= 0],
         }
-    policy = seen.job.policy
-    if policy is not None and policy.wished_sizes.minimum != policy.wished_sizes.maximum:
-        scaling = _scaling(record, view, policy)
-        status["elasticWorkloadRef"] = {SELECTOR: f"{LABEL_JOB}={seen.job.name}"}
-        status["elasticScalingStatus"] = {**scaling, "lastUpdated": _last_updated(scaling, seen)}
+    policy = snapshot.job.policy
+    if policy is not None and policy.requested_sizes.minimum != policy.requested_sizes.maximum:
+        scaling = _scaling(record, replicas, policy)
+        status["elasticWorkloadRef"] = {SELECTOR: f"{LABEL_JOB}={snapshot.job.name}"}
+        status["elasticScalingStatus"] = {**scaling, "lastUpdated": _last_updated(scaling, snapshot)}
     return status
 
 
-def _name_of(pod: PodId, job: str, view: View) -> str:
+def _name_of(pod: PodId, job: str, replicas: Replicas) -> str:
     """Give the name that a pod has, or had."""
-    replica = view.get(pod)
+    replica = replicas.get(pod)
     return replica.pod.name if replica is not None else pod.name(job)
 
 
-def _start_time(seen: Observed, record: Record) -> datetime | None:
+def _start_time(snapshot: Snapshot, record: Record) -> datetime | None:
     """Give when the job was accepted, in a queue when it was admitted for the first time; what was told once stays."""
-    if seen.job.start_time is not None or not record.queue:
-        return seen.job.start_time or record.accepted_at or seen.job.created_at
-    return next((w.admitted_at for w in seen.workloads if w.number == 0 and w.is_granted), None)
+    if snapshot.job.start_time is not None or not record.queue:
+        return snapshot.job.start_time or record.accepted_at or snapshot.job.created_at
+    return next((w.admitted_at for w in snapshot.workloads if w.number == 0 and w.is_granted), None)
 
 
-def _scaling(record: Record, view: View, policy: Policy) -> dict[str, Any]:
+def _scaling(record: Record, replicas: Replicas, policy: Policy) -> dict[str, Any]:
     targets = target_replicas(record, policy)
-    living = Counter(r.id.spec for r in view.newest.values() if r.lives and r.pod.kill_at is None)
+    living = Counter(r.id.spec for r in replicas.newest.values() if r.may_train and r.pod.kill_at is None)
     scaling: dict[str, Any] = {
         "targetReplicas": {**targets, RUNNING: _running(record)},
         "podsScaled": all(living[spec] >= number for spec, number in targets.items()),
@@ -103,18 +103,18 @@ def target_replicas(record: Record, policy: Policy) -> dict[str, int]:
         return targets
     if record.transition is None:
         return targets | Counter(member.spec for member in record.members)
-    left = min(record.transition.goal, policy.sizes.maximum)
+    left = min(record.transition.target_size, policy.sizes.maximum)
     for spec in policy.specs:
         targets[spec.name] = min(left, spec.limit)
         left -= targets[spec.name]
     return targets
 
 
-def _last_updated(scaling: dict[str, Any], seen: Observed) -> str:
+def _last_updated(scaling: dict[str, Any], snapshot: Snapshot) -> str:
     """Keep the time while nothing else changes."""
-    before = dict(seen.job.scaling)
+    before = dict(snapshot.job.scaling)
     at = before.pop("lastUpdated", None)
-    return str(at) if at and before == scaling else _stamp(seen.now)
+    return str(at) if at and before == scaling else _stamp(snapshot.now)
 
 
 def _stamp(at: datetime) -> str:

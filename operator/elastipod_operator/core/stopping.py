@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, StopWorkers
-from .faults import widen
-from .health import MAX_GENERATION, Health, Replica, View
-from .membership import remove, soonest
+from .faults import widen_restart
+from .health import MAX_GENERATION, Health, Replica, Replicas
+from .membership import earliest, remove
 from .names import PodId
 from .record import Record, RestartMode, TransitionKind
-from .root_cause import blame_outside, blame_own_end
+from .root_cause import attribute_to_outside, attribute_to_own_end
 from .snapshot import AgentState, Policy
 
 # Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
@@ -19,11 +19,11 @@ HARD_STOP_AFTER = timedelta(seconds=15)
 GIVE_UP_AFTER = timedelta(seconds=45)
 # Agents are told whole seconds and do not act in the same instant.
 FORCED_END = timedelta(seconds=2)
-LOOK_AGAIN = timedelta(seconds=1)
+RECHECK_AFTER = timedelta(seconds=1)
 
 
 def stop_members(
-    record: Record, view: View, policy: Policy, now: datetime
+    record: Record, replicas: Replicas, policy: Policy, now: datetime
 ) -> tuple[Record, list[Action], datetime | None]:
     """Bring everybody who lives to READY; who never gets there is given up in the end.
 
@@ -33,46 +33,48 @@ def stop_members(
     wakes: list[datetime] = []
     members = frozenset(record.members)
     for member in record.members:
-        record = blame_own_end(blame_outside(record, member, view.get(member)), member, view.get(member))
-    record = widen(record, view)
-    num_staying = sum(_may_stay(view.get(member)) for member in record.members)
-    for replica in view.by_id.values():
-        if replica.has_no_workers or replica.parked or not (replica.id in members or replica.busy):
+        record = attribute_to_own_end(
+            attribute_to_outside(record, member, replicas.get(member)), member, replicas.get(member)
+        )
+    record = widen_restart(record, replicas)
+    num_staying = sum(_may_stay(replicas.get(member)) for member in record.members)
+    for replica in replicas.by_id.values():
+        if replica.has_no_workers or replica.is_idle or not (replica.id in members or replica.is_busy):
             continue
         due = _due(replica, record, policy)
         # Who has no quota any more leaves however silent all are: Kueue waits, and pods are ended without their agents.
-        must_go = policy.suspend or replica.id.slot in view.withdrawn
-        is_given_up = now >= due + GIVE_UP_AFTER and (must_go or not view.all_silent)
+        must_go = policy.suspend or replica.id.slot in replicas.quota_lost
+        is_given_up = now >= due + GIVE_UP_AFTER and (must_go or not replicas.all_silent)
         if replica.health is Health.LOST or is_given_up:
             if replica.id not in record.lost:
                 record = replace(record, lost=(*record.lost, replica.id))
                 actions += remove(replica, "its agent did not stop its workers in time")
             continue
-        next_step = soonest(*(at for at in (due + HARD_STOP_AFTER, due + GIVE_UP_AFTER) if at > now))
-        wakes.append(max(next_step or now, now + LOOK_AGAIN))
-        leaves = True if must_go or replica.health is Health.DOOMED else _stays(record, num_staying)
+        next_step = earliest(*(at for at in (due + HARD_STOP_AFTER, due + GIVE_UP_AFTER) if at > now))
+        wakes.append(max(next_step or now, now + RECHECK_AFTER))
+        leaves = True if must_go or replica.health is Health.DISRUPTED else _stays(record, num_staying)
         actions += _stops(replica, record, members, due, now, leaves)
-    return record, actions, soonest(*wakes)
+    return record, actions, earliest(*wakes)
 
 
 def _may_stay(replica: Replica | None) -> bool:
-    return replica is not None and replica.health is not Health.DOOMED and not replica.gone
+    return replica is not None and replica.health is not Health.DISRUPTED and not replica.gone
 
 
 def _stays(record: Record, num_staying: int) -> bool | None:
     """Give False where the pods that may stay all do, None where some of them may be too many for the next size."""
     transition = record.transition
     assert transition is not None
-    return False if transition.kind is TransitionKind.RESIZE and transition.goal >= num_staying else None
+    return False if transition.kind is TransitionKind.RESIZE and transition.target_size >= num_staying else None
 
 
-def is_forced(record: Record, now: datetime) -> bool:
+def is_hard_stop_due(record: Record, now: datetime) -> bool:
     """Whether the agents end by force who has not drained: what fails from then on is the consequence of that."""
     assert record.transition is not None
     return now >= record.transition.deadline - FORCED_END
 
 
-def takes_part(replica: Replica, record: Record, members: frozenset[PodId]) -> bool:
+def runs_this_generation(replica: Replica, record: Record, members: frozenset[PodId]) -> bool:
     """Whether its workers belong to the present generation; a late /start may have begun an older one there."""
     return replica.id in members and replica.runs(record.generation)
 
@@ -108,9 +110,9 @@ def _stops(
 ) -> list[Action]:
     transition = record.transition
     assert transition is not None
-    if replica.health is Health.SILENT or not (replica.busy or replica.agent.state is AgentState.STOPPING):
+    if replica.health is Health.SILENT or not (replica.is_busy or replica.agent.state is AgentState.STOPPING):
         return []
-    may_save = transition.graceful and now < due + HARD_STOP_AFTER and takes_part(replica, record, members)
+    may_save = transition.graceful and now < due + HARD_STOP_AFTER and runs_this_generation(replica, record, members)
     if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
         return [hard_stop(replica, record)]
     # An agent that was told of a later end is told again, and takes the sooner one.

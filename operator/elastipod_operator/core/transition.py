@@ -5,71 +5,75 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from .actions import Action, Note, StartWorkers
-from .context import Scene, Step, finish, latest_end, suspension
-from .escalation import weigh
-from .faults import STOP_TIME, Incident, begin_recovery, find_incident
-from .growth import CAUSE, growth_failed, note_broken_growth, warm
+from .actions import Action, JobEvent, StartWorkers
+from .context import Context, PlanDraft, drain_limit, finish, suspension
+from .escalation import check_budgets
+from .faults import STOP_TIME, Fault, begin_recovery, find_fault
+from .growth import CAUSE, growth_failed, mark_interrupted_growth, warm
 from .health import AGENT_EXPECTED, Health, Replica
 from .history import HistoryEntry
-from .membership import remember, remove, usable
-from .partial_gangs import next_look, watch_gang
-from .payback import with_pace
+from .membership import record_incarnations, remove, usable
+from .partial_gangs import follow_partial_gang, next_gang_check
+from .payback import record_step_time
 from .record import RECORD_LOST, SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .snapshot import Policy
-from .stopping import LOOK_AGAIN, is_forced, stop_members
+from .stopping import RECHECK_AFTER, is_hard_stop_due, stop_members
 
 
-def recover(record: Record, scene: Scene, incident: Incident) -> Step:
+def recover(record: Record, context: Context, fault: Fault) -> PlanDraft:
     """Book an incident and begin its recovery."""
-    record = replace(note_broken_growth(with_pace(record, scene.view), scene.now), gang=None, resize_began_at=None)
-    begun = begin_recovery(record, scene.view, scene.policy, scene.now, incident, scene.key)
-    note = Note(incident.cause, incident.message, warning=True)
-    step = in_transition(begun, scene)
-    given_up = (scene.view.get(pod) for pod in incident.lost)
+    record = replace(
+        mark_interrupted_growth(record_step_time(record, context.replicas), context.now),
+        gang=None,
+        resize_began_at=None,
+    )
+    begun = begin_recovery(record, context.replicas, context.policy, context.now, fault, context.key)
+    event = JobEvent(fault.cause, fault.message, warning=True)
+    draft = in_transition(begun, context)
+    given_up = (context.replicas.get(pod) for pod in fault.lost)
     # Who is only given up here was judged before that: what follows for its pod is found by the next look.
     is_new = any(replica is not None and replica.health is not Health.LOST for replica in given_up)
-    return replace(step, notes=(note, *step.notes), wake_at=scene.now if is_new else step.wake_at)
+    return replace(draft, events=(event, *draft.events), wake_at=context.now if is_new else draft.wake_at)
 
 
-def in_transition(record: Record, scene: Scene) -> Step:
+def in_transition(record: Record, context: Context) -> PlanDraft:
     """Decide for a job whose workers are being stopped or gathered."""
     transition = record.transition
     assert transition is not None
-    hurry: tuple[Note, ...] = ()
-    if transition.graceful and not is_forced(record, scene.now):
-        incident = find_incident(record, scene.view)
-        if incident is not None:  # decision 18
-            return recover(record, scene, incident)
-        record, hurry = _shortened(*_unanswered(record, scene), scene)
-    record, stops, wake = stop_members(record, scene.view, scene.policy, scene.now)
+    hurry: tuple[JobEvent, ...] = ()
+    if transition.graceful and not is_hard_stop_due(record, context.now):
+        fault = find_fault(record, context.replicas)
+        if fault is not None:  # decision 18
+            return recover(record, context, fault)
+        record, hurry = _shortened(*_without_drain_handler(record, context), context)
+    record, stops, wake = stop_members(record, context.replicas, context.policy, context.now)
     if wake is not None:
-        announce = _announcement(transition) if scene.now == transition.began_at else ()
-        return Step(record, tuple(stops), wake_at=wake, notes=(*announce, *hurry))
+        announce = _announcement(transition) if context.now == transition.began_at else ()
+        return PlanDraft(record, tuple(stops), wake_at=wake, events=(*announce, *hurry))
     assert record.transition is not None
     record = replace(record, transition=replace(record.transition, graceful=False))  # nothing can break the drain now
     if transition.kind is TransitionKind.SUSPEND:
-        return _suspended(record, scene)
-    weighed = weigh(record, scene.view, scene.policy, scene.now)
-    if weighed.reason:
-        step = finish(weighed.record, scene, "Failed", weighed.reason, weighed.message)
-        return replace(step, notes=(*weighed.notes, *step.notes))
-    if weighed.actions:  # who is given up must be on record before the pods go
-        return Step(weighed.record, weighed.actions, weighed.notes, wake_at=scene.now)
-    step = _gather(weighed.record, scene)
-    return replace(step, notes=(*weighed.notes, *step.notes))
+        return _suspended(record, context)
+    budget_check = check_budgets(record, context.replicas, context.policy, context.now)
+    if budget_check.reason:
+        draft = finish(budget_check.record, context, "Failed", budget_check.reason, budget_check.message)
+        return replace(draft, events=(*budget_check.events, *draft.events))
+    if budget_check.actions:  # who is given up must be on record before the pods go
+        return PlanDraft(budget_check.record, budget_check.actions, budget_check.events, wake_at=context.now)
+    draft = _gather(budget_check.record, context)
+    return replace(draft, events=(*budget_check.events, *draft.events))
 
 
-def _unanswered(record: Record, scene: Scene) -> tuple[Record, tuple[Note, ...]]:
+def _without_drain_handler(record: Record, context: Context) -> tuple[Record, tuple[JobEvent, ...]]:
     """End a drain of which no worker can know: their time would pass in vain, and they are ended without a checkpoint now.
 
     All members must say so. A script may ask for events on one rank and tell the others itself, so a single pod does not know.
     """
     transition = record.transition
     assert transition is not None
-    members = [r for m in record.members if (r := scene.view.get(m)) is not None and r.health is not Health.ENDED]
-    busy = [r for r in members if not r.parked]
-    if not busy or not all(r.agent.unanswered and r.health is not Health.SILENT for r in busy):
+    members = [r for m in record.members if (r := context.replicas.get(m)) is not None and r.health is not Health.ENDED]
+    busy = [r for r in members if not r.is_idle]
+    if not busy or not all(r.agent.no_drain_handler and r.health is not Health.SILENT for r in busy):
         return record, ()
     if any(r.agent.drained for r in members):
         return record, ()
@@ -77,103 +81,113 @@ def _unanswered(record: Record, scene: Scene) -> tuple[Record, tuple[Note, ...]]
         f"the workers of {len(busy)} replicas neither ask elastic_event_detected() nor handle SIGUSR1: they are ended now, and go on "
         "from their last checkpoint"
     )
-    deadline = min(transition.deadline, scene.now + STOP_TIME)
+    deadline = min(transition.deadline, context.now + STOP_TIME)
     ended = replace(record, transition=replace(transition, graceful=False, deadline=deadline))
-    return ended, (Note("EventUnanswered", text, warning=True),)
+    return ended, (JobEvent("EventUnanswered", text, warning=True),)
 
 
-def _shortened(record: Record, notes: tuple[Note, ...], scene: Scene) -> tuple[Record, tuple[Note, ...]]:
+def _shortened(record: Record, events: tuple[JobEvent, ...], context: Context) -> tuple[Record, tuple[JobEvent, ...]]:
     """Give a drain less time where a member is killed sooner than its deadline by now; it never gets more."""
     transition = record.transition
     assert transition is not None
-    members = (r for m in record.members if (r := scene.view.get(m)) is not None and not r.parked)
-    doomed = [r for r in members if r.health is Health.DOOMED]
-    end = latest_end(doomed, scene)
-    if not transition.graceful or end is None or max(end, scene.now) >= transition.deadline:
-        return record, notes
-    deadline = max(end, scene.now)
-    left_s = (deadline - scene.now).total_seconds()
-    note = Note("DrainShortened", f"the workers have {left_s:.0f} s left to save: {doomed[0].detail}")
-    return replace(record, transition=replace(transition, deadline=deadline, is_shortened=True)), (*notes, note)
+    members = (r for m in record.members if (r := context.replicas.get(m)) is not None and not r.is_idle)
+    disrupted = [r for r in members if r.health is Health.DISRUPTED]
+    end = drain_limit(disrupted, context)
+    if not transition.graceful or end is None or max(end, context.now) >= transition.deadline:
+        return record, events
+    deadline = max(end, context.now)
+    left_s = (deadline - context.now).total_seconds()
+    event = JobEvent("DrainShortened", f"the workers have {left_s:.0f} s left to save: {disrupted[0].detail}")
+    return replace(record, transition=replace(transition, deadline=deadline, is_shortened=True)), (*events, event)
 
 
-def _announcement(transition: Transition) -> tuple[Note, ...]:
+def _announcement(transition: Transition) -> tuple[JobEvent, ...]:
     if transition.kind is TransitionKind.RECOVERY:
         return ()
-    aim = f"{transition.from_size} -> {transition.goal}" if transition.goal else "all workers stop"
-    return (Note("Draining", f"{aim}: {transition.message}"),)
+    aim = f"{transition.from_size} -> {transition.target_size}" if transition.target_size else "all workers stop"
+    return (JobEvent("Draining", f"{aim}: {transition.message}"),)
 
 
-def _suspended(record: Record, scene: Scene) -> Step:
-    if scene.policy.suspend:
+def _suspended(record: Record, context: Context) -> PlanDraft:
+    if context.policy.suspend:
         removals: list[Action] = []
-        for replica in scene.view.by_id.values():
+        for replica in context.replicas.by_id.values():
             removals += remove(
-                replica, "the job is suspended" if scene.policy.held is None else scene.policy.held.message
+                replica,
+                "the job is suspended" if context.policy.suspended_by is None else context.policy.suspended_by.message,
             )
-        return Step(replace(remember(record, scene.view.by_id), members=()), tuple(removals))
+        return PlanDraft(replace(record_incarnations(record, context.replicas.by_id), members=()), tuple(removals))
     transition = record.transition
     assert transition is not None
-    sizes = scene.policy.wished_sizes  # a queue grants the rest later
-    goal = sizes.fit(transition.from_size) or sizes.start
+    sizes = context.policy.requested_sizes  # a queue grants the rest later
+    target_size = sizes.fit(transition.from_size) or sizes.start
     cause, message = "Resumed", "the user resumed the job"
     if transition.cause != SUSPENDED_BY_USER:
         cause, message = "Admitted", f"queue {record.queue} granted the job its quota"
     resumed = replace(
-        transition, kind=TransitionKind.START, cause=cause, message=message, goal=goal, from_size=0,
-        began_at=scene.now, detected_at=scene.now, deadline=scene.now + STOP_TIME, graceful=False,
+        transition, kind=TransitionKind.START, cause=cause, message=message, target_size=target_size, from_size=0,
+        began_at=context.now, detected_at=context.now, deadline=context.now + STOP_TIME, graceful=False,
     )  # fmt: skip
     record = replace(
-        remember(record, scene.view.by_id), transition=resumed, members=(), window_since=None, incident_at=None,
-        suspended_time=record.suspended_time + (scene.now - transition.began_at),  # no deadline runs meanwhile (decision 16)
+        record_incarnations(record, context.replicas.by_id), transition=resumed, members=(), window_since=None, fault_at=None,
+        suspended_time=record.suspended_time + (context.now - transition.began_at),  # no deadline runs meanwhile (decision 16)
     )  # fmt: skip
-    step = Step(record, notes=(Note(cause, message),), wake_at=scene.now, takes_spec=True)
+    draft = PlanDraft(record, events=(JobEvent(cause, message),), wake_at=context.now, adopts_spec=True)
     # Who resumes the job before its pods were gone finds them made from the old template.
-    return give_up_all(step, scene, "made from a template that was edited") if scene.seen.job.pending_edits else step
+    return (
+        give_up_all(draft, context, "made from a template that was edited")
+        if context.snapshot.job.pending_edits
+        else draft
+    )
 
 
-def give_up_all(step: Step, scene: Scene, why: str) -> Step:
+def give_up_all(draft: PlanDraft, context: Context, why: str) -> PlanDraft:
     """Have every pod made anew."""
-    known = frozenset(step.record.lost)
-    pods = [r for r in scene.view.by_id.values() if r.id not in known]
+    known = frozenset(draft.record.lost)
+    pods = [r for r in context.replicas.by_id.values() if r.id not in known]
     removals: list[Action] = []
     for replica in pods:
         removals += remove(replica, why)
-    lost = (*step.record.lost, *(r.id for r in pods))
-    return replace(step.also(*removals), record=replace(remember(step.record, lost), lost=lost))
+    lost = (*draft.record.lost, *(r.id for r in pods))
+    return replace(draft.with_actions(*removals), record=replace(record_incarnations(draft.record, lost), lost=lost))
 
 
-def _gather(record: Record, scene: Scene) -> Step:
+def _gather(record: Record, context: Context) -> PlanDraft:
     """All old workers are stopped: wait for enough ready replicas, then allocate the next generation."""
-    transition, sizes, now = record.transition, scene.policy.sizes, scene.now
+    transition, sizes, now = record.transition, context.policy.sizes, context.now
     assert transition is not None
-    if scene.policy.suspend:
-        return _suspended(suspension(record, scene), scene)
-    if transition.cause == RECORD_LOST and any(_may_yet_tell(r, now) for r in scene.view.by_id.values()):
-        return Step(record, wake_at=now + LOOK_AGAIN)
-    candidates = scene.view.candidates()
+    if context.policy.suspend:
+        return _suspended(suspension(record, context), context)
+    if transition.cause == RECORD_LOST and any(_may_report_generation(r, now) for r in context.replicas.by_id.values()):
+        return PlanDraft(record, wake_at=now + RECHECK_AFTER)
+    candidates = context.replicas.candidates()
     if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
         candidates = warm(candidates, now)
-    ready = usable(candidates, record, scene.policy)
+    ready = usable(candidates, record, context.policy)
     # The first start takes `replicas` and grows later; every other one takes all that is ready (decision 12).
     is_first = transition.kind is TransitionKind.START and not record.generation
-    goal = sizes.fit(transition.goal) or sizes.minimum
-    size = sizes.fit(min(len(ready), goal if is_first else sizes.maximum))
+    target_size = sizes.fit(transition.target_size) or sizes.minimum
+    size = sizes.fit(min(len(ready), target_size if is_first else sizes.maximum))
     if not size:
-        record, notes = watch_gang(
-            replace(record, window_since=None), scene.view, scene.policy, now, scene.key, refused=scene.is_refused
+        record, events = follow_partial_gang(
+            replace(record, window_since=None),
+            context.replicas,
+            context.policy,
+            now,
+            context.key,
+            refused=context.is_refused,
         )
-        return Step(record, notes=notes, wake_at=next_look(record, scene.key, now))
+        return PlanDraft(record, events=events, wake_at=next_gang_check(record, context.key, now))
     if transition.not_before is not None and now < transition.not_before:
-        return Step(record, wake_at=transition.not_before)
+        return PlanDraft(record, wake_at=transition.not_before)
     record = replace(record, window_since=record.window_since or now)
-    patience = _patience(record, transition, scene.policy)
-    if size < goal and now < patience:
-        return Step(record, wake_at=patience)
-    return _start(record, scene, ready[:size])
+    patience = _patience(record, transition, context.policy)
+    if size < target_size and now < patience:
+        return PlanDraft(record, wake_at=patience)
+    return _start(record, context, ready[:size])
 
 
-def _may_yet_tell(replica: Replica, now: datetime) -> bool:
+def _may_report_generation(replica: Replica, now: datetime) -> bool:
     """Whether an agent was not heard yet that may know of a generation which nothing else tells of any more (decision 1)."""
     agent, pod = replica.agent, replica.pod
     is_expected = agent.trying_since is None or now - agent.trying_since < AGENT_EXPECTED
@@ -197,31 +211,31 @@ def _is_faulty_shrink(record: Record, transition: Transition, size: int) -> bool
     return size < transition.from_size and transition.kind is TransitionKind.RECOVERY
 
 
-def _start(record: Record, scene: Scene, chosen: list[Replica]) -> Step:
+def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft:
     transition = record.transition
     assert transition is not None
-    generation = 1 + max(record.generation, scene.view.highest_generation())
+    generation = 1 + max(record.generation, context.replicas.highest_generation())
     started = replace(
         record, generation=generation, members=tuple(r.id for r in chosen), master_addr=chosen[0].pod.ip,
-        transition=None, window_since=None, generation_began_at=scene.now, running_since=None, gang=None, size_before_growth=0,
+        transition=None, window_since=None, generation_began_at=context.now, running_since=None, gang=None, size_before_growth=0,
         resize_began_at=transition.began_at if transition.kind is TransitionKind.RESIZE else None,
         shrank_after_fault=_is_faulty_shrink(record, transition, len(chosen)),
     )  # fmt: skip
     if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
         grew = len(chosen) > transition.from_size
         started = (
-            replace(started, size_before_growth=transition.from_size) if grew else growth_failed(started, scene.now)
+            replace(started, size_before_growth=transition.from_size) if grew else growth_failed(started, context.now)
         )
     entry = HistoryEntry(
         generation=generation, from_size=transition.from_size, to_size=len(chosen), kind=transition.kind,
-        cause=transition.cause, at=scene.now, detected_at=transition.detected_at,
+        cause=transition.cause, at=context.now, detected_at=transition.detected_at,
     )  # fmt: skip
     starts = tuple(StartWorkers(replica.pod.name, rank) for rank, replica in enumerate(chosen))
     reason = {TransitionKind.START: "Started", TransitionKind.RESIZE: "Resized", TransitionKind.RECOVERY: "Recovered"}[
         transition.kind
     ]
     # Why was told when it began, at length where Kueue says why.
-    was_told = transition.kind is TransitionKind.RESIZE and scene.now > transition.began_at
+    was_told = transition.kind is TransitionKind.RESIZE and context.now > transition.began_at
     why = f" ({transition.cause})" if was_told else f": {transition.message}"
-    note = Note(reason, f"{transition.from_size} -> {len(chosen)} replicas, generation {generation}{why}")
-    return Step(started, starts, notes=(note,), history=(entry,))
+    event = JobEvent(reason, f"{transition.from_size} -> {len(chosen)} replicas, generation {generation}{why}")
+    return PlanDraft(started, starts, events=(event,), history=(entry,))

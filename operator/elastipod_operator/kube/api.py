@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 from kubernetes.aio import client, config
 
-from ..core.actions import Note
+from ..core.actions import JobEvent
 from ..core.names import API_VERSION, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
 from ..core.quoted_output import redact_quotes
-from ..core.snapshot import JobFact
+from ..core.snapshot import ObservedJob
 
 MERGE_PATCH = "application/merge-patch+json"
 # With its charset: without one the client would write the body itself, as JSON that is no YAML.
@@ -77,12 +77,12 @@ class Api:
         """Give a job as it is now."""
         return await self.call("GET", _job_path(namespace, name))
 
-    async def patch_metadata(self, job: JobFact, version: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    async def patch_metadata(self, job: ObservedJob, version: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Write annotations or finalizers if the job is still at `version`; otherwise the answer is 409."""
         body = {"metadata": {**metadata, "resourceVersion": version, "uid": job.uid}}
         return await self.call("PATCH", _job_path(job.namespace, job.name), body, content_type=MERGE_PATCH)
 
-    async def apply_status(self, job: JobFact, status: Mapping[str, Any]) -> dict[str, Any]:
+    async def apply_status(self, job: ObservedJob, status: Mapping[str, Any]) -> dict[str, Any]:
         """Apply the whole status, of which we are the only writer."""
         body = {
             "apiVersion": API_VERSION,
@@ -94,7 +94,7 @@ class Api:
         path = _job_path(job.namespace, job.name) + "/status"
         return await self.call("PATCH", path, as_yaml(body), query=query, content_type=APPLY_PATCH)
 
-    async def delete_job(self, job: JobFact) -> None:
+    async def delete_job(self, job: ObservedJob) -> None:
         """Delete the job if it is still the same one."""
         await self.call("DELETE", _job_path(job.namespace, job.name), {"preconditions": {"uid": job.uid}})
 
@@ -120,7 +120,7 @@ class Api:
             body["gracePeriodSeconds"] = 0 if force else grace_s
         return await self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
 
-    async def emit(self, job: JobFact, note: Note, at: datetime) -> None:
+    async def emit(self, job: ObservedJob, event: JobEvent, at: datetime) -> None:
         """Write a Kubernetes Event about the job, without the words of its scripts. at: when it happened."""
         format_time = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         body = {
@@ -134,9 +134,9 @@ class Api:
                 "namespace": job.namespace,
                 "uid": job.uid,
             },
-            "type": "Warning" if note.warning else "Normal",
-            "reason": note.reason,
-            "message": redact_quotes(note.message)[:EVENT_MESSAGE_LIMIT],
+            "type": "Warning" if event.warning else "Normal",
+            "reason": event.reason,
+            "message": redact_quotes(event.message)[:EVENT_MESSAGE_LIMIT],
             "source": {"component": FIELD_MANAGER},
             "reportingComponent": FIELD_MANAGER,
             "firstTimestamp": format_time,

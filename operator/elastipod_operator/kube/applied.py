@@ -34,18 +34,18 @@ def encode_applied(spec: Mapping[str, Any]) -> str:
     return _packed({**_taken_up(spec), "rest": _rest_of(spec)})
 
 
-def applied_annotation(body: Mapping[str, Any], *, takes_spec: bool, room: int) -> str | None:
+def applied_annotation(body: Mapping[str, Any], *, adopts_spec: bool, room: int) -> str | None:
     """Give the annotation's new text for a job whose spec can be used; None where it stands as it is.
 
-    takes_spec: templates and worker counts act as they are now. room: so many bytes are left for it; where all that does not
+    adopts_spec: templates and worker counts act as they are now. room: so many bytes are left for it; where all that does not
     fit, the templates alone are kept.
     """
     spec, kept = body["spec"], applied_of(body)
     rest = _rest_of(spec)
-    if kept is not None and not takes_spec and kept.get("rest") == rest and kept.get("uid"):
+    if kept is not None and not adopts_spec and kept.get("rest") == rest and kept.get("uid"):
         return None
     taken = (
-        _taken_up(spec) if kept is None or takes_spec else {name: kept[name] for name in ("nprocPerNode", "templates")}
+        _taken_up(spec) if kept is None or adopts_spec else {name: kept[name] for name in ("nprocPerNode", "templates")}
     )
     taken["uid"] = uid_of(body)
     whole = _packed({**taken, "rest": rest})

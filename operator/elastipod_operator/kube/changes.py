@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
-from ..core.actions import NameQueue, Plan, SetFinalizer
+from ..core.actions import Plan, SetFinalizer, SetQueueLabel
 from ..core.history import decode_history, encode_history, mark_running
 from ..core.names import (
     ANNOTATION_APPLIED,
@@ -30,12 +30,12 @@ from .store import Job
 def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
     """Give the part of a merge patch for metadata: the record and what goes with it, finalizers, the queue; empty for none."""
     present = annotations_of(job.body)
-    if todo.is_record_kept:
+    if todo.skips_record:
         wanted: dict[str, str] = {}
     else:
         wanted = {ANNOTATION_STATE: encode(replace(todo.record, owner=job.fact.uid)), ANNOTATION_SIZE: todo.size}
-    if job.fact.policy is not None and (todo.takes_spec or wanted):
-        applied = applied_annotation(job.body, takes_spec=todo.takes_spec, room=room_for_applied(job.body))
+    if job.fact.policy is not None and (todo.adopts_spec or wanted):
+        applied = applied_annotation(job.body, adopts_spec=todo.adopts_spec, room=room_for_applied(job.body))
         if applied is not None:
             wanted[ANNOTATION_APPLIED] = applied
     if (history := _history(job, todo, present.get(ANNOTATION_HISTORY, "[]"))) is not None:
@@ -48,7 +48,7 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
         metadata["annotations"] = changed
     if finalizers is not None:
         metadata["finalizers"] = finalizers
-    queue = next((action.queue for action in todo.actions if isinstance(action, NameQueue)), "")
+    queue = next((action.queue for action in todo.actions if isinstance(action, SetQueueLabel)), "")
     if queue and queue != job.fact.queue and not released:
         metadata["labels"] = {LABEL_QUEUE: queue}
     return metadata
@@ -58,7 +58,7 @@ def _history(job: Job, todo: Plan, present: str) -> str | None:
     """Give the history's new text; None where it stands as it is. Starts of another object are left out."""
     known = decode_history(present)
     entries = tuple(entry for entry in known if is_own(entry.owner, job.body))
-    has_foreign = len(entries) < len(known) and not todo.is_record_kept
+    has_foreign = len(entries) < len(known) and not todo.skips_record
     if not (todo.history or todo.running_since is not None or has_foreign):
         return None
     entries += tuple(replace(entry, owner=job.fact.uid) for entry in todo.history)
@@ -72,7 +72,7 @@ def status_change(job: Job, todo: Plan) -> dict[str, Any] | None:
     if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
         return None  # the object is gone, or goes with its last finalizer
     present = mapping(job.body.get("status"))
-    kept = present if todo.is_record_kept and is_within_depth(present, MAX_DEPTH) else todo.status
+    kept = present if todo.skips_record and is_within_depth(present, MAX_DEPTH) else todo.status
     status = {**kept, "conditions": [_condition_body(c) for c in todo.conditions]}
     return None if _same(present, status) else status
 

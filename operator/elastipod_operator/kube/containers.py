@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from ..core.snapshot import ContainerFact, ContainerState
+from ..core.snapshot import ContainerState, ObservedContainer
 from .reading import mapping, mappings, text
 
 # Thousands of pods are in one of a few states.
-_shared = lru_cache(maxsize=1024)(ContainerFact)
+_shared = lru_cache(maxsize=1024)(ObservedContainer)
 
 
 def agent_container_name(spec: Mapping[str, Any], wanted: str) -> str:
@@ -27,7 +27,7 @@ def statuses_by_name(listed: Any) -> dict[str, Mapping[str, Any]]:
     return {text(one["name"]): one for one in mappings(listed) if "name" in one}
 
 
-def container_fact(spec: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerFact | None:
+def container_fact(spec: Mapping[str, Any], status: Mapping[str, Any]) -> ObservedContainer | None:
     """Read one container status; None when it has no state. spec: the pod's."""
     found = mapping(status.get("state"))
     state = next((one for one in ContainerState if one.value in found), None)

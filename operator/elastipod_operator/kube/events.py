@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from .. import metrics
-from ..core.actions import Note
-from ..core.snapshot import JobFact
+from ..core.actions import JobEvent
+from ..core.snapshot import ObservedJob
 from .api import CALL_ERRORS, Api
 from .writes import about, written
 
@@ -32,7 +32,7 @@ FLUSH_S = 1.0
 class Line:
     """Events that wait for each other."""
 
-    waiting: deque[tuple[JobFact, Note, datetime]] = field(default_factory=deque)
+    waiting: deque[tuple[ObservedJob, JobEvent, datetime]] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
     is_full: bool = False
 
@@ -45,16 +45,16 @@ class Events:
         self._lines = [Line() for _ in range(LINES)]
         self._closed = False
 
-    def tell(self, job: JobFact, notes: Iterable[Note]) -> None:
+    def tell(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
         """Have Events written soon, with the time of now; none after the end."""
         if self._closed:
             return
         line, at = self._lines[zlib.crc32(job.uid.encode()) % LINES], datetime.now(UTC)
-        for note in notes:
+        for event in events:
             if len(line.waiting) >= LIMIT:
                 self._drop(line, job)
             else:
-                line.waiting.append((job, note, at))
+                line.waiting.append((job, event, at))
         if line.waiting and line.task is None:
             line.task = asyncio.create_task(self._write(line), name="events")
 
@@ -73,23 +73,23 @@ class Events:
     async def _write(self, line: Line) -> None:
         try:
             while line.waiting:
-                job, note, at = line.waiting[0]
-                await self._try(job, note, at)
+                job, event, at = line.waiting[0]
+                await self._try(job, event, at)
                 line.waiting.popleft()
                 line.is_full = False
         finally:
             line.task = None
 
-    async def _try(self, job: JobFact, note: Note, at: datetime) -> None:
+    async def _try(self, job: ObservedJob, event: JobEvent, at: datetime) -> None:
         try:
-            await written("event", self._api.emit(job, note, at))
+            await written("event", self._api.emit(job, event, at))
         except CALL_ERRORS as error:
             log.warning("an event could not be written: %s %s", type(error).__name__, error, extra=about(job))
         except Exception:
             # The outer edge of this task: whatever is wrong with one Event must not keep the others back.
             log.exception("an event could not be written", extra=about(job))
 
-    def _drop(self, line: Line, job: JobFact) -> None:
+    def _drop(self, line: Line, job: ObservedJob) -> None:
         metrics.API_CALLS.labels("event", "dropped").inc()
         if not line.is_full:
             line.is_full = True

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from ..core.snapshot import JobFact, PodFact, WorkloadFact
+from ..core.snapshot import ObservedJob, ObservedPod, ObservedWorkload
 
 
-def job_as_seen(fact: JobFact, before: JobFact | None, now: datetime) -> JobFact:
+def job_as_seen(fact: ObservedJob, before: ObservedJob | None, now: datetime) -> ObservedJob:
     """Date a job and its deletion. before: the same job as it was known. Its start may be on record in its status."""
     deleting_since = before.deleting_since if before is not None else None
     return replace(
@@ -23,7 +23,7 @@ def job_as_seen(fact: JobFact, before: JobFact | None, now: datetime) -> JobFact
     )
 
 
-def pod_as_seen(fact: PodFact, before: PodFact | None, now: datetime) -> PodFact:
+def pod_as_seen(fact: ObservedPod, before: ObservedPod | None, now: datetime) -> ObservedPod:
     """Date a pod, its deletion and its trouble. before: the same pod as it was known."""
     fact = replace(fact, created_at=now if before is None else before.created_at, kill_at=_kill_at(fact, before, now))
     if fact.trouble_reason:
@@ -32,7 +32,7 @@ def pod_as_seen(fact: PodFact, before: PodFact | None, now: datetime) -> PodFact
     return fact
 
 
-def workload_as_seen(fact: WorkloadFact, before: WorkloadFact | None, now: datetime) -> WorkloadFact:
+def workload_as_seen(fact: ObservedWorkload, before: ObservedWorkload | None, now: datetime) -> ObservedWorkload:
     """Date the admission and the eviction of a Workload. before: the same one as it was known."""
     admitted_at = before.admitted_at if before is not None else None
     evicted_at = before.evicted_at if before is not None else None
@@ -43,7 +43,7 @@ def workload_as_seen(fact: WorkloadFact, before: WorkloadFact | None, now: datet
     )
 
 
-def _kill_at(fact: PodFact, before: PodFact | None, now: datetime) -> datetime | None:
+def _kill_at(fact: ObservedPod, before: ObservedPod | None, now: datetime) -> datetime | None:
     """Give when the kubelet kills what is left. A second deletion may shorten the time, and never lengthens it."""
     if fact.deletion_grace is None:
         return None

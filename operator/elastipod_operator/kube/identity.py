@@ -14,11 +14,11 @@ from .reading import mapping, uid_of
 Body = Mapping[str, Any]
 
 
-def was_seen(body: Body) -> bool:
+def was_reconciled(body: Body) -> bool:
     """Whether an operator has looked at this object before."""
     return bool(mapping(body.get("status")))
 
 
 def is_own(owner: str, body: Body) -> bool:
     """Whether what was written for this owner (a UID, or empty where that was not written) is this object's."""
-    return owner == uid_of(body) or (not owner and was_seen(body))
+    return owner == uid_of(body) or (not owner and was_reconciled(body))

@@ -18,7 +18,7 @@ from ..core.names import (
     LABEL_UID,
     PodId,
 )
-from ..core.snapshot import JobFact, Policy
+from ..core.snapshot import ObservedJob, Policy
 from .placement import Placement, place
 from .tokens import KEY_ENV, TOKEN_ENV, key_entries
 
@@ -33,7 +33,7 @@ POD_ENV = "ELASTIPOD_POD"
 
 
 def pod_manifest(
-    job: JobFact,
+    job: ObservedJob,
     spec: Mapping[str, Any],
     policy: Policy,
     pod: PodId,
@@ -112,7 +112,7 @@ def _keep_away(body: dict[str, Any], nodes: tuple[str, ...]) -> None:
     node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
 
 
-def _labels(job: JobFact, pod: PodId, generation: int) -> dict[str, str]:
+def _labels(job: ObservedJob, pod: PodId, generation: int) -> dict[str, str]:
     return {
         LABEL_JOB: job.name,
         LABEL_UID: job.uid,
@@ -128,7 +128,9 @@ def _agent_container(body: dict[str, Any], policy: Policy) -> dict[str, Any]:
     return next((c for c in containers if c.get("name") == policy.container), containers[0])
 
 
-def _environment(job: JobFact, spec: Mapping[str, Any], policy: Policy, pod_name: str, nnodes: int) -> dict[str, str]:
+def _environment(
+    job: ObservedJob, spec: Mapping[str, Any], policy: Policy, pod_name: str, nnodes: int
+) -> dict[str, str]:
     return {
         "NNODES": str(nnodes),
         "NPROC_PER_NODE": str(spec.get("nprocPerNode") or "auto"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Protocol
 
-from ..core.actions import Note
-from ..core.snapshot import JobFact
+from ..core.actions import JobEvent
+from ..core.snapshot import ObservedJob
 
 Body = dict[str, Any]
 
@@ -51,20 +51,20 @@ class JobCalls(RawCalls, PodCalls, Protocol):
     async def effective_job(self, namespace: str, name: str) -> Body:
         """Give a job as it is now."""
 
-    async def patch_metadata(self, job: JobFact, version: str, metadata: Mapping[str, Any]) -> Body:
+    async def patch_metadata(self, job: ObservedJob, version: str, metadata: Mapping[str, Any]) -> Body:
         """Write annotations or finalizers if the job is still at `version`; otherwise the answer is 409."""
 
-    async def apply_status(self, job: JobFact, status: Mapping[str, Any]) -> Body:
+    async def apply_status(self, job: ObservedJob, status: Mapping[str, Any]) -> Body:
         """Apply the whole status, of which we are the only writer."""
 
-    async def delete_job(self, job: JobFact) -> None:
+    async def delete_job(self, job: ObservedJob) -> None:
         """Delete the job if it is still the same one."""
 
 
 class EventSink(Protocol):
     """Where Events about jobs go; none is waited for."""
 
-    def tell(self, job: JobFact, notes: Iterable[Note]) -> None:
+    def tell(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
         """Have Events written soon, with the time of now; none after the end."""
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .. import clock
-from ..core.actions import AskWorkload
+from ..core.actions import CreateWorkload
 from .api import ApiError
 from .placement import first_domain, node_labels
 from .queue_api import QueueApi
@@ -48,7 +48,7 @@ class Lookups:
         self._api = api
         self._kept: dict[tuple[str, str], tuple[datetime, Body]] = {}
 
-    async def priority(self, job: Body, spec: Body, order: AskWorkload, base: Body | None) -> Priority:
+    async def priority(self, job: Body, spec: Body, order: CreateWorkload, base: Body | None) -> Priority:
         """Work out the priority of a Workload to be made. base: the job's base, for increments."""
         wish = base_wish(job, spec) if base is None else own_wish(spec, order)
         if wish is not None:
@@ -83,7 +83,7 @@ class Lookups:
         return found
 
     async def pins(
-        self, base: Body, spec: Body, order: AskWorkload, flavors: Mapping[str, Body], nodes: Iterable[str]
+        self, base: Body, spec: Body, order: CreateWorkload, flavors: Mapping[str, Body], nodes: Iterable[str]
     ) -> dict[str, dict[str, str]]:
         """Give the node labels by spec that pods of an increment must have: training is as slow as its slowest replica.
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..core.queue_facts import QueueFact
-from ..core.snapshot import JobFact, WorkloadFact
+from ..core.snapshot import ObservedJob, ObservedWorkload
 from .api import CALL_ERRORS, ApiError
 from .cluster_queues import QueueTable
 from .queue_api import QueueApi
@@ -51,7 +51,7 @@ class QueueReader:
         self._told: set[str] = set()
         """What could not be read, and was told."""
 
-    def fact(self, job: JobFact, workloads: Sequence[WorkloadFact]) -> QueueFact | None:
+    def fact(self, job: ObservedJob, workloads: Sequence[ObservedWorkload]) -> QueueFact | None:
         """Give the queue of a job; None before it was read. workloads: what Kueue says of them hastens the next reading."""
         queue = queue_of(job)
         if not queue:
@@ -60,7 +60,9 @@ class QueueReader:
         if key not in self._facts:
             self._facts[key] = None
             self._hurry.set()
-        is_troubled = any(w.evicted in STOPPED or any(text in w.waits for text in OF_QUEUES) for w in workloads)
+        is_troubled = any(
+            w.eviction_reason in STOPPED or any(text in w.pending_message for text in OF_QUEUES) for w in workloads
+        )
         if is_troubled != (job.uid in self._troubled):
             self._troubled ^= {job.uid}
             self._hurry.set()
@@ -138,6 +140,6 @@ def _is_troubled(fact: QueueFact) -> bool:
     return any(not one.exists or one.stop or one.inactive for one in (fact, behind) if one is not None)
 
 
-def queue_of(job: JobFact) -> str:
+def queue_of(job: ObservedJob) -> str:
     """Give the queue that a job is in, as far as is written; empty for none."""
     return (job.record.queue if job.record is not None else "") or job.queue or job.queue_in_template

@@ -12,12 +12,12 @@ from typing import Any
 
 from .. import clock
 from ..core.names import LABEL_UID
-from ..core.snapshot import JobFact, NodeFact, PodFact, WorkloadFact
+from ..core.snapshot import ObservedJob, ObservedNode, ObservedPod, ObservedWorkload
 from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
 from .kept import Kept
 from .limits import slim
 from .reading import labels_of, mapping, mappings, name_of, text, uid_of
-from .translate import Doom, doom_of, effective_job, node_fact, pod_fact, tolerations_of
+from .translate import Disruption, disruption_of, effective_job, node_fact, pod_fact, tolerations_of
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
 # etcd counts in 64 bits.
@@ -28,7 +28,7 @@ MAX_DIGITS = 20
 class Asked:
     """A Workload of a job, and the digest of the templates for which it was made."""
 
-    fact: WorkloadFact
+    fact: ObservedWorkload
     digest: str
 
 
@@ -37,13 +37,13 @@ class Job:
     """A job as last seen. body is kept because its templates and annotations are needed as they are; its spec is the one in force."""
 
     body: Mapping[str, Any]
-    fact: JobFact
+    fact: ObservedJob
     version: int
-    pods: dict[str, PodFact] = field(default_factory=dict)
+    pods: dict[str, ObservedPod] = field(default_factory=dict)
     """By pod UID."""
     listed: bool = False
     """True once the pods are known, as a rule by a list: before that an absent pod proves nothing."""
-    listed_at: datetime | None = None
+    pods_listed_at: datetime | None = None
     """When it was asked last."""
     list_version: int = -1
     """Version of the last list: a pod that is neither in it nor newer is gone, whatever a late event says."""
@@ -58,9 +58,9 @@ class Store:
     def __init__(self, now: Callable[[], datetime] = clock.now) -> None:
         self._now = now
         self.jobs: dict[str, Job] = {}
-        self.nodes: dict[str, NodeFact] = {}
-        self._doom: dict[str, Doom] = {}
-        self.room_at: datetime | None = None
+        self.nodes: dict[str, ObservedNode] = {}
+        self._disruptions: dict[str, Disruption] = {}
+        self.capacity_freed_at: datetime | None = None
         """When there last came to be more room, as far as can be seen: a node is fit for pods, or a job ended."""
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
@@ -79,13 +79,13 @@ class Store:
         had_ended = _has_ended(known.fact)
         known.body, known.fact, known.version = slim(body), fact, version
         if _has_ended(known.fact) and not had_ended:
-            self.room_at = self._now()
+            self.capacity_freed_at = self._now()
         return True
 
     def drop_job(self, uid: str) -> None:
         """Forget a job that is gone, and its pods."""
         if self.jobs.pop(uid, None) is not None:
-            self.room_at = self._now()
+            self.capacity_freed_at = self._now()
 
     def put_pod(self, body: Mapping[str, Any]) -> str | None:
         """Take a pod; gives the UID of its job when something changed.
@@ -136,7 +136,7 @@ class Store:
                 job.pod_versions[uid] = version
         for body in bodies:
             self.put_pod(body)
-        job.listed, job.listed_at, job.list_version = True, self._now(), max(version, job.list_version)
+        job.listed, job.pods_listed_at, job.list_version = True, self._now(), max(version, job.list_version)
         # Of what is gone and not newer than the list nothing need be remembered: the list's own version keeps it away.
         job.pod_versions = {u: v for u, v in job.pod_versions.items() if u in job.pods or v > job.list_version}
 
@@ -146,7 +146,7 @@ class Store:
         Should one have just done so, our own write is refused, for it rests on the version that is known here.
         """
         if job.fact.record is None and not job.fact.has_finalizer and not job.body.get("status"):
-            job.listed, job.listed_at = True, self._now()
+            job.listed, job.pods_listed_at = True, self._now()
 
     def put_workload(self, body: Mapping[str, Any]) -> str | None:
         """Take a Workload; gives the UID of its job when something changed. Only one that the job owns is its own."""
@@ -189,7 +189,7 @@ class Store:
             uid for uid, job in self.jobs.items() if namespace in ("", job.fact.namespace) and job.workloads.clear()
         ]
 
-    def _workload_of(self, job: Job, body: Mapping[str, Any]) -> WorkloadFact | None:
+    def _workload_of(self, job: Job, body: Mapping[str, Any]) -> ObservedWorkload | None:
         fact = workload_fact(body)
         if fact is None:
             return None
@@ -208,30 +208,30 @@ class Store:
         before, now = self.nodes.get(name), self._now()
         fact = node_fact(body, before, now)
         self.nodes[name] = fact
-        self._doom.pop(name, None)
-        if fact.doomed:
-            self._doom[name] = doom_of(body)
+        self._disruptions.pop(name, None)
+        if fact.disruption:
+            self._disruptions[name] = disruption_of(body)
         if fact == before:
             return []
         if not _is_fit(fact) or (before is not None and _is_fit(before)):
             return self.jobs_on(name)
-        self.room_at = now
+        self.capacity_freed_at = now
         waiting = (uid for uid, job in self.jobs.items() if _rests(job.fact))
         return list(dict.fromkeys((*self.jobs_on(name), *waiting)))
 
     def drop_node(self, name: str) -> list[str]:
         """Forget a node that was deleted; gives the UIDs of the jobs that had pods there."""
         self.nodes.pop(name, None)
-        self._doom.pop(name, None)
+        self._disruptions.pop(name, None)
         return self.jobs_on(name)
 
-    def nodes_of(self, job: Job) -> dict[str, NodeFact]:
+    def nodes_of(self, job: Job) -> dict[str, ObservedNode]:
         """Give the nodes of a job's pods by name; a taint that all its templates tolerate drives none of them away."""
         found = {pod.node: self.nodes[pod.node] for pod in job.pods.values() if pod.node in self.nodes}
-        doomed = [name for name in found if name in self._doom]
-        if doomed:
+        disrupted = [name for name in found if name in self._disruptions]
+        if disrupted:
             tolerations = tolerations_of(job.body) if job.fact.policy is not None else []
-            found.update({n: replace(found[n], doomed=self._doom[n].why(tolerations)) for n in doomed})
+            found.update({n: replace(found[n], disruption=self._disruptions[n].why(tolerations)) for n in disrupted})
         return found
 
     def jobs_on(self, node: str) -> list[str]:
@@ -239,20 +239,20 @@ class Store:
         return [uid for uid, job in self.jobs.items() if any(pod.node == node for pod in job.pods.values())]
 
 
-def _is_fit(node: NodeFact) -> bool:
-    return node.ready and not node.cordoned and not node.doomed
+def _is_fit(node: ObservedNode) -> bool:
+    return node.ready and not node.cordoned and not node.disruption
 
 
-def _has_ended(job: JobFact) -> bool:
+def _has_ended(job: ObservedJob) -> bool:
     return job.record is not None and bool(job.record.outcome)
 
 
-def _rests(job: JobFact) -> bool:
+def _rests(job: ObservedJob) -> bool:
     """Whether it gave places back and has not asked for them again yet."""
     return job.record is not None and job.record.gang is not None and job.record.gang.rest_until is not None
 
 
-def _is_owned(body: Mapping[str, Any], job: JobFact) -> bool:
+def _is_owned(body: Mapping[str, Any], job: ObservedJob) -> bool:
     meta = mapping(mapping(body).get("metadata"))
     owners = mappings(meta.get("ownerReferences"))
     return meta.get("namespace") == job.namespace and any(

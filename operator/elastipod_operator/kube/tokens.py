@@ -20,7 +20,7 @@ from typing import Any
 
 from ..agents.authentication import NO_CREDENTIALS, Credentials
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_UID
-from ..core.snapshot import JobFact, PodFact
+from ..core.snapshot import ObservedJob, ObservedPod
 from .reading import mapping, mappings, text
 
 # Variables of the agent's container, and the entries of the Secret that they come from.
@@ -53,12 +53,12 @@ class Tokens:
 
     keys: tuple[bytes, ...] = field(default=(), repr=False)
 
-    def of(self, job: JobFact) -> JobKey | None:
+    def of(self, job: ObservedJob) -> JobKey | None:
         """Give the key that the job's new pods get; None when they get none."""
         is_wanted = job.policy is not None and job.policy.has_token
         return _job_key(self.keys[0], job.name, job.uid) if self.keys and is_wanted else None
 
-    def held_by(self, job: JobFact, pod: PodFact) -> Credentials:
+    def held_by(self, job: ObservedJob, pod: ObservedPod) -> Credentials:
         """Give what a pod's agent shares with the operator; empty for a pod without a key, or with one that is not known here."""
         return self.held(job.name, job.uid, pod.name, pod.token_secret)
 
@@ -87,7 +87,7 @@ def _fingerprint(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()[:10]
 
 
-def secret_manifest(job: JobFact, key: JobKey) -> dict[str, Any]:
+def secret_manifest(job: ObservedJob, key: JobKey) -> dict[str, Any]:
     """Give the Secret to be created; it goes with the job."""
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
     return {

@@ -34,10 +34,19 @@ from ..core.quoted_output import quote_output
 from ..core.record import Record
 from ..core.record_codec import NewerRecordError, RecordError, decode
 from ..core.sizes import SizeError, SizeRequest, resolve
-from ..core.snapshot import NOT_CONSIDERED, Condition, ContainerFact, JobFact, NodeFact, PodFact, Policy, SpecShape
+from ..core.snapshot import (
+    NOT_CONSIDERED,
+    Condition,
+    ObservedContainer,
+    ObservedJob,
+    ObservedNode,
+    ObservedPod,
+    Policy,
+    SpecLimits,
+)
 from .applied import any_applied_of, changed_specs, effective_spec, last_good_spec, pending_edits
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
-from .identity import is_own, was_seen
+from .identity import is_own, was_reconciled
 from .limits import excess
 from .needs import pod_needs
 from .object_warnings import object_warnings
@@ -95,13 +104,13 @@ LONG_AGO, NOT_YET = datetime(1970, 1, 1, tzinfo=UTC), datetime(2900, 1, 1, tzinf
 SOME_PLACE = Placement({"label": "value"}, ({"key": "taint"},), {"label": "value"}, {"note": "value"}, ("gate",))
 
 
-def job_fact(body: Mapping[str, Any]) -> JobFact:
+def job_fact(body: Mapping[str, Any]) -> ObservedJob:
     """Read a job. One that cannot be used has no policy and a refusal in one sentence; it never raises."""
     meta, annotations, status = mapping(body.get("metadata")), annotations_of(body), mapping(body.get("status"))
     policy, refusal = _policy_of(body)
-    record, hands_off = _record_of(body)
+    record, unmanaged = _record_of(body)
     accepted = time_or(meta.get("creationTimestamp"), LONG_AGO)
-    fact = JobFact(
+    fact = ObservedJob(
         namespace=text(meta.get("namespace")),
         name=text(meta.get("name")),
         uid=text(meta.get("uid")),
@@ -110,8 +119,8 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
         refusal=refusal,
         record=record,
         has_foreign_record=_has_foreign_record(body),
-        was_seen=was_seen(body),
-        hands_off=hands_off,
+        was_reconciled=was_reconciled(body),
+        unmanaged=unmanaged,
         warnings=object_warnings(body) if policy is not None else (),
         pending_edits=pending_edits(body) if policy is not None else (),
         history_generation=_newest_generation(body),
@@ -130,7 +139,7 @@ def job_fact(body: Mapping[str, Any]) -> JobFact:
     return replace(fact, policy=None, refusal=problem) if problem else replace(fact, needs=_needs(body))
 
 
-def effective_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], JobFact]:
+def effective_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ObservedJob]:
     """Read a job as it is in force: where its spec cannot be used, the last one that could be stands in its place (decision 31)."""
     fact = job_fact(body)
     problem = fact.refusal or (_problem_of_edits(body) if fact.pending_edits else "")
@@ -193,7 +202,7 @@ def _error_text(error: Exception) -> str:
     return _shortened(f"{type(error).__name__}: {error}", 200)
 
 
-def _template_problem(fact: JobFact, policy: Policy, body: Mapping[str, Any]) -> str:
+def _template_problem(fact: ObservedJob, policy: Policy, body: Mapping[str, Any]) -> str:
     """Say why no pod can be made of a template; empty when pods can be made of all."""
     spec = effective_spec(body)
     for one in spec["replicaSpecs"]:
@@ -286,13 +295,13 @@ def _recovery_warnings(wish: Recovery) -> tuple[str, ...]:
     )
 
 
-def _shapes(spec: JobSpec, maximum: int) -> tuple[SpecShape, ...]:
+def _shapes(spec: JobSpec, maximum: int) -> tuple[SpecLimits, ...]:
     """How many pods each spec may hold; where no spec names a maximum, the last one takes what the policy allows."""
     limits = [max(s.replicas, s.max_replicas if s.max_replicas is not None else s.replicas) for s in spec.replica_specs]
     if all(s.max_replicas is None for s in spec.replica_specs):
         limits[-1] = max(limits[-1], maximum - sum(limits[:-1]))
     limits[0] = max(limits[0], 1)
-    return tuple(SpecShape(s.name, limit, s.spares) for s, limit in zip(spec.replica_specs, limits, strict=True))
+    return tuple(SpecLimits(s.name, limit, s.spares) for s, limit in zip(spec.replica_specs, limits, strict=True))
 
 
 def agent_port(spec: JobSpec) -> int:
@@ -330,8 +339,8 @@ def decode_record(written: str) -> tuple[Record | None, str, str]:
 
 def _record_of(body: Mapping[str, Any]) -> tuple[Record | None, str]:
     written = annotations_of(body).get(ANNOTATION_STATE)
-    record, hands_off, owner = decode_record(written) if written else (None, "", "")
-    return (record, hands_off) if is_own(owner, body) else (None, "")
+    record, unmanaged, owner = decode_record(written) if written else (None, "", "")
+    return (record, unmanaged) if is_own(owner, body) else (None, "")
 
 
 def _has_foreign_record(body: Mapping[str, Any]) -> bool:
@@ -339,8 +348,8 @@ def _has_foreign_record(body: Mapping[str, Any]) -> bool:
     written, applied = annotations.get(ANNOTATION_STATE), any_applied_of(body)
     owners = [owner for _, owner in _starts(annotations.get(ANNOTATION_HISTORY, ""))]
     if written:
-        record, hands_off, owner = decode_record(written)
-        owners += [owner] if record is not None or hands_off else []
+        record, unmanaged, owner = decode_record(written)
+        owners += [owner] if record is not None or unmanaged else []
     if applied is not None:
         owners.append(text(applied.get("uid")))
     return not all(is_own(owner, body) for owner in owners)
@@ -368,7 +377,7 @@ def _conditions_of(listed: Any, created_at: datetime) -> tuple[Condition, ...]:
     )  # fmt: skip
 
 
-def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
+def pod_fact(body: Mapping[str, Any], container: str) -> ObservedPod | None:
     """Read a pod of a job; None when its labels are not ours. `container` is the one that runs the agent."""
     meta, spec, status = (mapping(body.get(part)) for part in ("metadata", "spec", "status"))
     labels, annotations = labels_of(body), annotations_of(body)
@@ -386,7 +395,7 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
     disruption = next(
         (c for c in conditions if c.get("type") == "DisruptionTarget" and c.get("status") == "True"), None
     )
-    return PodFact(
+    return ObservedPod(
         id=identity,
         name=name,
         uid=text(meta.get("uid")),
@@ -398,7 +407,7 @@ def pod_fact(body: Mapping[str, Any], container: str) -> PodFact | None:
         container=container_now,
         containers_ended=all_ended(spec, states),
         deletion_grace=_deletion_grace(meta, spec) if meta.get("deletionTimestamp") else None,
-        disrupted=_shortened(disruption.get("reason") or "Disruption") if disruption else "",
+        disruption=_shortened(disruption.get("reason") or "Disruption") if disruption else "",
         trouble=trouble,
         trouble_reason=reason,
         token_secret=secret_of(body, container),
@@ -423,7 +432,7 @@ def _trouble(
     status: Mapping[str, Any],
     mine: Mapping[str, Any],
     states: Mapping[str, Mapping[str, Any]],
-    fact: ContainerFact | None,
+    fact: ObservedContainer | None,
 ) -> tuple[str, str]:
     if status.get("phase") in ("Failed", "Succeeded") or (fact is not None and fact.ended):
         return "ContainerEnded", _how_it_ended(pod, status, mine)
@@ -493,24 +502,24 @@ def _shortened(found: Any, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
-def node_fact(body: Mapping[str, Any], before: NodeFact | None, now: datetime) -> NodeFact:
+def node_fact(body: Mapping[str, Any], before: ObservedNode | None, now: datetime) -> ObservedNode:
     """Read a node. `not_ready_since` is when this operator first saw it not ready, for other clocks are not trusted."""
     spec, status = mapping(body.get("spec")), mapping(body.get("status"))
     conditions = mappings(status.get("conditions"))
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
     since = None if ready else (before.not_ready_since if before and before.not_ready_since else now)
-    return NodeFact(
+    return ObservedNode(
         name=name_of(body),
         ready=ready,
         not_ready_since=since,
         cordoned=bool(spec.get("unschedulable")),
         out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in mappings(spec.get("taints"))),
-        doomed=doom_of(body).why(()),
+        disruption=disruption_of(body).why(()),
         leaves_at=_leaves_at(mappings(spec.get("taints")), before, now),
     )
 
 
-def _leaves_at(taints: Sequence[Mapping[str, Any]], before: NodeFact | None, now: datetime) -> datetime | None:
+def _leaves_at(taints: Sequence[Mapping[str, Any]], before: ObservedNode | None, now: datetime) -> datetime | None:
     notices = [NOTICES[key] for t in taints if (key := str(t.get("key"))) in NOTICES]
     if not notices:
         return None
@@ -518,7 +527,7 @@ def _leaves_at(taints: Sequence[Mapping[str, Any]], before: NodeFact | None, now
 
 
 @dataclass(frozen=True, slots=True)
-class Doom:
+class Disruption:
     """What drives pods off a node: announcements of its end, which concern everybody, and taints that may be tolerated."""
 
     announced: str
@@ -531,7 +540,7 @@ class Doom:
         return self.announced or (_taint_text(taint) if taint is not None else "")
 
 
-def doom_of(body: Mapping[str, Any]) -> Doom:
+def disruption_of(body: Mapping[str, Any]) -> Disruption:
     """Read what drives pods off a node."""
     listed = mappings(mapping(body.get("spec")).get("taints"))
     taints = [t for t in listed if text(t.get("key")) not in {*FAILURE_TAINTS, OUT_OF_SERVICE}]
@@ -539,7 +548,7 @@ def doom_of(body: Mapping[str, Any]) -> Doom:
     health = labels_of(body).get(HEALTH_LABEL, "Schedulable")
     if not announced and health != "Schedulable":
         announced = f"label {HEALTH_LABEL}={health}"
-    return Doom(announced, tuple(t for t in taints if t.get("effect") == "NoExecute"))
+    return Disruption(announced, tuple(t for t in taints if t.get("effect") == "NoExecute"))
 
 
 def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ..core.actions import FinishWorkload, MarkPodsReady
+from ..core.actions import FinishWorkload, SetPodsReady
 from ..core.names import FIELD_MANAGER
 from .times import time_or
 from .workloads import GROUP, VERSION, conditions_of
@@ -56,7 +56,7 @@ def finished_status(namespace: str, order: FinishWorkload, now: datetime) -> tup
     return _applied(namespace, order.name, order.uid, _condition("Finished", True, reason, order.message, now=now))
 
 
-def pods_ready_status(namespace: str, order: MarkPodsReady, now: datetime) -> tuple[str, dict[str, Any]]:
+def pods_ready_status(namespace: str, order: SetPodsReady, now: datetime) -> tuple[str, dict[str, Any]]:
     """Give the field manager and the body of the apply that says whether all pods of a Workload are ready."""
     if order.ready:
         reason, why = ("Recovered" if order.was_ready else "Started"), "All pods are ready or succeeded"

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from ..core.actions import AskWorkload
+from ..core.actions import CreateWorkload
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_QUEUE_PRIORITY, LABEL_SHARE, workload_name
-from ..core.snapshot import JobFact, WorkloadFact
+from ..core.snapshot import ObservedJob, ObservedWorkload
 from .reading import mapping, mappings, name_of, text, uid_of
 from .times import time_or
 
@@ -76,7 +76,7 @@ def base_wish(job: Body, spec: Body) -> PriorityWish:
     return PriorityWish(name=_class_of(templates[0]))
 
 
-def own_wish(spec: Body, order: AskWorkload) -> PriorityWish | None:
+def own_wish(spec: Body, order: CreateWorkload) -> PriorityWish | None:
     """Give the class of an increment whose pods are all of one elastic spec that has another than the base spec; else None."""
     base, *others = spec["replicaSpecs"]
     names = [name for name, count in order.counts if count]
@@ -93,9 +93,9 @@ def extras_priority(base: int) -> Priority:
 
 
 def workload_manifest(
-    job: JobFact,
+    job: ObservedJob,
     spec: Body,
-    order: AskWorkload,
+    order: CreateWorkload,
     priority: Priority,
     pins: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _annotations(template: Body) -> Body:
 # -- what the answer says
 
 
-def workload_fact(body: Body) -> WorkloadFact | None:
+def workload_fact(body: Body) -> ObservedWorkload | None:
     """Read a Workload; None when its label does not say which share it is. What Kueue left out counts as not there."""
     meta, spec, status = mapping(body.get("metadata")), mapping(body.get("spec")), mapping(body.get("status"))
     share = text(mapping(meta.get("labels")).get(LABEL_SHARE))
@@ -222,7 +222,7 @@ def workload_fact(body: Body) -> WorkloadFact | None:
     admitted = reserved and is_true(conditions, "Admitted")
     evicted = conditions.get("Evicted", {}) if reserved and is_true(conditions, "Evicted") else {}
     named = mapping(spec.get("priorityClassRef"))
-    return WorkloadFact(
+    return ObservedWorkload(
         name=name_of(body),
         uid=uid_of(body),
         number=int(share),
@@ -232,10 +232,10 @@ def workload_fact(body: Body) -> WorkloadFact | None:
         reserved=reserved,
         admitted=admitted,
         admitted_at=time_or(conditions["Admitted"].get("lastTransitionTime"), created) if admitted else None,
-        evicted=text(evicted.get("reason")) or "Evicted" if evicted else "",
-        what_evicted=text(evicted.get("message")),
+        eviction_reason=text(evicted.get("reason")) or "Evicted" if evicted else "",
+        eviction_message=text(evicted.get("message")),
         evicted_at=time_or(evicted.get("lastTransitionTime"), created) if evicted else None,
-        waits=_waits(conditions, status),
+        pending_message=_waits(conditions, status),
         pods_ready=is_true(conditions, "PodsReady") if "PodsReady" in conditions else None,
         finished=is_true(conditions, "Finished"),
         is_active=spec.get("active") is not False,
@@ -246,13 +246,15 @@ def workload_fact(body: Body) -> WorkloadFact | None:
     )
 
 
-def ranked(fact: WorkloadFact, job: Body, spec: Body, base: WorkloadFact | None) -> WorkloadFact:
+def ranked(fact: ObservedWorkload, job: Body, spec: Body, base: ObservedWorkload | None) -> ObservedWorkload:
     """Compare a Workload's priority with what the job wishes now. spec: the one from which pods are made. base: the job's.
 
     A class is compared by its name: what becomes of Workloads when its value is edited is Kueue's business.
     """
     wish = (
-        base_wish(job, spec) if fact.number == 0 else own_wish(spec, AskWorkload(fact.number, fact.counts, fact.queue))
+        base_wish(job, spec)
+        if fact.number == 0
+        else own_wish(spec, CreateWorkload(fact.number, fact.counts, fact.queue))
     )
     if wish is None:  # a plain number that follows the base
         differs = base is not None and (fact.priority, fact.class_name) != (extras_priority(base.priority).value, "")
@@ -265,7 +267,7 @@ def ranked(fact: WorkloadFact, job: Body, spec: Body, base: WorkloadFact | None)
         kind = "PriorityClass"
     # With quota a class may only be exchanged for another of the queues' own, and a number for a number.
     is_free = not fact.reserved or (fact.class_kind == kind and kind in ("", CLASS_OF_QUEUES))
-    return replace(fact, is_misranked=differs, is_rank_fixed=differs and not is_free)
+    return replace(fact, has_outdated_priority=differs, is_priority_fixed=differs and not is_free)
 
 
 def digest_of(body: Body) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from .. import metrics
-from ..core.snapshot import JobFact
+from ..core.snapshot import ObservedJob
 from .api import ApiError
 
 T = TypeVar("T")
@@ -54,6 +54,6 @@ def is_taken(error: BaseException) -> bool:
     return is_overtaken(error) and "already exists" in str(error)
 
 
-def about(job: JobFact) -> dict[str, str]:
+def about(job: ObservedJob) -> dict[str, str]:
     """Give what a line of the log says of a job."""
     return {"job": f"{job.namespace}/{job.name}"}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.actions import AskWorkload, Plan
+from ..core.actions import CreateWorkload, Plan
 from ..core.names import workload_name
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
@@ -28,7 +28,7 @@ Body = Mapping[str, Any]
 
 async def ask(desk: Desk, job: Job, todo: Plan) -> None:
     """Ask for what a decision wants. What the API server refuses is told, and tried again later."""
-    orders = [a for a in todo.actions if isinstance(a, AskWorkload)]
+    orders = [a for a in todo.actions if isinstance(a, CreateWorkload)]
     if not orders:
         desk.solved(job, ASKING)
         return
@@ -36,7 +36,7 @@ async def ask(desk: Desk, job: Job, todo: Plan) -> None:
     if not retry.is_due():
         return
     # A decision that takes the spec up asks for pods as they are made from now on.
-    spec = dict(job.body["spec"]) if todo.takes_spec else effective_spec(job.body)
+    spec = dict(job.body["spec"]) if todo.adopts_spec else effective_spec(job.body)
     try:
         await _ask_all(desk, job, spec, orders)
     except NotYet:
@@ -50,7 +50,7 @@ async def ask(desk: Desk, job: Job, todo: Plan) -> None:
         desk.solved(job, LISTING)
 
 
-async def _ask_all(desk: Desk, job: Job, spec: Body, orders: Sequence[AskWorkload]) -> None:
+async def _ask_all(desk: Desk, job: Job, spec: Body, orders: Sequence[CreateWorkload]) -> None:
     base: Body | None = None
     for order in orders:
         if order.number and base is None:
@@ -63,7 +63,7 @@ async def _ask_all(desk: Desk, job: Job, spec: Body, orders: Sequence[AskWorkloa
         await _create(desk, job, workload_manifest(job.fact, spec, order, priority, pins))
 
 
-async def _pins(desk: Desk, job: Job, spec: Body, order: AskWorkload, base: Body) -> Mapping[str, Mapping[str, str]]:
+async def _pins(desk: Desk, job: Job, spec: Body, order: CreateWorkload, base: Body) -> Mapping[str, Mapping[str, str]]:
     flavors = await desk.lookups.flavors(flavors_of(base))
     nodes = (p.node for p in job.pods.values() if p.node and p.workload == base["metadata"]["name"])
     return await desk.lookups.pins(base, spec, order, flavors, dict.fromkeys(nodes))

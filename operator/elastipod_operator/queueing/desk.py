@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from .. import clock, metrics
-from ..core.snapshot import WorkloadFact
+from ..core.snapshot import ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.placement import PlacementError
 from ..kube.queue_api import QueueApi
@@ -74,7 +74,7 @@ class Memory:
     """Workloads as they were last read, by name: pods can be replaced while Kueue is away."""
     waiting: dict[str, datetime] = field(default_factory=dict)
     """Since when Workloads were seen to wait, by UID; for metrics, as are those that are being taken back."""
-    evicted: set[str] = field(default_factory=set)
+    eviction_reason: set[str] = field(default_factory=set)
     late: int = 0
     """How many of those should be back by now."""
 
@@ -143,7 +143,7 @@ class Desk:
             memory.look.cancel()
         memory.look = loop.call_later(seconds, self.wake, job.fact.uid)
 
-    def workload(self, job: Job, name: str) -> WorkloadFact | None:
+    def workload(self, job: Job, name: str) -> ObservedWorkload | None:
         """Give a Workload of a job as it is known."""
         return next((one.fact for one in job.workloads.items if one.fact.name == name), None)
 

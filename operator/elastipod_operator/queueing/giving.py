@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from .. import clock
-from ..core.actions import DropWorkload, FinishWorkload, MarkPodsReady, Plan, ReleaseBase
-from ..core.quota import is_on, shares_in_force
-from ..core.snapshot import PodFact, WorkloadFact
+from ..core.actions import DeleteWorkload, FinishWorkload, Plan, ReleaseBaseQuota, SetPodsReady
+from ..core.quota import effective_quota_requests, is_on
+from ..core.snapshot import ObservedPod, ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.store import Job
 from ..kube.workload_status import finished_status, pods_ready_status, release_patch
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 # A base that could not be released so many times is deleted, and asked for anew.
 RELEASE_TRIES = 3
 
-GiveBack = DropWorkload | ReleaseBase | FinishWorkload
+GiveBack = DeleteWorkload | ReleaseBaseQuota | FinishWorkload
 
 
 async def give_back(desk: Desk, job: Job, todo: Plan, list_pods: Callable[[Job], Awaitable[None]]) -> None:
@@ -51,7 +51,7 @@ async def give_back(desk: Desk, job: Job, todo: Plan, list_pods: Callable[[Job],
 
 async def mark(desk: Desk, job: Job, todo: Plan) -> None:
     """Tell Kueue which Workloads have all their pods ready."""
-    orders = [a for a in todo.actions if isinstance(a, MarkPodsReady)]
+    orders = [a for a in todo.actions if isinstance(a, SetPodsReady)]
     if not orders or not desk.memory(job).marking.is_due():
         return
     at = clock.now()
@@ -65,18 +65,18 @@ async def mark(desk: Desk, job: Job, todo: Plan) -> None:
         desk.memory(job).marking.worked()
 
 
-def pods_on(job: Job, workload: WorkloadFact) -> list[PodFact]:
+def pods_on(job: Job, workload: ObservedWorkload) -> list[ObservedPod]:
     """Give the pods that live on a Workload's quota: those made for it, and those in its slots."""
     policy = job.fact.policy
     base = next((asked.fact for asked in job.workloads.items if asked.fact.number == 0), None)
-    shares = shares_in_force(policy, base) if policy is not None else ()
+    shares = effective_quota_requests(policy, base) if policy is not None else ()
     return [p for p in job.pods.values() if not p.ended and is_on(p, workload, shares)]
 
 
 def _comes_late(desk: Desk, job: Job, order: GiveBack) -> tuple[bool, bool]:
     """Whether others wait less for what is given back: calls take their time, and one for a Workload in wait frees nothing."""
     workload = desk.workload(job, order.name)
-    return workload is None or not workload.evicted, workload is None or not workload.reserved
+    return workload is None or not workload.eviction_reason, workload is None or not workload.reserved
 
 
 async def _give(desk: Desk, job: Job, order: GiveBack) -> None:
@@ -84,20 +84,20 @@ async def _give(desk: Desk, job: Job, order: GiveBack) -> None:
     if workload is None or workload.uid != order.uid:
         return
     # What waits holds nothing: it goes at once, before Kueue grants it.
-    if pods_on(job, workload) and (workload.reserved or not isinstance(order, DropWorkload)):
+    if pods_on(job, workload) and (workload.reserved or not isinstance(order, DeleteWorkload)):
         desk.look_later(job, FIRST_RETRY_S)
         return
     how = type(order).__name__
     log.info("quota given back", extra={**about(job.fact), "workload": order.name, "uid": order.uid, "how": how})
     if isinstance(order, FinishWorkload):
         await _apply(desk, job, order.name, finished_status(job.fact.namespace, order, clock.now()))
-    elif isinstance(order, DropWorkload):
+    elif isinstance(order, DeleteWorkload):
         await _delete(desk, job, order)
     else:
         await _release(desk, job, order)
 
 
-async def _release(desk: Desk, job: Job, order: ReleaseBase) -> None:
+async def _release(desk: Desk, job: Job, order: ReleaseBaseQuota) -> None:
     vain = desk.memory(job).vain_releases
     if vain.get(order.uid, 0) >= RELEASE_TRIES:
         await _delete(desk, job, order)
@@ -105,7 +105,7 @@ async def _release(desk: Desk, job: Job, order: ReleaseBase) -> None:
     try:
         body = await desk.api.read_workload(job.fact.namespace, order.name)
         fact = workload_fact(body)
-        if fact is not None and fact.uid == order.uid and fact.evicted:
+        if fact is not None and fact.uid == order.uid and fact.eviction_reason:
             patch = release_patch(body, clock.now())
             body = await written("workload", desk.api.patch_workload_status(job.fact.namespace, order.name, patch))
         vain.pop(order.uid, None)
@@ -119,7 +119,7 @@ async def _release(desk: Desk, job: Job, order: ReleaseBase) -> None:
         raise
 
 
-async def _delete(desk: Desk, job: Job, order: DropWorkload | ReleaseBase) -> None:
+async def _delete(desk: Desk, job: Job, order: DeleteWorkload | ReleaseBaseQuota) -> None:
     try:
         body = await written("workload", desk.api.delete_workload(job.fact.namespace, order.name, order.uid))
     except ApiError as error:

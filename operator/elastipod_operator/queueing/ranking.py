@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..core.actions import AskWorkload, Plan, RankWorkload
-from ..core.snapshot import WorkloadFact
+from ..core.actions import CreateWorkload, Plan, UpdateWorkloadPriority
+from ..core.snapshot import ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
 from ..kube.queue_lookups import Trouble
@@ -22,7 +22,7 @@ RANKING = "ranking"
 
 async def rank(desk: Desk, job: Job, todo: Plan) -> None:
     """Give Workloads the priority that the job wishes now. What fails is told, and tried again later."""
-    orders = [a for a in todo.actions if isinstance(a, RankWorkload)]
+    orders = [a for a in todo.actions if isinstance(a, UpdateWorkloadPriority)]
     if not orders:
         desk.solved(job, RANKING)
         return
@@ -47,14 +47,14 @@ async def rank(desk: Desk, job: Job, todo: Plan) -> None:
         desk.solved(job, RANKING)
 
 
-async def _rank(desk: Desk, job: Job, workload: WorkloadFact) -> None:
+async def _rank(desk: Desk, job: Job, workload: ObservedWorkload) -> None:
     base = next((one.fact for one in job.workloads.items if one.fact.number == 0), None)
     if workload.number and base is None:
         return
     above: dict[str, Any] | None = (
         {"spec": {"priority": base.priority}} if workload.number and base is not None else None
     )
-    order = AskWorkload(workload.number, workload.counts, workload.queue)
+    order = CreateWorkload(workload.number, workload.counts, workload.queue)
     wanted = await desk.lookups.priority(job.body, effective_spec(job.body), order, above)
     spec = {"priority": wanted.value, "priorityClassRef": class_ref(wanted)}
     patch = {"metadata": {"uid": workload.uid}, "spec": spec}

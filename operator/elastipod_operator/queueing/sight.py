@@ -10,7 +10,7 @@ from .. import clock, metrics
 from ..core.queue_facts import QueueFact
 from ..core.queue_warnings import eviction_due_at
 from ..core.quota import DEFAULT_QUEUE
-from ..core.snapshot import Policy, WorkloadFact
+from ..core.snapshot import ObservedWorkload, Policy
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
 from ..kube.store import Job
@@ -25,13 +25,13 @@ OF_RETURNS = (LEFT, RETURNING)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """As in `Observed`."""
+    """As in `Snapshot`."""
 
-    workloads: tuple[WorkloadFact, ...] = ()
+    workloads: tuple[ObservedWorkload, ...] = ()
     default_queue: bool | None = None
     trouble: tuple[str, str] | None = None
     queue: QueueFact | None = None
-    return_trouble: str = ""
+    quota_return_trouble: str = ""
 
 
 async def look(desk: Desk, job: Job) -> None:
@@ -42,7 +42,7 @@ async def look(desk: Desk, job: Job) -> None:
         if named or _is_in_queue(desk, job):
             await _list_what_is_left(desk, job)
         return
-    if (fact.record is None or not fact.was_seen) and not named and desk.memory(job).default_queue is None:
+    if (fact.record is None or not fact.was_reconciled) and not named and desk.memory(job).default_queue is None:
         desk.memory(job).default_queue = await _has_default(desk, fact.namespace)
     if not job.workloads.is_listed and (named or _is_in_queue(desk, job)):
         desk.wanted.set()
@@ -62,7 +62,7 @@ def seen(desk: Desk, job: Job) -> Seen:
     return Seen(workloads, memory.default_queue, trouble, queue, kept)
 
 
-def workloads_of(job: Job) -> tuple[WorkloadFact, ...]:
+def workloads_of(job: Job) -> tuple[ObservedWorkload, ...]:
     """Give the Workloads of a job, compared with the templates from which its pods are made now, and with its priorities."""
     asked = job.workloads.items
     if not asked or job.fact.policy is None:
@@ -78,7 +78,7 @@ def workloads_of(job: Job) -> tuple[WorkloadFact, ...]:
     )
 
 
-def _names(workload: WorkloadFact) -> tuple[str, ...]:
+def _names(workload: ObservedWorkload) -> tuple[str, ...]:
     return tuple(name for name, count in workload.counts if count)
 
 
@@ -148,7 +148,7 @@ async def _list_what_is_left(desk: Desk, job: Job) -> None:
         desk.solved(job, RETURNING)
 
 
-def _measure(memory: Memory, workloads: Sequence[WorkloadFact], policy: Policy | None) -> None:
+def _measure(memory: Memory, workloads: Sequence[ObservedWorkload], policy: Policy | None) -> None:
     now = clock.now()
     for workload in workloads:
         share = "increment" if workload.number else "base"
@@ -156,13 +156,13 @@ def _measure(memory: Memory, workloads: Sequence[WorkloadFact], policy: Policy |
             memory.waiting.setdefault(workload.uid, now)
         elif (since := memory.waiting.pop(workload.uid, None)) is not None and workload.admitted:
             metrics.QUOTA_WAIT_SECONDS.labels(share).observe((now - since).total_seconds())
-        if workload.evicted and workload.uid not in memory.evicted:
-            metrics.EVICTIONS.labels(share, metrics.eviction_cause(workload.evicted)).inc()
+        if workload.eviction_reason and workload.uid not in memory.eviction_reason:
+            metrics.EVICTIONS.labels(share, metrics.eviction_cause(workload.eviction_reason)).inc()
     present = {workload.uid for workload in workloads}
     memory.late = (
         sum((at := eviction_due_at(w, policy)) is not None and at <= now for w in workloads)
         if policy is not None
         else 0
     )
-    memory.evicted = {workload.uid for workload in workloads if workload.evicted}
+    memory.eviction_reason = {workload.uid for workload in workloads if workload.eviction_reason}
     memory.waiting = {uid: since for uid, since in memory.waiting.items() if uid in present}

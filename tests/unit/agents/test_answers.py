@@ -19,7 +19,7 @@ from elastipod_operator.agents.answers import (
     read,
 )
 from elastipod_operator.core.silence import SILENCE_LIMIT
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 OURS: dict[str, Any] = {
@@ -34,7 +34,7 @@ def seconds(number: float) -> timedelta:
 
 
 def test_an_agent_of_ours_tells_everything() -> None:
-    answer = read(OURS, AgentFact(trying_since=NOW - seconds(9)), NOW)
+    answer = read(OURS, ObservedAgent(trying_since=NOW - seconds(9)), NOW)
     fact = answer.fact
     assert (fact.state, fact.generation, fact.terminating, fact.step, fact.step_at) == (
         AgentState.RUNNING,
@@ -44,25 +44,25 @@ def test_an_agent_of_ours_tells_everything() -> None:
         NOW,
     )
     assert (fact.last_answer, fact.trying_since, fact.answering_since) == (NOW, NOW - seconds(9), NOW)
-    assert (fact.saving, fact.unanswered, fact.warming) == (True, True, False)
+    assert (fact.saving, fact.no_drain_handler, fact.warming) == (True, True, False)
     assert (answer.version, json.loads(answer.progress)) == (7, {"ckpt": {"progressCount": 4}})
 
 
 @pytest.mark.parametrize("drained", [True, False])
 def test_workers_that_left_at_a_checkpoint_are_told_from_others(drained: bool) -> None:
-    fact = read(OURS | {"status": "ready", "drained": drained}, AgentFact(), NOW).fact
+    fact = read(OURS | {"status": "ready", "drained": drained}, ObservedAgent(), NOW).fact
     assert (fact.state, fact.drained) == (AgentState.READY, drained)
 
 
 def test_an_agent_of_another_make_does_not_tell_its_generation() -> None:
-    answer = read({"status": "faulted", "generation": "x", "version": 4, "drained": True}, AgentFact(), NOW)
+    answer = read({"status": "faulted", "generation": "x", "version": 4, "drained": True}, ObservedAgent(), NOW)
     assert (answer.fact.state, answer.fact.generation, answer.version) == (AgentState.FAULTED, None, None)
     assert not answer.fact.drained, "a name of ours may mean something else there"
 
 
 @pytest.mark.parametrize("state", [s.value for s in AgentState])
 def test_every_state_is_understood(state: str) -> None:
-    assert read({"status": state}, AgentFact(), NOW).fact.state == state
+    assert read({"status": state}, ObservedAgent(), NOW).fact.state == state
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_every_state_is_understood(state: str) -> None:
     ],
 )
 def test_a_failure(failure: dict[str, Any] | None, expected: Failure | None) -> None:
-    assert read({**OURS, "failure": failure}, AgentFact(), NOW).fact.failure == expected
+    assert read({**OURS, "failure": failure}, ObservedAgent(), NOW).fact.failure == expected
 
 
 def test_a_new_step_is_dated_and_an_old_one_keeps_its_time() -> None:
-    first = read(OURS, AgentFact(), NOW).fact
+    first = read(OURS, ObservedAgent(), NOW).fact
     same = read(OURS, first, NOW + seconds(5)).fact
     assert (same.step_at, same.step_pace) == (NOW, None)
     later = read({**OURS, "worker": {"step": 7}}, same, NOW + seconds(10)).fact
@@ -94,7 +94,7 @@ def test_a_new_step_is_dated_and_an_old_one_keeps_its_time() -> None:
 
 
 def test_an_agent_that_comes_back_from_silence_answers_anew() -> None:
-    first = read(OURS, AgentFact(), NOW).fact
+    first = read(OURS, ObservedAgent(), NOW).fact
     back = NOW + SILENCE_LIMIT
     assert read(OURS, first, back - seconds(0.1)).fact.answering_since == NOW
     assert read(OURS, first, back).fact.answering_since == back
@@ -103,7 +103,7 @@ def test_an_agent_that_comes_back_from_silence_answers_anew() -> None:
 def test_texts_are_cut() -> None:
     long = "x" * MAX_TRACEBACK + "the last line"
     failure = {"message": long, "signal": long}
-    fact = read({**OURS, "reason": long, "message": long, "failure": failure}, AgentFact(), NOW).fact
+    fact = read({**OURS, "reason": long, "message": long, "failure": failure}, ObservedAgent(), NOW).fact
     assert fact.failure is not None
     assert (len(fact.reason), len(fact.message), len(fact.failure.signal)) == (MAX_REASON, MAX_MESSAGE, MAX_REASON)
     assert len(fact.failure.message) == MAX_TRACEBACK
@@ -111,7 +111,7 @@ def test_texts_are_cut() -> None:
 
 
 def test_progress_that_is_too_large_to_be_handed_on_is_left_out() -> None:
-    assert read({**OURS, "progress": {"a": "x" * MAX_PROGRESS_BYTES}}, AgentFact(), NOW).progress == ""
+    assert read({**OURS, "progress": {"a": "x" * MAX_PROGRESS_BYTES}}, ObservedAgent(), NOW).progress == ""
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_progress_that_is_too_large_to_be_handed_on_is_left_out() -> None:
 )
 def test_nonsense_is_refused_with_the_field_at_fault(body: Any, word: str) -> None:
     with pytest.raises(BadAnswer, match=f"not understood: {word}"):
-        read(body, AgentFact(), NOW)
+        read(body, ObservedAgent(), NOW)
 
 
 values = st.recursive(
@@ -142,7 +142,7 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(OURS)), values))
 def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) -> None:
     try:
-        answer = read(body, AgentFact(), NOW)
+        answer = read(body, ObservedAgent(), NOW)
     except BadAnswer as refusal:
         assert len(str(refusal)) < 400  # noqa: PT017  # either outcome is right
         return
@@ -161,4 +161,4 @@ def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) ->
     ],
 )
 def test_a_spare_says_that_it_is_one(body: dict[str, Any], is_spare: bool) -> None:
-    assert read(body, AgentFact(), NOW).fact.is_spare is is_spare
+    assert read(body, ObservedAgent(), NOW).fact.is_spare is is_spare

@@ -17,7 +17,7 @@ from elastipod_operator.agents.board import MAX_DATA, MAX_JOB_DATA, MAX_JOB_TEXT
 from elastipod_operator.agents.budgets import ByteBudget
 from elastipod_operator.agents.commands import _serialized
 from elastipod_operator.agents.fragments import Fragment
-from elastipod_operator.core.snapshot import AgentFact
+from elastipod_operator.core.snapshot import ObservedAgent
 
 PLAIN = {"status": "running", "protocol": 1, "generation": 3}
 
@@ -36,7 +36,7 @@ async def board(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Board]:
         await made.close()
 
 
-def tell(board: Board, pod: str, job: str = "job", **said: Any) -> AgentFact:
+def tell(board: Board, pod: str, job: str = "job", **said: Any) -> ObservedAgent:
     """Have an agent answer."""
     board.watch(pod, Address(job, "10.0.0.1", 8080))
     watched = board._watched[pod]
@@ -46,16 +46,16 @@ def tell(board: Board, pod: str, job: str = "job", **said: Any) -> AgentFact:
 
 def test_what_workers_leave_is_taken_whole_or_not_at_all() -> None:
     fits = [{"rank": 0, "data": "x" * (MAX_WORKER_DATA_BYTES - 30)}]
-    taken = read({**PLAIN, "worker_data": fits}, AgentFact(), NOW)
-    assert (json.loads(f"[{taken.worker_data}]"), taken.fact.excess) == (fits, "")
-    refused = read({**PLAIN, "worker_data": [{"rank": 0, "data": "x" * MAX_WORKER_DATA_BYTES}]}, AgentFact(), NOW)
+    taken = read({**PLAIN, "worker_data": fits}, ObservedAgent(), NOW)
+    assert (json.loads(f"[{taken.worker_data}]"), taken.fact.refused_answer) == (fits, "")
+    refused = read({**PLAIN, "worker_data": [{"rank": 0, "data": "x" * MAX_WORKER_DATA_BYTES}]}, ObservedAgent(), NOW)
     assert refused.worker_data == ""
-    assert f"at most {MAX_WORKER_DATA_BYTES}" in refused.fact.excess
+    assert f"at most {MAX_WORKER_DATA_BYTES}" in refused.fact.refused_answer
 
 
 def test_progress_that_is_too_large_is_told() -> None:
-    refused = read({**PLAIN, "progress": {"a": "x" * MAX_PROGRESS_BYTES}}, AgentFact(), NOW)
-    assert (refused.progress, "progress" in refused.fact.excess) == ("", True)
+    refused = read({**PLAIN, "progress": {"a": "x" * MAX_PROGRESS_BYTES}}, ObservedAgent(), NOW)
+    assert (refused.progress, "progress" in refused.fact.refused_answer) == ("", True)
 
 
 async def test_nobody_is_told_a_part_of_what_workers_left(board: Board) -> None:
@@ -84,22 +84,22 @@ async def test_the_agents_of_one_job_together_have_a_bound_that_is_told(board: B
     large = ["x" * (MAX_WORKER_DATA_BYTES - 10)]
     fitting = MAX_JOB_DATA // MAX_WORKER_DATA_BYTES
     facts = [tell(board, f"pod-{n}", worker_data=large) for n in range(fitting + 2)]
-    assert [bool(fact.excess) for fact in facts] == [False] * fitting + [True] * 2
-    assert str(MAX_JOB_DATA) in facts[-1].excess
-    assert tell(board, "other", "small", worker_data=large).excess == "", "another job has its own"
+    assert [bool(fact.refused_answer) for fact in facts] == [False] * fitting + [True] * 2
+    assert str(MAX_JOB_DATA) in facts[-1].refused_answer
+    assert tell(board, "other", "small", worker_data=large).refused_answer == "", "another job has its own"
     for n in range(fitting + 2):
         board.forget(f"pod-{n}")
-    assert tell(board, "pod-0", worker_data=large).excess == "", "what is forgotten holds nothing"
+    assert tell(board, "pod-0", worker_data=large).refused_answer == "", "what is forgotten holds nothing"
     assert board._data.held("job") == len(json.dumps(large)) - 2
 
 
 async def test_what_all_jobs_hold_together_is_bounded_and_takes_nothing_from_small_ones(board: Board) -> None:
     large = ["x" * (MAX_WORKER_DATA_BYTES - 10)]
     number = MAX_DATA // MAX_WORKER_DATA_BYTES + 50
-    refused = [bool(tell(board, f"pod-{n}", f"job-{n % 10}", worker_data=large).excess) for n in range(number)]
+    refused = [bool(tell(board, f"pod-{n}", f"job-{n % 10}", worker_data=large).refused_answer) for n in range(number)]
     assert any(refused)
     assert board._data.total <= MAX_DATA + 10 * board_module.FREE_DATA
-    assert tell(board, "other", "small", worker_data=large).excess == ""
+    assert tell(board, "other", "small", worker_data=large).refused_answer == ""
 
 
 async def test_the_messages_of_failures_are_cut_once_a_job_has_many(board: Board) -> None:
@@ -116,8 +116,8 @@ async def test_the_messages_of_failures_are_cut_once_a_job_has_many(board: Board
 async def test_an_answer_that_cannot_be_read_is_told_of_too(board: Board) -> None:
     tell(board, "a")
     board._no_answer(board._watched["a"], BadAnswer("the agent's /status is larger than 1048576 bytes"))
-    assert board.fact("a").excess == "the agent's /status is larger than 1048576 bytes"
-    assert tell(board, "a").excess == ""
+    assert board.fact("a").refused_answer == "the agent's /status is larger than 1048576 bytes"
+    assert tell(board, "a").refused_answer == ""
 
 
 def test_a_budget_counts_by_job_and_over_all() -> None:
@@ -144,5 +144,5 @@ def test_what_is_json_already_is_handed_on_as_it_is() -> None:
 
 
 def test_an_excess_is_news() -> None:
-    fact = AgentFact()
-    assert board_module._matters(fact) != board_module._matters(replace(fact, excess="too much"))
+    fact = ObservedAgent()
+    assert board_module._matters(fact) != board_module._matters(replace(fact, refused_answer="too much"))

@@ -16,7 +16,7 @@ from elastipod_operator.agents.commands import Command, Commander
 from elastipod_operator.agents.orders import Orders
 from elastipod_operator.core.actions import StartWorkers
 from elastipod_operator.core.record import RestartMode
-from elastipod_operator.core.snapshot import AgentFact
+from elastipod_operator.core.snapshot import ObservedAgent
 
 SIZE = 300
 
@@ -27,7 +27,7 @@ class CountingBoard:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def fact(self, uid: str) -> AgentFact:
+    def fact(self, uid: str) -> ObservedAgent:
         return ready(restart_mode=RestartMode.IN_PROCESS)
 
     def progress(self, uids: Iterable[str]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from tests.unit.core.builders import agent, pod, ready, running, trains
 
 from elastipod_operator.agents.board import Address
 from elastipod_operator.agents.orders import Orders
-from elastipod_operator.core.actions import Action, CreatePod, HoldSpare, ShutDownAgent, StartWorkers, StopWorkers
+from elastipod_operator.core.actions import Action, AssignSpare, CreatePod, ShutDownAgent, StartWorkers, StopWorkers
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.record import RestartMode
-from elastipod_operator.core.snapshot import AgentFact
+from elastipod_operator.core.snapshot import ObservedAgent
 
 DATA = [{"rank": 0, "data": "a"}]
 
@@ -21,11 +21,11 @@ DATA = [{"rank": 0, "data": "a"}]
 class Known:
     """A board that knows these facts, by the pods' UIDs."""
 
-    def __init__(self, facts: dict[str, AgentFact]) -> None:
+    def __init__(self, facts: dict[str, ObservedAgent]) -> None:
         self._facts = facts
 
-    def fact(self, uid: str) -> AgentFact:
-        return self._facts.get(uid, AgentFact())
+    def fact(self, uid: str) -> ObservedAgent:
+        return self._facts.get(uid, ObservedAgent())
 
     def progress(self, uids: Iterable[str]) -> dict[str, Any]:
         return {"at": len(list(uids))}
@@ -34,7 +34,7 @@ class Known:
         return DATA
 
 
-def body_of(action: Action, *facts: AgentFact, nproc: str = "auto") -> Any:
+def body_of(action: Action, *facts: ObservedAgent, nproc: str = "auto") -> Any:
     """Give the body of the call for a job whose pods' agents say this."""
     pods = [pod(number) for number in range(len(facts))]
     board: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
@@ -57,7 +57,7 @@ def test_a_start() -> None:
 
 
 def test_a_spare_is_told_so() -> None:
-    assert body_of(HoldSpare(pod(1).name, 2), ready(), ready())["spare"] is True
+    assert body_of(AssignSpare(pod(1).name, 2), ready(), ready())["spare"] is True
 
 
 @pytest.mark.parametrize(

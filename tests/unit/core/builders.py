@@ -12,15 +12,15 @@ from elastipod_operator.core.names import PodId
 from elastipod_operator.core.record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import (
-    AgentFact,
     AgentState,
     Failure,
-    JobFact,
-    NodeFact,
-    Observed,
-    PodFact,
+    ObservedAgent,
+    ObservedJob,
+    ObservedNode,
+    ObservedPod,
     Policy,
-    SpecShape,
+    Snapshot,
+    SpecLimits,
 )
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -40,27 +40,27 @@ def pid(ordinal: int, incarnation: int = 0, spec: str = "workers") -> PodId:
 def policy(low: int = 2, high: int = 4, **changes: Any) -> Policy:
     """Give an elastic policy over one spec, sizes `low` to `high`."""
     base = Policy(
-        sizes=Sizes(tuple(range(low, high + 1)), low), specs=(SpecShape("workers", high),),
+        sizes=Sizes(tuple(range(low, high + 1)), low), specs=(SpecLimits("workers", high),),
         scaling_timeout=seconds(60), graceful_timeout=seconds(600), faulty_timeout=seconds(30),
         backoff_base=seconds(10), backoff_max=seconds(300),
     )  # fmt: skip
     return replace(base, **changes)
 
 
-def pod(identity: PodId | int, **changes: Any) -> PodFact:
+def pod(identity: PodId | int, **changes: Any) -> ObservedPod:
     """Give a pod that runs on a node of its own."""
     identity = pid(identity) if isinstance(identity, int) else identity
     name = identity.name("job")
-    base = PodFact(
+    base = ObservedPod(
         id=identity, name=name, uid=f"uid-{name}", created_at=LONG_AGO, phase="Running", ip=f"10.0.0.{identity.ordinal}",
         node=f"node-{identity.ordinal}", started=True,
     )  # fmt: skip
     return replace(base, **changes)
 
 
-def agent(state: AgentState | None = AgentState.RUNNING, generation: int | None = 1, **changes: Any) -> AgentFact:
+def agent(state: AgentState | None = AgentState.RUNNING, generation: int | None = 1, **changes: Any) -> ObservedAgent:
     """Give an agent that answered a second ago."""
-    base = AgentFact(
+    base = ObservedAgent(
         state=state,
         generation=generation,
         trying_since=LONG_AGO,
@@ -70,28 +70,28 @@ def agent(state: AgentState | None = AgentState.RUNNING, generation: int | None 
     return replace(base, **changes)
 
 
-def silent(for_s: float = 20.0, **changes: Any) -> AgentFact:
+def silent(for_s: float = 20.0, **changes: Any) -> ObservedAgent:
     """Give an agent that answered last so long ago."""
     return agent(last_answer=NOW - seconds(for_s), **changes)
 
 
-def missed(for_s: float = 20.0, **changes: Any) -> AgentFact:
+def missed(for_s: float = 20.0, **changes: Any) -> ObservedAgent:
     """Give a silent agent that other agents of the job cannot reach either."""
     return silent(for_s, is_reached=False, peers_asked_at=NOW - timedelta(seconds=1), **changes)
 
 
-def faulted(generation: int = 1, message: str = "ValueError: boom", **changes: Any) -> AgentFact:
+def faulted(generation: int = 1, message: str = "ValueError: boom", **changes: Any) -> ObservedAgent:
     """Give an agent whose workers failed."""
     failure = Failure(0, 1, "", f"Traceback ...\n{message}")
     return agent(AgentState.FAULTED, generation, reason="WorkerCrash", failure=failure, **changes)
 
 
-def ready(generation: int = 0, **changes: Any) -> AgentFact:
+def ready(generation: int = 0, **changes: Any) -> ObservedAgent:
     """Give an agent that waits for a /start."""
     return agent(AgentState.READY, generation, **changes)
 
 
-def running(generation: int = 1, **changes: Any) -> AgentFact:
+def running(generation: int = 1, **changes: Any) -> ObservedAgent:
     """Give an agent whose workers run."""
     return agent(AgentState.RUNNING, generation, **changes)
 
@@ -106,22 +106,22 @@ def trains(size: int = 2, generation: int = 1, **changes: Any) -> Record:
 
 
 def transition(
-    kind: TransitionKind = TransitionKind.RESIZE, *, began_s: float = 5.0, goal: int = 2, **changes: Any
+    kind: TransitionKind = TransitionKind.RESIZE, *, began_s: float = 5.0, target_size: int = 2, **changes: Any
 ) -> Transition:
     """Give a transition that began some seconds ago, with its time for checkpoints left."""
     began = NOW - seconds(began_s)
     graceful = kind in (TransitionKind.RESIZE, TransitionKind.SUSPEND)
     cause = SUSPENDED_BY_USER if kind is TransitionKind.SUSPEND else "Test"
     base = Transition(
-        kind=kind, cause=cause, message="a test", from_size=2, goal=goal, began_at=began, detected_at=began,
+        kind=kind, cause=cause, message="a test", from_size=2, target_size=target_size, began_at=began, detected_at=began,
         deadline=began + seconds(600 if graceful else 30), graceful=graceful,
     )  # fmt: skip
     return replace(base, **changes)
 
 
-def job(record: Record | None = None, wishes: Policy | None = None, **changes: Any) -> JobFact:
+def job(record: Record | None = None, wishes: Policy | None = None, **changes: Any) -> ObservedJob:
     """Give the job."""
-    base = JobFact(
+    base = ObservedJob(
         namespace="team", name="job", uid="job-uid", created_at=LONG_AGO, policy=wishes or policy(), record=record,
         has_finalizer=True,
     )  # fmt: skip
@@ -129,15 +129,15 @@ def job(record: Record | None = None, wishes: Policy | None = None, **changes: A
 
 
 def observed(
-    job: JobFact,
-    pods: Iterable[tuple[PodFact, AgentFact | None]] = (),
-    nodes: Iterable[NodeFact] = (),
+    job: ObservedJob,
+    pods: Iterable[tuple[ObservedPod, ObservedAgent | None]] = (),
+    nodes: Iterable[ObservedNode] = (),
     **changes: Any,
-) -> Observed:
+) -> Snapshot:
     """Give an observation; nodes that are not named are healthy."""
     pairs = list(pods)
-    found = {p.node: NodeFact(name=p.node) for p, _ in pairs if p.node} | {n.name: n for n in nodes}
-    base = Observed(
+    found = {p.node: ObservedNode(name=p.node) for p, _ in pairs if p.node} | {n.name: n for n in nodes}
+    base = Snapshot(
         now=NOW, job=job, pods=tuple(p for p, _ in pairs), agents={p.name: a for p, a in pairs if a is not None},
         nodes=found,
     )  # fmt: skip

@@ -26,27 +26,34 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, StartWorkers
-from elastipod_operator.core.health import Health, judge
+from elastipod_operator.core.health import Health, assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, AgentState, ContainerFact, ContainerState, NodeFact, PodFact
+from elastipod_operator.core.snapshot import (
+    AgentState,
+    ContainerState,
+    ObservedAgent,
+    ObservedContainer,
+    ObservedNode,
+    ObservedPod,
+)
 
-CRASHED = ContainerFact(ContainerState.TERMINATED, 1, "Error")
-FINISHED = ContainerFact(ContainerState.TERMINATED, 0, "Completed")
-HELD_BACK = ContainerFact(ContainerState.WAITING, 1, "CrashLoopBackOff", 3, is_restarting=True)
-RESTARTED = ContainerFact(ContainerState.RUNNING, 1, "", 1)
-NOT_READY = NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(5))
+CRASHED = ObservedContainer(ContainerState.TERMINATED, 1, "Error")
+FINISHED = ObservedContainer(ContainerState.TERMINATED, 0, "Completed")
+HELD_BACK = ObservedContainer(ContainerState.WAITING, 1, "CrashLoopBackOff", 3, is_restarting=True)
+RESTARTED = ObservedContainer(ContainerState.RUNNING, 1, "", 1)
+NOT_READY = ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(5))
 COMPLETED = agent(AgentState.COMPLETED)
 TROUBLE = "container train of pod job-workers-0 ended with exit code 1"
-Pairs = list[tuple[PodFact, AgentFact | None]]
+Pairs = list[tuple[ObservedPod, ObservedAgent | None]]
 
 
-def with_sidecar(container: ContainerFact = CRASHED, **changes: Any) -> PodFact:
+def with_sidecar(container: ObservedContainer = CRASHED, **changes: Any) -> ObservedPod:
     """Give a member whose agent's container is in this state while a sidecar runs."""
     return pod(0, container=container, started=container.state is ContainerState.RUNNING, trouble=TROUBLE, **changes)
 
 
-def decided(pairs: Pairs, record: Record | None = None, *nodes: NodeFact, **wishes: Any) -> Plan:
+def decided(pairs: Pairs, record: Record | None = None, *nodes: ObservedNode, **wishes: Any) -> Plan:
     return plan(observed(job(record or trains(len(pairs)), policy(1, 4, **wishes)), pairs, nodes))
 
 
@@ -55,7 +62,7 @@ def decided(pairs: Pairs, record: Record | None = None, *nodes: NodeFact, **wish
     "mine", [running(), silent(20), None], ids=["just now", "a while ago", "unknown to a new operator"]
 )
 def test_a_container_that_ended_beside_a_sidecar_is_a_failure_of_its_workers(
-    mine: AgentFact | None, others: int
+    mine: ObservedAgent | None, others: int
 ) -> None:
     todo = decided([(with_sidecar(), mine), *((pod(n), running()) for n in range(1, others + 1))])
     begun = todo.record.transition
@@ -69,12 +76,14 @@ def test_a_container_that_ended_beside_a_sidecar_is_a_failure_of_its_workers(
     ("mine", "nodes", "cause"),
     [
         pytest.param(with_sidecar(kill_at=NOW + seconds(60)), [], "PodFailed", id="its pod is being deleted"),
-        pytest.param(with_sidecar(disrupted="EvictionByEvictionAPI"), [], "PodFailed", id="its pod is evicted"),
+        pytest.param(with_sidecar(disruption="EvictionByEvictionAPI"), [], "PodFailed", id="its pod is evicted"),
         pytest.param(with_sidecar(), [NOT_READY], "NodeLost", id="its node is not ready"),
         pytest.param(pod(0, phase="Failed", trouble=TROUBLE), [NOT_READY], "NodeLost", id="its pod failed on a node that is not ready"),
     ],
 )  # fmt: skip
-def test_it_costs_no_retry_when_somebody_else_ended_it(mine: PodFact, nodes: list[NodeFact], cause: str) -> None:
+def test_it_costs_no_retry_when_somebody_else_ended_it(
+    mine: ObservedPod, nodes: list[ObservedNode], cause: str
+) -> None:
     todo = decided([(mine, running()), (pod(1), running())], None, *nodes)
     begun = todo.record.transition
     assert begun is not None
@@ -105,8 +114,8 @@ def test_its_log_is_kept_where_nothing_of_the_pod_runs_any_more() -> None:
 
 
 def test_its_quota_is_used_until_its_pod_is_gone() -> None:
-    found = judge(observed(job(trains()), [(with_sidecar(), running()), (pod(1), running())])).by_id[pid(0)]
-    assert (found.health, found.gone, found.may_run) == (Health.ENDED, False, True)
+    found = assess(observed(job(trains()), [(with_sidecar(), running()), (pod(1), running())])).by_id[pid(0)]
+    assert (found.health, found.gone, found.may_still_run) == (Health.ENDED, False, True)
     granted = {p.slot: "base" for p in (pid(0), pid(1))}
     stopped = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
     todo = decided([(with_sidecar(), None), (pod(1), ready(1))], stopped, granted=granted)
@@ -126,7 +135,7 @@ def test_its_quota_is_used_until_its_pod_is_gone() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("phase", ["Running", "terminal"])
 def test_a_container_that_ends_after_its_workers_completed(
-    phase: str, container: ContainerFact, mine: AgentFact | None, ends: str
+    phase: str, container: ObservedContainer, mine: ObservedAgent | None, ends: str
 ) -> None:
     first = with_sidecar(container)
     if phase == "terminal":
@@ -167,12 +176,12 @@ def test_an_agent_whose_port_is_refused_on_a_lost_node_is_the_fault_of_that() ->
     [
         pytest.param(silent(5, refused=True), running(), id="just now: it may be coming back"),
         pytest.param(
-            AgentFact(trying_since=NOW - seconds(20), refused=True), AgentFact(trying_since=NOW - seconds(20), refused=True),
+            ObservedAgent(trying_since=NOW - seconds(20), refused=True), ObservedAgent(trying_since=NOW - seconds(20), refused=True),
             id="a new operator that nobody ever answered, whom a firewall may refuse",
         ),
     ],
 )  # fmt: skip
-def test_a_refused_connection_alone_proves_nothing(mine: AgentFact, other: AgentFact) -> None:
+def test_a_refused_connection_alone_proves_nothing(mine: ObservedAgent, other: ObservedAgent) -> None:
     assert decided([(pod(0), mine), (pod(1), other)]).record.transition is None
 
 
@@ -193,7 +202,7 @@ def test_the_workers_of_others_that_failed_first_do_not_hide_whose_agent_ended()
     ],
 )
 def test_the_agent_that_ended_is_the_root_cause_though_the_workers_of_others_failed_first(
-    first: PodFact, mine: AgentFact | None, cause: str
+    first: ObservedPod, mine: ObservedAgent | None, cause: str
 ) -> None:
     """They fail within a second, because their connections broke; what their kubelet says comes later."""
     begun = decided([(pod(0), running()), (pod(1), faulted())])
@@ -207,7 +216,7 @@ def test_the_agent_that_ended_is_the_root_cause_though_the_workers_of_others_fai
 
 
 @pytest.mark.parametrize("mine", [(pod(0), REFUSES), (with_sidecar(), running())], ids=["a shell", "a sidecar"])
-def test_the_retry_stays_booked_while_the_others_are_stopped(mine: tuple[PodFact, AgentFact]) -> None:
+def test_the_retry_stays_booked_while_the_others_are_stopped(mine: tuple[ObservedPod, ObservedAgent]) -> None:
     begun = decided([mine, (pod(1), running())])
     later = decided([mine, (pod(1), agent(AgentState.STOPPING))], begun.record)
     assert (later.record.retries, later.record.transition) == (1, begun.record.transition)
@@ -259,9 +268,9 @@ def test_an_agent_that_takes_its_first_start_has_not_begun_anew() -> None:
 
 def test_an_agent_that_was_started_again_is_awaited_like_a_new_one() -> None:
     record = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
-    unheard = AgentFact(trying_since=NOW - seconds(20), refused=True)
-    seen = observed(job(record), [(pod(0, container=RESTARTED), unheard), (pod(1), ready(1))])
-    assert judge(seen).by_id[pid(0)].health is Health.PENDING
+    unheard = ObservedAgent(trying_since=NOW - seconds(20), refused=True)
+    snapshot = observed(job(record), [(pod(0, container=RESTARTED), unheard), (pod(1), ready(1))])
+    assert assess(snapshot).by_id[pid(0)].health is Health.PENDING
 
 
 def test_the_core_asks_for_nothing_when_it_looks_a_second_time() -> None:

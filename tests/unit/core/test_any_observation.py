@@ -23,13 +23,13 @@ from elastipod_operator.core.record import (
 )
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure, NodeFact, Observed, PodFact
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, ObservedNode, ObservedPod, Snapshot
 
 times = st.sampled_from([0, 1, 10, 20, 40, 100, 1000]).map(lambda s: NOW - timedelta(seconds=s))
 maybe_times = st.none() | times
 ids = st.builds(pid, st.integers(0, 3), st.integers(0, 2))
 agents = st.builds(
-    AgentFact,
+    ObservedAgent,
     state=st.none() | st.sampled_from(AgentState),
     generation=st.none() | st.integers(0, 4),
     drained=st.booleans(),
@@ -43,15 +43,15 @@ agents = st.builds(
     answering_since=maybe_times,
     restart_mode=st.sampled_from(["", *RestartMode, "another"]),
     saving=st.booleans(),
-    unanswered=st.booleans(),
+    no_drain_handler=st.booleans(),
 )
 pods = st.builds(
     pod, ids, phase=st.sampled_from(["Pending", "Running", "Failed", "Succeeded"]), node=st.sampled_from(["", "a", "b", "lost"]),
-    started=st.booleans(), kill_at=maybe_times, disrupted=st.sampled_from(["", "Eviction"]),
+    started=st.booleans(), kill_at=maybe_times, disruption=st.sampled_from(["", "Eviction"]),
 )  # fmt: skip
 nodes = st.builds(
-    NodeFact, name=st.sampled_from(["a", "b"]), ready=st.booleans(), not_ready_since=maybe_times, cordoned=st.booleans(),
-    out_of_service=st.booleans(), doomed=st.sampled_from(["", "taint"]),
+    ObservedNode, name=st.sampled_from(["a", "b"]), ready=st.booleans(), not_ready_since=maybe_times, cordoned=st.booleans(),
+    out_of_service=st.booleans(), disruption=st.sampled_from(["", "taint"]),
 )  # fmt: skip
 transitions = st.builds(
     Transition,
@@ -61,7 +61,7 @@ transitions = st.builds(
     cause=st.just("C"),
     message=st.just("m"),
     from_size=st.integers(0, 4),
-    goal=st.integers(0, 4),
+    target_size=st.integers(0, 4),
     began_at=times,
     detected_at=times,
     deadline=times,
@@ -81,7 +81,7 @@ records = st.builds(
     window_since=maybe_times,
     running_since=maybe_times,
     started_at=maybe_times,
-    incident_at=maybe_times,
+    fault_at=maybe_times,
     retries=st.integers(0, 2),
     window=st.builds(RestartWindow, st.integers(0, 2), maybe_times, st.integers(0, 3), st.integers(0, 2)),
     stalled_recoveries=st.integers(0, 4),
@@ -103,9 +103,9 @@ wishes = st.builds(
 
 
 @st.composite
-def observations(draw: st.DrawFn) -> Observed:
+def observations(draw: st.DrawFn) -> Snapshot:
     """Give facts that need not go together."""
-    present: dict[str, PodFact] = {p.name: p for p in draw(st.lists(pods, max_size=6))}
+    present: dict[str, ObservedPod] = {p.name: p for p in draw(st.lists(pods, max_size=6))}
     found = {name: draw(agents) for name in present}
     fact = job(
         draw(st.none() | records),
@@ -115,16 +115,16 @@ def observations(draw: st.DrawFn) -> Observed:
     )
     if draw(st.integers(0, 9)) == 0:
         fact = replace(fact, policy=None, refusal="no")
-    seen = observed(fact, [(p, found[p.name]) for p in present.values()])
+    snapshot = observed(fact, [(p, found[p.name]) for p in present.values()])
     known = {node.name: node for node in draw(st.lists(nodes, max_size=2))}
-    return replace(seen, nodes=known, listed_at=draw(maybe_times))
+    return replace(snapshot, nodes=known, pods_listed_at=draw(maybe_times))
 
 
 @settings(max_examples=400, deadline=None)
 @given(observations())
-def test_a_plan_comes_of_it_that_breaks_no_rule(seen: Observed) -> None:
-    todo = plan(seen)
-    before, after, wanted = seen.job.record or Record(), todo.record, seen.job.policy
+def test_a_plan_comes_of_it_that_breaks_no_rule(snapshot: Snapshot) -> None:
+    todo = plan(snapshot)
+    before, after, wanted = snapshot.job.record or Record(), todo.record, snapshot.job.policy
     assert decode(encode(after)) == after
     assert after.generation >= before.generation
     assert todo.conditions
@@ -136,27 +136,27 @@ def test_a_plan_comes_of_it_that_breaks_no_rule(seen: Observed) -> None:
         assert [e.generation for e in todo.history] == [after.generation]
     for action in todo.actions:
         if isinstance(action, StartWorkers):
-            agent = seen.agents[action.pod]
+            agent = snapshot.agents[action.pod]
             assert agent.state in (AgentState.READY, AgentState.INIT)
-            assert [p.name for p in seen.pods if p.id == after.members[action.group_rank]] == [action.pod]
+            assert [p.name for p in snapshot.pods if p.id == after.members[action.group_rank]] == [action.pod]
         elif isinstance(action, StopWorkers) and action.graceful:
-            leaving = seen.job.deleting_since is not None
+            leaving = snapshot.job.deleting_since is not None
             assert leaving or after.transition is not None, "asked for a checkpoint, but not on record"
         elif isinstance(action, CreatePod):
-            assert action.pod not in {p.id for p in seen.pods}
+            assert action.pod not in {p.id for p in snapshot.pods}
             assert len(action.avoids) <= wanted.max_offenders if wanted else not action.avoids
             assert not after.outcome
-            assert seen.job.deleting_since is None
+            assert snapshot.job.deleting_since is None
 
 
 @settings(max_examples=400, deadline=None)
 @given(observations())
-def test_an_incident_is_booked_once_however_often_it_is_looked_at(seen: Observed) -> None:
-    before = seen.job.record or Record()
-    first = plan(seen)
+def test_an_incident_is_booked_once_however_often_it_is_looked_at(snapshot: Snapshot) -> None:
+    before = snapshot.job.record or Record()
+    first = plan(snapshot)
     if first.record.restarts == before.restarts or first.record.generation > before.generation:
         return
-    again = plan(replace(seen, job=replace(seen.job, record=first.record)))
+    again = plan(replace(snapshot, job=replace(snapshot.job, record=first.record)))
     assert (again.record.restarts, again.record.retries) == (first.record.restarts, first.record.retries)
     if first.record.transition is not None and first.record.transition.is_budget_checked:
         assert again.record.window == first.record.window

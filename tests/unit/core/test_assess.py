@@ -24,22 +24,22 @@ from tests.unit.core.builders import (
     trains,
 )
 
-from elastipod_operator.core.health import Health, Replica, View, judge
+from elastipod_operator.core.health import Health, Replica, Replicas, assess
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.record import Record
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))
-AWAY = NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(10))
+AWAY = ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(10))
 
 
-def view_of(*pods: Seen, nodes: Any = (), record: Record | None = None, **changes: Any) -> View:
-    return judge(observed(job(trains() if record is None else record), pods, nodes, **changes))
+def replicas_of(*pods: Seen, nodes: Any = (), record: Record | None = None, **changes: Any) -> Replicas:
+    return assess(observed(job(trains() if record is None else record), pods, nodes, **changes))
 
 
 def first(*pods: Seen, **changes: Any) -> Replica:
-    return view_of(*pods, **changes).by_id[pid(0)]
+    return replicas_of(*pods, **changes).by_id[pid(0)]
 
 
 # ---- what is told of a pod
@@ -50,7 +50,7 @@ def first(*pods: Seen, **changes: Any) -> Replica:
     [
         pytest.param((pod(0, phase="Failed", trouble="oom"), None), None, "PodFailed", "oom", id="its own trouble"),
         pytest.param((pod(0, phase="Failed"), None), None, "PodFailed", f"pod {pod(0).name} ended", id="or that it ended"),
-        pytest.param((pod(0), running()), NodeFact(name="node-0", out_of_service=True), "NodeOutOfService",
+        pytest.param((pod(0), running()), ObservedNode(name="node-0", out_of_service=True), "NodeOutOfService",
                      "node node-0 is out of service", id="out of service"),
         pytest.param((pod(0), None), replace(AWAY, not_ready_since=NOW - seconds(601)), "NodeLost",
                      "node node-0 is not ready for more than 600 s", id="away for too long"),
@@ -58,26 +58,27 @@ def first(*pods: Seen, **changes: Any) -> Replica:
                      id="silent and away"),
         pytest.param((pod(0), silent(20)), None, "AgentSilent",
                      f"the agent of pod {pod(0).name} on node node-0 is silent; training goes on", id="silent"),
-        pytest.param((pod(0), running()), NodeFact(name="node-0", doomed="taint x"), "NodeDrained", "node node-0: taint x", id="a taint"),
-        pytest.param((pod(0, disrupted="Eviction", kill_at=NOW), running()), None, "PodDisrupted",
+        pytest.param((pod(0), running()), ObservedNode(name="node-0", disruption="taint x"), "NodeDrained", "node node-0: taint x",
+                     id="a taint"),
+        pytest.param((pod(0, disruption="Eviction", kill_at=NOW), running()), None, "PodDisrupted",
                      f"pod {pod(0).name} is being disrupted (Eviction)", id="a disruption comes before its deletion"),
         pytest.param((pod(0, kill_at=NOW), running(terminating=True)), None, "PodDeleted", f"pod {pod(0).name} is being deleted",
                      id="a deletion"),
         pytest.param((pod(0), running(terminating=True)), None, "PodTerminating", f"pod {pod(0).name} was told to end (SIGTERM)",
                      id="a signal"),
-        pytest.param((pod(0, kill_at=NOW), running()), NodeFact(name="node-0", cordoned=True), "NodeDrained",
+        pytest.param((pod(0, kill_at=NOW), running()), ObservedNode(name="node-0", cordoned=True), "NodeDrained",
                      f"pod {pod(0).name} is being deleted; its node node-0 is cordoned", id="a drain"),
         pytest.param((pod(0), running()), None, "", "", id="nothing"),
     ],
 )  # fmt: skip
-def test_what_is_told(mine: Seen, node: NodeFact | None, why: str, detail: str) -> None:
+def test_what_is_told(mine: Seen, node: ObservedNode | None, why: str, detail: str) -> None:
     replica = first(mine, (pod(1), STEPS), nodes=[node] if node else [])
     assert (replica.why, replica.detail) == (why, detail)
 
 
 def test_a_node_that_was_deleted_is_told_as_such() -> None:
-    seen = observed(job(trains()), [(pod(0), silent(20)), (pod(1), STEPS)])
-    replica = judge(replace(seen, nodes={"node-1": NodeFact(name="node-1")})).by_id[pid(0)]
+    snapshot = observed(job(trains()), [(pod(0), silent(20)), (pod(1), STEPS)])
+    replica = assess(replace(snapshot, nodes={"node-1": ObservedNode(name="node-1")})).by_id[pid(0)]
     assert (replica.health, replica.why, replica.detail, replica.gone) == (
         Health.LOST,
         "NodeDeleted",
@@ -89,16 +90,16 @@ def test_a_node_that_was_deleted_is_told_as_such() -> None:
 def test_a_pod_that_was_given_up_stays_lost_until_it_has_ended() -> None:
     record = trains(lost=(pid(0),))
     lost = first((pod(0), running()), (pod(1), running()), record=record)
-    assert (lost.health, lost.why, lost.gone, lost.may_run) == (Health.LOST, "GivenUp", False, True)
-    assert first((pod(0, node=""), None), (pod(1), running()), record=record).may_run
-    assert not first((pod(0), None), (pod(1), running()), nodes=[AWAY], record=record).may_run
+    assert (lost.health, lost.why, lost.gone, lost.may_still_run) == (Health.LOST, "GivenUp", False, True)
+    assert first((pod(0, node=""), None), (pod(1), running()), record=record).may_still_run
+    assert not first((pod(0), None), (pod(1), running()), nodes=[AWAY], record=record).may_still_run
     dead = first((pod(0), silent(20)), (pod(1), STEPS), nodes=[AWAY])
-    assert (dead.health, dead.may_run) == (Health.LOST, False)
+    assert (dead.health, dead.may_still_run) == (Health.LOST, False)
     away = replace(AWAY, not_ready_since=LONG_AGO)
     assert first((pod(0), None), (pod(1), running()), nodes=[away], record=record).gone
     assert first((pod(0, phase="Failed"), None), record=record).health is Health.ENDED
-    seen = observed(job(record), [(pod(0), silent(20)), (pod(1), STEPS)])
-    assert judge(replace(seen, nodes={})).by_id[pid(0)].gone, "its node was deleted"
+    snapshot = observed(job(record), [(pod(0), silent(20)), (pod(1), STEPS)])
+    assert assess(replace(snapshot, nodes={})).by_id[pid(0)].gone, "its node was deleted"
 
 
 # ---- silence
@@ -135,7 +136,7 @@ def test_agents_that_fell_silent_together(before_s: float, health: Health) -> No
     ],
 )
 def test_when_an_agent_should_have_answered(trying_s: float, why: str) -> None:
-    replica = first((pod(0), AgentFact(trying_since=NOW - seconds(trying_s))), record=Record())
+    replica = first((pod(0), ObservedAgent(trying_since=NOW - seconds(trying_s))), record=Record())
     assert (replica.health, replica.why) == (Health.PENDING, why)
 
 
@@ -156,7 +157,7 @@ def test_who_was_never_called_is_not_overdue() -> None:
         pytest.param([agent(None)], Health.SILENT, id="nor who was never heard"),
     ],
 )
-def test_what_proves_that_a_silent_member_is_lost(others: list[AgentFact], health: Health) -> None:
+def test_what_proves_that_a_silent_member_is_lost(others: list[ObservedAgent], health: Health) -> None:
     record = trains(1 + len(others))
     pods = [(pod(1 + n), other) for n, other in enumerate(others)]
     replica = first((pod(0), silent(20)), *pods, record=record)
@@ -213,9 +214,9 @@ def test_who_saves_stands_still_for_a_reason() -> None:
         pytest.param([None, None], False, id="nobody was ever heard"),
     ],
 )
-def test_when_all_are_silent(agents: list[AgentFact | None], all_silent: bool) -> None:
-    view = view_of(*((pod(n), mine) for n, mine in enumerate(agents)), record=Record())
-    assert view.all_silent is all_silent
+def test_when_all_are_silent(agents: list[ObservedAgent | None], all_silent: bool) -> None:
+    replicas = replicas_of(*((pod(n), mine) for n, mine in enumerate(agents)), record=Record())
+    assert replicas.all_silent is all_silent
 
 
 # ---- nodes
@@ -228,8 +229,8 @@ def test_when_all_are_silent(agents: list[AgentFact | None], all_silent: bool) -
 def test_when_a_pod_is_gone_with_its_node(away_s: float, gone: bool) -> None:
     node = replace(AWAY, not_ready_since=NOW - seconds(away_s))
     assert first((pod(0), silent(20)), (pod(1), STEPS), nodes=[node]).gone is gone
-    doomed = first((pod(0, disrupted="x"), running()), (pod(1), STEPS), nodes=[node])
-    assert (doomed.health, doomed.gone) == (Health.DOOMED, gone), "its agent answers yet"
+    disrupted = first((pod(0, disruption="x"), running()), (pod(1), STEPS), nodes=[node])
+    assert (disrupted.health, disrupted.gone) == (Health.DISRUPTED, gone), "its agent answers yet"
     back = replace(node, ready=True)
     assert not first((pod(0), running()), (pod(1), STEPS), nodes=[back]).gone
 
@@ -241,10 +242,10 @@ def test_a_pod_without_a_place_is_not_gone() -> None:
 def test_a_job_whose_spec_cannot_be_read_has_ten_minutes() -> None:
     for away_s, gone in ((600, False), (601, True)):
         node = replace(AWAY, not_ready_since=NOW - seconds(away_s))
-        seen = observed(
+        snapshot = observed(
             replace(job(trains()), policy=None, refusal="no"), [(pod(0), silent(30)), (pod(1), STEPS)], [node]
         )
-        assert judge(seen).by_id[pid(0)].gone is gone
+        assert assess(snapshot).by_id[pid(0)].gone is gone
 
 
 @pytest.mark.parametrize(
@@ -257,19 +258,19 @@ def test_a_job_whose_spec_cannot_be_read_has_ten_minutes() -> None:
     ],
 )
 def test_when_the_next_node_has_been_away_for_too_long(away: list[float], at: datetime | None) -> None:
-    nodes = [NodeFact(name=f"node-{n}", ready=False, not_ready_since=NOW - seconds(s)) for n, s in enumerate(away)]
-    healthy = NodeFact(name="node-2", ready=True, not_ready_since=NOW - seconds(300))
-    view = view_of(
-        *((pod(n), running()) for n in range(3)), nodes=[*nodes, healthy, NodeFact(name="node-3", ready=False)]
+    nodes = [ObservedNode(name=f"node-{n}", ready=False, not_ready_since=NOW - seconds(s)) for n, s in enumerate(away)]
+    healthy = ObservedNode(name="node-2", ready=True, not_ready_since=NOW - seconds(300))
+    replicas = replicas_of(
+        *((pod(n), running()) for n in range(3)), nodes=[*nodes, healthy, ObservedNode(name="node-3", ready=False)]
     )
-    assert view.next_gone_at == at
+    assert replicas.next_loss_at == at
 
 
 # ---- what follows for a replica
 
 
 @pytest.mark.parametrize(
-    ("state", "busy", "parked", "is_ready"),
+    ("state", "busy", "is_idle", "is_ready"),
     [
         pytest.param(AgentState.INIT, False, True, False, id="coming up"),
         pytest.param(AgentState.READY, False, True, True, id="ready"),
@@ -281,13 +282,13 @@ def test_when_the_next_node_has_been_away_for_too_long(away: list[float], at: da
         pytest.param(None, False, False, False, id="unheard"),
     ],
 )
-def test_what_an_agent_says_of_its_workers(state: AgentState | None, busy: bool, parked: bool, is_ready: bool) -> None:
+def test_what_an_agent_says_of_its_workers(state: AgentState | None, busy: bool, is_idle: bool, is_ready: bool) -> None:
     good = first((pod(0), agent(state)), (pod(1), STEPS))
-    assert (good.busy, good.parked, good.ready) == (busy, parked, is_ready)
-    doomed = first((pod(0, disrupted="x"), agent(state)), (pod(1), STEPS))
-    assert (doomed.busy, doomed.parked, doomed.ready) == (busy, parked, False)
+    assert (good.is_busy, good.is_idle, good.ready) == (busy, is_idle, is_ready)
+    disrupted = first((pod(0, disruption="x"), agent(state)), (pod(1), STEPS))
+    assert (disrupted.is_busy, disrupted.is_idle, disrupted.ready) == (busy, is_idle, False)
     mute = first((pod(0), silent(20, state=state)), (pod(1), STEPS))
-    assert (mute.busy, mute.parked, mute.ready) == (False, False, False)
+    assert (mute.is_busy, mute.is_idle, mute.ready) == (False, False, False)
 
 
 @pytest.mark.parametrize(("told", "runs"), [(3, True), (2, False), (4, False), (None, True)])
@@ -296,17 +297,19 @@ def test_whose_generation_it_is(told: int | None, runs: bool) -> None:
 
 
 def test_the_highest_generation_that_anything_tells_of() -> None:
-    assert view_of(record=Record()).highest_generation() == 0
-    assert view_of((pod(0), running(3)), (pod(1, generation=5), None), (pod(2), ready(None))).highest_generation() == 5  # type: ignore[arg-type]
-    assert view_of((pod(0), running(7)), (pod(1, generation=5), None)).highest_generation() == 7
+    assert replicas_of(record=Record()).highest_generation() == 0
+    assert (
+        replicas_of((pod(0), running(3)), (pod(1, generation=5), None), (pod(2), ready(None))).highest_generation() == 5
+    )  # type: ignore[arg-type]
+    assert replicas_of((pod(0), running(7)), (pod(1, generation=5), None)).highest_generation() == 7
 
 
 def test_the_newest_pod_of_each_slot() -> None:
-    view = view_of(
+    replicas = replicas_of(
         (pod(pid(0, 2)), ready()), (pod(pid(0, 1)), ready()), (pod(pid(0, 3), phase="Failed"), None), (pod(1), ready())
     )
-    assert {slot: replica.id for slot, replica in view.newest.items()} == {
+    assert {slot: replica.id for slot, replica in replicas.newest.items()} == {
         Slot("workers", 0): pid(0, 3), Slot("workers", 1): pid(1),
     }  # fmt: skip
-    assert [r.id for r in view.candidates()] == [pid(1)]
-    assert len(view.by_id) == 4
+    assert [r.id for r in replicas.candidates()] == [pid(1)]
+    assert len(replicas.by_id) == 4

@@ -32,8 +32,8 @@ def offence(node: str, times: int = 2, ago_s: float = 0.0) -> NodeFaults:
 
 
 def after_fault(record: Record, wishes: object = AVOID) -> tuple[NodeFaults, ...]:
-    seen = [(pod(0), faulted()), (pod(1), running())]
-    booked = plan(observed(job(record, wishes), seen))  # type: ignore[arg-type]
+    snapshot = [(pod(0), faulted()), (pod(1), running())]
+    booked = plan(observed(job(record, wishes), snapshot))  # type: ignore[arg-type]
     assert booked.record.node_faults == record.node_faults, "not before it is known who was behind it"
     then = plan(observed(job(booked.record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))  # type: ignore[arg-type]
     assert then.record.generation == 2
@@ -53,8 +53,8 @@ def test_the_second_fault_is_told() -> None:
     record = trains(node_faults=(offence("node-0", 1, 100),))
     booked = plan(observed(job(record, AVOID), [(pod(0), faulted()), (pod(1), running())]))
     then = plan(observed(job(booked.record, AVOID), [(pod(0), ready(1)), (pod(1), ready(1))]))
-    assert "NodeAvoided" in [n.reason for n in then.notes]
-    assert any("node node-0 was behind 2 faults" in n.message for n in then.notes)
+    assert "NodeAvoided" in [n.reason for n in then.events]
+    assert any("node node-0 was behind 2 faults" in n.message for n in then.events)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ def waits(base: timedelta, limit: timedelta, tries: int) -> list[timedelta]:
 
 
 def test_the_shares_of_many_jobs_cover_everything_from_nothing_to_one() -> None:
-    shares = sorted(jitter(key, 3) for key in KEYS)
-    assert 0 <= shares[0] < 0.01
-    assert 0.99 < shares[-1] < 1
-    assert 0.4 < sum(shares) / len(shares) < 0.6
+    requests = sorted(jitter(key, 3) for key in KEYS)
+    assert 0 <= requests[0] < 0.01
+    assert 0.99 < requests[-1] < 1
+    assert 0.4 < sum(requests) / len(requests) < 0.6
 
 
 def test_a_share_depends_on_job_and_try_and_on_nothing_else() -> None:

@@ -27,12 +27,12 @@ from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy, SpecShape
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, SpecLimits
 
-Seen = tuple[PodFact, AgentFact | None]
-TWO = policy(2, 4, specs=(SpecShape("base", 2), SpecShape("extra", 2)))
-STARTS = Record(transition=transition(TransitionKind.START, began_s=90, goal=2))
-FAULT = transition(TransitionKind.RECOVERY, began_s=90, goal=3, is_budget_checked=True)
+Seen = tuple[ObservedPod, ObservedAgent | None]
+TWO = policy(2, 4, specs=(SpecLimits("base", 2), SpecLimits("extra", 2)))
+STARTS = Record(transition=transition(TransitionKind.START, began_s=90, target_size=2))
+FAULT = transition(TransitionKind.RECOVERY, began_s=90, target_size=3, is_budget_checked=True)
 
 
 def base(ordinal: int, incarnation: int = 0) -> PodId:
@@ -73,7 +73,7 @@ def leaving(todo: Plan) -> set[str]:
     ],
 )
 def test_how_many_pods_of_the_base_spec_nobody_trains_without(sizes: tuple[int, ...], limit: int, least: int) -> None:
-    wishes = policy(sizes=Sizes(sizes, sizes[0]), specs=(SpecShape("base", limit), SpecShape("extra", 4)))
+    wishes = policy(sizes=Sizes(sizes, sizes[0]), specs=(SpecLimits("base", limit), SpecLimits("extra", 4)))
     assert base_minimum(wishes) == least
 
 
@@ -103,12 +103,12 @@ def test_a_start(there: list[PodId], members: tuple[PodId, ...]) -> None:
 def test_who_goes_on_after_a_fault(left: list[PodId], members: tuple[PodId, ...]) -> None:
     all_four = (base(0), base(1), extra(0), extra(1))
     lost = tuple(p for p in all_four if p not in left)
-    record = trains(members=all_four, transition=replace(FAULT, goal=4), lost=lost)
+    record = trains(members=all_four, transition=replace(FAULT, target_size=4), lost=lost)
     assert started(look(record, *(placed(p, 1) for p in left))) == members
 
 
 def test_a_fault_that_leaves_no_base_waits_and_says_why() -> None:
-    record = trains(members=(base(0), base(1), extra(0)), transition=FAULT, lost=(base(1),), incident_at=LONG_AGO)
+    record = trains(members=(base(0), base(1), extra(0)), transition=FAULT, lost=(base(1),), fault_at=LONG_AGO)
     todo = look(record, placed(base(0), 1), placed(extra(0), 1), waits(base(1, 1), for_s=10))
     assert not started(todo)
     assert not leaving(todo)
@@ -117,12 +117,12 @@ def test_a_fault_that_leaves_no_base_waits_and_says_why() -> None:
 
 def test_a_drain_that_takes_the_base_aims_at_the_smallest_size() -> None:
     """Survivors of the other spec are no size at which the job could go on."""
-    wishes = policy(1, 3, specs=(SpecShape("base", 1), SpecShape("extra", 2)))
-    going = (pod(base(0), disrupted="Eviction"), running())
+    wishes = policy(1, 3, specs=(SpecLimits("base", 1), SpecLimits("extra", 2)))
+    going = (pod(base(0), disruption="Eviction"), running())
     record = trains(members=(base(0), extra(0), extra(1)))
     todo = look(record, going, *((pod(extra(n), node=f"node-e{n}"), running()) for n in range(2)), wishes=wishes)
     assert todo.record.transition is not None
-    assert todo.record.transition.goal == 1
+    assert todo.record.transition.target_size == 1
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_those_who_train_make_no_room() -> None:
     """Also when the user raised the minimum meanwhile: what trains is not stopped for it."""
     members = [(p, (pod(p, node=f"node-{p.spec}"), running())) for p in (base(0), extra(0))]
     record = trains(members=tuple(p for p, _ in members))
-    assert not leaving(look(record, *(seen for _, seen in members), waits(base(1))))
+    assert not leaving(look(record, *(snapshot for _, snapshot in members), waits(base(1))))
 
 
 def test_nobody_of_them_is_asked_for_until_the_base_has_its_places() -> None:
@@ -194,7 +194,7 @@ def test_places_of_elastic_pods_alone_are_a_half_gang() -> None:
     pods = [placed(extra(0)), placed(extra(1)), waits(base(0), 10), waits(base(1), 10)]
     assert look(STARTS, *pods).record.gang == PartialGang(NOW, 2)
     late = look(replace(STARTS, gang=PartialGang(NOW - seconds(181), 2)), *pods)
-    assert leaving(late) == {seen.name for seen, _ in pods}
+    assert leaving(late) == {snapshot.name for snapshot, _ in pods}
     rests = replace(STARTS, gang=PartialGang(NOW - seconds(20), 0, 1, NOW + seconds(60)))
     assert [a.pod for a in acts(look(rests), CreatePod)] == [base(0)]
 
@@ -202,5 +202,5 @@ def test_places_of_elastic_pods_alone_are_a_half_gang() -> None:
 def test_the_elastic_ones_are_shed_first() -> None:
     smaller = replace(TWO, sizes=Sizes((2,), 2))
     everybody = (base(0), base(1), extra(0), extra(1))
-    stopped = trains(members=everybody, transition=transition(TransitionKind.RESIZE, goal=2))
+    stopped = trains(members=everybody, transition=transition(TransitionKind.RESIZE, target_size=2))
     assert started(look(stopped, *(placed(p, 1) for p in everybody), wishes=smaller)) == (base(0), base(1))

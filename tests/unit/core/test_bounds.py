@@ -17,11 +17,11 @@ from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.caches import LimitedCache
 from elastipod_operator.core.names import LABEL_INCARNATION, LABEL_ORDINAL, LABEL_SPEC, pod_id_of
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.quota import SHARES_KEPT, shares_for
+from elastipod_operator.core.quota import MAX_CACHED_SLOTS, quota_requests_for
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_PODS, RecordError, decode, encode
 from elastipod_operator.core.sizes import MAX_REPLICAS, SizeError, SizeRequest, Sizes, resolve
-from elastipod_operator.core.snapshot import SpecShape
+from elastipod_operator.core.snapshot import SpecLimits
 from elastipod_operator.kube import translate
 
 MIB = 1 << 20
@@ -77,9 +77,9 @@ def test_the_largest_job_is_accepted_and_its_sizes_take_no_memory_each() -> None
 
 
 def test_the_largest_job_costs_a_bounded_number_of_calls() -> None:
-    seen = observed(job(Record(transition=transition(TransitionKind.START)), policy(2, MAX_REPLICAS)))
-    assert len(acts(plan(seen), CreatePod)) == MAX_REPLICAS
-    assert calls_in(lambda: plan(seen)) < 30 * MAX_REPLICAS
+    snapshot = observed(job(Record(transition=transition(TransitionKind.START)), policy(2, MAX_REPLICAS)))
+    assert len(acts(plan(snapshot), CreatePod)) == MAX_REPLICAS
+    assert calls_in(lambda: plan(snapshot)) < 30 * MAX_REPLICAS
 
 
 def test_a_record_of_more_pods_than_a_job_may_have_is_not_read() -> None:
@@ -106,10 +106,10 @@ def test_records_that_were_read_are_kept_up_to_a_number_of_pods() -> None:
 def test_shares_that_were_worked_out_are_kept_up_to_a_number_of_pods() -> None:
     def work_out() -> None:
         for n in range(6):
-            shares_for(tuple(range(1, MAX_REPLICAS + 1)), (SpecShape(f"w{n}", MAX_REPLICAS),))
+            quota_requests_for(tuple(range(1, MAX_REPLICAS + 1)), (SpecLimits(f"w{n}", MAX_REPLICAS),))
 
     assert kept_bytes(work_out) < 35 * MIB
-    assert shares_for.weight <= SHARES_KEPT
+    assert quota_requests_for.weight <= MAX_CACHED_SLOTS
 
 
 @pytest.mark.parametrize("ordinal", [str(MAX_REPLICAS), "9" * 63, "1" * 5000])

@@ -24,27 +24,39 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import DeletePod, Note, ShutDownAgent
-from elastipod_operator.core.avoided_nodes import MAX_KEPT, avoided, book_offence, forget_old, next_pardon
+from elastipod_operator.core.actions import DeletePod, JobEvent, ShutDownAgent
+from elastipod_operator.core.avoided_nodes import (
+    MAX_KEPT,
+    avoided,
+    count_node_fault,
+    drop_expired_faults,
+    next_fault_expiry,
+)
 from elastipod_operator.core.backoff import jitter
-from elastipod_operator.core.context import Scene
-from elastipod_operator.core.escalation import Weighed, close_window, does_not_progress, next_window_end, weigh
+from elastipod_operator.core.context import Context
+from elastipod_operator.core.escalation import (
+    BudgetCheck,
+    check_budgets,
+    close_window,
+    does_not_progress,
+    next_window_end,
+)
 from elastipod_operator.core.growth import (
     growth_due,
     growth_failed,
     growth_window,
-    note_broken_growth,
+    mark_interrupted_growth,
     possible_size,
     warm,
     warming_until,
 )
-from elastipod_operator.core.health import View, judge
+from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, RestartMode, RestartWindow, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 PERIOD = policy(2, 2, eval_period=seconds(600), max_offenders=2)
 RECOVERY = transition(TransitionKind.RECOVERY, cause="WorkerCrash", uses_budget=True)
 
@@ -77,9 +89,9 @@ def test_three_recoveries_without_progress_are_too_many(stalled: int, ends: bool
 # ---- weighing
 
 
-def weighed(record: Record, wishes: Policy = PERIOD, *pods: Seen) -> Weighed:
-    seen = observed(job(record, wishes), pods)
-    return weigh(record, judge(seen), wishes, NOW)
+def weighed(record: Record, wishes: Policy = PERIOD, *pods: Seen) -> BudgetCheck:
+    snapshot = observed(job(record, wishes), pods)
+    return check_budgets(record, assess(snapshot), wishes, NOW)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +105,7 @@ def weighed(record: Record, wishes: Policy = PERIOD, *pods: Seen) -> Weighed:
     ],
 )
 def test_nothing_is_weighed_but_recoveries_and_those_once(record: Record) -> None:
-    assert weighed(record, policy(max_retries=0)) == Weighed(record)
+    assert weighed(record, policy(max_retries=0)) == BudgetCheck(record)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +206,7 @@ def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: st
     ]  # fmt: skip
     found = weighed(record, policy(2, 4, **limits), *pods)
     after = found.record
-    assert found.notes == (Note("FullJobRestart", why, warning=True),)
+    assert found.events == (JobEvent("FullJobRestart", why, warning=True),)
     assert (after.members, after.is_full_restart, after.window) == ((), True, window)
     assert after.lost == (pid(1), pid(0), pid(2, 1)), "who has a place and has not ended, each once"
     assert {Slot("workers", 0): 0, Slot("workers", 1): 0, Slot("workers", 2): 1} == dict(after.incarnations)
@@ -221,7 +233,7 @@ def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: st
 def test_no_full_restart(changes: dict[str, Any], limits: dict[str, Any]) -> None:
     record = trains(**{"transition": RECOVERY, **changes})
     found = weighed(record, policy(2, 2, **limits), (pod(0), ready(1)))
-    assert found == Weighed(replace(record, transition=replace(record.transition, is_budget_checked=True)))
+    assert found == BudgetCheck(replace(record, transition=replace(record.transition, is_budget_checked=True)))
 
 
 def test_a_node_that_is_avoided_now_is_told_with_the_end_and_with_the_restart() -> None:
@@ -231,11 +243,11 @@ def test_a_node_that_is_avoided_now_is_told_with_the_end_and_with_the_restart() 
         node_faults=(NodeFaults("a", 1, NOW),),
         retries=9,
     )
-    told = Note("NodeAvoided", "node a was behind 2 faults; new pods avoid it for 600 s", warning=True)
-    assert weighed(record, replace(PERIOD, max_retries=0)).notes == (told,)
-    assert weighed(record).notes == (told,)
+    told = JobEvent("NodeAvoided", "node a was behind 2 faults; new pods avoid it for 600 s", warning=True)
+    assert weighed(record, replace(PERIOD, max_retries=0)).events == (told,)
+    assert weighed(record).events == (told,)
     restarts = weighed(replace(record, window=RestartWindow(0, NOW, 1, 0)), replace(PERIOD, restarts_before_full=0))
-    assert [n.reason for n in restarts.notes] == ["NodeAvoided", "FullJobRestart"]
+    assert [n.reason for n in restarts.events] == ["NodeAvoided", "FullJobRestart"]
 
 
 # ---- offenders
@@ -249,16 +261,16 @@ def test_each_node_is_booked_once_for_a_fault() -> None:
         FaultyReplica(pid(3), 3, "a"),
     )
     before = (NodeFaults("a", 4, NOW - seconds(5)), NodeFaults("old", 7, NOW - seconds(600)))
-    record, notes = book_offence(
+    record, events = count_node_fault(
         trains(transition=RECOVERY, faulty_replicas=faulty_replicas, node_faults=before), PERIOD, NOW
     )
     assert record.node_faults == (NodeFaults("a", 5, NOW), NodeFaults("b", 1, NOW))
-    assert notes == (), "a was avoided before"
+    assert events == (), "a was avoided before"
 
 
 def test_the_newest_offences_are_kept() -> None:
     before = tuple(NodeFaults(f"n{n:02}", 1, NOW - seconds(MAX_KEPT - n)) for n in range(MAX_KEPT))
-    record, _ = book_offence(
+    record, _ = count_node_fault(
         trains(transition=RECOVERY, faulty_replicas=(FaultyReplica(pid(0), 0, "x"),), node_faults=before), PERIOD, NOW
     )
     assert record.node_faults == (*before[1:], NodeFaults("x", 1, NOW))
@@ -285,16 +297,18 @@ def test_more_than_can_be_kept_are_never_avoided() -> None:
 
 def test_old_offences_are_dropped() -> None:
     young, old = NodeFaults("a", 1, NOW - seconds(599)), NodeFaults("b", 1, NOW - seconds(600))
-    assert forget_old(Record(node_faults=(young, old)), PERIOD, NOW).node_faults == (young,)
-    assert forget_old(Record(node_faults=(young, old)), policy(), NOW).node_faults == (), "nothing is avoided any more"
+    assert drop_expired_faults(Record(node_faults=(young, old)), PERIOD, NOW).node_faults == (young,)
+    assert drop_expired_faults(Record(node_faults=(young, old)), policy(), NOW).node_faults == (), (
+        "nothing is avoided any more"
+    )
     same = Record(node_faults=(young,))
-    assert forget_old(same, PERIOD, NOW) is same
+    assert drop_expired_faults(same, PERIOD, NOW) is same
 
 
 def test_the_next_pardon() -> None:
     node_faults = tuple(NodeFaults("n", 1, NOW - seconds(ago)) for ago in (10, 590, 600))
-    assert next_pardon(Record(node_faults=node_faults), PERIOD, NOW) == NOW + seconds(10)
-    assert next_pardon(Record(node_faults=node_faults[2:]), PERIOD, NOW) is None
+    assert next_fault_expiry(Record(node_faults=node_faults), PERIOD, NOW) == NOW + seconds(10)
+    assert next_fault_expiry(Record(node_faults=node_faults[2:]), PERIOD, NOW) is None
 
 
 # ---- growth
@@ -326,10 +340,10 @@ def test_when_a_window_closes(changes: dict[str, Any], wait_s: float | None) -> 
 
 def looked(record: Record, *pods: Seen, wishes: Policy | None = None) -> tuple[Record, datetime | None]:
     wishes = wishes or policy(2, 4)
-    seen = observed(job(record, wishes), pods)
-    view = judge(seen)
-    members = [r for m in record.members if (r := view.get(m)) is not None]
-    return growth_window(record, Scene(seen, wishes, view), members)
+    snapshot = observed(job(record, wishes), pods)
+    replicas = assess(snapshot)
+    members = [r for m in record.members if (r := replicas.get(m)) is not None]
+    return growth_window(record, Context(snapshot, wishes, replicas), members)
 
 
 RUN: list[Seen] = [(pod(0), running()), (pod(1), running())]
@@ -371,7 +385,7 @@ def test_what_a_growth_is_for(number: int, message: str) -> None:
     began = after.transition
     assert began is not None
     assert (began.kind, began.cause, began.message) == (TransitionKind.RESIZE, "CapacityAvailable", message)
-    assert (began.from_size, began.goal, wake) == (2, min(4, 2 + number), None)
+    assert (began.from_size, began.target_size, wake) == (2, min(4, 2 + number), None)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +393,7 @@ def test_what_a_growth_is_for(number: int, message: str) -> None:
     [
         pytest.param(trains(window_since=LONG_AGO, running_since=None), (pod(0), running()), id="not all run yet"),
         pytest.param(trains(window_since=LONG_AGO), (pod(0), silent(20)), id="one does not answer"),
-        pytest.param(trains(window_since=LONG_AGO), (pod(0, disrupted="x"), running()), id="one is about to go"),
+        pytest.param(trains(window_since=LONG_AGO), (pod(0, disruption="x"), running()), id="one is about to go"),
         pytest.param(trains(3, window_since=LONG_AGO), (pod(0), running()), id="one is not seen"),
     ],
 )
@@ -395,14 +409,14 @@ def test_half_an_increment_opens_nothing() -> None:
     assert looked(trains(), *RUN, (pod(2), ready()), (pod(3), ready()), wishes=pairs)[0].window_since == NOW
 
 
-def view_of(*pods: Seen) -> View:
-    return judge(observed(job(trains()), pods))
+def replicas_of(*pods: Seen) -> Replicas:
+    return assess(observed(job(trains()), pods))
 
 
 def test_the_size_that_would_be_possible() -> None:
-    view = view_of(*RUN, (pod(2), ready()), (pod(3), agent()))
-    assert possible_size(trains(), view, policy(2, 4)) == 3
-    assert possible_size(trains(), view, policy(sizes=Sizes((2, 4), 2))) == 2
+    replicas = replicas_of(*RUN, (pod(2), ready()), (pod(3), agent()))
+    assert possible_size(trains(), replicas, policy(2, 4)) == 3
+    assert possible_size(trains(), replicas, policy(sizes=Sizes((2, 4), 2))) == 2
 
 
 def test_who_is_warm() -> None:
@@ -410,9 +424,9 @@ def test_who_is_warm() -> None:
         ready(warming=True, answering_since=NOW - seconds(150)),
         ready(warming=True, answering_since=NOW - seconds(149)),
     )
-    view = view_of((pod(0), ready()), (pod(1), slow), (pod(2), cold))
-    assert [r.id for r in warm(view.candidates(), NOW)] == [pid(0), pid(1)]
-    assert [warming_until(view.by_id[pid(n)]) for n in range(3)] == [None, NOW, NOW + seconds(1)]
+    replicas = replicas_of((pod(0), ready()), (pod(1), slow), (pod(2), cold))
+    assert [r.id for r in warm(replicas.candidates(), NOW)] == [pid(0), pid(1)]
+    assert [warming_until(replicas.by_id[pid(n)]) for n in range(3)] == [None, NOW, NOW + seconds(1)]
 
 
 @pytest.mark.parametrize(
@@ -429,6 +443,6 @@ def test_who_is_warm() -> None:
 )
 def test_a_fault_breaks_a_growth(record: Record, has_failed: bool) -> None:
     before = replace(record, resize_failures=2)
-    after = note_broken_growth(before, NOW)
+    after = mark_interrupted_growth(before, NOW)
     assert after == (growth_failed(before, NOW) if has_failed else before)
     assert growth_failed(before, NOW) == replace(before, size_before_growth=0, resize_failures=3, resize_failed_at=NOW)

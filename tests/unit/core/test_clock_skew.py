@@ -41,29 +41,29 @@ def test_the_parts_of_a_record_have_times_too() -> None:
         window=RestartWindow(3, LATER, 1), phase_times=PhaseTimes("training", LATER), node_faults=(NodeFaults("node-1", 2, LATER),),
         gang=PartialGang(LATER, 1, 2, LATER + seconds(90)), transition=transition(began_s=-3600),
     )  # fmt: skip
-    seen = without_future_times(record, NOW)
-    assert (seen.window, seen.phase_times) == (RestartWindow(3, NOW, 1), PhaseTimes("training", NOW))
-    assert seen.node_faults == (NodeFaults("node-1", 2, NOW),)
-    assert seen.gang == PartialGang(NOW, 1, 2, NOW + seconds(90)), "a rest is as long as it was meant to be"
-    assert seen.transition is not None
-    assert (seen.transition.began_at, seen.transition.detected_at) == (NOW, NOW)
-    assert seen.transition.deadline == NOW + seconds(600), (
+    snapshot = without_future_times(record, NOW)
+    assert (snapshot.window, snapshot.phase_times) == (RestartWindow(3, NOW, 1), PhaseTimes("training", NOW))
+    assert snapshot.node_faults == (NodeFaults("node-1", 2, NOW),)
+    assert snapshot.gang == PartialGang(NOW, 1, 2, NOW + seconds(90)), "a rest is as long as it was meant to be"
+    assert snapshot.transition is not None
+    assert (snapshot.transition.began_at, snapshot.transition.detected_at) == (NOW, NOW)
+    assert snapshot.transition.deadline == NOW + seconds(600), (
         "the workers have the time for their checkpoint that they had"
     )
 
 
 def test_a_back_off_lasts_as_long_as_it_was_meant_to() -> None:
     begun = transition(TransitionKind.RECOVERY, began_s=-3600, not_before=LATER + seconds(20))
-    seen = without_future_times(Record(transition=begun), NOW).transition
-    assert seen is not None
-    assert seen.not_before == NOW + seconds(20)
+    snapshot = without_future_times(Record(transition=begun), NOW).transition
+    assert snapshot is not None
+    assert snapshot.not_before == NOW + seconds(20)
 
 
 def test_increments_are_not_kept_from_the_queue_for_longer_than_any_back_off() -> None:
     longest = longest_wait(policy().backoff_max)
     shed = trains(queue="gpus", requeue_backoff=RequeueBackoff(2, LATER))
-    seen = plan(observed(job(shed), [(pod(0), running()), (pod(1), running())])).record
-    assert seen.requeue_backoff == RequeueBackoff(2, NOW + longest)
+    snapshot = plan(observed(job(shed), [(pod(0), running()), (pod(1), running())])).record
+    assert snapshot.requeue_backoff == RequeueBackoff(2, NOW + longest)
     kept = replace(shed, requeue_backoff=RequeueBackoff(9, NOW + longest))
     assert without_future_times(kept, NOW, longest) is kept
 

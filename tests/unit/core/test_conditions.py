@@ -28,7 +28,7 @@ from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Condition, Observed, SpecShape
+from elastipod_operator.core.snapshot import AgentState, Condition, ObservedAgent, Snapshot, SpecLimits
 
 RUN = [(pod(0), running()), (pod(1), running())]
 UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient cpu"
@@ -55,7 +55,7 @@ RECOVERING = trains(transition=transition(TransitionKind.RECOVERY, cause="Worker
 
 
 @pytest.mark.parametrize(
-    ("seen", "expected"),
+    ("snapshot", "expected"),
     [
         pytest.param(observed(job(STARTING)), ("Created", True, "WaitingForPods"), id="no pod runs"),
         pytest.param(observed(job(STARTING), [(pod(0), None), (pod(1), None)]), ("PodsRunning", True, "WaitingForAgents"),
@@ -64,11 +64,11 @@ RECOVERING = trains(transition=transition(TransitionKind.RECOVERY, cause="Worker
                      id="workers are being started"),
         pytest.param(observed(job(trains()), RUN), ("Running", True, "Training"), id="training"),
         pytest.param(observed(job(RESIZING), RUN), ("Running", True, "Resizing"), id="Running stays through a planned resize"),
-        pytest.param(observed(job(replace(RECOVERING, incident_at=NOW - seconds(29))), RUN), ("Running", True, "Recovering"),
+        pytest.param(observed(job(replace(RECOVERING, fault_at=NOW - seconds(29))), RUN), ("Running", True, "Recovering"),
                      id="Running stays through a short recovery"),
-        pytest.param(observed(job(replace(RECOVERING, incident_at=NOW - seconds(31))), RUN), ("Faulted", True, "WorkerCrash"),
+        pytest.param(observed(job(replace(RECOVERING, fault_at=NOW - seconds(31))), RUN), ("Faulted", True, "WorkerCrash"),
                      id="Faulted after half a minute"),
-        pytest.param(observed(job(replace(RECOVERING, incident_at=NOW, consecutive_failures=2)), RUN), ("Faulted", True, "WorkerCrash"),
+        pytest.param(observed(job(replace(RECOVERING, fault_at=NOW, consecutive_failures=2)), RUN), ("Faulted", True, "WorkerCrash"),
                      id="Faulted at once when failures repeat"),
         pytest.param(observed(job(trains(transition=transition(TransitionKind.SUSPEND)), policy(suspend=True))),
                      ("Suspended", True, "SuspendedByUser"), id="suspended"),
@@ -84,11 +84,11 @@ RECOVERING = trains(transition=transition(TransitionKind.RECOVERY, cause="Worker
                      id="a running job whose spec cannot be used any more"),
     ],
 )  # fmt: skip
-def test_the_state_is_the_last_condition(seen: Observed, expected: tuple[str, bool, str]) -> None:
-    assert state(plan(seen)) == expected
+def test_the_state_is_the_last_condition(snapshot: Snapshot, expected: tuple[str, bool, str]) -> None:
+    assert state(plan(snapshot)) == expected
 
 
-EVERY_SCENE = [
+EVERY_SNAPSHOT = [
     observed(job(), []),
     observed(job(trains()), [*RUN, (pod(2), ready()), waits(3)]),
     observed(job(trains(), policy(sizes=Sizes((2,), 2, ("a warning",)))), RUN),
@@ -102,33 +102,33 @@ EVERY_SCENE = [
 ]
 
 
-@pytest.mark.parametrize("seen", EVERY_SCENE)
-def test_types_occur_once_and_auxiliary_ones_come_before_and_are_never_true(seen: Observed) -> None:
-    conditions = plan(seen).conditions
+@pytest.mark.parametrize("snapshot", EVERY_SNAPSHOT)
+def test_types_occur_once_and_auxiliary_ones_come_before_and_are_never_true(snapshot: Snapshot) -> None:
+    conditions = plan(snapshot).conditions
     types = [c.type for c in conditions]
     assert len(set(types)) == len(types)
     assert types[-1] not in ("Scaling", "PodsReady", "Warning")
     assert not [c for c in conditions if c.type in ("Scaling", "PodsReady", "Warning") and c.status]
 
 
-@pytest.mark.parametrize("seen", EVERY_SCENE)
-def test_what_was_decided_once_is_decided_again_from_the_same_facts(seen: Observed) -> None:
-    assert plan(seen) == plan(seen)
+@pytest.mark.parametrize("snapshot", EVERY_SNAPSHOT)
+def test_what_was_decided_once_is_decided_again_from_the_same_facts(snapshot: Snapshot) -> None:
+    assert plan(snapshot) == plan(snapshot)
 
 
 @pytest.mark.parametrize(
-    "seen", [observed(job(trains(4)), [(pod(n), running()) for n in range(4)]), observed(job(trains()), [*RUN, waits(2), waits(3)])],
+    "snapshot", [observed(job(trains(4)), [(pod(n), running()) for n in range(4)]), observed(job(trains()), [*RUN, waits(2), waits(3)])],
     ids=["at its maximum", "waiting for capacity"],
 )  # fmt: skip
-def test_a_steady_job_asks_for_nothing_and_writes_nothing(seen: Observed) -> None:
-    first = plan(seen)
+def test_a_steady_job_asks_for_nothing_and_writes_nothing(snapshot: Snapshot) -> None:
+    first = plan(snapshot)
     told = replace(
-        seen.job, record=first.record, conditions=first.conditions, scaling=first.status["elasticScalingStatus"]
+        snapshot.job, record=first.record, conditions=first.conditions, scaling=first.status["elasticScalingStatus"]
     )
-    later = replace(seen, now=NOW + seconds(3), job=told)
+    later = replace(snapshot, now=NOW + seconds(3), job=told)
     second = plan(later)
     assert (first.actions, second.actions) == ((), ())
-    assert (second.record, second.conditions, second.size, second.status, second.notes) == (
+    assert (second.record, second.conditions, second.size, second.status, second.events) == (
         first.record, first.conditions, first.size, first.status, (),
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_the_time_of_a_condition_is_that_of_its_status() -> None:
 
 def test_a_job_that_trained_says_that_it_does_not_run_any_more() -> None:
     before = (Condition("Running", True, "Training", "x", LONG_AGO),)
-    record = replace(RECOVERING, incident_at=NOW - seconds(60))
+    record = replace(RECOVERING, fault_at=NOW - seconds(60))
     todo = plan(observed(job(record, conditions=before), RUN))
     assert not condition(todo, "Running").status
     assert state(todo)[0] == "Faulted"
@@ -156,7 +156,7 @@ def test_a_job_that_trained_says_that_it_does_not_run_any_more() -> None:
     ],
 )  # fmt: skip
 def test_scaling_says_why_the_job_has_its_size(
-    pods: list[tuple[object, AgentFact | None]], reason: str, words: tuple[str, ...]
+    pods: list[tuple[object, ObservedAgent | None]], reason: str, words: tuple[str, ...]
 ) -> None:
     told = condition(plan(observed(job(trains()), pods)), "Scaling")  # type: ignore[arg-type]
     assert told.reason == reason
@@ -164,29 +164,29 @@ def test_scaling_says_why_the_job_has_its_size(
 
 
 @pytest.mark.parametrize(
-    ("seen", "reason", "words"),
+    ("snapshot", "reason", "words"),
     [
         pytest.param(observed(job(STARTING), [waits(0, trouble="image x cannot be pulled", trouble_reason="ImagePullFailed")]),
                      "ImagePullFailed", "image x", id="an image"),
-        pytest.param(observed(job(STARTING), [(pod(0), AgentFact(trying_since=LONG_AGO))]), "AgentNotAnswering", "hyperpodrun",
+        pytest.param(observed(job(STARTING), [(pod(0), ObservedAgent(trying_since=LONG_AGO))]), "AgentNotAnswering", "hyperpodrun",
                      id="a container without an agent"),
         pytest.param(observed(job(STARTING), refusal="2 pods were refused: quota"), "PodsRefused", "quota", id="a quota"),
         pytest.param(observed(job(trains()), [(pod(0), silent(99)), (pod(1), silent(99))]), "OperatorCutOff", "training goes on",
                      id="an operator that is cut off"),
     ],
 )  # fmt: skip
-def test_pods_ready_says_what_keeps_them_from_training_once(seen: Observed, reason: str, words: str) -> None:
-    todo = plan(seen)
+def test_pods_ready_says_what_keeps_them_from_training_once(snapshot: Snapshot, reason: str, words: str) -> None:
+    todo = plan(snapshot)
     told = condition(todo, "PodsReady")
     assert told.reason == reason
     assert words in told.message
-    assert reason in [n.reason for n in todo.notes]
-    again = replace(seen, job=replace(seen.job, conditions=todo.conditions))
-    assert reason not in [n.reason for n in plan(again).notes]
+    assert reason in [n.reason for n in todo.events]
+    again = replace(snapshot, job=replace(snapshot.job, conditions=todo.conditions))
+    assert reason not in [n.reason for n in plan(again).events]
 
 
 def test_an_operator_that_just_began_does_not_say_that_it_is_cut_off() -> None:
-    unheard = AgentFact(trying_since=NOW)
+    unheard = ObservedAgent(trying_since=NOW)
     todo = plan(observed(job(trains()), [(pod(0), unheard), (pod(1), unheard)]))
     assert not [c for c in todo.conditions if c.reason == "OperatorCutOff"]
     assert state(todo) == ("Running", True, "Training")
@@ -194,7 +194,7 @@ def test_an_operator_that_just_began_does_not_say_that_it_is_cut_off() -> None:
 
 def test_repeated_failures_are_told_with_the_next_try() -> None:
     record = replace(
-        RECOVERING, incident_at=NOW, consecutive_failures=3,
+        RECOVERING, fault_at=NOW, consecutive_failures=3,
         transition=replace(transition(TransitionKind.RECOVERY), not_before=NOW + seconds(40), message="rank 0 exited with code 1"),
     )  # fmt: skip
     told = plan(observed(job(record), [(pod(0), ready(1)), (pod(1), ready(1))])).conditions[-1].message
@@ -204,7 +204,7 @@ def test_repeated_failures_are_told_with_the_next_try() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "size"),
+    ("snapshot", "size"),
     [
         pytest.param(observed(job(trains()), RUN), "2/2/4", id="nothing more is there"),
         pytest.param(observed(job(trains()), [*RUN, (pod(2), ready())]), "2/3/4", id="one more is ready"),
@@ -212,8 +212,8 @@ def test_repeated_failures_are_told_with_the_next_try() -> None:
         pytest.param(observed(job(trains(outcome="Completed", ended_at=NOW))), "0/0/4", id="at the end"),
     ],
 )
-def test_the_size_is_running_target_and_maximum(seen: Observed, size: str) -> None:
-    assert plan(seen).size == size
+def test_the_size_is_running_target_and_maximum(snapshot: Snapshot, size: str) -> None:
+    assert plan(snapshot).size == size
 
 
 def test_the_status_holds_only_fields_that_clients_know() -> None:
@@ -230,7 +230,7 @@ def test_the_status_holds_only_fields_that_clients_know() -> None:
     assert status["elasticScalingStatus"]["targetReplicas"] == {"workers": 2, "x": 1, RUNNING: 3}
 
 
-TWO_SPECS = policy(2, 6, specs=(SpecShape("base", 2), SpecShape("extra", 4)))
+TWO_SPECS = policy(2, 6, specs=(SpecLimits("base", 2), SpecLimits("extra", 4)))
 BASE = (pid(0, spec="base"), pid(1, spec="base"))
 EXTRA = (pid(0, spec="extra"), pid(1, spec="extra"))
 
@@ -241,22 +241,25 @@ EXTRA = (pid(0, spec="extra"), pid(1, spec="extra"))
         pytest.param(trains(members=BASE), {"base": 2, "extra": 0}, 2, id="who trains"),
         pytest.param(trains(members=(*BASE, *EXTRA)), {"base": 2, "extra": 2}, 4, id="of both specs"),
         pytest.param(
-            trains(members=BASE, transition=transition(goal=5)), {"base": 2, "extra": 3}, 2, id="who is waited for"
+            trains(members=BASE, transition=transition(target_size=5)),
+            {"base": 2, "extra": 3},
+            2,
+            id="who is waited for",
         ),
         pytest.param(
-            Record(transition=transition(TransitionKind.START, goal=2)),
+            Record(transition=transition(TransitionKind.START, target_size=2)),
             {"base": 2, "extra": 0},
             0,
             id="before the first training",
         ),
         pytest.param(
-            trains(members=(), transition=transition(TransitionKind.RECOVERY, goal=4, from_size=4)),
+            trains(members=(), transition=transition(TransitionKind.RECOVERY, target_size=4, from_size=4)),
             {"base": 2, "extra": 2},
             4,
             id="while all pods are made anew an autoscaler must not see the job vanish",
         ),
         pytest.param(
-            trains(members=(*BASE, *EXTRA), transition=transition(TransitionKind.SUSPEND, goal=0)),
+            trains(members=(*BASE, *EXTRA), transition=transition(TransitionKind.SUSPEND, target_size=0)),
             {"base": 0, "extra": 0},
             0,
             id="nobody while it is suspended",
@@ -284,9 +287,9 @@ def test_target_replicas(record: Record, targets: dict[str, int], running_now: i
     ],
 )
 def test_pods_are_scaled_when_those_of_the_target_exist(
-    pods: list[tuple[object, AgentFact | None]], scaled: bool
+    pods: list[tuple[object, ObservedAgent | None]], scaled: bool
 ) -> None:
-    record = trains(transition=transition(goal=4))
+    record = trains(transition=transition(target_size=4))
     status = plan(observed(job(record), pods)).status  # type: ignore[arg-type]
     assert status["elasticScalingStatus"]["podsScaled"] is scaled
 
@@ -303,7 +306,7 @@ def test_pods_are_scaled_when_those_of_the_target_exist(
 def test_a_shrink_after_a_fault_is_told_from_others(
     kind: TransitionKind, before: int, size: int, was: bool, told: bool
 ) -> None:
-    changing = transition(kind, began_s=100, goal=size, from_size=before, graceful=False, is_budget_checked=True)
+    changing = transition(kind, began_s=100, target_size=size, from_size=before, graceful=False, is_budget_checked=True)
     record = trains(before, transition=changing, shrank_after_fault=was)
     todo = plan(observed(job(record), [(pod(n), ready(1)) for n in range(size)]))
     assert len(todo.record.members) == size
@@ -312,10 +315,10 @@ def test_a_shrink_after_a_fault_is_told_from_others(
 
 
 def test_the_time_of_the_scaling_status_is_that_of_its_last_change() -> None:
-    seen = observed(job(trains()), [*RUN, waits(2), waits(3)])  # type: ignore[list-item]
-    first = plan(seen).status["elasticScalingStatus"]
+    snapshot = observed(job(trains()), [*RUN, waits(2), waits(3)])  # type: ignore[list-item]
+    first = plan(snapshot).status["elasticScalingStatus"]
     assert first["lastUpdated"] == "2026-03-01T12:00:00Z"
-    later = replace(seen, now=NOW + seconds(60), job=replace(seen.job, scaling=first))
+    later = replace(snapshot, now=NOW + seconds(60), job=replace(snapshot.job, scaling=first))
     assert plan(later).status["elasticScalingStatus"] == first
     changed = replace(later, job=replace(later.job, record=trains(resize_failures=1)))
     assert plan(changed).status["elasticScalingStatus"]["lastUpdated"] == "2026-03-01T12:01:00Z"

@@ -23,30 +23,30 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.api.models import CleanPodPolicy
-from elastipod_operator.core.actions import Note, ShutDownAgent
-from elastipod_operator.core.context import Scene, Step, awaits_start, begin, finish
-from elastipod_operator.core.health import judge
+from elastipod_operator.core.actions import JobEvent, ShutDownAgent
+from elastipod_operator.core.context import Context, PlanDraft, awaits_start, begin, finish
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, AgentState, PodFact
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 RUN: list[Seen] = [(pod(0), running(step_pace=seconds(2))), (pod(1), running())]
 
 
-def scene_of(record: Record, *pods: Seen, **changes: Any) -> Scene:
+def scene_of(record: Record, *pods: Seen, **changes: Any) -> Context:
     wishes = policy(clean_pods=CleanPodPolicy.NONE)
-    seen = observed(job(record, wishes), pods, **changes)
-    return Scene(seen, wishes, judge(seen))
+    snapshot = observed(job(record, wishes), pods, **changes)
+    return Context(snapshot, wishes, assess(snapshot))
 
 
 def began(record: Record, *pods: Seen, limit: datetime | None = None) -> Record:
-    return begin(record, scene_of(record, *pods), TransitionKind.RESIZE, "Cause", "words", goal=3, limit=limit)
+    return begin(record, scene_of(record, *pods), TransitionKind.RESIZE, "Cause", "words", target_size=3, limit=limit)
 
 
 def test_a_change_begins_now_with_the_time_for_a_checkpoint() -> None:
     after = began(trains(window_since=LONG_AGO, gang=PartialGang(NOW, 1)), *RUN)
     assert after.transition == Transition(
-        kind=TransitionKind.RESIZE, cause="Cause", message="words", from_size=2, goal=3, began_at=NOW, detected_at=NOW,
+        kind=TransitionKind.RESIZE, cause="Cause", message="words", from_size=2, target_size=3, began_at=NOW, detected_at=NOW,
         deadline=NOW + seconds(600), graceful=True,
     )  # fmt: skip
     assert (after.window_since, after.gang) == (None, None)
@@ -74,7 +74,7 @@ def test_the_limit_of_a_change(limit_s: float | None, left_s: float) -> None:
     [
         pytest.param(trains(), RUN, True, id="all run"),
         pytest.param(trains(), [(pod(0), running()), (pod(1), ready(1))], True, id="some run"),
-        pytest.param(trains(), [(pod(0), AgentFact(trying_since=NOW)), (pod(1), ready(1))], True, id="one was not heard yet"),
+        pytest.param(trains(), [(pod(0), ObservedAgent(trying_since=NOW)), (pod(1), ready(1))], True, id="one was not heard yet"),
         pytest.param(trains(), [(pod(0), ready(1)), (pod(1), ready(1))], False, id="nobody runs"),
         pytest.param(trains(), [], False, id="nobody is there"),
         pytest.param(trains(), [(pod(0), running()), (pod(1), ready(0))], False, id="one was not started yet"),
@@ -100,22 +100,22 @@ def test_whether_there_is_something_to_save(record: Record, pods: list[Seen], gr
         pytest.param(agent(AgentState.SHUTDOWN, 1), False, id="one that leaves"),
     ],
 )
-def test_who_awaits_its_start(mine: AgentFact, awaits: bool) -> None:
-    view = judge(observed(job(trains()), [(pod(0), mine)]))
-    assert awaits_start(next(iter(view.by_id.values())), trains(generation=2)) is awaits
+def test_who_awaits_its_start(mine: ObservedAgent, awaits: bool) -> None:
+    replicas = assess(observed(job(trains()), [(pod(0), mine)]))
+    assert awaits_start(next(iter(replicas.by_id.values())), trains(generation=2)) is awaits
 
 
 @pytest.mark.parametrize(("outcome", "warning"), [("Failed", True), ("Completed", False)])
 def test_the_end_of_a_job(outcome: str, warning: bool) -> None:
-    record = trains(transition=transition(), window_since=LONG_AGO, incident_at=LONG_AGO, gang=PartialGang(NOW, 1))
+    record = trains(transition=transition(), window_since=LONG_AGO, fault_at=LONG_AGO, gang=PartialGang(NOW, 1))
     step = finish(record, scene_of(record, *RUN), outcome, "Reason", "words")
-    assert step == Step(
+    assert step == PlanDraft(
         replace(
-            record, transition=None, window_since=None, incident_at=None, gang=None, outcome=outcome, outcome_reason="Reason",
+            record, transition=None, window_since=None, fault_at=None, gang=None, outcome=outcome, outcome_reason="Reason",
             outcome_message="words", ended_at=NOW,
         ),
         (ShutDownAgent(pod(0).name), ShutDownAgent(pod(1).name)),
-        (Note(outcome, "words", warning=warning),),
+        (JobEvent(outcome, "words", warning=warning),),
         wake_at=NOW + seconds(60),
     )  # fmt: skip
 
@@ -124,6 +124,6 @@ def test_what_every_part_of_a_decision_looks_at() -> None:
     context = scene_of(trains(), *RUN, refusal="no room")
     assert (context.now, context.key, context.is_refused) == (NOW, "job-uid", True)
     assert not scene_of(trains(), *RUN).is_refused
-    assert Step(trains(), (ShutDownAgent("a"),)).also(ShutDownAgent("b"), ShutDownAgent("c")).actions == tuple(
-        map(ShutDownAgent, "abc")
-    )
+    assert PlanDraft(trains(), (ShutDownAgent("a"),)).with_actions(
+        ShutDownAgent("b"), ShutDownAgent("c")
+    ).actions == tuple(map(ShutDownAgent, "abc"))

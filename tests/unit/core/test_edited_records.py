@@ -34,7 +34,7 @@ RECORDS = {
     "in transition": trains(transition=DRAINS),
     "gives places back": trains(transition=DRAINS, gang=PartialGang(NOW, rest_until=NOW + seconds(20))),
     "has a past": trains(
-        window_since=NOW, resized_at=NOW, recovered_at=NOW, incident_at=NOW, started_at=NOW, first_pod_at=NOW, resize_began_at=NOW,
+        window_since=NOW, resized_at=NOW, recovered_at=NOW, fault_at=NOW, started_at=NOW, first_pod_at=NOW, resize_began_at=NOW,
         resize_failed_at=NOW, suspended_time=timedelta(seconds=5), node_faults=(NodeFaults("node-1", 1, NOW),),
     ),
     "has ended": trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW),
@@ -69,8 +69,8 @@ def test_whatever_stands_in_a_record_ends_no_decision(record: Record) -> None:
         except RecordError:
             continue
         for pods, deleting_since in ((pods, at) for pods in PODS for at in (None, NOW)):
-            seen = observed(job(found, policy(), deleting_since=deleting_since), pods)
+            snapshot = observed(job(found, policy(), deleting_since=deleting_since), pods)
             for wait_s in (0, 5000):
-                encode(plan(replace(seen, now=NOW + seconds(wait_s))).record)
+                encode(plan(replace(snapshot, now=NOW + seconds(wait_s))).record)
                 decided += 1
     assert decided > 100

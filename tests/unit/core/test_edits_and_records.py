@@ -24,11 +24,11 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, SetFinalizer, StartWorkers, StopWorkers
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, Condition
+from elastipod_operator.core.snapshot import Condition, ObservedAgent
 
 BOTH = [(pod(0), running()), (pod(1), running())]
 EDITED = ("spec.replicaSpecs[workers].template",)
-STARTS = Record(transition=transition(TransitionKind.START, goal=2))
+STARTS = Record(transition=transition(TransitionKind.START, target_size=2))
 
 
 def warning(todo: Plan) -> Condition:
@@ -38,31 +38,31 @@ def warning(todo: Plan) -> Condition:
 def test_an_edit_that_acts_later_is_told() -> None:
     todo = plan(observed(job(trains(), policy(2, 2), pending_edits=EDITED), BOTH))
     assert todo.record.transition is None
-    assert not todo.takes_spec
+    assert not todo.adopts_spec
     assert (warning(todo).status, warning(todo).reason) == (False, "EditsPending")
     assert "spec.replicaSpecs[workers].template" in warning(todo).message
     assert "suspended and resumed" in warning(todo).message
-    assert "EditsPending" in [n.reason for n in todo.notes]
+    assert "EditsPending" in [n.reason for n in todo.events]
 
 
 def test_it_acts_when_the_job_is_resumed() -> None:
     suspended = trains(members=(), transition=transition(TransitionKind.SUSPEND, from_size=2))
     todo = plan(observed(job(suspended, policy(2, 2), pending_edits=EDITED)))
-    assert todo.takes_spec
+    assert todo.adopts_spec
     still = plan(observed(job(suspended, policy(2, 2, suspend=True), pending_edits=EDITED)))
-    assert not still.takes_spec
+    assert not still.adopts_spec
 
 
 def test_pods_that_a_quick_resumption_finds_are_made_anew() -> None:
     """The user resumed the job while it was still being drained."""
     suspends = trains(transition=transition(TransitionKind.SUSPEND, from_size=2))
-    parked = [(pod(n), ready(1, drained=True)) for n in range(2)]
-    todo = plan(observed(job(suspends, policy(2, 2), pending_edits=EDITED), parked))
-    assert todo.takes_spec
+    is_idle = [(pod(n), ready(1, drained=True)) for n in range(2)]
+    todo = plan(observed(job(suspends, policy(2, 2), pending_edits=EDITED), is_idle))
+    assert todo.adopts_spec
     assert len(acts(todo, DeletePod)) == 2
-    then = plan(observed(job(todo.record, policy(2, 2)), parked))
+    then = plan(observed(job(todo.record, policy(2, 2)), is_idle))
     assert {a.pod for a in acts(then, CreatePod)} == {pid(0, 1), pid(1, 1)}
-    same = plan(observed(job(suspends, policy(2, 2)), parked))
+    same = plan(observed(job(suspends, policy(2, 2)), is_idle))
     assert not acts(same, DeletePod), "without an edit they are as good as ever"
 
 
@@ -70,16 +70,16 @@ def test_before_the_training_began_a_mended_template_acts_at_once() -> None:
     """An image that cannot be pulled is put right by an edit, as with other workloads."""
     stuck = [(pod(0), None), (pod(1), None)]
     todo = plan(observed(job(STARTS, policy(2, 2), pending_edits=EDITED), stuck))
-    assert todo.takes_spec
+    assert todo.adopts_spec
     assert {a.name for a in acts(todo, DeletePod)} == {pod(0).name, pod(1).name}
-    assert [n.reason for n in todo.notes] == ["EditsTaken"]
+    assert [n.reason for n in todo.events] == ["EditsTaken"]
     then = plan(observed(job(todo.record, policy(2, 2)), stuck))
     assert {a.pod for a in acts(then, CreatePod)} == {pid(0, 1), pid(1, 1)}
 
 
 def test_a_suspended_job_that_never_trained_waits_for_its_resumption() -> None:
     todo = plan(observed(job(STARTS, policy(2, 2, suspend=True), pending_edits=EDITED)))
-    assert not todo.takes_spec
+    assert not todo.adopts_spec
 
 
 def test_what_the_spec_asks_for_in_vain_is_told_in_one_condition() -> None:
@@ -112,15 +112,15 @@ def test_a_lost_record_is_made_anew_above_everything_that_is_known(
 @pytest.mark.parametrize(
     ("late", "waits"),
     [
-        pytest.param(AgentFact(trying_since=NOW - seconds(29.9)), True, id="an agent that may answer yet"),
-        pytest.param(AgentFact(trying_since=NOW - seconds(30)), False, id="not for ever"),
+        pytest.param(ObservedAgent(trying_since=NOW - seconds(29.9)), True, id="an agent that may answer yet"),
+        pytest.param(ObservedAgent(trying_since=NOW - seconds(30)), False, id="not for ever"),
         pytest.param(None, True, id="an agent that is to be asked yet"),
         pytest.param(ready(0), False, id="all have told"),
     ],
 )
 @pytest.mark.parametrize("labels", [0, 4])
 def test_after_the_loss_of_a_record_nobody_starts_before_all_have_told(
-    late: AgentFact | None, waits: bool, labels: int
+    late: ObservedAgent | None, waits: bool, labels: int
 ) -> None:
     """One of them may run the generation that would be given away once more."""
     wishes = policy(1, 2)
@@ -157,9 +157,9 @@ def test_a_job_that_has_ended_does_not_begin_again_when_its_record_is_lost(outco
 
 def test_an_edited_template_is_on_record_before_pods_are_made_from_it() -> None:
     """Otherwise those of the very pass in which the job is resumed would be made from the old one."""
-    stopped = trains(members=(), transition=transition(TransitionKind.SUSPEND, goal=0))
+    stopped = trains(members=(), transition=transition(TransitionKind.SUSPEND, target_size=0))
     todo = plan(observed(job(stopped, policy(2, 2), pending_edits=EDITED)))
-    assert todo.takes_spec
+    assert todo.adopts_spec
     assert not acts(todo, CreatePod)
     assert todo.wake_at == NOW
     then = plan(observed(job(todo.record, policy(2, 2))))
@@ -176,20 +176,20 @@ RUNS = Condition("Running", True, "Training", "2 replicas train in generation 1"
 
 
 def test_the_record_of_a_newer_operator_is_left_alone() -> None:
-    todo = plan(observed(job(None, hands_off=NEWER, conditions=(RUNS,)), BOTH))
-    assert (todo.actions, todo.is_record_kept) == ((), True)
+    todo = plan(observed(job(None, unmanaged=NEWER, conditions=(RUNS,)), BOTH))
+    assert (todo.actions, todo.skips_record) == ((), True)
     assert warning(todo).message == NEWER
     assert todo.conditions[-1] == RUNS, "the state is as the one who knows told it"
-    assert [n.reason for n in todo.notes] == ["RecordOfNewerOperator"]
-    again = plan(observed(job(None, hands_off=NEWER, conditions=todo.conditions), BOTH))
-    assert (again.conditions, again.notes) == (todo.conditions, ())
+    assert [n.reason for n in todo.events] == ["RecordOfNewerOperator"]
+    again = plan(observed(job(None, unmanaged=NEWER, conditions=todo.conditions), BOTH))
+    assert (again.conditions, again.events) == (todo.conditions, ())
 
 
 def test_such_a_job_can_be_deleted_all_the_same() -> None:
-    leaving = job(None, hands_off=NEWER, deleting_since=NOW)
+    leaving = job(None, unmanaged=NEWER, deleting_since=NOW)
     todo = plan(observed(leaving, BOTH))
     assert len(acts(todo, DeletePod)) == 2
-    assert todo.is_record_kept
+    assert todo.skips_record
     assert plan(observed(leaving)).actions == (SetFinalizer(False),)
 
 

@@ -24,22 +24,22 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.api.models import CleanPodPolicy
-from elastipod_operator.core.actions import Action, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers, VerifyPods
+from elastipod_operator.core.actions import Action, DeletePod, ListPods, SetFinalizer, ShutDownAgent, StopWorkers
 from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
 from elastipod_operator.core.ending import deletion_notes, plan_deletion, plan_end
-from elastipod_operator.core.health import judge
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, Observed, PodFact, Policy
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, Snapshot
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 ACCEPTED = NOW - seconds(100)
-FAULT = trains(transition=transition(TransitionKind.RECOVERY), incident_at=NOW - seconds(40))
+FAULT = trains(transition=transition(TransitionKind.RECOVERY), fault_at=NOW - seconds(40))
 ALL = {"active_deadline": seconds(150), "startup_deadline": seconds(130), "fault_deadline": seconds(60)}
 
 
-def seen(record: Record, wishes: Policy | None = None, *pods: Seen, **changes: Any) -> Observed:
+def snapshot(record: Record, wishes: Policy | None = None, *pods: Seen, **changes: Any) -> Snapshot:
     return observed(job(record, wishes, created_at=ACCEPTED, **changes), pods)
 
 
@@ -56,8 +56,8 @@ def seen(record: Record, wishes: Policy | None = None, *pods: Seen, **changes: A
         pytest.param(trains(), policy(**ALL), 50, id="a start that came off has none any more"),
         pytest.param(FAULT, policy(**ALL), 20, id="nor has a fault before it"),
         pytest.param(FAULT, policy(**{**ALL, "fault_deadline": seconds(40)}), 50, id="one that is reached is not waited for"),
-        pytest.param(trains(incident_at=NOW, running_since=None), policy(**ALL), 50, id="a fault that is being recovered"),
-        pytest.param(trains(incident_at=NOW), policy(fault_deadline=seconds(1)), None, id="not one from which all run again"),
+        pytest.param(trains(fault_at=NOW, running_since=None), policy(**ALL), 50, id="a fault that is being recovered"),
+        pytest.param(trains(fault_at=NOW), policy(fault_deadline=seconds(1)), None, id="not one from which all run again"),
         pytest.param(trains(running_since=None), policy(fault_deadline=seconds(1)), None, id="nor where there was none"),
         pytest.param(trains(transition=transition()), policy(**ALL), 50, id="a drain"),
         pytest.param(trains(), policy(suspend=True, **ALL), None, id="a wish to suspend stops all"),
@@ -65,24 +65,24 @@ def seen(record: Record, wishes: Policy | None = None, *pods: Seen, **changes: A
     ],
 )  # fmt: skip
 def test_the_next_deadline(record: Record, wishes: Policy, wait_s: float | None) -> None:
-    assert next_deadline(seen(record, wishes), record) == (None if wait_s is None else NOW + seconds(wait_s))
+    assert next_deadline(snapshot(record, wishes), record) == (None if wait_s is None else NOW + seconds(wait_s))
 
 
 def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_figure() -> None:
     late = policy(active_deadline=seconds(90), startup_deadline=seconds(80.5))
     record = trains(started_at=None, first_pod_at=ACCEPTED)
-    assert overdue(seen(record, late), record) == Deadline(
+    assert overdue(snapshot(record, late), record) == Deadline(
         ACCEPTED + seconds(80.5),
         "StartupDeadlineExceeded",
         "training did not begin within spec.runPolicy.startupDeadlineSeconds (80.5 s)",
     )
-    assert overdue(seen(trains(), late), trains()) == Deadline(
+    assert overdue(snapshot(trains(), late), trains()) == Deadline(
         ACCEPTED + seconds(90),
         "DeadlineExceeded",
         "the job ran for longer than spec.runPolicy.activeDeadlineSeconds (90 s)",
     )
     faulty = policy(fault_deadline=seconds(40))
-    assert overdue(seen(FAULT, faulty), FAULT) == Deadline(
+    assert overdue(snapshot(FAULT, faulty), FAULT) == Deadline(
         NOW,
         "FaultDeadlineExceeded",
         "training did not go on within spec.runPolicy.faultDeadlineSeconds (40 s) after a fault",
@@ -102,8 +102,8 @@ def ended(ago_s: float) -> Record:
 
 
 def end(record: Record, wishes: Policy, *pods: Seen) -> tuple[tuple[Action, ...], datetime | None]:
-    look = seen(record, wishes, *pods)
-    kept, actions, wake = plan_end(look, record, judge(look))
+    look = snapshot(record, wishes, *pods)
+    kept, actions, wake = plan_end(look, record, assess(look))
     assert kept == record
     return actions, wake
 
@@ -165,7 +165,7 @@ def test_pods_that_never_began_go_with_the_job_whatever_is_wished() -> None:
         pytest.param(ready(1), True, id="who is idle"),
     ],
 )
-def test_an_agent_is_asked_to_leave_once(mine: AgentFact | None, asked: bool) -> None:
+def test_an_agent_is_asked_to_leave_once(mine: ObservedAgent | None, asked: bool) -> None:
     actions, wake = end(ended(1), KEEP, (pod(0), mine))
     assert bool(actions) is asked
     assert wake == NOW + seconds(59)
@@ -201,8 +201,8 @@ def test_a_deadline_counts_from_when_an_operator_accepted_the_job() -> None:
 def delete(
     ago_s: float, *pods: Seen, drain: bool = False, **changes: Any
 ) -> tuple[tuple[Action, ...], datetime | None]:
-    look = seen(trains(), policy(), *pods, deleting_since=NOW - seconds(ago_s), drain_on_delete=drain, **changes)
-    record, actions, wake = plan_deletion(look, trains(), judge(look))
+    look = snapshot(trains(), policy(), *pods, deleting_since=NOW - seconds(ago_s), drain_on_delete=drain, **changes)
+    record, actions, wake = plan_deletion(look, trains(), assess(look))
     assert record == trains()
     return actions, wake
 
@@ -244,7 +244,7 @@ def test_what_is_left_of_a_deleted_job_is_ended_at_once(
     [
         pytest.param({}, False, id="a kubelet that answers"),
         pytest.param({"cordoned": True}, False, id="a cordoned node"),
-        pytest.param({"doomed": "taint spot:NoSchedule"}, False, id="a node that is to go"),
+        pytest.param({"disruption": "taint spot:NoSchedule"}, False, id="a node that is to go"),
         pytest.param({"ready": False, "not_ready_since": NOW - seconds(600)}, False, id="a node that may come back"),
         pytest.param({"ready": False, "not_ready_since": NOW - seconds(601)}, True, id="not ready for longer than a drain"),
         pytest.param({"ready": False, "out_of_service": True}, True, id="out of service"),
@@ -253,10 +253,10 @@ def test_what_is_left_of_a_deleted_job_is_ended_at_once(
 )  # fmt: skip
 def test_only_what_is_gone_goes_by_force(node: dict[str, Any] | None, force: bool) -> None:
     """Decision 6, however long the deletion takes."""
-    look = seen(trains(), policy(), (pod(0), silent(99)), deleting_since=NOW - seconds(3000))
-    nodes = {} if node is None else {"node-0": NodeFact(name="node-0", **node)}
+    look = snapshot(trains(), policy(), (pod(0), silent(99)), deleting_since=NOW - seconds(3000))
+    nodes = {} if node is None else {"node-0": ObservedNode(name="node-0", **node)}
     look = replace(look, nodes=nodes)
-    _, actions, _ = plan_deletion(look, trains(), judge(look))
+    _, actions, _ = plan_deletion(look, trains(), assess(look))
     assert [(a.force, a.grace_s) for a in actions if isinstance(a, DeletePod)] == [(force, None if force else 1)]
 
 
@@ -286,8 +286,8 @@ def test_a_kubelet_is_hurried_once(left_s: float, asked: bool) -> None:
     ],
 )  # fmt: skip
 def test_what_holds_a_deletion_up_is_told(ago_s: float, mine: Seen, node: dict[str, Any], words: str) -> None:
-    look = seen(trains(), policy(), mine, deleting_since=NOW - seconds(ago_s))
-    todo = plan(replace(look, nodes={"node-0": NodeFact(name="node-0", **node)}))
+    look = snapshot(trains(), policy(), mine, deleting_since=NOW - seconds(ago_s))
+    todo = plan(replace(look, nodes={"node-0": ObservedNode(name="node-0", **node)}))
     told = [c.message for c in todo.conditions if c.reason == "PodsNotDeleted"]
     assert bool(told) is bool(words)
     assert all(words in text for text in told)
@@ -301,7 +301,7 @@ def test_an_ended_pod_whose_kubelet_died_before_its_object_went(ago_s: float, ca
 
 
 def test_drain_on_delete_gives_the_time_that_is_left_since_the_deletion() -> None:
-    drains = [(pod(0), running()), (pod(1), agent(AgentState.STOPPING)), (pod(2, disrupted="x"), running())]
+    drains = [(pod(0), running()), (pod(1), agent(AgentState.STOPPING)), (pod(2, disruption="x"), running())]
     actions, wake = delete(200, *drains, drain=True)
     assert actions == tuple(StopWorkers(pod(n).name, 1, graceful=True, timeout_s=400) for n in (0, 2))
     assert wake == NOW + seconds(400)
@@ -324,7 +324,7 @@ def test_the_finalizer_goes_with_the_last_pod() -> None:
 def test_a_job_that_cannot_be_read_has_no_time_for_checkpoints() -> None:
     fact = replace(job(trains(), deleting_since=NOW, drain_on_delete=True), policy=None, refusal="no")
     look = observed(fact, RUN)
-    _, actions, wake = plan_deletion(look, trains(), judge(look))
+    _, actions, wake = plan_deletion(look, trains(), assess(look))
     assert len([a for a in actions if isinstance(a, DeletePod)]) == 2
     assert wake == NOW + seconds(30)
 
@@ -341,8 +341,8 @@ def test_an_end_that_the_watch_missed_holds_no_deletion_up(
     listed_ago_s: float, pods: list[Seen], is_listed: bool
 ) -> None:
     fact = job(trains(), policy(), created_at=ACCEPTED, deleting_since=NOW - seconds(40))
-    todo = plan(observed(fact, pods, listed_at=NOW - seconds(listed_ago_s)))
-    assert (VerifyPods() in todo.actions) is is_listed
+    todo = plan(observed(fact, pods, pods_listed_at=NOW - seconds(listed_ago_s)))
+    assert (ListPods() in todo.actions) is is_listed
     if pods:
         assert todo.wake_at == NOW + seconds(1)
 
@@ -350,8 +350,8 @@ def test_an_end_that_the_watch_missed_holds_no_deletion_up(
 @pytest.mark.parametrize(("since_s", "is_listed"), [(29, False), (30, True)])
 def test_a_deletion_that_has_just_begun_has_missed_nothing(since_s: float, is_listed: bool) -> None:
     fact = job(trains(), policy(), created_at=ACCEPTED, deleting_since=NOW - seconds(since_s))
-    todo = plan(observed(fact, RUN, listed_at=NOW - seconds(500)))
-    assert (VerifyPods() in todo.actions) is is_listed
+    todo = plan(observed(fact, RUN, pods_listed_at=NOW - seconds(500)))
+    assert (ListPods() in todo.actions) is is_listed
 
 
 def test_a_record_that_is_lost_while_workers_run_brings_no_late_start() -> None:
@@ -394,7 +394,7 @@ def test_a_job_that_is_kept_although_its_time_to_live_is_zero_says_what_that_mea
         done = [(pod(n), agent(AgentState.COMPLETED)) for n in range(2)]
         todo = plan(observed(job(trains(2), policy(2, 2, is_ttl_zero=is_zero)), done))
         assert todo.record.outcome == "Completed"
-        told[is_zero] = [note.reason for note in todo.notes]
+        told[is_zero] = [note.reason for note in todo.events]
     assert (told[True], told[False]) == (["Completed", "JobKept"], ["Completed"])
 
 
@@ -405,7 +405,7 @@ def scaled(before: int, now: int) -> tuple[int, list[str]]:
     """Give the ceiling on record and the Events after spec.replicas changed."""
     members = [(pod(n), running()) for n in range(2)]
     todo = plan(observed(job(trains(2, ceiling=before), policy(2, 2, ceiling=now)), members))
-    return todo.record.ceiling, [note.message for note in todo.notes if note.reason == "ScaledToZero"]
+    return todo.record.ceiling, [note.message for note in todo.events if note.reason == "ScaledToZero"]
 
 
 def test_who_scales_a_job_to_nothing_is_told_once_what_that_means() -> None:

@@ -28,12 +28,12 @@ from elastipod_operator.core.actions import CreatePod, DeleteJob, DeletePod, Set
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.snapshot import (
-    AgentFact,
     AgentState,
-    ContainerFact,
     ContainerState,
-    NodeFact,
-    PodFact,
+    ObservedAgent,
+    ObservedContainer,
+    ObservedNode,
+    ObservedPod,
     Policy,
 )
 
@@ -78,13 +78,13 @@ RUN = [(pod(0), running()), (pod(1), running())]
             id="not when it ran before",
         ),
         pytest.param(
-            trains(transition=transition(TransitionKind.RECOVERY), incident_at=NOW - seconds(50)),
+            trains(transition=transition(TransitionKind.RECOVERY), fault_at=NOW - seconds(50)),
             policy(fault_deadline=seconds(50)),
             "FaultDeadlineExceeded",
             id="fault",
         ),
         pytest.param(
-            trains(running_since=None, incident_at=NOW - seconds(50)),
+            trains(running_since=None, fault_at=NOW - seconds(50)),
             policy(fault_deadline=seconds(50)),
             "FaultDeadlineExceeded",
             id="fault: until all run again",
@@ -103,7 +103,7 @@ def test_deadlines(record: Record, wishes: Policy, reason: str) -> None:
     assert (todo.record.outcome == "Failed") is bool(reason)
     if reason:
         assert "spec.runPolicy." in todo.record.outcome_message
-        assert [n.reason for n in todo.notes] == ["Failed"]
+        assert [n.reason for n in todo.events] == ["Failed"]
 
 
 def test_the_start_of_a_job_whose_pods_could_not_be_made_has_all_its_time_yet() -> None:
@@ -139,7 +139,7 @@ SLOW_SIDECAR = replace(COMPLETED, ended_at=NOW - seconds(61))
 DONE = agent(AgentState.COMPLETED)
 ENDED = pod(0, phase="Succeeded")
 # What the kubelet reports first: the container has ended, and the phase follows a moment later.
-LEFT = pod(0, started=False, container=ContainerFact(ContainerState.TERMINATED, 0), containers_ended=True)
+LEFT = pod(0, started=False, container=ObservedContainer(ContainerState.TERMINATED, 0), containers_ended=True)
 LEFT_SIDECAR = replace(LEFT, containers_ended=False)
 
 
@@ -173,7 +173,7 @@ LEFT_SIDECAR = replace(LEFT, containers_ended=False)
     ],
 )  # fmt: skip
 def test_what_becomes_of_a_pod_at_the_end(
-    record: Record, clean: CleanPodPolicy, first: PodFact, mine: AgentFact | None, shut: bool, deleted: bool
+    record: Record, clean: CleanPodPolicy, first: ObservedPod, mine: ObservedAgent | None, shut: bool, deleted: bool
 ) -> None:
     todo = plan(observed(job(record, policy(clean_pods=clean)), [(first, mine)]))
     assert bool(acts(todo, ShutDownAgent)) is shut
@@ -265,20 +265,20 @@ def test_drain_on_delete_takes_a_checkpoint_first(
 @pytest.mark.parametrize(
     ("first", "node", "force"),
     [
-        pytest.param(pod(0, kill_at=NOW), NodeFact(name="node-0", ready=False, not_ready_since=LONG_AGO), [True],
+        pytest.param(pod(0, kill_at=NOW), ObservedNode(name="node-0", ready=False, not_ready_since=LONG_AGO), [True],
                      id="its node is dead: forced"),
-        pytest.param(pod(0, kill_at=NOW), NodeFact(name="node-0"), [], id="its kubelet is at it"),
-        pytest.param(pod(0, phase="Failed", kill_at=NOW), NodeFact(name="node-0"), [], id="also when it has ended"),
-        pytest.param(pod(0, phase="Failed"), NodeFact(name="node-0"), [False], id="nobody deleted it yet"),
+        pytest.param(pod(0, kill_at=NOW), ObservedNode(name="node-0"), [], id="its kubelet is at it"),
+        pytest.param(pod(0, phase="Failed", kill_at=NOW), ObservedNode(name="node-0"), [], id="also when it has ended"),
+        pytest.param(pod(0, phase="Failed"), ObservedNode(name="node-0"), [False], id="nobody deleted it yet"),
     ],
 )  # fmt: skip
-def test_a_pod_whose_deletion_is_under_way(first: PodFact, node: NodeFact, force: list[bool]) -> None:
+def test_a_pod_whose_deletion_is_under_way(first: ObservedPod, node: ObservedNode, force: list[bool]) -> None:
     suspended = trains(members=(), transition=transition(TransitionKind.SUSPEND))
     todo = plan(observed(job(suspended, policy(suspend=True)), [(first, silent(2000))], [node]))
     assert [a.force for a in acts(todo, DeletePod)] == force
 
 
 def test_a_lost_pod_is_not_called_any_more() -> None:
-    lost = NodeFact(name="node-0", ready=False, not_ready_since=LONG_AGO)
+    lost = ObservedNode(name="node-0", ready=False, not_ready_since=LONG_AGO)
     todo = plan(observed(job(trains(lost=(pid(0),))), [(pod(0), silent(2000)), (pod(1), ready(1))], [lost]))
     assert not [a for a in acts(todo, ShutDownAgent) if a.pod == pod(0).name]

@@ -27,11 +27,11 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, ShutDownAgent, StartWorkers, StopWorkers
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, RestartMode, RestartWindow, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact, Policy
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy
 
 PAIR = [(pod(0), ready(1)), (pod(1), ready(1))]
 CRASH = [(pod(0), faulted(step=7)), (pod(1), running(step=7))]
-DEAD = NodeFact(name="node-0", ready=False, not_ready_since=NOW)
+DEAD = ObservedNode(name="node-0", ready=False, not_ready_since=NOW)
 
 
 def crash(record: Record, wishes: Policy) -> tuple[Plan, Plan]:
@@ -113,14 +113,14 @@ def test_a_full_restart_gives_up_every_pod_and_says_so() -> None:
     assert todo.record.lost == (pid(0), pid(1))
     assert {a.name for a in acts(todo, DeletePod)} == {pod(0).name, pod(1).name}
     assert len(acts(todo, ShutDownAgent)) == 2
-    assert [n.reason for n in todo.notes] == ["FullJobRestart"]
+    assert [n.reason for n in todo.events] == ["FullJobRestart"]
     assert not acts(todo, StartWorkers)
 
 
 @pytest.mark.parametrize(
     "left", [pytest.param(PAIR, id="their pods are still there"), pytest.param([], id="their pods are gone")]
 )
-def test_after_a_full_restart_only_new_pods_train(left: list[tuple[PodFact, AgentFact]]) -> None:
+def test_after_a_full_restart_only_new_pods_train(left: list[tuple[ObservedPod, ObservedAgent]]) -> None:
     first, wishes = full_restart()
     second = plan(observed(job(first.record, wishes), left))
     assert {a.pod for a in acts(second, CreatePod)} == {pid(0, 1), pid(1, 1)}
@@ -132,7 +132,7 @@ def test_after_a_full_restart_only_new_pods_train(left: list[tuple[PodFact, Agen
     assert (third.record.restarts, third.record.retries) == (1, 1)
 
 
-def asked(reach: str, number: int = 0) -> tuple[PodFact, AgentFact]:
+def asked(reach: str, number: int = 0) -> tuple[ObservedPod, ObservedAgent]:
     return pod(number), faulted(step=7, restart_mode=reach)
 
 
@@ -181,11 +181,11 @@ def test_a_worker_may_have_all_pods_made_anew() -> None:
     then = plan(observed(job(booked.record), PAIR))
     assert then.record.lost == (pid(0), pid(1))
     assert {a.name for a in acts(then, DeletePod)} == {pod(0).name, pod(1).name}
-    assert [(n.reason, "a worker asked for" in n.message) for n in then.notes] == [("FullJobRestart", True)]
+    assert [(n.reason, "a worker asked for" in n.message) for n in then.events] == [("FullJobRestart", True)]
     assert (then.record.restarts, then.record.retries, fields(then.record.window)) == (1, 1, (0, 0, 1))
     assert then.status["latestFaultyPodInstanceList"]["restartType"] == "JLR"
     again = plan(observed(job(then.record), PAIR))
-    assert (again.notes, fields(again.record.window)) == ((), (0, 0, 1)), "once"
+    assert (again.events, fields(again.record.window)) == ((), (0, 0, 1)), "once"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_full_restart_is_decided_once() -> None:
     first, wishes = full_restart()
     again = plan(observed(job(first.record, wishes), PAIR))
     assert fields(again.record.window) == (0, 0, 1)
-    assert again.notes == ()
+    assert again.events == ()
 
 
 def test_a_pending_pod_is_as_good_as_new() -> None:
@@ -233,11 +233,11 @@ def test_a_pending_pod_is_as_good_as_new() -> None:
         pytest.param([(pod(1), running())], [], id="a pod is gone"),
         pytest.param([(pod(0), silent(20)), (pod(1), faulted())], [DEAD], id="a node is lost"),
         pytest.param(
-            [(pod(0, phase="Failed", disrupted="Preempted"), None), (pod(1), running())], [], id="a pod was evicted"
+            [(pod(0, phase="Failed", disruption="Preempted"), None), (pod(1), running())], [], id="a pod was evicted"
         ),
     ],
 )
-def test_what_never_counts(pods: list[tuple[PodFact, AgentFact | None]], nodes: list[NodeFact]) -> None:
+def test_what_never_counts(pods: list[tuple[ObservedPod, ObservedAgent | None]], nodes: list[ObservedNode]) -> None:
     wishes = policy(1, 2, restarts_before_full=0, max_full_restarts=0, max_retries=0)
     booked = plan(observed(job(trains(), wishes), pods, nodes))
     assert booked.record.restarts == 1
@@ -248,7 +248,7 @@ def test_what_never_counts(pods: list[tuple[PodFact, AgentFact | None]], nodes: 
 
 @pytest.mark.parametrize("cause", ["ScaledByUser", "PodDisrupted"])
 def test_planned_resizes_never_count(cause: str) -> None:
-    record = trains(transition=transition(TransitionKind.RESIZE, cause=cause, goal=2))
+    record = trains(transition=transition(TransitionKind.RESIZE, cause=cause, target_size=2))
     todo = plan(observed(job(record, policy(2, 2, restarts_before_full=0, max_retries=0)), PAIR))
     assert (todo.record.restarts, todo.record.window, todo.record.generation) == (0, RestartWindow(), 2)
 
@@ -296,9 +296,9 @@ def test_a_window_ends(since_s: float, number: int, restarts: int) -> None:
 def test_a_window_does_not_end_between_a_fault_and_what_follows_from_it() -> None:
     """The budget that a fault was booked to is the one that it is weighed against."""
     old = RestartWindow(0, NOW - seconds(601), 3, 0)
-    began = transition(TransitionKind.RECOVERY, uses_budget=True, goal=2)
+    began = transition(TransitionKind.RECOVERY, uses_budget=True, target_size=2)
     wishes = policy(2, 2, **LIMITS)
-    todo = plan(observed(job(trains(window=old, transition=began, incident_at=NOW), wishes), PAIR))
+    todo = plan(observed(job(trains(window=old, transition=began, fault_at=NOW), wishes), PAIR))
     assert fields(todo.record.window) == (0, 0, 1)
 
 
@@ -324,7 +324,7 @@ def test_the_status_tells_of_window_and_culprits() -> None:
 
 def test_the_culprits_of_a_large_incident_are_named_up_to_a_limit() -> None:
     number = 40
-    nodes = [NodeFact(name=f"node-{n}", out_of_service=True) for n in range(number)]
+    nodes = [ObservedNode(name=f"node-{n}", out_of_service=True) for n in range(number)]
     pods = [(pod(n), running()) for n in range(number + 2)]
     todo = plan(observed(job(trains(number + 2), policy(2, number + 2)), pods, nodes))
     assert len(todo.record.faulty_replicas) == 8
@@ -358,7 +358,7 @@ def test_a_job_that_reports_no_steps_is_warned_of_and_not_ended() -> None:
     assert booked.record.stalled_recoveries == 6
     warning = next(c for c in booked.conditions if c.type == "Warning")
     assert (warning.status, warning.reason) == (False, "NoProgress")
-    assert "NoProgress" in [n.reason for n in booked.notes]
+    assert "NoProgress" in [n.reason for n in booked.events]
     assert plan(observed(job(booked.record, policy(2, 2)), PAIR)).record.outcome == ""
 
 
@@ -397,4 +397,4 @@ def test_log_rules_count_like_worker_faults_and_are_named(reason: str, message: 
     assert began is not None
     assert (began.cause, began.uses_budget, todo.record.retries) == (cause, True, 1)
     assert words in began.message
-    assert next((n.reason, n.message) for n in todo.notes) == (cause, began.message)
+    assert next((n.reason, n.message) for n in todo.events) == (cause, began.message)

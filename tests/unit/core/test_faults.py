@@ -26,30 +26,30 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.backoff import jitter
 from elastipod_operator.core.faults import (
-    Incident,
+    Fault,
     begin_recovery,
     failure_text,
-    find_incident,
-    reach_asked,
-    widen,
+    find_fault,
+    requested_restart,
+    widen_restart,
 )
-from elastipod_operator.core.health import View, judge
+from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
-from elastipod_operator.core.root_cause import blame_outside
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure, NodeFact, PodFact
+from elastipod_operator.core.root_cause import attribute_to_outside
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, ObservedNode, ObservedPod
 
-Seen = tuple[PodFact, AgentFact | None]
-DRAINS = transition(goal=2)
+Seen = tuple[ObservedPod, ObservedAgent | None]
+DRAINS = transition(target_size=2)
 DRAINED = ready(1, drained=True)
-OUT = [NodeFact(name=f"node-{n}", out_of_service=True) for n in range(9)]
+OUT = [ObservedNode(name=f"node-{n}", out_of_service=True) for n in range(9)]
 
 
-def view_of(record: Record, *pods: Seen, nodes: Any = ()) -> View:
-    return judge(observed(job(record), pods, nodes))
+def replicas_of(record: Record, *pods: Seen, nodes: Any = ()) -> Replicas:
+    return assess(observed(job(record), pods, nodes))
 
 
-def find(record: Record, *pods: Seen, nodes: Any = ()) -> Incident | None:
-    return find_incident(record, view_of(record, *pods, nodes=nodes))
+def find(record: Record, *pods: Seen, nodes: Any = ()) -> Fault | None:
+    return find_fault(record, replicas_of(record, *pods, nodes=nodes))
 
 
 # ---- what is missing
@@ -57,14 +57,14 @@ def find(record: Record, *pods: Seen, nodes: Any = ()) -> Incident | None:
 
 def test_a_pod_that_is_gone_is_named_with_its_rank() -> None:
     record = trains(members=(pid(0), pid(4, 2)))
-    assert find(record, (pod(0), running())) == Incident(
+    assert find(record, (pod(0), running())) == Fault(
         "PodLost", "pod workers-4 (incarnation 2) is gone", False, (), (FaultyReplica(pid(4, 2), 1, ""),)
     )
 
 
 def test_pods_that_ended_by_themselves_count_and_the_first_tells_why() -> None:
     pods = [(pod(n, phase="Failed", trouble=f"trouble {n}"), None) for n in (1, 0)]
-    assert find(trains(), *pods) == Incident(
+    assert find(trains(), *pods) == Fault(
         "PodFailed", "trouble 0", True, (), (FaultyReplica(pid(0), 0, "node-0"), FaultyReplica(pid(1), 1, "node-1"))
     )
     deleted = (pod(1, phase="Failed", kill_at=NOW), None)
@@ -80,7 +80,7 @@ def test_pods_that_ended_by_themselves_count_and_the_first_tells_why() -> None:
 def test_lost_nodes_are_the_cause_whatever_else_is_missing(lost: list[int], more: str) -> None:
     pods = [(pod(n), running()) for n in range(3)]
     found = find(trains(4), *pods, nodes=[OUT[n] for n in lost])
-    assert found == Incident(
+    assert found == Fault(
         "NodeOutOfService", f"node node-{lost[0]} is out of service{more}", False, tuple(pid(n) for n in lost),
         tuple(FaultyReplica(pid(n), n, f"node-{n}") for n in lost),
     )  # fmt: skip
@@ -98,7 +98,7 @@ def test_pods_that_ended_come_before_pods_that_are_gone() -> None:
 def test_the_rank_of_a_fault_is_that_of_the_record() -> None:
     record = trains(members=(pid(1), pid(0)))
     found = find(record, (pod(0), faulted()), (pod(1), running()))
-    assert found == Incident(
+    assert found == Fault(
         "WorkerCrash", f"group rank 1 (pod {pod(0).name}): rank 0 exited with code 1: “ValueError: boom”", True, (),
         (FaultyReplica(pid(0), 1, "node-0"),),
     )  # fmt: skip
@@ -117,7 +117,7 @@ def test_the_rank_of_a_fault_is_that_of_the_record() -> None:
         pytest.param(agent(AgentState.FAULTED, reason="Other_ecc", message="3"), "Other_ecc", "“3”", id="other reasons name no rule"),
     ],
 )  # fmt: skip
-def test_what_is_told_of_a_fault(mine: AgentFact, cause: str, text: str) -> None:
+def test_what_is_told_of_a_fault(mine: ObservedAgent, cause: str, text: str) -> None:
     found = find(trains(), (pod(0), mine), (pod(1), running()))
     assert found is not None
     assert (found.cause, found.message) == (cause, f"group rank 0 (pod {pod(0).name}): {text}")
@@ -149,15 +149,15 @@ def test_what_is_told_of_a_fault(mine: AgentFact, cause: str, text: str) -> None
     ],
 )
 def test_how_a_rank_ended(failure: Failure | None, text: str) -> None:
-    seen = view_of(trains(), (pod(0), agent(AgentState.FAULTED, failure=failure)))
-    assert failure_text(seen.by_id[pid(0)]) == text
+    snapshot = replicas_of(trains(), (pod(0), agent(AgentState.FAULTED, failure=failure)))
+    assert failure_text(snapshot.by_id[pid(0)]) == text
 
 
 @pytest.mark.parametrize(
     ("health", "finds"),
     [
         pytest.param((pod(0), faulted()), True, id="it answers"),
-        pytest.param((pod(0, disrupted="x"), faulted()), True, id="also when it is about to go"),
+        pytest.param((pod(0, disruption="x"), faulted()), True, id="also when it is about to go"),
         pytest.param(
             (pod(0), replace(faulted(), last_answer=NOW - seconds(20))), False, id="not what a silent one said last"
         ),
@@ -183,7 +183,7 @@ FAILED_DRAINING = ready(1, failure=Failure(0, 1, "", "boom"), reason="WorkerCras
         pytest.param(running(7), None, id="who is ahead is looked at when the drain is over"),
     ],
 )
-def test_faults_in_a_drain(mine: AgentFact, cause: str | None) -> None:
+def test_faults_in_a_drain(mine: ObservedAgent, cause: str | None) -> None:
     found = find(trains(transition=DRAINS), (pod(0), mine), (pod(1), agent(AgentState.STOPPING)))
     assert (found.cause if found else None) == cause
 
@@ -196,8 +196,8 @@ def test_faults_in_a_drain(mine: AgentFact, cause: str | None) -> None:
         pytest.param((pod(1), ready(1)), True, id="one was stopped otherwise"),
         pytest.param((pod(1), ready(2, drained=True)), True, id="one drained from another generation"),
         pytest.param((pod(1), agent(AgentState.STOPPING)), True, id="one is on its way"),
-        pytest.param((pod(1), AgentFact(trying_since=NOW)), False, id="one was not heard yet"),
-        pytest.param((pod(1, disrupted="x"), AgentFact(trying_since=NOW)), False, id="nor one that goes"),
+        pytest.param((pod(1), ObservedAgent(trying_since=NOW)), False, id="one was not heard yet"),
+        pytest.param((pod(1, disruption="x"), ObservedAgent(trying_since=NOW)), False, id="nor one that goes"),
     ],
 )
 def test_a_member_that_is_missing_in_a_drain(other: Seen, is_found: bool) -> None:
@@ -221,7 +221,7 @@ def test_a_member_that_is_missing_in_a_drain(other: Seen, is_found: bool) -> Non
         pytest.param(silent(20, generation=4), None, id="what a silent one said does not count"),
     ],
 )
-def test_an_agent_that_is_out_of_step(mine: AgentFact, cause: str | None) -> None:
+def test_an_agent_that_is_out_of_step(mine: ObservedAgent, cause: str | None) -> None:
     other = (pod(1), running(3, step=5, step_at=NOW))
     found = find(trains(generation=3), other, (pod(0), mine))
     assert (found.cause if found else None) == cause
@@ -233,29 +233,27 @@ def test_an_agent_that_is_out_of_step(mine: AgentFact, cause: str | None) -> Non
 def test_the_second_member_is_looked_at_too() -> None:
     first = (pod(0), ready(None))  # type: ignore[arg-type]
     found = find(trains(generation=3), first, (pod(1), running(4)))
-    assert found == Incident(
-        "RecordBehind", f"the agent of pod {pod(1).name} runs generation 4, the record says 3", False
-    )
+    assert found == Fault("RecordBehind", f"the agent of pod {pod(1).name} runs generation 4, the record says 3", False)
 
 
 # ---- the recovery
 
-CRASH = Incident("WorkerCrash", "boom", True, (), (FaultyReplica(pid(0), 0, "node-0"),))
-LOSS = Incident("NodeLost", "gone", False, (pid(1),), (FaultyReplica(pid(1), 1, "node-1"),))
+CRASH = Fault("WorkerCrash", "boom", True, (), (FaultyReplica(pid(0), 0, "node-0"),))
+LOSS = Fault("NodeLost", "gone", False, (pid(1),), (FaultyReplica(pid(1), 1, "node-1"),))
 
 
-def recover(record: Record, incident: Incident = CRASH, *pods: Seen, key: str = "k") -> Record:
-    return begin_recovery(record, view_of(record, *pods), policy(), NOW, incident, key)
+def recover(record: Record, fault: Fault = CRASH, *pods: Seen, key: str = "k") -> Record:
+    return begin_recovery(record, replicas_of(record, *pods), policy(), NOW, fault, key)
 
 
 def test_what_a_recovery_begins_with() -> None:
     record = trains(3, window_since=LONG_AGO, lost=(pid(9),), is_full_restart=True, window=RestartWindow(2, None, 0, 1))
     after = recover(record)
     assert after.transition == Transition(
-        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="boom", from_size=3, goal=3, began_at=NOW, detected_at=NOW,
+        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="boom", from_size=3, target_size=3, began_at=NOW, detected_at=NOW,
         deadline=NOW + seconds(30), uses_budget=True,
     )  # fmt: skip
-    assert (after.window_since, after.incident_at, after.lost, after.is_full_restart) == (None, NOW, (pid(9),), False)
+    assert (after.window_since, after.fault_at, after.lost, after.is_full_restart) == (None, NOW, (pid(9),), False)
     assert (after.restarts, after.retries, after.window, after.faulty_replicas) == (
         1,
         1,
@@ -277,22 +275,22 @@ def test_what_does_not_count_spends_nothing() -> None:
 
 
 def test_a_fault_after_a_fault_is_dated_from_the_first_and_opens_no_new_window() -> None:
-    after = recover(trains(incident_at=LONG_AGO, window=RestartWindow(0, LONG_AGO, 4, 0)))
-    assert (after.incident_at, after.window) == (LONG_AGO, RestartWindow(0, LONG_AGO, 5, 0))
+    after = recover(trains(fault_at=LONG_AGO, window=RestartWindow(0, LONG_AGO, 4, 0)))
+    assert (after.fault_at, after.window) == (LONG_AGO, RestartWindow(0, LONG_AGO, 5, 0))
 
 
 @pytest.mark.parametrize(
-    ("old", "goal"),
+    ("old", "target_size"),
     [
         pytest.param(None, 2, id="the present size"),
-        pytest.param(transition(goal=4), 4, id="or the one that a drain was for"),
-        pytest.param(transition(TransitionKind.SUSPEND, goal=0), 2, id="of which a suspension has none"),
+        pytest.param(transition(target_size=4), 4, id="or the one that a drain was for"),
+        pytest.param(transition(TransitionKind.SUSPEND, target_size=0), 2, id="of which a suspension has none"),
     ],
 )
-def test_the_size_that_a_recovery_wants(old: Transition | None, goal: int) -> None:
+def test_the_size_that_a_recovery_wants(old: Transition | None, target_size: int) -> None:
     after = recover(trains(transition=old)).transition
     assert after is not None
-    assert after.goal == goal
+    assert after.target_size == target_size
 
 
 @pytest.mark.parametrize(
@@ -377,7 +375,7 @@ def test_failures_in_a_row_are_spaced(failures: int, wait_s: float, key: str) ->
     ],
 )
 def test_how_far_a_recovery_reaches(pods: list[Seen], reach: RestartMode) -> None:
-    assert reach_asked(trains(), view_of(trains(), *pods)) is reach
+    assert requested_restart(trains(), replicas_of(trains(), *pods)) is reach
     began = recover(trains(), CRASH, *pods).transition
     assert began is not None
     assert began.reach is reach
@@ -400,10 +398,10 @@ def test_how_far_a_recovery_reaches(pods: list[Seen], reach: RestartMode) -> Non
 )
 def test_a_recovery_is_widened(began: Transition, reach: RestartMode) -> None:
     record = trains(transition=began)
-    after = widen(record, view_of(record, (pod(0), faulted(restart_mode=RestartMode.PROCESSES))))
+    after = widen_restart(record, replicas_of(record, (pod(0), faulted(restart_mode=RestartMode.PROCESSES))))
     assert after.transition is not None
     assert after.transition.reach is reach
-    assert widen(trains(), view_of(trains(), (pod(0), faulted(restart_mode=RestartMode.JOB)))) == trains()
+    assert widen_restart(trains(), replicas_of(trains(), (pod(0), faulted(restart_mode=RestartMode.JOB)))) == trains()
 
 
 # ---- whose fault it was
@@ -424,14 +422,14 @@ BOOKED = trains(
         pytest.param(None, [], "PodLost", id="the pod is gone"),
         pytest.param((pod(0), running()), OUT[:1], "NodeOutOfService", id="its node is lost"),
         pytest.param((pod(0, phase="Failed", kill_at=NOW), None), [], "PodLost", id="it was deleted"),
-        pytest.param((pod(0, phase="Failed", disrupted="Preempted"), None), [], "PodLost", id="it was evicted"),
+        pytest.param((pod(0, phase="Failed", disruption="Preempted"), None), [], "PodLost", id="it was evicted"),
         pytest.param((pod(0, phase="Failed"), None), [], None, id="it ended by itself"),
         pytest.param((pod(0), faulted()), [], None, id="it is there"),
     ],
 )
-def test_whom_to_blame(mine: Seen | None, nodes: list[NodeFact], cause: str | None) -> None:
-    view = view_of(BOOKED, *([mine] if mine else []), nodes=nodes)
-    after = blame_outside(BOOKED, pid(0), view.get(pid(0)))
+def test_whom_to_blame(mine: Seen | None, nodes: list[ObservedNode], cause: str | None) -> None:
+    replicas = replicas_of(BOOKED, *([mine] if mine else []), nodes=nodes)
+    after = attribute_to_outside(BOOKED, pid(0), replicas.get(pid(0)))
     if cause is None:
         assert after == BOOKED
         return
@@ -452,7 +450,7 @@ def test_whom_to_blame(mine: Seen | None, nodes: list[NodeFact], cause: str | No
     ],
 )
 def test_nothing_is_given_back_when(record: Record) -> None:
-    assert blame_outside(record, pid(0), None) is record
+    assert attribute_to_outside(record, pid(0), None) is record
 
 
 @pytest.mark.parametrize(
@@ -469,7 +467,7 @@ def test_nothing_is_given_back_when(record: Record) -> None:
 )
 def test_a_restart_is_given_back_to_its_window(before: RestartWindow, after: RestartWindow) -> None:
     record = replace(BOOKED, window=before, retries=0, stalled_recoveries=0)
-    given = blame_outside(record, pid(7), None)
+    given = attribute_to_outside(record, pid(7), None)
     assert given.window == after
     assert (given.retries, given.stalled_recoveries) == (0, 0)
     assert given.faulty_replicas == (FaultyReplica(pid(7), -1, ""),)

@@ -26,16 +26,16 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import CreatePod, DeletePod, HoldSpare, StartWorkers
+from elastipod_operator.core.actions import AssignSpare, CreatePod, DeletePod, StartWorkers
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.payback import LONGEST, growth_hold
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, ResizeStatistics, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentState, NodeFact, SpecShape
+from elastipod_operator.core.snapshot import AgentState, ObservedNode, SpecLimits
 
 MORE = [(pod(0), running()), (pod(1), running()), (pod(2), ready())]
-GROWS = transition(cause="CapacityAvailable", goal=3, from_size=2)
+GROWS = transition(cause="CapacityAvailable", target_size=3, from_size=2)
 DRAINED = ready(1, drained=True)
 
 
@@ -69,7 +69,7 @@ def test_a_larger_size_that_runs_ends_the_count() -> None:
 
 
 def test_other_resizes_are_no_failed_growth() -> None:
-    drains = trains(3, transition=transition(cause="PodDisrupted", goal=2))
+    drains = trains(3, transition=transition(cause="PodDisrupted", target_size=2))
     todo = plan(observed(job(drains, policy(1, 4)), [(pod(0), faulted()), (pod(1), running()), (pod(2), running())]))
     assert todo.record.resize_failures == 0
 
@@ -195,8 +195,8 @@ def test_the_pause_of_a_recovery_is_none_of_a_resize() -> None:
 # ---- spares
 
 
-SPARED = policy(2, 2, specs=(SpecShape("workers", 2, spares=1),))
-TWO = (SpecShape("base", 2, spares=1), SpecShape("extra", 2))
+SPARED = policy(2, 2, specs=(SpecLimits("workers", 2, spares=1),))
+TWO = (SpecLimits("base", 2, spares=1), SpecLimits("extra", 2))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_spares_are_made_beside_the_others(present: list[Any], made: list[int]) 
 
 
 def test_spares_do_not_train() -> None:
-    starts = Record(transition=transition(TransitionKind.START, goal=2))
+    starts = Record(transition=transition(TransitionKind.START, target_size=2))
     todo = plan(observed(job(starts, SPARED), [(pod(n), ready(0)) for n in range(3)]))
     assert todo.record.members == (pid(0), pid(1))
     assert len(acts(todo, StartWorkers)) == 2
@@ -242,15 +242,15 @@ def test_spares_are_not_removed_nor_grown_into() -> None:
 )
 def test_a_spare_is_told_that_it_is_one(mine: Any, told: bool) -> None:
     todo = plan(observed(job(trains(), SPARED), [*MORE[:2], (pod(2), mine)]))
-    assert acts(todo, HoldSpare) == ([HoldSpare(pod(2).name, 2)] if told else [])
+    assert acts(todo, AssignSpare) == ([AssignSpare(pod(2).name, 2)] if told else [])
 
 
 def test_nobody_is_told_where_no_spares_are_wanted() -> None:
-    assert not acts(plan(observed(job(trains(), policy(2, 3)), MORE)), HoldSpare)
+    assert not acts(plan(observed(job(trains(), policy(2, 3)), MORE)), AssignSpare)
 
 
 def test_a_spare_takes_a_lost_rank_without_waiting() -> None:
-    dead = NodeFact(name="node-0", ready=False, not_ready_since=NOW)
+    dead = ObservedNode(name="node-0", ready=False, not_ready_since=NOW)
     pods = [(pod(0), silent(20)), (pod(1), running()), (pod(2), ready(1, is_spare=True))]
     lost = plan(observed(job(trains(), SPARED), pods, [dead]))
     pods[1] = (pod(1), ready(1))
@@ -269,7 +269,7 @@ def test_the_spare_of_one_spec_takes_no_place_of_another() -> None:
         PodId("extra", 0, 0),
         PodId("extra", 1, 0),
     ]
-    starts = Record(transition=transition(TransitionKind.START, goal=4))
+    starts = Record(transition=transition(TransitionKind.START, target_size=4))
     todo = plan(observed(job(starts, wishes), [(pod(p, node=f"n-{p.name('')}"), ready(0)) for p in present]))
     assert [m for m in todo.record.members if m.spec == "extra"] == [PodId("extra", 0, 0), PodId("extra", 1, 0)]
     assert len(todo.record.members) == 4
@@ -278,16 +278,16 @@ def test_the_spare_of_one_spec_takes_no_place_of_another() -> None:
 def test_a_spare_makes_up_for_no_missing_pod_of_another_spec() -> None:
     wishes = policy(sizes=Sizes((4,), 4), specs=TWO)
     present = [PodId("base", 0, 0), PodId("base", 1, 0), PodId("base", 2, 0), PodId("extra", 0, 0)]
-    starts = Record(transition=transition(TransitionKind.START, goal=4))
+    starts = Record(transition=transition(TransitionKind.START, target_size=4))
     todo = plan(observed(job(starts, wishes), [(pod(p, node=f"n-{p.name('')}"), ready(0)) for p in present]))
     assert not todo.record.members
 
 
 def test_a_doomed_member_hands_over_to_a_spare() -> None:
-    pods = [(pod(0, disrupted="Eviction"), running()), (pod(1), running()), (pod(2), ready(1))]
+    pods = [(pod(0, disruption="Eviction"), running()), (pod(1), running()), (pod(2), ready(1))]
     todo = plan(observed(job(trains(), SPARED), pods))
     assert todo.record.transition is not None
-    assert todo.record.transition.goal == 2
+    assert todo.record.transition.target_size == 2
 
 
 # ---- newcomers that still load what their workers need
@@ -314,11 +314,11 @@ def test_one_that_warms_up_for_too_long_is_taken_all_the_same() -> None:
 
 def test_who_is_warm_is_taken_and_who_is_not_follows_later() -> None:
     members = [(pod(0), DRAINED), (pod(1), DRAINED), (pod(2), ready()), (pod(3), WARMING)]
-    todo = plan(observed(job(trains(transition=replace(GROWS, goal=4))), members))
+    todo = plan(observed(job(trains(transition=replace(GROWS, target_size=4))), members))
     assert [one.ordinal for one in todo.record.members] == [0, 1, 2]
 
 
 def test_a_recovery_takes_whom_it_can_get() -> None:
-    rescue = transition(TransitionKind.RECOVERY, cause="WorkerCrash", goal=2, graceful=False)
+    rescue = transition(TransitionKind.RECOVERY, cause="WorkerCrash", target_size=2, graceful=False)
     todo = plan(observed(job(trains(transition=rescue)), [(pod(0), ready(1)), (pod(2), WARMING)]))
     assert [one.ordinal for one in todo.record.members] == [0, 2]

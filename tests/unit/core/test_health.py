@@ -24,18 +24,18 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.health import Health, judge
+from elastipod_operator.core.health import Health, assess
 from elastipod_operator.core.record import TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, Observed, PodFact
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Snapshot
 
-NOT_READY = NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(10))
+NOT_READY = ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(10))
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))
 STANDS = running(step=50, step_at=NOW - seconds(60), step_pace=seconds(2))
 SLOW = running(step=50, step_at=NOW - seconds(60), step_pace=seconds(50))
 
 
-def health_of_the_first(seen: Observed) -> tuple[Health, str]:
-    replica = judge(seen).by_id[pid(0)]
+def health_of_the_first(snapshot: Snapshot) -> tuple[Health, str]:
+    replica = assess(snapshot).by_id[pid(0)]
     return replica.health, replica.why
 
 
@@ -55,19 +55,19 @@ def health_of_the_first(seen: Observed) -> tuple[Health, str]:
                      id="when all are silent the operator suspects itself"),
         pytest.param(silent(20), silent(20), NOT_READY, Health.LOST, "NodeLost", id="unless its node says otherwise"),
         pytest.param(running(), running(), NOT_READY, Health.GOOD, "", id="who answers is alive, whatever its node says"),
-        pytest.param(running(terminating=True), running(), None, Health.DOOMED, "PodTerminating", id="SIGTERM dooms"),
-        pytest.param(running(), running(), NodeFact(name="node-0", doomed="taint x:NoExecute"), Health.DOOMED, "NodeDrained",
+        pytest.param(running(terminating=True), running(), None, Health.DISRUPTED, "PodTerminating", id="SIGTERM dooms"),
+        pytest.param(running(), running(), ObservedNode(name="node-0", disruption="taint x:NoExecute"), Health.DISRUPTED, "NodeDrained",
                      id="a taint or label that drives pods off dooms"),
-        pytest.param(running(), running(), NodeFact(name="node-0", cordoned=True), Health.GOOD, "", id="cordon alone does nothing"),
-        pytest.param(running(), running(), NodeFact(name="node-0", out_of_service=True), Health.LOST, "NodeOutOfService",
+        pytest.param(running(), running(), ObservedNode(name="node-0", cordoned=True), Health.GOOD, "", id="cordon alone does nothing"),
+        pytest.param(running(), running(), ObservedNode(name="node-0", out_of_service=True), Health.LOST, "NodeOutOfService",
                      id="out of service is final"),
     ],
 )  # fmt: skip
 def test_a_member_in_training(
-    mine: AgentFact, other: AgentFact, node: NodeFact | None, health: Health, why: str
+    mine: ObservedAgent, other: ObservedAgent, node: ObservedNode | None, health: Health, why: str
 ) -> None:
-    seen = observed(job(trains()), [(pod(0), mine), (pod(1), other)], [node] if node else [])
-    assert health_of_the_first(seen) == (health, why)
+    snapshot = observed(job(trains()), [(pod(0), mine), (pod(1), other)], [node] if node else [])
+    assert health_of_the_first(snapshot) == (health, why)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_member_in_training(
         ),
     ],
 )
-def test_agents_that_fall_silent_together_are_not_taken_for_dead(mine: AgentFact, other: AgentFact) -> None:
+def test_agents_that_fall_silent_together_are_not_taken_for_dead(mine: ObservedAgent, other: ObservedAgent) -> None:
     record = trains() if mine.state is AgentState.RUNNING else trains(members=(pid(1), pid(2)))
     assert health_of_the_first(observed(job(record), [(pod(0), mine), (pod(1), other)]))[0] is Health.SILENT
 
@@ -90,19 +90,21 @@ def test_agents_that_fall_silent_together_are_not_taken_for_dead(mine: AgentFact
     [
         pytest.param({"phase": "Failed", "trouble": "x"}, Health.ENDED, "PodFailed", id="failed"),
         pytest.param({"phase": "Succeeded"}, Health.ENDED, "PodFailed", id="ended well is ended too"),
-        pytest.param({"kill_at": NOW + seconds(60)}, Health.DOOMED, "PodDeleted", id="deleted"),
-        pytest.param({"disrupted": "EvictionByEvictionAPI"}, Health.DOOMED, "PodDisrupted", id="about to be evicted"),
+        pytest.param({"kill_at": NOW + seconds(60)}, Health.DISRUPTED, "PodDeleted", id="deleted"),
+        pytest.param(
+            {"disruption": "EvictionByEvictionAPI"}, Health.DISRUPTED, "PodDisrupted", id="about to be evicted"
+        ),
     ],
 )
 def test_a_member_whose_pod_goes(changes: dict[str, object], health: Health, why: str) -> None:
-    seen = observed(job(trains()), [(pod(0, **changes), running()), (pod(1), running())])
-    assert health_of_the_first(seen) == (health, why)
+    snapshot = observed(job(trains()), [(pod(0, **changes), running()), (pod(1), running())])
+    assert health_of_the_first(snapshot) == (health, why)
 
 
 def test_a_deletion_on_a_cordoned_node_is_called_a_drain() -> None:
-    cordoned = NodeFact(name="node-0", cordoned=True)
-    seen = observed(job(trains()), [(pod(0, kill_at=NOW), running()), (pod(1), running())], [cordoned])
-    assert health_of_the_first(seen) == (Health.DOOMED, "NodeDrained")
+    cordoned = ObservedNode(name="node-0", cordoned=True)
+    snapshot = observed(job(trains()), [(pod(0, kill_at=NOW), running()), (pod(1), running())], [cordoned])
+    assert health_of_the_first(snapshot) == (Health.DISRUPTED, "NodeDrained")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_deletion_on_a_cordoned_node_is_called_a_drain() -> None:
         pytest.param(None, ready(), Health.PENDING, id="one that never answered is awaited"),
     ],
 )
-def test_a_pod_that_does_not_train(mine: AgentFact | None, others: AgentFact | None, health: Health) -> None:
+def test_a_pod_that_does_not_train(mine: ObservedAgent | None, others: ObservedAgent | None, health: Health) -> None:
     assert health_of_the_first(observed(job(), [(pod(0), mine), (pod(1), others)]))[0] is health
 
 
@@ -129,11 +131,11 @@ def test_a_pod_that_does_not_train(mine: AgentFact | None, others: AgentFact | N
         pytest.param(20, None, Health.SILENT, id="nobody answers: the operator suspects itself"),
     ],
 )
-def test_an_operator_that_just_began(trying_s: float, other: AgentFact | None, health: Health) -> None:
-    unheard = AgentFact(trying_since=NOW - seconds(trying_s))
-    seen = observed(job(trains()), [(pod(0), unheard), (pod(1), other or unheard)])
-    assert health_of_the_first(seen)[0] is health
-    assert judge(seen).all_silent is (trying_s > 15 and other is None)
+def test_an_operator_that_just_began(trying_s: float, other: ObservedAgent | None, health: Health) -> None:
+    unheard = ObservedAgent(trying_since=NOW - seconds(trying_s))
+    snapshot = observed(job(trains()), [(pod(0), unheard), (pod(1), other or unheard)])
+    assert health_of_the_first(snapshot)[0] is health
+    assert assess(snapshot).all_silent is (trying_s > 15 and other is None)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_an_operator_that_just_began(trying_s: float, other: AgentFact | None, h
         pytest.param(ready(1), Health.LOST, id="when the others are stopped, a silent one cannot train either"),
     ],
 )
-def test_a_silent_member_in_a_recovery(other: AgentFact, health: Health) -> None:
+def test_a_silent_member_in_a_recovery(other: ObservedAgent, health: Health) -> None:
     record = trains(transition=transition(TransitionKind.RECOVERY))
     assert health_of_the_first(observed(job(record), [(pod(0), silent(20)), (pod(1), other)]))[0] is health
 
@@ -157,17 +159,17 @@ def test_a_silent_member_in_a_recovery(other: AgentFact, health: Health) -> None
         pytest.param(601, None, Health.LOST, True, id="a pod that never started there is gone as well"),
     ],
 )  # fmt: skip
-def test_a_node_that_is_not_ready(away_s: float, mine: AgentFact | None, health: Health, gone: bool) -> None:
-    node = NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(away_s))
-    replica = judge(observed(job(trains()), [(pod(0), mine), (pod(1), running())], [node])).by_id[pid(0)]
+def test_a_node_that_is_not_ready(away_s: float, mine: ObservedAgent | None, health: Health, gone: bool) -> None:
+    node = ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(away_s))
+    replica = assess(observed(job(trains()), [(pod(0), mine), (pod(1), running())], [node])).by_id[pid(0)]
     assert (replica.health, replica.gone) == (health, gone)
 
 
 def test_the_operator_looks_again_when_a_node_has_been_away_too_long() -> None:
-    node = NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(100))
-    view = judge(observed(job(wishes=policy(graceful_timeout=seconds(300))), [(pod(0), None)], [node]))
-    assert view.next_gone_at is not None
-    assert seconds(200) < view.next_gone_at - NOW < seconds(201)
+    node = ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(100))
+    replicas = assess(observed(job(wishes=policy(graceful_timeout=seconds(300))), [(pod(0), None)], [node]))
+    assert replicas.next_loss_at is not None
+    assert seconds(200) < replicas.next_loss_at - NOW < seconds(201)
 
 
 @pytest.mark.parametrize(
@@ -178,31 +180,31 @@ def test_the_operator_looks_again_when_a_node_has_been_away_too_long() -> None:
         pytest.param(None, Health.PENDING, False, id="not started: the node is too new for the cache"),
     ],
 )
-def test_a_node_that_is_not_known(mine: AgentFact | None, health: Health, gone: bool) -> None:
-    seen = replace(
-        observed(job(trains()), [(pod(0), mine), (pod(1), STEPS)]), nodes={"node-1": NodeFact(name="node-1")}
+def test_a_node_that_is_not_known(mine: ObservedAgent | None, health: Health, gone: bool) -> None:
+    snapshot = replace(
+        observed(job(trains()), [(pod(0), mine), (pod(1), STEPS)]), nodes={"node-1": ObservedNode(name="node-1")}
     )
-    replica = judge(seen).by_id[pid(0)]
+    replica = assess(snapshot).by_id[pid(0)]
     assert (replica.health, replica.gone) == (health, gone)
 
 
 def test_a_pod_that_was_given_up_is_never_taken_back() -> None:
-    seen = observed(job(trains(lost=(pid(0),))), [(pod(0), ready()), (pod(1), ready())])
-    assert health_of_the_first(seen)[0] is Health.LOST
-    assert [r.id for r in judge(seen).candidates()] == [pid(1)]
+    snapshot = observed(job(trains(lost=(pid(0),))), [(pod(0), ready()), (pod(1), ready())])
+    assert health_of_the_first(snapshot)[0] is Health.LOST
+    assert [r.id for r in assess(snapshot).candidates()] == [pid(1)]
 
 
 def test_only_the_newest_pod_of_a_slot_is_a_candidate() -> None:
-    seen = observed(job(), [(pod(pid(0)), ready()), (pod(pid(0, 1)), ready()), (pod(1), agent(AgentState.INIT, 0))])
-    assert [r.id for r in judge(seen).candidates()] == [pid(0, 1)]
+    snapshot = observed(job(), [(pod(pid(0)), ready()), (pod(pid(0, 1)), ready()), (pod(1), agent(AgentState.INIT, 0))])
+    assert [r.id for r in assess(snapshot).candidates()] == [pid(0, 1)]
 
 
 def test_an_agent_that_never_answers_is_told_of() -> None:
-    never = AgentFact(trying_since=LONG_AGO)
+    never = ObservedAgent(trying_since=LONG_AGO)
     assert health_of_the_first(observed(job(), [(pod(0), never)])) == (Health.PENDING, "AgentNotAnswering")
 
 
 def test_the_pods_of_a_job_that_is_refused_are_judged_too() -> None:
-    lone: PodFact = pod(0)
-    seen = observed(replace(job(), policy=None, refusal="no"), [(lone, ready())])
-    assert health_of_the_first(seen)[0] is Health.GOOD
+    lone: ObservedPod = pod(0)
+    snapshot = observed(replace(job(), policy=None, refusal="no"), [(lone, ready())])
+    assert health_of_the_first(snapshot)[0] is Health.GOOD

@@ -23,14 +23,14 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
-from elastipod_operator.core.health import judge
-from elastipod_operator.core.membership import Limits, newest_incarnations, rank_order, supply, wanted_slots
+from elastipod_operator.core.health import assess
+from elastipod_operator.core.membership import Limits, newest_incarnations, rank_order, supply_pods, wanted_slots
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, Observed, PodFact, Policy, SpecShape
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, Snapshot, SpecLimits
 
-TWO_SPECS = policy(specs=(SpecShape("base", 2), SpecShape("extra", 2)))
+TWO_SPECS = policy(specs=(SpecLimits("base", 2), SpecLimits("extra", 2)))
 
 
 def base(ordinal: int, incarnation: int = 0) -> PodId:
@@ -53,8 +53,8 @@ def extra(ordinal: int, incarnation: int = 0) -> PodId:
     ],
 )  # fmt: skip
 def test_group_ranks(before: tuple[PodId, ...], present: list[PodId], ranks: list[PodId]) -> None:
-    view = judge(observed(job(), [(pod(identity), ready()) for identity in present]))
-    assert [r.id for r in rank_order(view.candidates(), Record(members=before), TWO_SPECS)] == ranks
+    replicas = assess(observed(job(), [(pod(identity), ready()) for identity in present]))
+    assert [r.id for r in rank_order(replicas.candidates(), Record(members=before), TWO_SPECS)] == ranks
 
 
 @given(
@@ -63,16 +63,16 @@ def test_group_ranks(before: tuple[PodId, ...], present: list[PodId], ranks: lis
 )
 def test_group_ranks_do_not_depend_on_the_order_of_observation(present: list[PodId], before: list[PodId]) -> None:
     record = Record(members=tuple(before))
-    view = judge(observed(job(), [(pod(identity), ready()) for identity in present]))
-    ranks = [r.id for r in rank_order(view.candidates(), record, TWO_SPECS)]
+    replicas = assess(observed(job(), [(pod(identity), ready()) for identity in present]))
+    ranks = [r.id for r in rank_order(replicas.candidates(), record, TWO_SPECS)]
     assert sorted(ranks) == sorted(present)
     assert [spec for spec, *_ in ((r.spec,) for r in ranks)] == sorted(r.spec for r in ranks)
     kept = [m for m in before if m.spec == "base"]
     assert [r for r in ranks if r in kept] == kept
 
 
-def wanted(seen: Observed, record: Record, wishes: object = None) -> list[Slot]:
-    return wanted_slots(wishes or seen.job.policy, record, judge(seen))  # type: ignore[arg-type]
+def wanted(snapshot: Snapshot, record: Record, wishes: object = None) -> list[Slot]:
+    return wanted_slots(wishes or snapshot.job.policy, record, assess(snapshot))  # type: ignore[arg-type]
 
 
 def test_as_many_slots_are_wanted_as_the_largest_size() -> None:
@@ -86,15 +86,17 @@ def test_the_base_spec_is_filled_first() -> None:
 
 def test_members_and_living_pods_keep_their_slots() -> None:
     wishes = policy(2, 3)
-    seen = observed(job(wishes=wishes), [(pod(5), running()), (pod(7), ready()), (pod(1, started=False, ip=""), None)])
+    snapshot = observed(
+        job(wishes=wishes), [(pod(5), running()), (pod(7), ready()), (pod(1, started=False, ip=""), None)]
+    )
     record = trains(members=(pid(5),))
-    assert wanted(seen, record) == [Slot("workers", 5), Slot("workers", 7), Slot("workers", 1)]
+    assert wanted(snapshot, record) == [Slot("workers", 5), Slot("workers", 7), Slot("workers", 1)]
 
 
 def test_an_operator_that_just_began_wants_the_pods_that_run() -> None:
     wishes = policy(1, 2)
-    seen = observed(job(wishes=wishes), [(pod(0), None), (pod(3), None)])
-    assert wanted(seen, trains(1)) == [Slot("workers", 0), Slot("workers", 3)]
+    snapshot = observed(job(wishes=wishes), [(pod(0), None), (pod(3), None)])
+    assert wanted(snapshot, trains(1)) == [Slot("workers", 0), Slot("workers", 3)]
 
 
 @pytest.mark.parametrize(
@@ -108,17 +110,17 @@ def test_an_operator_that_just_began_wants_the_pods_that_run() -> None:
     ],
 )
 def test_an_incarnation_is_never_used_twice(record: Record, present: list[PodId], expected: int) -> None:
-    view = judge(observed(job(), [(pod(identity), ready()) for identity in present]))
-    assert newest_incarnations(record, view).get(Slot("workers", 0), -1) + 1 == expected
+    replicas = assess(observed(job(), [(pod(identity), ready()) for identity in present]))
+    assert newest_incarnations(record, replicas).get(Slot("workers", 0), -1) + 1 == expected
 
 
 def supplied(
-    record: Record, *pods: tuple[PodFact, AgentFact | None], wishes: Policy | None = None, **limits: object
+    record: Record, *pods: tuple[ObservedPod, ObservedAgent | None], wishes: Policy | None = None, **limits: object
 ) -> list[Action]:
     wishes = wishes or policy(2, 2)
-    seen = observed(job(record, wishes), pods)
-    view = judge(seen)
-    return supply(wishes, record, view, NOW, wanted_slots(wishes, record, view), Limits(**limits))[0]  # type: ignore[arg-type]
+    snapshot = observed(job(record, wishes), pods)
+    replicas = assess(snapshot)
+    return supply_pods(wishes, record, replicas, NOW, wanted_slots(wishes, record, replicas), Limits(**limits))[0]  # type: ignore[arg-type]
 
 
 def test_missing_pods_are_created_and_ask_for_the_size_of_the_job() -> None:
@@ -133,20 +135,20 @@ def test_nothing_is_done_when_all_are_there() -> None:
     ("first", "mine"),
     [
         pytest.param(pod(0, phase="Failed"), None, id="ended"),
-        pytest.param(pod(0, disrupted="Eviction"), ready(), id="doomed"),
+        pytest.param(pod(0, disruption="Eviction"), ready(), id="disrupted"),
     ],
 )
-def test_who_cannot_train_any_more_gets_a_replacement(first: PodFact, mine: AgentFact | None) -> None:
+def test_who_cannot_train_any_more_gets_a_replacement(first: ObservedPod, mine: ObservedAgent | None) -> None:
     assert CreatePod(pid(0, 1), 2, generation=1) in supplied(trains(), (first, mine), (pod(1), running()))
 
 
 def test_a_doomed_member_is_kept_until_all_are_parked() -> None:
-    doomed = pod(0, disrupted="Eviction")
+    disrupted = pod(0, disruption="Eviction")
     drains = trains(transition=transition())
-    assert not [a for a in supplied(drains, (doomed, running()), (pod(1), ready(1))) if isinstance(a, DeletePod)]
-    removed = supplied(drains, (doomed, ready(1)), (pod(1), ready(1)))
-    assert ShutDownAgent(doomed.name) in removed
-    assert [a.name for a in removed if isinstance(a, DeletePod)] == [doomed.name]
+    assert not [a for a in supplied(drains, (disrupted, running()), (pod(1), ready(1))) if isinstance(a, DeletePod)]
+    removed = supplied(drains, (disrupted, ready(1)), (pod(1), ready(1)))
+    assert ShutDownAgent(disrupted.name) in removed
+    assert [a.name for a in removed if isinstance(a, DeletePod)] == [disrupted.name]
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def test_after_a_planned_shrink_and_a_growth_the_pod_has_another_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "seen", [pod(2), pod(2, phase="Pending", node="", ip="", started=False)], ids=["ran", "waited"]
+    "snapshot", [pod(2), pod(2, phase="Pending", node="", ip="", started=False)], ids=["ran", "waited"]
 )
-def test_a_pod_that_vanishes_takes_its_name_along(seen: object) -> None:
-    there = plan(observed(job(trains()), [*TWO, (seen, None)]))  # type: ignore[list-item]
+def test_a_pod_that_vanishes_takes_its_name_along(snapshot: object) -> None:
+    there = plan(observed(job(trains()), [*TWO, (snapshot, None)]))  # type: ignore[list-item]
     vanished = plan(observed(job(there.record), TWO))
     assert pid(2, 1) in [c.pod for c in acts(vanished, CreatePod)]
 
@@ -71,7 +71,7 @@ def test_it_takes_no_room_in_the_record_of_members() -> None:
 
 
 def test_names_outlive_a_suspension() -> None:
-    suspends = trains(transition=transition(TransitionKind.SUSPEND, goal=0))
+    suspends = trains(transition=transition(TransitionKind.SUSPEND, target_size=0))
     away = plan(observed(job(suspends, policy(suspend=True)), [(pod(0), ready(1)), (pod(1), ready(1))]))
     back = plan(observed(job(away.record, policy(2, 2))))
     again = plan(observed(job(back.record, policy(2, 2))))

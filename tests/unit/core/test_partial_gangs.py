@@ -25,10 +25,10 @@ from elastipod_operator.core.actions import CreatePod, DeletePod, Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, PodFact
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod
 
-Seen = tuple[PodFact, AgentFact | None]
-STARTS = Record(transition=transition(TransitionKind.START, began_s=300, goal=4), generation=0)
+Seen = tuple[ObservedPod, ObservedAgent | None]
+STARTS = Record(transition=transition(TransitionKind.START, began_s=300, target_size=4), generation=0)
 FOUR = policy(4, 4)
 
 
@@ -81,7 +81,7 @@ def test_places_are_given_back_after_two_minutes() -> None:
     assert gang is not None
     assert (gang.since, gang.tries) == (NOW, 1)
     assert gang.rest_until is not None
-    assert [n.reason for n in late.notes] == ["PlacesGivenBack"]
+    assert [n.reason for n in late.events] == ["PlacesGivenBack"]
     assert late.wake_at is not None
     assert late.wake_at <= NOW + seconds(20)
 
@@ -153,8 +153,8 @@ def test_whole_increments_are_kept() -> None:
 
 def test_a_recovery_that_finds_too_little_room_gives_back_what_it_has() -> None:
     """Two jobs that lost a node each would wait for each other's places for ever."""
-    began = transition(TransitionKind.RECOVERY, goal=4, uses_budget=True, is_budget_checked=True)
-    record = trains(4, transition=began, gang=since(181, 3), incident_at=NOW, retries=1)
+    began = transition(TransitionKind.RECOVERY, target_size=4, uses_budget=True, is_budget_checked=True)
+    record = trains(4, transition=began, gang=since(181, 3), fault_at=NOW, retries=1)
     pods = [(pod(0), ready(1)), (pod(1), ready(1)), (pod(2), ready(1)), waits(3, 1)]
     todo = plan(observed(job(record, FOUR), pods))
     assert len(acts(todo, DeletePod)) == 4

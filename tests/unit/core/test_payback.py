@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.unit.core.builders import NOW, job, observed, pod, policy, running, seconds, trains, transition
 
-from elastipod_operator.core.health import judge
-from elastipod_operator.core.payback import growth_hold, with_pace, with_pause
+from elastipod_operator.core.health import assess
+from elastipod_operator.core.payback import growth_hold, record_resize_pause, record_step_time
 from elastipod_operator.core.record import Record, ResizeStatistics, TransitionKind
 
 FASTER = ResizeStatistics(seconds(10), ((2, seconds(2)), (4, seconds(1))))
@@ -17,7 +17,7 @@ FASTER = ResizeStatistics(seconds(10), ((2, seconds(2)), (4, seconds(1))))
 
 def paced(record: Record, *paces: float | None) -> Record:
     pods = [(pod(n), running(step_pace=None if pace is None else seconds(pace))) for n, pace in enumerate(paces)]
-    return with_pace(record, judge(observed(job(record), pods)))
+    return record_step_time(record, assess(observed(job(record), pods)))
 
 
 def test_the_pace_of_a_size_is_that_of_its_fastest_replica() -> None:
@@ -53,10 +53,10 @@ def test_the_newest_pace_of_each_of_four_sizes_is_kept() -> None:
 
 def test_the_pause_is_noted_when_the_workers_run_again() -> None:
     record = trains(resize_began_at=NOW - seconds(9), resize_statistics=FASTER)
-    after = with_pause(record, NOW)
+    after = record_resize_pause(record, NOW)
     assert (after.resize_began_at, after.resize_statistics) == (None, ResizeStatistics(seconds(9), FASTER.step_times))
     plain = trains(resize_statistics=FASTER)
-    assert with_pause(plain, NOW) is plain
+    assert record_resize_pause(plain, NOW) is plain
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.phase_accounting import Phase, goodput, phase_times_since, total
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PhaseTimes, Record, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Observed, PodFact
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Snapshot
 
 WAITS = (pod(1, phase="Pending", node="", ip="", started=False), None)
 STARTS = Record(transition=transition(TransitionKind.START))
@@ -58,7 +58,7 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
             Phase.TRAINING,
             id="training does not become repetition",
         ),
-        pytest.param(trains(3), [*BOTH, (pod(2, disrupted="x"), running())], Phase.DRAINING, id="a drain"),
+        pytest.param(trains(3), [*BOTH, (pod(2, disruption="x"), running())], Phase.DRAINING, id="a drain"),
         pytest.param(
             trains(transition=transition()),
             [(pod(0), agent(AgentState.STOPPING, saving=True)), (pod(1), agent(AgentState.STOPPING))],
@@ -72,7 +72,7 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
             id="who has not ended saves",
         ),
         pytest.param(
-            trains(transition=transition(TransitionKind.SUSPEND, goal=0)),
+            trains(transition=transition(TransitionKind.SUSPEND, target_size=0)),
             [(pod(n), agent(AgentState.STOPPING, saving=True)) for n in range(2)],
             Phase.SAVING,
             id="before a suspension too",
@@ -84,14 +84,14 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
             id="workers are being stopped after a fault",
         ),
         pytest.param(
-            trains(1, transition=transition(TransitionKind.RECOVERY, goal=2)),
+            trains(1, transition=transition(TransitionKind.RECOVERY, target_size=2)),
             [(pod(0), ready(1)), WAITS],
             Phase.WAITING,
             id="a replacement is awaited",
         ),
     ],
 )
-def test_phases(record: Record, pods: list[tuple[PodFact, AgentFact | None]], phase: Phase) -> None:
+def test_phases(record: Record, pods: list[tuple[ObservedPod, ObservedAgent | None]], phase: Phase) -> None:
     assert plan(observed(job(record), pods)).record.phase_times.phase == phase
 
 
@@ -99,8 +99,8 @@ def test_a_suspended_job() -> None:
     wishes = policy(suspend=True)
     first = plan(observed(job(trains(), wishes), BOTH))
     assert first.record.phase_times.phase == Phase.DRAINING
-    parked = ready(1, drained=True)
-    then = plan(observed(job(first.record, wishes), [(pod(0), parked), (pod(1), parked)]))
+    is_idle = ready(1, drained=True)
+    then = plan(observed(job(first.record, wishes), [(pod(0), is_idle), (pod(1), is_idle)]))
     assert then.record.phase_times.phase == Phase.SUSPENDED
 
 
@@ -162,7 +162,7 @@ def test_goodput_is_the_share_of_training_in_the_time_out_of_queues() -> None:
     assert goodput([PhaseTimes(Phase.STARTING, LONG_AGO)], NOW) == 0.0
 
 
-SITUATIONS: list[Observed] = [
+SITUATIONS: list[Snapshot] = [
     observed(job(None), pods)  # type: ignore[arg-type]
     for pods in (
         [],
@@ -182,8 +182,8 @@ def test_the_phases_sum_to_the_life_of_the_job(story: list[tuple[int, int]]) -> 
     now, record = LONG_AGO, None
     for which, later_us in story:
         now += timedelta(microseconds=later_us)
-        seen = SITUATIONS[which]
-        record = plan(replace(seen, now=now, job=replace(seen.job, record=record))).record
+        snapshot = SITUATIONS[which]
+        record = plan(replace(snapshot, now=now, job=replace(snapshot.job, record=record))).record
         spent = sum(total(record.phase_times, now).values(), timedelta(0))
         alive = (_ended(record) or now) - LONG_AGO
         assert abs(spent - alive) < timedelta(milliseconds=2)

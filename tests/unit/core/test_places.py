@@ -22,15 +22,15 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.backoff import jitter
-from elastipod_operator.core.health import View, judge
+from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.names import Slot
-from elastipod_operator.core.partial_gangs import Places, next_look, places, restrict, watch_gang
+from elastipod_operator.core.partial_gangs import Places, follow_partial_gang, next_gang_check, places, restrict_slots
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
 
-Seen = tuple[PodFact, AgentFact | None]
-STARTS = Record(transition=transition(TransitionKind.START, goal=4))
+Seen = tuple[ObservedPod, ObservedAgent | None]
+STARTS = Record(transition=transition(TransitionKind.START, target_size=4))
 EVEN = policy(sizes=Sizes((2, 4), 2))
 FOUR = policy(4, 4)
 
@@ -43,8 +43,8 @@ def waits(ordinal: int) -> Seen:
     return pod(ordinal, phase="Pending", node="", ip="", started=False), None
 
 
-def view_of(record: Record, *pods: Seen) -> View:
-    return judge(observed(job(record), pods))
+def replicas_of(record: Record, *pods: Seen) -> Replicas:
+    return assess(observed(job(record), pods))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def view_of(record: Record, *pods: Seen) -> View:
         pytest.param(STARTS, EVEN, [*(bound(n) for n in range(3)), waits(3)], Places(2, 0),
                      id="before a start what goes beyond a size harms nobody"),
         pytest.param(STARTS, FOUR, [bound(0), (pod(2, phase="Failed"), None)], Places(0, 1), id="who has ended holds none"),
-        pytest.param(STARTS, FOUR, [bound(0), (pod(1, disrupted="x"), ready(0))], Places(0, 1), id="nor who is about to go"),
+        pytest.param(STARTS, FOUR, [bound(0), (pod(1, disruption="x"), ready(0))], Places(0, 1), id="nor who is about to go"),
         pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), waits(3)], Places(2, 1),
                      id="half an increment"),
         pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), bound(3)], Places(4, 0),
@@ -67,13 +67,13 @@ def view_of(record: Record, *pods: Seen) -> View:
     ],
 )  # fmt: skip
 def test_places(record: Record, wishes: Policy, pods: list[Seen], expected: Places) -> None:
-    assert places(record, view_of(record, *pods), wishes) == expected
+    assert places(record, replicas_of(record, *pods), wishes) == expected
 
 
 def given_back(tries: int, key: str = "k") -> Record:
     record = Record(transition=STARTS.transition, gang=PartialGang(NOW - seconds(999), 2, tries))
-    view = view_of(record, bound(0), bound(1), waits(2))
-    return watch_gang(record, view, FOUR, NOW, key, refused=False)[0]
+    replicas = replicas_of(record, bound(0), bound(1), waits(2))
+    return follow_partial_gang(record, replicas, FOUR, NOW, key, refused=False)[0]
 
 
 @pytest.mark.parametrize(("tries", "wait_s"), [(0, 10), (1, 20), (2, 40), (9, 300)])
@@ -86,12 +86,14 @@ def test_the_rest_is_twenty_seconds_and_the_backoff(tries: int, wait_s: float) -
 
 def test_what_is_given_back_is_told_in_figures() -> None:
     first = Record(transition=STARTS.transition, gang=PartialGang(NOW - seconds(200), 2))
-    _, notes = watch_gang(first, view_of(first, bound(0), bound(1), waits(2)), FOUR, NOW, "k", refused=False)
-    assert [n.message.split(";")[0] for n in notes] == ["2 pods had places for 200 s, too few for the smallest size"]
+    _, events = follow_partial_gang(
+        first, replicas_of(first, bound(0), bound(1), waits(2)), FOUR, NOW, "k", refused=False
+    )
+    assert [n.message.split(";")[0] for n in events] == ["2 pods had places for 200 s, too few for the smallest size"]
     more = trains(gang=PartialGang(NOW - seconds(190), 1))
     pods = [(pod(0), running()), (pod(1), running()), bound(2), waits(3)]
-    kept, notes = watch_gang(more, view_of(more, *pods), EVEN, NOW, "k", refused=False)
-    assert [n.message.split(";")[0] for n in notes] == ["1 pods had places for 190 s, too few for a whole increment"]
+    kept, events = follow_partial_gang(more, replicas_of(more, *pods), EVEN, NOW, "k", refused=False)
+    assert [n.message.split(";")[0] for n in events] == ["1 pods had places for 190 s, too few for a whole increment"]
     assert kept.members == more.members
     assert kept.incarnations == {Slot("workers", n): 0 for n in range(4)}, "names are not used again"
 
@@ -130,8 +132,8 @@ RESTING = PartialGang(LONG_AGO, 0, 3, NOW + seconds(1))
 )
 def test_how_a_gang_is_followed(gang: PartialGang, pods: list[Seen], expected: PartialGang | None) -> None:
     record = Record(transition=STARTS.transition, gang=gang)
-    after, notes = watch_gang(record, view_of(record, *pods), FOUR, NOW, "k", refused=False)
-    assert (after.gang, notes) == (expected, ())
+    after, events = follow_partial_gang(record, replicas_of(record, *pods), FOUR, NOW, "k", refused=False)
+    assert (after.gang, events) == (expected, ())
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_how_a_gang_is_followed(gang: PartialGang, pods: list[Seen], expected: P
     ],
 )
 def test_when_a_gang_is_looked_at(gang: PartialGang | None, wait_s: float | None) -> None:
-    found = next_look(Record(gang=gang), "k", NOW)
+    found = next_gang_check(Record(gang=gang), "k", NOW)
     assert found == (None if wait_s is None else NOW + seconds(wait_s))
 
 
@@ -164,19 +166,21 @@ def test_when_a_gang_is_looked_at(gang: PartialGang | None, wait_s: float | None
 def test_a_rest_ends_when_there_comes_to_be_more_room(room_s: float | None, is_over: bool) -> None:
     resting = PartialGang(NOW - seconds(100), 0, 3, NOW + seconds(999))
     record = Record(transition=STARTS.transition, gang=resting)
-    room_at = None if room_s is None else NOW + seconds(room_s)
-    view = judge(observed(job(record), [bound(0), waits(1)], room_at=room_at))
-    after, _ = watch_gang(record, view, FOUR, NOW, "k", refused=False)
+    capacity_freed_at = None if room_s is None else NOW + seconds(room_s)
+    replicas = assess(observed(job(record), [bound(0), waits(1)], capacity_freed_at=capacity_freed_at))
+    after, _ = follow_partial_gang(record, replicas, FOUR, NOW, "k", refused=False)
     assert after.gang == (PartialGang(NOW, 1, 3) if is_over else resting)
-    alone = judge(observed(job(record), [waits(1)], room_at=room_at))
-    assert watch_gang(record, alone, FOUR, NOW, "k", refused=False)[0].gang == resting, "and somebody has a place"
+    alone = assess(observed(job(record), [waits(1)], capacity_freed_at=capacity_freed_at))
+    assert follow_partial_gang(record, alone, FOUR, NOW, "k", refused=False)[0].gang == resting, (
+        "and somebody has a place"
+    )
 
 
 def test_a_job_that_trains_asks_ever_more_rarely() -> None:
     """A job that waits for its start asks every five minutes, one that waits to grow every hour."""
     record = trains(gang=PartialGang(LONG_AGO, 1, 20))
     pods = [(pod(0), running()), (pod(1), running()), bound(2), waits(3)]
-    gang = watch_gang(record, view_of(record, *pods), EVEN, NOW, "k", refused=False)[0].gang
+    gang = follow_partial_gang(record, replicas_of(record, *pods), EVEN, NOW, "k", refused=False)[0].gang
     assert gang is not None
     assert gang.rest_until is not None
     assert seconds(3620) <= gang.rest_until - NOW <= seconds(20 + 1.25 * 3600)
@@ -207,19 +211,19 @@ EARLY = PartialGang(NOW - seconds(19), 0, 1, NOW + seconds(60))
     ],
 )  # fmt: skip
 def test_which_pods_are_wanted_while_places_are_given_back(record: Record, pods: list[Seen], left: list[Slot]) -> None:
-    view = view_of(record, *pods)
-    assert restrict(slots(0, 1, 2, 3), record, view, EVEN if record.members else FOUR, NOW) == left
+    replicas = replicas_of(record, *pods)
+    assert restrict_slots(slots(0, 1, 2, 3), record, replicas, EVEN if record.members else FOUR, NOW) == left
 
 
 @pytest.mark.parametrize(
     "other",
     [
         pytest.param((pod(3, phase="Failed"), None), id="ended"),
-        pytest.param((pod(3, disrupted="x"), agent()), id="about to go"),
+        pytest.param((pod(3, disruption="x"), agent()), id="about to go"),
         pytest.param(waits(3), id="without a place"),
     ],
 )
 def test_a_place_that_is_none_shows_no_demand(other: Any) -> None:
     record = trains(gang=RESTS)
-    assert restrict(slots(0, 1, 2, 3), record, view_of(record, other), EVEN, NOW) == slots(0, 1, 2)
-    assert pid(3).slot not in restrict(slots(0, 1, 2, 3), record, view_of(record, other), EVEN, NOW)
+    assert restrict_slots(slots(0, 1, 2, 3), record, replicas_of(record, other), EVEN, NOW) == slots(0, 1, 2)
+    assert pid(3).slot not in restrict_slots(slots(0, 1, 2, 3), record, replicas_of(record, other), EVEN, NOW)

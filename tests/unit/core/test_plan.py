@@ -29,22 +29,22 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import (
     CreatePod,
     DeletePod,
+    ListPods,
     SetFinalizer,
     ShutDownAgent,
     StartWorkers,
     StopWorkers,
-    VerifyPods,
 )
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import NodeFaults, PartialGang, PhaseTimes, Record, ResizeStatistics, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact, SpecShape
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, SpecLimits
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 BOTH: list[Seen] = [(pod(0), running()), (pod(1), running())]
 PAIR = policy(2, 2)
-NEW = Record(transition=transition(TransitionKind.START, goal=2))
+NEW = Record(transition=transition(TransitionKind.START, target_size=2))
 
 
 # ---- new jobs
@@ -55,15 +55,15 @@ def test_a_new_job_aims_at_its_first_size_from_now_on() -> None:
     began = todo.record.transition
     assert began is not None
     assert (began.kind, began.cause, began.message) == (TransitionKind.START, "JobCreated", "the job was accepted")
-    assert (began.from_size, began.goal, began.graceful) == (0, 3, False)
+    assert (began.from_size, began.target_size, began.graceful) == (0, 3, False)
     assert (began.began_at, began.detected_at, began.deadline) == (NOW, NOW, NOW + seconds(30))
-    assert (todo.record.generation, todo.record.members, todo.takes_spec) == (0, (), True)
+    assert (todo.record.generation, todo.record.members, todo.adopts_spec) == (0, (), True)
 
 
 def test_a_job_that_cannot_be_used_gets_a_record_and_no_pods() -> None:
     todo = plan(observed(replace(job(None), policy=None, refusal="no")))
     assert todo.record.transition is not None
-    assert todo.record.transition.goal == 1
+    assert todo.record.transition.target_size == 1
     assert todo.actions == ()
 
 
@@ -76,7 +76,7 @@ def test_a_lost_record_names_those_who_may_still_run() -> None:
         TransitionKind.RECOVERY,
         "the job's state record was lost",
     )
-    assert not todo.takes_spec, "their pods were made from another one perhaps"
+    assert not todo.adopts_spec, "their pods were made from another one perhaps"
     assert [a.pod for a in acts(todo, StopWorkers)] == [pod(2).name, pod(0).name]
 
 
@@ -126,7 +126,7 @@ def test_no_pods_are_made_for_a_job_that_is(fact: Any) -> None:
 
 
 def test_no_pods_are_made_while_a_job_still_drains_for_a_suspension_that_was_called_off() -> None:
-    record = trains(transition=transition(TransitionKind.SUSPEND, goal=0))
+    record = trains(transition=transition(TransitionKind.SUSPEND, target_size=0))
     todo = plan(observed(job(record), [(pod(n), agent(AgentState.STOPPING)) for n in range(2)]))
     assert todo.record.transition == record.transition
     assert not acts(todo, CreatePod)
@@ -180,9 +180,9 @@ CHANGING = [(pod(n), agent(AgentState.STOPPING)) for n in range(2)]
 def test_when_the_api_server_is_asked_for_the_pods(
     record: Record, pods: list[Seen], ago_s: float | None, asks: bool, wait_s: float | None
 ) -> None:
-    listed_at = None if ago_s is None else NOW - seconds(ago_s)
-    todo = plan(observed(job(record, PAIR), pods, listed_at=listed_at))
-    assert (VerifyPods() in todo.actions) is asks
+    pods_listed_at = None if ago_s is None else NOW - seconds(ago_s)
+    todo = plan(observed(job(record, PAIR), pods, pods_listed_at=pods_listed_at))
+    assert (ListPods() in todo.actions) is asks
     assert todo.wake_at == (None if wait_s is None else NOW + seconds(wait_s))
 
 
@@ -202,14 +202,14 @@ def test_a_suspended_job_does_not_wait_for_ever_for_the_end_of_pods_that_the_wat
         members=(), transition=transition(TransitionKind.SUSPEND, began_s=began_s, deadline=NOW - seconds(1))
     )
     going = [(pod(n, kill_at=NOW - seconds(5)), None) for n in range(2)]
-    todo = plan(observed(job(stopped, policy(suspend=True)), going, listed_at=NOW - seconds(ago_s)))
-    assert (VerifyPods() in todo.actions) is asks
+    todo = plan(observed(job(stopped, policy(suspend=True)), going, pods_listed_at=NOW - seconds(ago_s)))
+    assert (ListPods() in todo.actions) is asks
     assert todo.wake_at == NOW + seconds(wait_s)
 
 
 def test_a_suspended_job_without_pods_rests() -> None:
     stopped = trains(members=(), transition=transition(TransitionKind.SUSPEND, began_s=900))
-    assert plan(observed(job(stopped, policy(suspend=True)), [], listed_at=NOW - seconds(900))).wake_at is None
+    assert plan(observed(job(stopped, policy(suspend=True)), [], pods_listed_at=NOW - seconds(900))).wake_at is None
 
 
 # ---- the time of the next look
@@ -223,9 +223,9 @@ def test_a_suspended_job_without_pods_rests() -> None:
                      [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(3))) for n in range(2)], {}, 12, id="the end of repetition"),
         pytest.param(trains(gang=PartialGang(NOW - seconds(20), 0, 1, NOW + seconds(30))), PAIR, BOTH, {}, 30, id="the end of a rest"),
         pytest.param(trains(), PAIR, [(pod(n), running()) for n in range(2)],
-                     {"nodes": [NodeFact(name="node-0", ready=False, not_ready_since=NOW - seconds(590))]},
+                     {"nodes": [ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(590))]},
                      10.001, id="a node that is away for too long"),
-        pytest.param(trains(running_since=None, incident_at=NOW - seconds(20)), PAIR,
+        pytest.param(trains(running_since=None, fault_at=NOW - seconds(20)), PAIR,
                      [(pod(0), running()), (pod(1), agent(AgentState.INIT, 1))], {}, 10, id="a recovery that becomes a fault"),
         pytest.param(trains(transition=transition(TransitionKind.RECOVERY, is_budget_checked=True, not_before=NOW + seconds(4))), PAIR,
                      [(pod(n), ready(1)) for n in range(2)], {}, 4, id="a back-off"),
@@ -245,9 +245,9 @@ def test_edits_before_the_first_start_give_up_the_pods_and_forget_their_gang() -
     stuck = [(pod(0), None), (pod(1), ready(0))]
     record = replace(NEW, gang=PartialGang(LONG_AGO, 1))
     todo = plan(observed(job(record, PAIR, pending_edits=("a", "b")), stuck))
-    assert (todo.record.gang, todo.record.lost, todo.takes_spec) == (None, (pid(0), pid(1)), True)
+    assert (todo.record.gang, todo.record.lost, todo.adopts_spec) == (None, (pid(0), pid(1)), True)
     assert [a.why for a in acts(todo, DeletePod)] == ["the template was edited before the training began"] * 2
-    assert [n.message for n in todo.notes] == ["a, b: pods are made anew from the edited spec"]
+    assert [n.message for n in todo.events] == ["a, b: pods are made anew from the edited spec"]
     assert todo.wake_at == NOW + seconds(1)
     assert not acts(todo, CreatePod), "not before that is on record"
     assert not [c for c in todo.conditions if c.reason == "EditsPending"]
@@ -255,19 +255,19 @@ def test_edits_before_the_first_start_give_up_the_pods_and_forget_their_gang() -
 
 def test_edits_wait_once_a_generation_was_begun() -> None:
     todo = plan(observed(job(replace(NEW, generation=1), PAIR, pending_edits=("a",)), [(pod(0), None)]))
-    assert (acts(todo, DeletePod), todo.takes_spec) == ([], False)
+    assert (acts(todo, DeletePod), todo.adopts_spec) == ([], False)
     assert [c.reason for c in todo.conditions if c.type == "Warning"] == ["EditsPending"]
 
 
 def test_a_job_that_is_left_alone_keeps_even_its_pods() -> None:
-    todo = plan(observed(job(trains(), PAIR, hands_off="newer"), [*BOTH, (pod(9), running())]))
-    assert (todo.actions, todo.record, todo.is_record_kept, todo.wake_at) == ((), Record(), True, None)
+    todo = plan(observed(job(trains(), PAIR, unmanaged="newer"), [*BOTH, (pod(9), running())]))
+    assert (todo.actions, todo.record, todo.skips_record, todo.wake_at) == ((), Record(), True, None)
     mine = plan(observed(job(trains(), PAIR), BOTH))
-    assert not mine.is_record_kept
+    assert not mine.skips_record
 
 
 def test_a_deletion_is_carried_out_whatever_else_is_the_case() -> None:
-    for changes in ({"hands_off": "newer"}, {"policy": None, "refusal": "no"}, {"pending_edits": ("a",)}):
+    for changes in ({"unmanaged": "newer"}, {"policy": None, "refusal": "no"}, {"pending_edits": ("a",)}):
         leaving = replace(job(trains(), PAIR, deleting_since=NOW), **changes)
         assert len(acts(plan(observed(leaving, BOTH)), DeletePod)) == 2
 
@@ -280,7 +280,7 @@ def test_a_deadline_ends_a_job_and_says_which_one() -> None:
     ended = todo.record
     assert (ended.outcome, ended.outcome_reason, ended.ended_at) == ("Failed", "DeadlineExceeded", NOW)
     assert ended.outcome_message == "the job ran for longer than spec.runPolicy.activeDeadlineSeconds (60 s)"
-    assert [n.message for n in todo.notes] == [ended.outcome_message]
+    assert [n.message for n in todo.events] == [ended.outcome_message]
     assert not acts(todo, CreatePod)
 
 
@@ -306,18 +306,18 @@ def test_an_ended_job_lets_its_pods_go_and_looks_again() -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        pytest.param((SpecShape("workers", 4),), 4, id="pods for the largest size"),
-        pytest.param((SpecShape("workers", 3),), 3, id="of a spec no more than its limit"),
+        pytest.param((SpecLimits("workers", 4),), 4, id="pods for the largest size"),
+        pytest.param((SpecLimits("workers", 3),), 3, id="of a spec no more than its limit"),
     ],
 )
-def test_how_many_pods_are_asked_for(spec: tuple[SpecShape, ...], expected: int) -> None:
+def test_how_many_pods_are_asked_for(spec: tuple[SpecLimits, ...], expected: int) -> None:
     todo = plan(observed(job(NEW, policy(2, 4, specs=spec))))
     assert [a.pod for a in acts(todo, CreatePod)] == [pid(n) for n in range(expected)]
     assert {a.nnodes for a in acts(todo, CreatePod)} == {2}
 
 
 def test_a_fault_and_its_replacement_are_one_plan() -> None:
-    dead = NodeFact(name="node-1", out_of_service=True)
+    dead = ObservedNode(name="node-1", out_of_service=True)
     todo = plan(observed(job(trains(), PAIR), BOTH, [dead]))
     assert [type(a) for a in todo.actions] == [StopWorkers, CreatePod, DeletePod]
 

@@ -26,7 +26,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers, StopWorkers
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure, NodeFact, PodFact
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, ObservedNode, ObservedPod
 
 DRAINED = ready(1, drained=True)
 CRASHED = ready(1, failure=Failure(0, 1, "", "ValueError: boom"), reason="WorkerCrash")
@@ -38,13 +38,13 @@ CRASHED = ready(1, failure=Failure(0, 1, "", "ValueError: boom"), reason="Worker
         pytest.param(pod(0), faulted(), "WorkerCrash", True, id="a worker that crashes counts"),
         pytest.param(pod(0, phase="Failed", trouble="out of memory"), None, "PodFailed", True, id="a pod that ends by itself counts"),
         pytest.param(pod(0, phase="Failed", kill_at=NOW), None, "PodFailed", False, id="a pod that was deleted does not"),
-        pytest.param(pod(0, phase="Failed", disrupted="Preempted"), None, "PodFailed", False, id="a pod that was evicted does not"),
+        pytest.param(pod(0, phase="Failed", disruption="Preempted"), None, "PodFailed", False, id="a pod that was evicted does not"),
         pytest.param(None, None, "PodLost", False, id="a pod that is gone does not"),
         pytest.param(pod(0), ready(1), "WorkersStopped", False, id="workers that somebody else stopped do not"),
         pytest.param(pod(0), running(9), "RecordBehind", False, id="an agent ahead of the record does not"),
     ],
 )  # fmt: skip
-def test_an_incident(first: PodFact | None, mine: AgentFact | None, cause: str, counted: bool) -> None:
+def test_an_incident(first: ObservedPod | None, mine: ObservedAgent | None, cause: str, counted: bool) -> None:
     pods = [(first, mine)] if first is not None else []
     todo = plan(observed(job(trains()), [*pods, (pod(1), running())]))
     began = todo.record.transition
@@ -55,7 +55,7 @@ def test_an_incident(first: PodFact | None, mine: AgentFact | None, cause: str, 
         counted,
         False,
     )
-    assert (todo.record.restarts, todo.record.retries, todo.record.incident_at) == (1, int(counted), NOW)
+    assert (todo.record.restarts, todo.record.retries, todo.record.fault_at) == (1, int(counted), NOW)
     assert all(not a.graceful for a in acts(todo, StopWorkers))
 
 
@@ -66,17 +66,17 @@ def test_an_incident(first: PodFact | None, mine: AgentFact | None, cause: str, 
         pytest.param(agent(AgentState.STOPPING, 2), id="workers that are just ending"),
         pytest.param(agent(AgentState.COMPLETED, 2), id="workers that finished before the others"),
         pytest.param(silent(14, generation=2), id="a missed answer"),
-        pytest.param(AgentFact(trying_since=NOW - seconds(3)), id="an agent that this operator has not heard yet"),
+        pytest.param(ObservedAgent(trying_since=NOW - seconds(3)), id="an agent that this operator has not heard yet"),
     ],
 )
-def test_what_is_no_incident(mine: AgentFact) -> None:
+def test_what_is_no_incident(mine: ObservedAgent) -> None:
     todo = plan(observed(job(trains(generation=2)), [(pod(0), mine), (pod(1), running(2))]))
     assert todo.record.transition is None
     assert todo.record.restarts == 0
 
 
 def test_a_lost_node_is_the_cause_even_when_workers_failed_of_it() -> None:
-    lost = NodeFact(name="node-0", ready=False, not_ready_since=NOW)
+    lost = ObservedNode(name="node-0", ready=False, not_ready_since=NOW)
     todo = plan(observed(job(trains()), [(pod(0), silent(20)), (pod(1), faulted())], [lost]))
     assert todo.record.transition is not None
     assert (todo.record.transition.cause, todo.record.retries, todo.record.lost) == ("NodeLost", 0, (pid(0),))
@@ -105,7 +105,9 @@ def test_the_agents_own_sentence_is_not_said_twice() -> None:
     assert todo.record.transition.message.count("was killed by SIGKILL") == 1
 
 
-RECOVERS = trains(3, transition=transition(TransitionKind.RECOVERY, goal=3), incident_at=NOW - seconds(5), restarts=1)
+RECOVERS = trains(
+    3, transition=transition(TransitionKind.RECOVERY, target_size=3), fault_at=NOW - seconds(5), restarts=1
+)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ RECOVERS = trains(3, transition=transition(TransitionKind.RECOVERY, goal=3), inc
 def test_the_size_after_a_fault(found_s: float, number: int, size: int) -> None:
     began = NOW - seconds(found_s)
     record = replace(
-        RECOVERS, transition=transition(TransitionKind.RECOVERY, goal=3, detected_at=began, began_at=began)
+        RECOVERS, transition=transition(TransitionKind.RECOVERY, target_size=3, detected_at=began, began_at=began)
     )
     todo = plan(observed(job(record), [(pod(n), ready(1)) for n in range(number)]))
     assert len(acts(todo, StartWorkers)) == size
@@ -128,9 +130,9 @@ def test_the_size_after_a_fault(found_s: float, number: int, size: int) -> None:
 
 
 def test_a_recovery_that_succeeded_is_over() -> None:
-    record = trains(generation=2, running_since=None, incident_at=NOW - seconds(20), restarts=1)
+    record = trains(generation=2, running_since=None, fault_at=NOW - seconds(20), restarts=1)
     todo = plan(observed(job(record), [(pod(0), running(2)), (pod(1), running(2))]))
-    assert (todo.record.recovered_at, todo.record.incident_at, todo.record.resized_at) == (NOW, None, None)
+    assert (todo.record.recovered_at, todo.record.fault_at, todo.record.resized_at) == (NOW, None, None)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_a_job_fails_when_its_retries_are_used_up_with_the_workers_own_words() -
 def test_a_retry_is_given_back_when_a_lost_node_turns_out_to_be_the_cause() -> None:
     first = plan(observed(job(trains(retries=1), RETRY_ONCE), [(pod(0), silent(10)), (pod(1), faulted())]))
     assert first.record.retries == 2
-    lost = NodeFact(name="node-0", ready=False, not_ready_since=NOW)
+    lost = ObservedNode(name="node-0", ready=False, not_ready_since=NOW)
     then = plan(observed(job(first.record, RETRY_ONCE), [(pod(0), silent(20)), (pod(1), ready(1))], [lost]))
     assert (then.record.outcome, then.record.retries, then.record.lost) == ("", 1, (pid(0),))
     assert then.record.transition is not None
@@ -180,7 +182,7 @@ def test_a_retry_is_given_back_when_a_lost_node_turns_out_to_be_the_cause() -> N
 
 
 def test_a_lost_member_is_replaced_and_never_taken_back() -> None:
-    lost = NodeFact(name="node-0", ready=False, not_ready_since=NOW)
+    lost = ObservedNode(name="node-0", ready=False, not_ready_since=NOW)
     todo = plan(observed(job(trains()), [(pod(0), silent(20)), (pod(1), running())], [lost]))
     assert [a.name for a in acts(todo, DeletePod)] == [pod(0).name]
     assert pid(0, 1) in [a.pod for a in acts(todo, CreatePod)]
@@ -188,7 +190,7 @@ def test_a_lost_member_is_replaced_and_never_taken_back() -> None:
     assert not acts(back, StartWorkers)
 
 
-DRAINS = trains(3, transition=transition(goal=2))
+DRAINS = trains(3, transition=transition(target_size=2))
 
 
 @pytest.mark.parametrize(
@@ -197,19 +199,21 @@ DRAINS = trains(3, transition=transition(goal=2))
         pytest.param(None, (running(), running()), True, id="a member that is missing before the checkpoint"),
         pytest.param(None, (agent(AgentState.STOPPING), agent(AgentState.STOPPING)), True, id="also when all are draining"),
         pytest.param(None, (DRAINED, agent(AgentState.STOPPING)), False, id="but not once one stands at the checkpoint"),
-        pytest.param(None, (AgentFact(trying_since=NOW), running()), False, id="nor before the others were heard"),
+        pytest.param(None, (ObservedAgent(trying_since=NOW), running()), False, id="nor before the others were heard"),
         pytest.param(faulted(), (running(), running()), True, id="a worker that fails"),
         pytest.param(CRASHED, (agent(AgentState.STOPPING), running()), True, id="a worker that fails while it is stopped"),
         pytest.param(ready(1), (agent(AgentState.STOPPING), running()), False, id="not one that was just stopped"),
     ],
 )  # fmt: skip
-def test_a_fault_in_a_drain(mine: AgentFact | None, others: tuple[AgentFact, AgentFact], recovers: bool) -> None:
+def test_a_fault_in_a_drain(
+    mine: ObservedAgent | None, others: tuple[ObservedAgent, ObservedAgent], recovers: bool
+) -> None:
     first = [(pod(0), mine)] if mine is not None else []
     todo = plan(observed(job(DRAINS), [*first, (pod(1), others[0]), (pod(2), others[1])]))
     began = todo.record.transition
     assert began is not None
     assert (began.kind is TransitionKind.RECOVERY) is recovers
-    assert began.goal == 2, "the size that the drain was for stays"
+    assert began.target_size == 2, "the size that the drain was for stays"
     assert todo.record.restarts == int(recovers)
 
 
@@ -222,7 +226,7 @@ def test_what_fails_when_the_time_for_the_checkpoint_is_over_was_not_at_fault() 
 
 def test_losses_after_the_checkpoint_change_nothing_but_the_size() -> None:
     drained = plan(
-        observed(job(DRAINS, policy(3, 3)), [(pod(0), DRAINED), (pod(1), DRAINED), (pod(2, disrupted="x"), DRAINED)])
+        observed(job(DRAINS, policy(3, 3)), [(pod(0), DRAINED), (pod(1), DRAINED), (pod(2, disruption="x"), DRAINED)])
     )
     assert drained.record.transition is not None
     assert not drained.record.transition.graceful
@@ -231,7 +235,7 @@ def test_losses_after_the_checkpoint_change_nothing_but_the_size() -> None:
 
 
 def test_a_fault_while_the_job_is_to_be_suspended_is_recovered_first_then_suspended() -> None:
-    record = trains(transition=transition(TransitionKind.SUSPEND, goal=0))
+    record = trains(transition=transition(TransitionKind.SUSPEND, target_size=0))
     wishes = policy(suspend=True)
     first = plan(observed(job(record, wishes), [(pod(0), faulted()), (pod(1), running())]))
     assert first.record.transition is not None
@@ -242,7 +246,7 @@ def test_a_fault_while_the_job_is_to_be_suspended_is_recovered_first_then_suspen
 
 
 def test_members_that_this_operator_has_not_heard_are_waited_for_before_the_next_start() -> None:
-    unheard = AgentFact(trying_since=NOW)
+    unheard = ObservedAgent(trying_since=NOW)
     todo = plan(observed(job(RECOVERS), [(pod(0), ready(1)), (pod(1), ready(1)), (pod(2), unheard)]))
     assert not acts(todo, StartWorkers)
 

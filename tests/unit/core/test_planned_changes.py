@@ -22,11 +22,11 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import CreatePod, DeletePod, StartWorkers, StopWorkers, VerifyPods
+from elastipod_operator.core.actions import CreatePod, DeletePod, ListPods, StartWorkers, StopWorkers
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
 
 ALL_RUN = [(pod(n), running()) for n in range(3)]
 DRAINED = ready(1, drained=True)
@@ -36,15 +36,15 @@ def test_a_lower_ceiling_drains_to_it() -> None:
     todo = plan(observed(job(trains(3), policy(2, 2)), ALL_RUN))
     began = todo.record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.goal) == (TransitionKind.RESIZE, "ScaledByUser", 2)
+    assert (began.kind, began.cause, began.target_size) == (TransitionKind.RESIZE, "ScaledByUser", 2)
     assert len(acts(todo, StopWorkers)) == 3
-    assert [n.reason for n in todo.notes] == ["Draining"]
+    assert [n.reason for n in todo.events] == ["Draining"]
 
 
 def test_a_size_that_is_no_longer_allowed_is_left() -> None:
     todo = plan(observed(job(trains(3), policy(sizes=Sizes((2, 4), 2))), ALL_RUN))
     assert todo.record.transition is not None
-    assert todo.record.transition.goal == 2
+    assert todo.record.transition.target_size == 2
     below = plan(observed(job(trains(3), policy(sizes=Sizes((4, 5), 4))), ALL_RUN))
     assert below.record.transition is None, "a minimum that was raised waits for the replicas"
 
@@ -56,38 +56,38 @@ def test_a_higher_ceiling_stops_nobody() -> None:
 
 
 def test_a_user_who_changes_his_mind_in_a_drain_gets_the_size_that_is_allowed_at_its_end() -> None:
-    record = trains(3, transition=transition(goal=4))
+    record = trains(3, transition=transition(target_size=4))
     todo = plan(observed(job(record, policy(2, 2)), [(pod(n), DRAINED) for n in range(3)]))
     assert len(todo.record.members) == 2
 
 
 def test_a_doomed_member_drains_all_within_its_time() -> None:
     kill_at = NOW + seconds(100)
-    members = [(pod(0, kill_at=kill_at, disrupted="EvictionByEvictionAPI"), running()), *ALL_RUN[1:]]
+    members = [(pod(0, kill_at=kill_at, disruption="EvictionByEvictionAPI"), running()), *ALL_RUN[1:]]
     todo = plan(observed(job(trains(3)), members))
     began = todo.record.transition
     assert began is not None
-    assert (began.cause, began.goal, began.deadline) == ("PodDisrupted", 2, kill_at - seconds(5))
+    assert (began.cause, began.target_size, began.deadline) == ("PodDisrupted", 2, kill_at - seconds(5))
     assert {a.timeout_s for a in acts(todo, StopWorkers)} == {95}
     assert pid(0, 1) in [a.pod for a in acts(todo, CreatePod)], "its replacement warms up meanwhile"
 
 
 @pytest.mark.parametrize(
-    ("goal", "leaves"),
+    ("target_size", "leaves"),
     [
         pytest.param(2, [True, False, False], id="the others stay"),
         pytest.param(1, [True, None, None], id="of the others not all may stay"),
     ],
 )
-def test_agents_are_told_whose_memory_outlives_a_drain(goal: int, leaves: list[bool | None]) -> None:
-    record = trains(3, transition=transition(cause="PodDisrupted", goal=goal))
-    members = [(pod(0, disrupted="Spot"), running()), *ALL_RUN[1:]]
+def test_agents_are_told_whose_memory_outlives_a_drain(target_size: int, leaves: list[bool | None]) -> None:
+    record = trains(3, transition=transition(cause="PodDisrupted", target_size=target_size))
+    members = [(pod(0, disruption="Spot"), running()), *ALL_RUN[1:]]
     assert [a.leaves for a in acts(plan(observed(job(record), members)), StopWorkers)] == leaves
 
 
 def test_a_second_notice_in_a_drain_is_merged() -> None:
     record = trains(3, transition=transition(cause="PodDisrupted"))
-    members = [(pod(0, disrupted="x"), running()), (pod(1, disrupted="y"), running()), ALL_RUN[2]]
+    members = [(pod(0, disruption="x"), running()), (pod(1, disruption="y"), running()), ALL_RUN[2]]
     assert plan(observed(job(record), members)).record.transition == record.transition
 
 
@@ -119,7 +119,7 @@ def test_the_stop_of_a_member(deadline_in_s: float, state: AgentState, hard: boo
         ),
     ],
 )
-def test_the_end_of_patience(mine: AgentFact, is_lost: bool) -> None:
+def test_the_end_of_patience(mine: ObservedAgent, is_lost: bool) -> None:
     record = trains(transition=transition(began_s=650, deadline=NOW - seconds(46)))
     other = agent(AgentState.STOPPING, answering_since=NOW)
     todo = plan(observed(job(record), [(pod(0), mine), (pod(1), other)]))
@@ -140,7 +140,7 @@ def test_when_all_are_silent_nobody_is_given_up_and_the_pods_are_looked_up() -> 
     record = trains(transition=transition(deadline=NOW - seconds(1000)))
     todo = plan(observed(job(record), [(pod(0), silent(900)), (pod(1), silent(900))]))
     assert not todo.record.lost
-    assert VerifyPods() in todo.actions
+    assert ListPods() in todo.actions
 
 
 def test_a_generation_that_did_not_begin_everywhere_has_nothing_to_save() -> None:
@@ -151,7 +151,7 @@ def test_a_generation_that_did_not_begin_everywhere_has_nothing_to_save() -> Non
 
 
 def test_an_operator_that_has_not_heard_of_anybody_drains_all_the_same() -> None:
-    unheard = AgentFact(trying_since=NOW - seconds(1))
+    unheard = ObservedAgent(trying_since=NOW - seconds(1))
     todo = plan(observed(job(trains(3), policy(2, 2)), [(pod(n), unheard) for n in range(3)]))
     assert todo.record.transition is not None
     assert todo.record.transition.graceful
@@ -216,22 +216,22 @@ def test_suspend_takes_over_once_the_workers_are_stopped(kind: TransitionKind) -
 
 def test_a_resumed_job_wants_its_size_back_and_no_deadline_ran_meanwhile() -> None:
     suspended = trains(
-        members=(), started_at=NOW - seconds(1000), incident_at=NOW - seconds(900),
+        members=(), started_at=NOW - seconds(1000), fault_at=NOW - seconds(900),
         transition=transition(TransitionKind.SUSPEND, began_s=600, from_size=3),
     )  # fmt: skip
     began = NOW - seconds(1000)
     todo = plan(observed(job(suspended, policy(active_deadline=seconds(500)), created_at=began)))
     began = todo.record.transition
     assert began is not None
-    assert (began.kind, began.goal, todo.record.outcome) == (TransitionKind.START, 3, "")
+    assert (began.kind, began.target_size, todo.record.outcome) == (TransitionKind.START, 3, "")
     assert todo.record.suspended_time == seconds(600)
-    assert todo.takes_spec, "what was edited meanwhile acts from here on"
-    assert todo.record.incident_at is None
+    assert todo.adopts_spec, "what was edited meanwhile acts from here on"
+    assert todo.record.fault_at is None
     assert todo.wake_at == NOW
 
 
 def test_cordon_alone_stops_nobody() -> None:
-    todo = plan(observed(job(trains(3)), ALL_RUN, [NodeFact(name="node-0", cordoned=True)]))
+    todo = plan(observed(job(trains(3)), ALL_RUN, [ObservedNode(name="node-0", cordoned=True)]))
     assert todo.record.transition is None
 
 
@@ -243,25 +243,25 @@ STOPS = agent(AgentState.STOPPING)
     ("mine", "node", "left_s"),
     [
         pytest.param({"kill_at": NOW + seconds(60)}, {}, 55, id="a pod is deleted"),
-        pytest.param({}, {"doomed": "spot", "leaves_at": NOW + seconds(120)}, 115, id="a notice of Spot"),
+        pytest.param({}, {"disruption": "spot", "leaves_at": NOW + seconds(120)}, 115, id="a notice of Spot"),
         pytest.param({"kill_at": NOW + seconds(3)}, {}, 0, id="hardly any time is left"),
         pytest.param({"kill_at": NOW - seconds(60)}, {}, 0, id="none is left"),
         pytest.param({"kill_at": NOW + seconds(900)}, {}, 500, id="a later end gives no more time"),
-        pytest.param({}, {"doomed": "a taint that says no time"}, 500, id="a notice without a time"),
+        pytest.param({}, {"disruption": "a taint that says no time"}, 500, id="a notice without a time"),
     ],
 )
 def test_a_second_notice_shortens_a_drain(mine: dict[str, Any], node: dict[str, Any], left_s: float) -> None:
     pods = [(pod(0, **mine), STOPS), (pod(1), STOPS)]
-    todo = plan(observed(job(DRAINING), pods, [NodeFact(name="node-0", **node)]))
+    todo = plan(observed(job(DRAINING), pods, [ObservedNode(name="node-0", **node)]))
     assert todo.record.transition is not None
     assert todo.record.transition.deadline == NOW + seconds(left_s)
     is_shorter = left_s < 500
     told = [(a.pod, a.graceful, a.timeout_s) for a in acts(todo, StopWorkers)]
     assert told == ([(pod(n).name, True, max(1, int(left_s))) for n in range(2)] if is_shorter else [])
-    assert [n.reason for n in todo.notes] == (["DrainShortened"] if is_shorter else [])
-    again = plan(observed(job(todo.record), pods, [NodeFact(name="node-0", **node)]))
+    assert [n.reason for n in todo.events] == (["DrainShortened"] if is_shorter else [])
+    again = plan(observed(job(todo.record), pods, [ObservedNode(name="node-0", **node)]))
     assert again.record.transition == todo.record.transition
-    assert not again.notes
+    assert not again.events
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_second_notice_shortens_a_drain(mine: dict[str, Any], node: dict[str, 
         pytest.param((pod(0), STOPS), id="nobody is to go"),
     ],
 )
-def test_a_drain_keeps_its_time_as_long_as_nobody_is_killed_in_it(first: tuple[PodFact, AgentFact]) -> None:
+def test_a_drain_keeps_its_time_as_long_as_nobody_is_killed_in_it(first: tuple[ObservedPod, ObservedAgent]) -> None:
     todo = plan(observed(job(DRAINING), [first, (pod(1), STOPS)]))
     assert todo.record.transition == DRAINING.transition
     assert not acts(todo, StopWorkers)
@@ -283,7 +283,7 @@ def test_agents_that_know_no_generations_are_told_once() -> None:
     assert not acts(todo, StopWorkers)
 
 
-DEAF = agent(AgentState.STOPPING, unanswered=True)
+DEAF = agent(AgentState.STOPPING, no_drain_handler=True)
 
 
 @pytest.mark.parametrize(
@@ -291,30 +291,36 @@ DEAF = agent(AgentState.STOPPING, unanswered=True)
     [
         pytest.param((DEAF, DEAF), True, id="nobody can know of it"),
         pytest.param((DEAF, STOPS), False, id="one rank may ask for all"),
-        pytest.param((DEAF, silent(60, state=AgentState.STOPPING, unanswered=True)), False, id="one is out of sight"),
+        pytest.param(
+            (DEAF, silent(60, state=AgentState.STOPPING, no_drain_handler=True)), False, id="one is out of sight"
+        ),
         pytest.param((DEAF, ready(1, drained=True)), False, id="one has drained, and tells the others"),
         pytest.param((DEAF, ready(1)), True, id="one was stopped before"),
         pytest.param((DEAF, running(1)), False, id="one has not been asked yet"),
     ],
 )
-def test_a_drain_that_no_worker_can_know_of_is_ended(agents: tuple[AgentFact, AgentFact], is_ended: bool) -> None:
+def test_a_drain_that_no_worker_can_know_of_is_ended(
+    agents: tuple[ObservedAgent, ObservedAgent], is_ended: bool
+) -> None:
     todo = plan(observed(job(DRAINING), [(pod(n), a) for n, a in enumerate(agents)]))
     assert todo.record.transition is not None
     assert todo.record.transition.graceful is not is_ended
     hard = [a.pod for a in acts(todo, StopWorkers) if not a.graceful]
     assert bool(hard) is is_ended
-    assert ("EventUnanswered" in [n.reason for n in todo.notes]) is is_ended
+    assert ("EventUnanswered" in [n.reason for n in todo.events]) is is_ended
     assert todo.record.retries == todo.record.restarts == 0, "nobody failed"
 
 
-CORDONED = [NodeFact(name="node-2", cordoned=True)]
+CORDONED = [ObservedNode(name="node-2", cordoned=True)]
 
 
 @pytest.mark.parametrize("mine", [ready(), running(), None], ids=["ready", "busy by mistake", "not heard yet"])
-def test_growth_takes_nobody_on_a_cordoned_node(mine: AgentFact | None) -> None:
+def test_growth_takes_nobody_on_a_cordoned_node(mine: ObservedAgent | None) -> None:
     """A pod that was placed there before it was cordoned goes, so that another one can be placed elsewhere."""
-    seen = observed(job(trains(2), policy(2, 3, scaling_timeout=seconds(0))), [*ALL_RUN[:2], (pod(2), mine)], CORDONED)
-    todo = plan(seen)
+    snapshot = observed(
+        job(trains(2), policy(2, 3, scaling_timeout=seconds(0))), [*ALL_RUN[:2], (pod(2), mine)], CORDONED
+    )
+    todo = plan(snapshot)
     assert todo.record.transition is None
     is_idle = mine is None or mine.state is AgentState.READY
     assert [a.name for a in acts(todo, DeletePod)] == ([pod(2).name] if is_idle else [])
@@ -332,20 +338,20 @@ def test_growth_takes_nobody_on_a_cordoned_node(mine: AgentFact | None) -> None:
                 generation=0,
                 running_since=None,
                 started_at=None,
-                transition=transition(TransitionKind.START, began_s=1, goal=3),
+                transition=transition(TransitionKind.START, began_s=1, target_size=3),
             ),
             [(pod(n), ready()) for n in range(3)],
             id="a start",
         ),
         pytest.param(
-            trains(3, transition=transition(TransitionKind.RECOVERY, began_s=1, goal=3), lost=(pid(2),)),
+            trains(3, transition=transition(TransitionKind.RECOVERY, began_s=1, target_size=3), lost=(pid(2),)),
             [(pod(0), ready(1)), (pod(1), ready(1)), (pod(pid(2, 1)), ready())],
             id="a recovery",
         ),
         pytest.param(trains(2), [*ALL_RUN[:2], (pod(2), ready(1, is_spare=True))], id="a spare"),
     ],
 )
-def test_a_cordon_sends_nobody_else_away(record: Record, pods: list[tuple[PodFact, AgentFact]]) -> None:
+def test_a_cordon_sends_nobody_else_away(record: Record, pods: list[tuple[ObservedPod, ObservedAgent]]) -> None:
     wishes = policy(2, 3, scaling_timeout=seconds(0))
     todo = plan(observed(job(record, wishes), pods, CORDONED))
     assert not acts(todo, DeletePod)
@@ -356,7 +362,7 @@ def test_a_cordon_sends_nobody_else_away(record: Record, pods: list[tuple[PodFac
 def test_a_drain_that_leaves_too_few_waits_for_a_replacement() -> None:
     record = trains(transition=transition())
     todo = plan(
-        observed(job(record, policy(sizes=Sizes((2,), 2))), [(pod(0), DRAINED), (pod(1, disrupted="x"), DRAINED)])
+        observed(job(record, policy(sizes=Sizes((2,), 2))), [(pod(0), DRAINED), (pod(1, disruption="x"), DRAINED)])
     )
     assert todo.record.generation == 1
     assert [a.name for a in acts(todo, DeletePod)] == [pod(1).name]

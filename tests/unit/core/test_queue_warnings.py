@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tests.unit.core.builders import NOW, acts, job, observed, pid, pod, policy, running, seconds, silent, trains
 
-from elastipod_operator.core.actions import DropWorkload, RankWorkload
+from elastipod_operator.core.actions import DeleteWorkload, UpdateWorkloadPriority
 from elastipod_operator.core.names import workload_name
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.queue_capacity import largest_size, most_replicas
 from elastipod_operator.core.queue_facts import ClusterQueueFact, FlavorCapacity, PodRequests, QueueFact
 from elastipod_operator.core.queue_warnings import eviction_due_at
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import NodeFact, Observed, SpecShape, WorkloadFact
+from elastipod_operator.core.snapshot import ObservedNode, ObservedWorkload, Snapshot, SpecLimits
 
 GPU = "nvidia.com/gpu"
 NEEDS = (PodRequests("workers", ((GPU, 1000), ("cpu", 500))),)
@@ -35,22 +35,22 @@ def queue(**changes: Any) -> QueueFact:
     return replace(QueueFact(name="gpus", cluster_queue=cluster_queue()), **changes)
 
 
-def workload(number: int, pods: int = 1, **changes: Any) -> WorkloadFact:
-    base = WorkloadFact(
+def workload(number: int, pods: int = 1, **changes: Any) -> ObservedWorkload:
+    base = ObservedWorkload(
         name=workload_name("job", "job-uid", number), uid=f"uid-{number}", number=number, counts=(("workers", pods),),
         created_at=NOW - seconds(3600), queue="gpus", reserved=True, admitted=True, pods_ready=True,
     )  # fmt: skip
     return replace(base, **changes)
 
 
-def waiting(number: int, waits: str = "no room") -> WorkloadFact:
-    return workload(number, reserved=False, admitted=False, pods_ready=None, waits=waits)
+def waiting(number: int, waits: str = "no room") -> ObservedWorkload:
+    return workload(number, reserved=False, admitted=False, pods_ready=None, pending_message=waits)
 
 
 FOUR = (workload(0, 2), workload(1), workload(2))
 
 
-def seen(about: QueueFact | None, workloads: Sequence[WorkloadFact] = FOUR, **changes: Any) -> Observed:
+def snapshot(about: QueueFact | None, workloads: Sequence[ObservedWorkload] = FOUR, **changes: Any) -> Snapshot:
     """Give an observation of a job of 2 to 4 replicas that trains with all that was granted."""
     size = 1 + sum(w.is_granted for w in workloads)
     pods = [(pod(n, workload=workload_name("job", "job-uid", max(0, n - 1))), running()) for n in range(size)]
@@ -58,20 +58,20 @@ def seen(about: QueueFact | None, workloads: Sequence[WorkloadFact] = FOUR, **ch
     return observed(fact, pods, workloads=tuple(workloads), queue_fact=about)
 
 
-def warning(what: Observed) -> tuple[str, str]:
+def warning(what: Snapshot) -> tuple[str, str]:
     """Give reason and message of condition Warning; empty without one."""
     found = next((c for c in plan(what).conditions if c.type == "Warning"), None)
     return (found.reason, found.message) if found is not None else ("", "")
 
 
-def events(what: Observed) -> list[str]:
-    return [note.reason for note in plan(what).notes if note.warning]
+def events(what: Snapshot) -> list[str]:
+    return [note.reason for note in plan(what).events if note.warning]
 
 
 def test_of_a_queue_that_is_as_it_should_be_nothing_is_told() -> None:
-    assert warning(seen(queue())) == ("", "")
-    assert events(seen(queue())) == []
-    assert warning(seen(None)) == ("", ""), "nor of one that was not read"
+    assert warning(snapshot(queue())) == ("", "")
+    assert events(snapshot(queue())) == []
+    assert warning(snapshot(None)) == ("", ""), "nor of one that was not read"
 
 
 @pytest.mark.parametrize(
@@ -146,37 +146,37 @@ def test_of_a_queue_that_is_as_it_should_be_nothing_is_told() -> None:
     ],
 )
 def test_what_is_wrong_is_told_and_gone_once_it_is_mended(about: QueueFact, reason: str, words: str) -> None:
-    found, text = warning(seen(about))
+    found, text = warning(snapshot(about))
     assert found == reason
     assert words in text
-    assert events(seen(about)) == [reason]
-    told = plan(seen(about)).conditions
-    assert events(seen(about, conditions=told)) == [], "an Event once"
-    assert warning(seen(queue(), conditions=told)) == ("", "")
+    assert events(snapshot(about)) == [reason]
+    told = plan(snapshot(about)).conditions
+    assert events(snapshot(about, conditions=told)) == [], "an Event once"
+    assert warning(snapshot(queue(), conditions=told)) == ("", "")
 
 
 def test_several_things_are_told_together_the_most_pressing_first() -> None:
     about = queue(cluster_queue=cluster_queue(stop="Hold", can_preempt_within=False, groups=((room(3),),)))
-    assert warning(seen(about))[0] == "QueueStopped"
-    assert events(seen(about)) == ["QueueStopped", "QueueTooSmall", "PreemptionNever"]
-    one = plan(seen(queue(cluster_queue=cluster_queue(can_preempt_within=False)))).conditions
-    assert events(seen(about, conditions=one)) == ["QueueStopped", "QueueTooSmall"], "of what is new"
+    assert warning(snapshot(about))[0] == "QueueStopped"
+    assert events(snapshot(about)) == ["QueueStopped", "QueueTooSmall", "PreemptionNever"]
+    one = plan(snapshot(queue(cluster_queue=cluster_queue(can_preempt_within=False)))).conditions
+    assert events(snapshot(about, conditions=one)) == ["QueueStopped", "QueueTooSmall"], "of what is new"
 
 
 def test_strict_order_matters_while_increments_wait() -> None:
     about = queue(cluster_queue=cluster_queue(is_strict=True))
-    assert warning(seen(about)) == ("", "")
-    assert warning(seen(about, (workload(0, 2), waiting(1), waiting(2))))[0] == "StrictFIFO"
-    assert warning(seen(about, (workload(0, 2), waiting(1, "")))) == ("", ""), "Kueue has not looked at it yet"
+    assert warning(snapshot(about)) == ("", "")
+    assert warning(snapshot(about, (workload(0, 2), waiting(1), waiting(2))))[0] == "StrictFIFO"
+    assert warning(snapshot(about, (workload(0, 2), waiting(1, "")))) == ("", ""), "Kueue has not looked at it yet"
 
 
 def test_a_job_of_one_size_gives_nothing_up_anyway() -> None:
-    what = seen(queue(cluster_queue=cluster_queue(can_preempt_within=False)), (workload(0, 4),))
+    what = snapshot(queue(cluster_queue=cluster_queue(can_preempt_within=False)), (workload(0, 4),))
     assert warning(replace(what, job=replace(what.job, policy=policy(4, 4)))) == ("", "")
 
 
 def test_a_job_in_no_queue_is_not_told_of_any() -> None:
-    what = seen(queue(exists=False), ())
+    what = snapshot(queue(exists=False), ())
     assert warning(replace(what, job=replace(what.job, queue="", record=trains(1)))) == ("", "")
 
 
@@ -186,7 +186,7 @@ def test_a_job_in_no_queue_is_not_told_of_any() -> None:
 def sizes(
     groups: Any, needs: tuple[PodRequests, ...] = NEEDS, allowed: tuple[int, ...] = (2, 3, 4), spares: int = 0
 ) -> int:
-    specs = tuple(SpecShape(need.spec, 4, spares) for need in needs)
+    specs = tuple(SpecLimits(need.spec, 4, spares) for need in needs)
     return largest_size(groups, needs, allowed, specs)[0]
 
 
@@ -225,18 +225,18 @@ def test_every_group_of_resources_must_do() -> None:
 def test_two_specs_may_be_in_different_places() -> None:
     needs = (PodRequests("base", ((GPU, 1000),)), PodRequests("extra", ((GPU, 1000),)))
     flavors = (room(2, "a", labels={"kind": "a"}), room(1, "b", labels={"kind": "b"}))
-    specs = (SpecShape("base", 2), SpecShape("extra", 2))
+    specs = (SpecLimits("base", 2), SpecLimits("extra", 2))
     assert largest_size((flavors,), needs, (2, 3, 4), specs) == (3, GPU)
 
 
 @pytest.mark.parametrize("quota", range(6))
 def test_how_much_of_a_base_would_fit(quota: int) -> None:
     groups = ((room(quota),),)
-    assert most_replicas(groups, NEEDS, 6, (SpecShape("workers", 6),)) == quota
+    assert most_replicas(groups, NEEDS, 6, (SpecLimits("workers", 6),)) == quota
 
 
 def test_thousands_of_sizes_are_judged_once() -> None:
-    allowed, specs, groups = tuple(range(1, 4001)), (SpecShape("workers", 4000),), ((room(3999, cpu=9999),),)
+    allowed, specs, groups = tuple(range(1, 4001)), (SpecLimits("workers", 4000),), ((room(3999, cpu=9999),),)
     largest_size.clear()
     assert [largest_size(groups, NEEDS, allowed, specs) for _ in range(3)] == [(3999, GPU)] * 3
     assert largest_size.misses == 1
@@ -247,12 +247,12 @@ def test_thousands_of_sizes_are_judged_once() -> None:
 LATE = NOW - seconds(600 + 60)
 
 
-def taken(**changes: Any) -> WorkloadFact:
-    return workload(2, evicted="Preempted", what_evicted="for another", **changes)
+def taken(**changes: Any) -> ObservedWorkload:
+    return workload(2, eviction_reason="Preempted", eviction_message="for another", **changes)
 
 
 def test_quota_that_is_not_given_back_in_time_is_an_alarm() -> None:
-    what = seen(queue(), (*FOUR[:2], taken(evicted_at=LATE + seconds(1))))
+    what = snapshot(queue(), (*FOUR[:2], taken(evicted_at=LATE + seconds(1))))
     stuck = (pod(3, workload=workload_name("job", "job-uid", 2)), running())
     what = replace(what, pods=(*what.pods, stuck[0]), agents={**what.agents, stuck[0].name: stuck[1]})
     assert warning(what) == ("", "")
@@ -277,24 +277,24 @@ def test_quota_that_is_not_given_back_in_time_is_an_alarm() -> None:
         pytest.param(
             {},
             running(),
-            NodeFact(name="node-3", ready=False, not_ready_since=NOW),
+            ObservedNode(name="node-3", ready=False, not_ready_since=NOW),
             "(which is not ready)",
             id="its node",
         ),
         pytest.param({"node": ""}, None, None, "job-workers-3 (without a node)", id="never placed"),
     ],
 )
-def test_who_holds_it_up(changes: dict[str, Any], agent: Any, node: NodeFact | None, how: str) -> None:
-    what = seen(queue(), (*FOUR[:2], taken(evicted_at=LATE)))
+def test_who_holds_it_up(changes: dict[str, Any], agent: Any, node: ObservedNode | None, how: str) -> None:
+    what = snapshot(queue(), (*FOUR[:2], taken(evicted_at=LATE)))
     one = pod(pid(3), workload=workload_name("job", "job-uid", 2), **changes)
     agents = {**what.agents, **({one.name: agent} if agent is not None else {})}
-    nodes = {**what.nodes, "node-3": node or NodeFact(name="node-3")}
+    nodes = {**what.nodes, "node-3": node or ObservedNode(name="node-3")}
     assert how in warning(replace(what, pods=(*what.pods, one), agents=agents, nodes=nodes))[1]
 
 
 def test_quota_that_could_not_be_given_back_is_an_alarm_too() -> None:
-    what = seen(queue(), (*FOUR[:2], taken(evicted_at=LATE)))
-    assert acts(plan(what), DropWorkload)
+    what = snapshot(queue(), (*FOUR[:2], taken(evicted_at=LATE)))
+    assert acts(plan(what), DeleteWorkload)
     other = replace(what, queue_trouble=("PriorityClassMissing", "WorkloadPriorityClass x does not exist"))
     for one in (what, other):
         assert warning(one)[0] == "EvictionOverdue"
@@ -305,7 +305,7 @@ def test_quota_that_could_not_be_given_back_is_an_alarm_too() -> None:
 
 
 def test_of_many_pods_some_are_named() -> None:
-    base = workload(0, 6, evicted="Preempted", evicted_at=LATE)
+    base = workload(0, 6, eviction_reason="Preempted", evicted_at=LATE)
     pods = [(pod(n, workload=base.name), running()) for n in range(6)]
     fact = job(replace(trains(6), queue="gpus"), policy(6, 6), queue="gpus")
     text = warning(observed(fact, pods, workloads=(base,)))[1]
@@ -317,23 +317,27 @@ def test_of_many_pods_some_are_named() -> None:
 
 
 def test_priorities_follow_the_job_where_kueue_allows_it() -> None:
-    ranked = (workload(0, 2, is_misranked=True), workload(1, is_misranked=True, is_rank_fixed=True), workload(2))
-    what = seen(queue(), ranked)
-    assert acts(plan(what), RankWorkload) == [RankWorkload(ranked[0].name, "uid-0")]
+    ranked = (
+        workload(0, 2, has_outdated_priority=True),
+        workload(1, has_outdated_priority=True, is_priority_fixed=True),
+        workload(2),
+    )
+    what = snapshot(queue(), ranked)
+    assert acts(plan(what), UpdateWorkloadPriority) == [UpdateWorkloadPriority(ranked[0].name, "uid-0")]
     assert warning(what)[0] == "PriorityPending"
     ended = (replace(ranked[0], finished=True), replace(ranked[0], number=1, is_deleting=True))
-    assert acts(plan(seen(queue(), ended)), RankWorkload) == []
+    assert acts(plan(snapshot(queue(), ended)), UpdateWorkloadPriority) == []
 
 
 def test_a_priority_class_that_is_missing_is_told_while_the_job_trains() -> None:
-    what = replace(seen(queue()), queue_trouble=("PriorityClassMissing", "WorkloadPriorityClass x does not exist"))
+    what = replace(snapshot(queue()), queue_trouble=("PriorityClassMissing", "WorkloadPriorityClass x does not exist"))
     assert warning(what)[0] == "PriorityClassMissing"
     assert "the Workloads keep their priority" in warning(what)[1]
 
 
 def test_sizes_are_those_that_the_user_wishes() -> None:
     """Not those that are granted: of these there would always be enough."""
-    what = seen(queue(cluster_queue=cluster_queue(groups=((room(3),),))), FOUR[:2])
+    what = snapshot(queue(cluster_queue=cluster_queue(groups=((room(3),),))), FOUR[:2])
     wishes = policy(2, 4, payback=False, sizes=Sizes((2, 4), 2))
     assert "of 4 replicas" in warning(what)[1]
     assert "enough for 2" in warning(replace(what, job=replace(what.job, policy=wishes)))[1]

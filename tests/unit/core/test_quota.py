@@ -25,57 +25,61 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import (
-    AskWorkload,
     CreatePod,
+    CreateWorkload,
     DeletePod,
-    DropWorkload,
+    DeleteWorkload,
     FinishWorkload,
-    MarkPodsReady,
-    NameQueue,
-    ReleaseBase,
+    ReleaseBaseQuota,
+    SetPodsReady,
+    SetQueueLabel,
     StopWorkers,
 )
 from elastipod_operator.core.names import PodId, Slot, workload_name
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.quota import shares_of
+from elastipod_operator.core.quota import quota_requests_of
 from elastipod_operator.core.record import PartialGang, Record, RequeueBackoff, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import (
-    AgentFact,
     AgentState,
-    NodeFact,
-    Observed,
-    PodFact,
+    ObservedAgent,
+    ObservedNode,
+    ObservedPod,
+    ObservedWorkload,
     Policy,
-    SpecShape,
-    WorkloadFact,
+    Snapshot,
+    SpecLimits,
 )
 
 QUEUE = "gpus"
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 
 
-def workload(number: int, pods: int = 1, **changes: Any) -> WorkloadFact:
+def workload(number: int, pods: int = 1, **changes: Any) -> ObservedWorkload:
     """Give an admitted Workload over the one spec."""
-    base = WorkloadFact(
+    base = ObservedWorkload(
         name=workload_name("job", "job-uid", number), uid=f"uid-{number}", number=number, counts=(("workers", pods),),
         created_at=NOW - seconds(3600), queue=QUEUE, reserved=True, admitted=True, pods_ready=True,
     )  # fmt: skip
     return replace(base, **changes)
 
 
-def pending(number: int, pods: int = 1, **changes: Any) -> WorkloadFact:
-    return workload(number, pods, reserved=False, admitted=False, pods_ready=None, waits="no room", **changes)
+def pending(number: int, pods: int = 1, **changes: Any) -> ObservedWorkload:
+    return workload(number, pods, reserved=False, admitted=False, pods_ready=None, pending_message="no room", **changes)
 
 
-def evicted(number: int, pods: int = 1, **changes: Any) -> WorkloadFact:
-    return workload(number, pods, evicted="Preempted", what_evicted="a more important job came", **changes)
+def evicted(number: int, pods: int = 1, **changes: Any) -> ObservedWorkload:
+    return workload(number, pods, eviction_reason="Preempted", eviction_message="a more important job came", **changes)
 
 
 def look(
-    record: Record | None, workloads: Sequence[WorkloadFact], *pods: Seen, wishes: Policy | None = None, **changes: Any
-) -> Observed:
+    record: Record | None,
+    workloads: Sequence[ObservedWorkload],
+    *pods: Seen,
+    wishes: Policy | None = None,
+    **changes: Any,
+) -> Snapshot:
     """Give an observation of a job in the queue."""
     about = {name: changes.pop(name) for name in ("queue", "queue_in_template", "pending_edits") if name in changes}
     fact = job(record, wishes or policy(2, 4, payback=False), **{"queue": QUEUE, **about})
@@ -102,14 +106,16 @@ FOUR = [workload(0, 2), workload(1), workload(2)]
 
 
 def test_the_base_is_the_smallest_size_and_each_increment_the_way_to_the_next() -> None:
-    base, first, second = shares_of(policy(2, 4))
+    base, first, second = quota_requests_of(policy(2, 4))
     assert base.slots == (Slot("workers", 0), Slot("workers", 1))
     assert (first.slots, second.slots) == ((Slot("workers", 2),), (Slot("workers", 3),))
 
 
 def test_spares_come_with_the_first_share_of_their_spec() -> None:
-    wishes = policy(sizes=Sizes((2, 3, 5), 2), specs=(SpecShape("base", 3, spares=1), SpecShape("extra", 2, spares=2)))
-    base, first, second = shares_of(wishes)
+    wishes = policy(
+        sizes=Sizes((2, 3, 5), 2), specs=(SpecLimits("base", 3, spares=1), SpecLimits("extra", 2, spares=2))
+    )
+    base, first, second = quota_requests_of(wishes)
     assert base.counts == (("base", 3),)
     assert (base.slots[-1], first.slots) == (Slot("base", 2), (Slot("base", 3),))
     assert second.counts == (("extra", 4),)
@@ -117,8 +123,8 @@ def test_spares_come_with_the_first_share_of_their_spec() -> None:
 
 
 def test_a_share_may_reach_over_two_specs() -> None:
-    wishes = policy(sizes=Sizes((2, 4), 2), specs=(SpecShape("base", 3), SpecShape("extra", 1)))
-    assert shares_of(wishes)[1].counts == (("base", 1), ("extra", 1))
+    wishes = policy(sizes=Sizes((2, 4), 2), specs=(SpecLimits("base", 3), SpecLimits("extra", 1)))
+    assert quota_requests_of(wishes)[1].counts == (("base", 1), ("extra", 1))
 
 
 # ---- in which queue
@@ -128,45 +134,45 @@ def test_a_share_may_reach_over_two_specs() -> None:
     ("changes", "named"),
     [
         pytest.param({"queue": QUEUE}, [], id="the job's label"),
-        pytest.param({"queue": "", "queue_in_template": "t"}, [NameQueue("t")], id="the template's one becomes the job's"),
-        pytest.param({"queue": "", "default_queue": True}, [NameQueue("default")], id="a queue named default adopts it"),
+        pytest.param({"queue": "", "queue_in_template": "t"}, [SetQueueLabel("t")], id="the template's one becomes the job's"),
+        pytest.param({"queue": "", "default_queue": True}, [SetQueueLabel("default")], id="a queue named default adopts it"),
     ],
 )  # fmt: skip
-def test_a_new_job_learns_its_queue(changes: dict[str, Any], named: list[NameQueue]) -> None:
+def test_a_new_job_learns_its_queue(changes: dict[str, Any], named: list[SetQueueLabel]) -> None:
     todo = plan(look(None, [], **changes))
     assert todo.record.queue
-    assert acts(todo, NameQueue) == named
-    assert [a.queue for a in acts(todo, AskWorkload)] == [todo.record.queue]
+    assert acts(todo, SetQueueLabel) == named
+    assert [a.queue for a in acts(todo, CreateWorkload)] == [todo.record.queue]
     assert not acts(todo, CreatePod)
 
 
 def test_a_job_without_a_queue_asks_nobody() -> None:
     todo = plan(look(None, [], queue="", default_queue=False))
     assert todo.record.queue == ""
-    assert not acts(todo, AskWorkload)
+    assert not acts(todo, CreateWorkload)
     assert len(acts(todo, CreatePod)) == 4
 
 
 def test_a_label_that_comes_while_the_job_runs_acts_when_nothing_runs() -> None:
     todo = plan(look(trains(), [], *train(2)))
-    assert (todo.record.queue, acts(todo, AskWorkload), todo.record.transition) == ("", [], None)
-    idle = replace(trains(), members=(), transition=transition(TransitionKind.SUSPEND, goal=0))
+    assert (todo.record.queue, acts(todo, CreateWorkload), todo.record.transition) == ("", [], None)
+    idle = replace(trains(), members=(), transition=transition(TransitionKind.SUSPEND, target_size=0))
     assert plan(look(idle, [], wishes=policy(2, 4, suspend=True))).record.queue == QUEUE
 
 
 def test_a_job_that_leaves_its_queue_gives_back_what_waits() -> None:
     todo = plan(look(queued(Record(transition=transition(TransitionKind.SUSPEND))), [pending(0, 2)], queue=""))
     assert todo.record.queue == ""
-    assert [a.name for a in acts(todo, DropWorkload)] == [pending(0).name]
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [pending(0).name]
 
 
 def test_a_job_in_another_queue_asks_there() -> None:
     record = Record(queue="old", transition=transition(TransitionKind.SUSPEND, cause="Queued"))
     todo = plan(look(record, [pending(0, 2, queue="old")]))
     assert todo.record.queue == QUEUE
-    assert [a.name for a in acts(todo, DropWorkload)] == [pending(0).name]
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [pending(0).name]
     again = plan(look(todo.record, []))
-    assert acts(again, AskWorkload) == [AskWorkload(0, (("workers", 2),), QUEUE)]
+    assert acts(again, CreateWorkload) == [CreateWorkload(0, (("workers", 2),), QUEUE)]
 
 
 # ---- held
@@ -174,10 +180,10 @@ def test_a_job_in_another_queue_asks_there() -> None:
 
 def test_no_pod_before_the_base_is_admitted() -> None:
     todo = plan(look(None, []))
-    assert acts(todo, AskWorkload) == [AskWorkload(0, (("workers", 2),), QUEUE)]
+    assert acts(todo, CreateWorkload) == [CreateWorkload(0, (("workers", 2),), QUEUE)]
     waiting = plan(look(todo.record, [pending(0, 2)]))
     assert not acts(waiting, CreatePod)
-    assert not acts(waiting, AskWorkload)
+    assert not acts(waiting, CreateWorkload)
     state = waiting.conditions[-1]
     assert (state.type, state.reason, state.message) == ("Suspended", "Queued", "waits in queue gpus: no room")
     assert waiting.record.phase_times.phase == "queued"
@@ -194,7 +200,7 @@ def test_an_admitted_base_lets_its_pods_come_and_the_increments_be_asked_for() -
     todo = plan(look(held, [workload(0, 2, pods_ready=None)]))
     assert (todo.record.transition and todo.record.transition.cause) == "Admitted"
     assert [(a.pod, a.workload) for a in acts(todo, CreatePod)] == [(pid(n), workload(0).name) for n in range(2)]
-    assert [a.number for a in acts(todo, AskWorkload)] == [1, 2]
+    assert [a.number for a in acts(todo, CreateWorkload)] == [1, 2]
     assert todo.size == "0/2/4"
 
 
@@ -208,32 +214,32 @@ def test_an_evicted_base_stops_the_job_and_is_released_when_its_pods_are_gone() 
     assert todo.record.transition is not None
     assert (todo.record.transition.kind, todo.record.transition.cause) == (TransitionKind.SUSPEND, "Preempted")
     assert {a.graceful for a in acts(todo, StopWorkers)} == {True}
-    assert not acts(todo, ReleaseBase)
-    parked = [(on(0, n), ready(1, drained=True)) for n in range(2)]
-    going = plan(look(todo.record, [evicted(0, 2)], *parked))
+    assert not acts(todo, ReleaseBaseQuota)
+    is_idle = [(on(0, n), ready(1, drained=True)) for n in range(2)]
+    going = plan(look(todo.record, [evicted(0, 2)], *is_idle))
     assert len(acts(going, DeletePod)) == 2
-    assert not acts(going, ReleaseBase)
+    assert not acts(going, ReleaseBaseQuota)
     gone = plan(look(going.record, [evicted(0, 2)]))
-    assert acts(gone, ReleaseBase) == [ReleaseBase(workload(0).name, "uid-0")]
-    assert not acts(gone, AskWorkload)
+    assert acts(gone, ReleaseBaseQuota) == [ReleaseBaseQuota(workload(0).name, "uid-0")]
+    assert not acts(gone, CreateWorkload)
     back = plan(look(gone.record, [workload(0, 2)]))
     assert back.record.transition is not None
     assert (back.record.transition.kind, len(acts(back, CreatePod))) == (TransitionKind.START, 2)
 
 
 def test_increments_go_with_their_base() -> None:
-    record = queued(trains(members=(), transition=transition(TransitionKind.SUSPEND, cause="Preempted", goal=0)))
+    record = queued(trains(members=(), transition=transition(TransitionKind.SUSPEND, cause="Preempted", target_size=0)))
     todo = plan(look(record, [evicted(0, 2), workload(1), pending(2)]))
-    assert [a.name for a in acts(todo, DropWorkload)] == [workload(1).name, pending(2).name]
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [workload(1).name, pending(2).name]
 
 
 def test_a_base_that_somebody_took_away_stops_the_job() -> None:
     todo = plan(look(queued(trains()), [], *train(2)))
     assert todo.record.transition is not None
     assert todo.record.transition.kind is TransitionKind.SUSPEND
-    assert not acts(todo, AskWorkload), "a new base may be placed elsewhere than its pods are"
+    assert not acts(todo, CreateWorkload), "a new base may be placed elsewhere than its pods are"
     gone = plan(look(todo.record, [], (on(0, 0, phase="Failed"), None)))
-    assert [a.number for a in acts(gone, AskWorkload)] == [0]
+    assert [a.number for a in acts(gone, CreateWorkload)] == [0]
 
 
 # ---- growing and shrinking
@@ -242,7 +248,7 @@ def test_a_base_that_somebody_took_away_stops_the_job() -> None:
 def test_granted_increments_bring_their_pods() -> None:
     todo = plan(look(queued(trains()), [workload(0, 2), workload(1), pending(2)], *train(2)))
     assert [(a.pod, a.workload) for a in acts(todo, CreatePod)] == [(pid(2), workload(1).name)]
-    assert not acts(todo, AskWorkload)
+    assert not acts(todo, CreateWorkload)
 
 
 def test_what_increments_wait_for_is_told_in_kueues_words() -> None:
@@ -254,78 +260,78 @@ def test_what_increments_wait_for_is_told_in_kueues_words() -> None:
 
 def test_an_evicted_increment_is_left_in_order_and_then_given_back() -> None:
     record = queued(trains(4))
-    shares = [workload(0, 2), workload(1), evicted(2)]
-    todo = plan(look(record, shares, *train(4)))
+    requests = [workload(0, 2), workload(1), evicted(2)]
+    todo = plan(look(record, requests, *train(4)))
     assert todo.record.transition is not None
-    assert (todo.record.transition.cause, todo.record.transition.goal) == ("Preempted", 3)
+    assert (todo.record.transition.cause, todo.record.transition.target_size) == ("Preempted", 3)
     assert {a.graceful for a in acts(todo, StopWorkers)} == {True}
-    assert not acts(todo, DropWorkload)
-    parked = [(p, ready(1, drained=True)) for p, _ in train(4)]
-    shrunk = plan(look(todo.record, shares, *parked))
+    assert not acts(todo, DeleteWorkload)
+    is_idle = [(p, ready(1, drained=True)) for p, _ in train(4)]
+    shrunk = plan(look(todo.record, requests, *is_idle))
     assert shrunk.record.members == (pid(0), pid(1), pid(2))
     assert [a.name for a in acts(shrunk, DeletePod)] == [on(2, 3).name]
-    assert not acts(shrunk, DropWorkload)
-    gone = plan(look(shrunk.record, shares, *train(3)))
-    assert [a.name for a in acts(gone, DropWorkload)] == [evicted(2).name]
+    assert not acts(shrunk, DeleteWorkload)
+    gone = plan(look(shrunk.record, requests, *train(3)))
+    assert [a.name for a in acts(gone, DeleteWorkload)] == [evicted(2).name]
     assert gone.record.requeue_backoff == RequeueBackoff(
         1, gone.record.requeue_backoff.until if gone.record.requeue_backoff else NOW
     )
-    assert not acts(gone, AskWorkload)
-    later = plan(look(gone.record, shares[:2], *train(3)))
-    assert not acts(later, AskWorkload)
+    assert not acts(gone, CreateWorkload)
+    later = plan(look(gone.record, requests[:2], *train(3)))
+    assert not acts(later, CreateWorkload)
     assert gone.record.requeue_backoff is not None
     assert later.wake_at is not None
     assert later.wake_at <= gone.record.requeue_backoff.until
-    asked = plan(replace(look(gone.record, shares[:2], *train(3)), now=gone.record.requeue_backoff.until))
-    assert [a.number for a in acts(asked, AskWorkload)] == [2]
+    asked = plan(replace(look(gone.record, requests[:2], *train(3)), now=gone.record.requeue_backoff.until))
+    assert [a.number for a in acts(asked, CreateWorkload)] == [2]
 
 
 def test_increments_that_go_together_are_told_of_together() -> None:
-    shares = [workload(0, 2), evicted(1), evicted(2)]
-    first = plan(look(queued(trains(2)), shares, *train(2), (on(2, 3), ready())))
-    assert [a.name for a in acts(first, DropWorkload)] == [evicted(1).name], "the other still has a pod"
-    (note,) = [n for n in first.notes if n.reason == "QuotaGivenBack"]
+    requests = [workload(0, 2), evicted(1), evicted(2)]
+    first = plan(look(queued(trains(2)), requests, *train(2), (on(2, 3), ready())))
+    assert [a.name for a in acts(first, DeleteWorkload)] == [evicted(1).name], "the other still has a pod"
+    (note,) = [n for n in first.events if n.reason == "QuotaGivenBack"]
     assert note.message == "the quota of 2 replicas (increments 1, 2) is given back to queue gpus"
-    second = plan(look(first.record, [shares[0], shares[2]], *train(2)))
-    assert [a.name for a in acts(second, DropWorkload)] == [evicted(2).name]
-    assert "QuotaGivenBack" not in [n.reason for n in second.notes]
+    second = plan(look(first.record, [requests[0], requests[2]], *train(2)))
+    assert [a.name for a in acts(second, DeleteWorkload)] == [evicted(2).name]
+    assert "QuotaGivenBack" not in [n.reason for n in second.events]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
 def test_a_first_start_with_increments_gives_the_first_ranks_to_the_base(order: Sequence[int]) -> None:
     """So increments that go later take the last ranks with them, and no pod of the base."""
     begun, wishes = (
-        queued(Record(transition=transition(TransitionKind.START, goal=4))),
+        queued(Record(transition=transition(TransitionKind.START, target_size=4))),
         policy(2, 4, sizes=Sizes((2, 3, 4), 4)),
     )
     started = plan(look(begun, FOUR, *((on(max(0, n - 1), n), ready()) for n in order), wishes=wishes))
     assert started.record.members == (pid(0), pid(1), pid(2), pid(3))
-    shares = [workload(0, 2), evicted(1), evicted(2)]
+    requests = [workload(0, 2), evicted(1), evicted(2)]
     record = replace(started.record, running_since=NOW)
     pods = [(on(max(0, n - 1), n), running(record.generation)) for n in order]
-    going = plan(look(record, shares, *pods))
-    shrunk = plan(look(going.record, shares, *((p, ready(record.generation, drained=True)) for p, _ in pods)))
+    going = plan(look(record, requests, *pods))
+    shrunk = plan(look(going.record, requests, *((p, ready(record.generation, drained=True)) for p, _ in pods)))
     assert shrunk.record.members == (pid(0), pid(1))
     assert sorted(a.name for a in acts(shrunk, DeletePod)) == [on(1, 2).name, on(2, 3).name]
 
 
 def test_the_spares_of_a_base_come_after_those_who_train() -> None:
     """With a spare the base has a slot more than it has ranks; those of increments are the last all the same."""
-    wishes = policy(sizes=Sizes((2, 3, 4), 4), specs=(SpecShape("workers", 4, spares=1),), payback=False)
-    shares = [workload(0, 3), workload(1), workload(2)]
-    begun = queued(Record(transition=transition(TransitionKind.START, goal=4)))
+    wishes = policy(sizes=Sizes((2, 3, 4), 4), specs=(SpecLimits("workers", 4, spares=1),), payback=False)
+    requests = [workload(0, 3), workload(1), workload(2)]
+    begun = queued(Record(transition=transition(TransitionKind.START, target_size=4)))
     pods = [(on(max(0, n - 2), n), ready()) for n in (4, 3, 2, 1, 0)]
-    started = plan(look(begun, shares, *pods, wishes=wishes))
+    started = plan(look(begun, requests, *pods, wishes=wishes))
     assert started.record.members == (pid(0), pid(1), pid(2), pid(3))
 
 
 def test_shares_are_worked_out_once_for_each_spec() -> None:
     wishes = policy(2, 4)
     bounded = replace(
-        wishes, sizes=Sizes((2,), 2), specs=(SpecShape("workers", 2),), full_sizes=wishes.sizes, full_specs=wishes.specs
+        wishes, sizes=Sizes((2,), 2), specs=(SpecLimits("workers", 2),), all_sizes=wishes.sizes, all_specs=wishes.specs
     )
-    assert shares_of(wishes) is shares_of(replace(wishes, suspend=True))
-    assert shares_of(bounded) is shares_of(wishes), "also of what is granted only in part"
+    assert quota_requests_of(wishes) is quota_requests_of(replace(wishes, suspend=True))
+    assert quota_requests_of(bounded) is quota_requests_of(wishes), "also of what is granted only in part"
 
 
 # ---- since when a job counts as started
@@ -347,38 +353,38 @@ def test_a_silent_member_leaves_its_quota_too() -> None:
     unheard = (on(1, 2), silent(20))
     todo = plan(look(queued(trains(3)), [workload(0, 2), evicted(1)], *heard, unheard))
     assert todo.record.transition is not None
-    assert (todo.record.transition.cause, todo.record.transition.goal) == ("Preempted", 2)
+    assert (todo.record.transition.cause, todo.record.transition.target_size) == ("Preempted", 2)
 
 
 def test_a_hole_in_the_middle_is_nothing_special() -> None:
-    shares = [workload(0, 2), evicted(1), workload(2)]
-    todo = plan(look(queued(trains(4)), shares, *train(4)))
-    parked = [(p, ready(1, drained=True)) for p, _ in train(4)]
-    shrunk = plan(look(todo.record, shares, *parked))
+    requests = [workload(0, 2), evicted(1), workload(2)]
+    todo = plan(look(queued(trains(4)), requests, *train(4)))
+    is_idle = [(p, ready(1, drained=True)) for p, _ in train(4)]
+    shrunk = plan(look(todo.record, requests, *is_idle))
     assert shrunk.record.members == (pid(0), pid(1), pid(3))
     assert [a.name for a in acts(shrunk, DeletePod)] == [on(1, 2).name]
 
 
 def test_uneven_increments_are_asked_for_one_after_the_other() -> None:
-    wishes = policy(sizes=Sizes((2, 4, 8), 2), specs=(SpecShape("workers", 8),), payback=False)
+    wishes = policy(sizes=Sizes((2, 4, 8), 2), specs=(SpecLimits("workers", 8),), payback=False)
     todo = plan(look(queued(trains()), [workload(0, 2)], *train(2), wishes=wishes))
-    assert [a.counts for a in acts(todo, AskWorkload)] == [(("workers", 2),)]
+    assert [a.counts for a in acts(todo, CreateWorkload)] == [(("workers", 2),)]
     assert not acts(
-        plan(look(queued(trains()), [workload(0, 2), pending(1, 2)], *train(2), wishes=wishes)), AskWorkload
+        plan(look(queued(trains()), [workload(0, 2), pending(1, 2)], *train(2), wishes=wishes)), CreateWorkload
     )
 
 
 def test_increments_that_make_no_allowed_size_alone_are_given_back() -> None:
-    wishes = policy(sizes=Sizes((2, 4, 8), 2), specs=(SpecShape("workers", 8),), payback=False)
+    wishes = policy(sizes=Sizes((2, 4, 8), 2), specs=(SpecLimits("workers", 8),), payback=False)
     todo = plan(look(queued(trains()), [workload(0, 2), workload(2, 4)], *train(2), wishes=wishes))
-    assert [a.name for a in acts(todo, DropWorkload)] == [workload(2).name]
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [workload(2).name]
     assert not acts(todo, CreatePod)
 
 
 def test_only_so_many_increments_wait_at_a_time() -> None:
     wishes = policy(2, 60, payback=False)
     todo = plan(look(queued(trains()), [workload(0, 2), *(pending(n) for n in range(1, 11))], *train(2), wishes=wishes))
-    assert [a.number for a in acts(todo, AskWorkload)] == list(range(11, 17))
+    assert [a.number for a in acts(todo, CreateWorkload)] == list(range(11, 17))
 
 
 @pytest.mark.parametrize(
@@ -391,9 +397,9 @@ def test_only_so_many_increments_wait_at_a_time() -> None:
 )
 def test_when_no_increment_is_asked_for(record: Record) -> None:
     wishes = policy(2, 4, snooze=seconds(60), payback=False)
-    shares = [workload(0, 2)]
-    assert not acts(plan(look(queued(record), shares, *train(2), wishes=wishes)), AskWorkload)
-    assert acts(plan(look(queued(trains()), shares, *train(2), wishes=wishes)), AskWorkload)
+    requests = [workload(0, 2)]
+    assert not acts(plan(look(queued(record), requests, *train(2), wishes=wishes)), CreateWorkload)
+    assert acts(plan(look(queued(trains()), requests, *train(2), wishes=wishes)), CreateWorkload)
 
 
 def test_an_increment_whose_pods_find_no_place_is_given_back() -> None:
@@ -401,8 +407,8 @@ def test_an_increment_whose_pods_find_no_place_is_given_back() -> None:
     waits = (on(1, 2, node="", phase="Pending", started=False), None)
     todo = plan(look(resting, FOUR, *train(2), waits))
     assert [a.name for a in acts(todo, DeletePod)] == [waits[0].name]
-    assert [a.name for a in acts(todo, DropWorkload)] == [workload(2).name]
-    assert [a.name for a in acts(plan(look(resting, FOUR, *train(2))), DropWorkload)] == [
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [workload(2).name]
+    assert [a.name for a in acts(plan(look(resting, FOUR, *train(2))), DeleteWorkload)] == [
         workload(1).name,
         workload(2).name,
     ]
@@ -418,32 +424,36 @@ def test_a_fault_that_leaves_no_place_gives_the_quota_of_its_pods_back() -> None
     late = replace(look(record, FOUR, *train(3), waits), now=NOW + seconds(20))
     given_up = plan(late)
     assert [a.name for a in acts(given_up, DeletePod)] == [waits[0].name]
-    assert not acts(given_up, DropWorkload)
+    assert not acts(given_up, DeleteWorkload)
     gone = plan(replace(look(given_up.record, FOUR, *train(3)), now=NOW + seconds(21)))
-    assert [a.name for a in acts(gone, DropWorkload)] == [workload(2).name]
+    assert [a.name for a in acts(gone, DeleteWorkload)] == [workload(2).name]
     assert not acts(gone, CreatePod)
-    assert not acts(gone, AskWorkload)
+    assert not acts(gone, CreateWorkload)
 
 
 def test_quota_is_kept_while_a_pod_may_still_run() -> None:
     lost = replace(queued(trains()), lost=(PodId("workers", 3, 0),))
     gone_node = (on(2, 3, node="node-9"), agent(last_answer=NOW - seconds(60)))
-    seen = look(lost, [workload(0, 2), workload(1), evicted(2)], *train(2), gone_node)
-    down = NodeFact(name="node-9", ready=False, not_ready_since=NOW - seconds(5))
-    assert not acts(plan(replace(seen, nodes={**seen.nodes, "node-9": down})), DropWorkload)
+    snapshot = look(lost, [workload(0, 2), workload(1), evicted(2)], *train(2), gone_node)
+    down = ObservedNode(name="node-9", ready=False, not_ready_since=NOW - seconds(5))
+    assert not acts(plan(replace(snapshot, nodes={**snapshot.nodes, "node-9": down})), DeleteWorkload)
 
 
 def test_who_was_given_up_where_its_node_lives_holds_its_replacement_up() -> None:
     """Its kubelet still ends it: with both, the job would have more pods than quota. A node that is dead holds nothing up."""
     record = replace(queued(trains(2)), lost=(pid(2),))
-    shares = [workload(0, 2), workload(1)]
-    seen = look(record, shares, *train(2), (on(1, 2, kill_at=NOW + seconds(30)), silent(60)))
-    assert not acts(plan(seen), CreatePod)
-    down = NodeFact(name="node-2", ready=False, not_ready_since=NOW - seconds(5))
-    assert [a.pod for a in acts(plan(replace(seen, nodes={**seen.nodes, "node-2": down})), CreatePod)] == [pid(2, 1)]
-    gone = plan(look(replace(record, incarnations={pid(2).slot: 0}), shares, *train(2)))
+    requests = [workload(0, 2), workload(1)]
+    snapshot = look(record, requests, *train(2), (on(1, 2, kill_at=NOW + seconds(30)), silent(60)))
+    assert not acts(plan(snapshot), CreatePod)
+    down = ObservedNode(name="node-2", ready=False, not_ready_since=NOW - seconds(5))
+    assert [a.pod for a in acts(plan(replace(snapshot, nodes={**snapshot.nodes, "node-2": down})), CreatePod)] == [
+        pid(2, 1)
+    ]
+    gone = plan(look(replace(record, incarnations={pid(2).slot: 0}), requests, *train(2)))
     assert [a.pod for a in acts(gone, CreatePod)] == [pid(2, 1)]
-    alone = observed(job(replace(record, queue="")), zip(seen.pods, (running(), running(), silent(60)), strict=True))
+    alone = observed(
+        job(replace(record, queue="")), zip(snapshot.pods, (running(), running(), silent(60)), strict=True)
+    )
     assert pid(2, 1) in [a.pod for a in acts(plan(alone), CreatePod)], "without a queue nothing is exceeded"
 
 
@@ -453,20 +463,20 @@ def test_who_was_given_up_where_its_node_lives_holds_its_replacement_up() -> Non
 def test_a_suspended_job_gives_everything_back_once_its_pods_are_gone() -> None:
     wishes = policy(2, 4, suspend=True)
     begun = plan(look(queued(trains(3)), FOUR[:2], *train(3), wishes=wishes))
-    assert not acts(begun, DropWorkload)
+    assert not acts(begun, DeleteWorkload)
     todo = plan(look(replace(begun.record, members=()), FOUR[:2], wishes=wishes))
-    assert [a.name for a in acts(todo, DropWorkload)] == [workload(1).name, workload(0).name]
-    assert not acts(todo, AskWorkload)
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [workload(1).name, workload(0).name]
+    assert not acts(todo, CreateWorkload)
     assert todo.conditions[-1].reason == "SuspendedByUser"
 
 
 def test_an_edited_template_needs_quota_of_its_own_before_it_runs() -> None:
     held = plan(look(None, [pending(0, 2)])).record
     todo = plan(look(held, [workload(0, 2)], pending_edits=("spec.replicaSpecs[workers].template",)))
-    assert todo.takes_spec
+    assert todo.adopts_spec
     assert not acts(todo, CreatePod)
     dropped = plan(look(todo.record, [workload(0, 2, is_outdated=True)]))
-    assert [a.name for a in acts(dropped, DropWorkload)] == [workload(0).name]
+    assert [a.name for a in acts(dropped, DeleteWorkload)] == [workload(0).name]
 
 
 def test_a_larger_minimum_is_asked_for_anew() -> None:
@@ -490,7 +500,9 @@ def test_a_lower_minimum_stops_nobody(wishes: Policy, size: int) -> None:
     todo = plan(look(queued(trains(size)), FOUR, *train(size), wishes=wishes))
     assert todo.record.transition is None
     assert not [
-        a for a in todo.actions if isinstance(a, DropWorkload | AskWorkload | StopWorkers | DeletePod | MarkPodsReady)
+        a
+        for a in todo.actions
+        if isinstance(a, DeleteWorkload | CreateWorkload | StopWorkers | DeletePod | SetPodsReady)
     ]
     told = next(c for c in todo.conditions if c.type == "Warning")
     assert (told.reason, "a base of 2 replicas" in told.message) == ("EditsPending", True)
@@ -499,19 +511,19 @@ def test_a_lower_minimum_stops_nobody(wishes: Policy, size: int) -> None:
 def test_below_the_old_minimum_a_job_may_shrink_and_keeps_its_base() -> None:
     wishes = policy(1, 1, payback=False)
     begun = plan(
-        look(queued(trains(2)), [workload(0, 2)], *train(2), wishes=replace(wishes, specs=(SpecShape("workers", 2),)))
+        look(queued(trains(2)), [workload(0, 2)], *train(2), wishes=replace(wishes, specs=(SpecLimits("workers", 2),)))
     )
     assert begun.record.transition is not None
     assert (begun.record.transition.kind, begun.record.transition.cause) == (TransitionKind.RESIZE, "ScaledByUser")
     small = look(
-        queued(trains(1)), [workload(0, 2)], *train(1), wishes=replace(wishes, specs=(SpecShape("workers", 2),))
+        queued(trains(1)), [workload(0, 2)], *train(1), wishes=replace(wishes, specs=(SpecLimits("workers", 2),))
     )
-    assert not [a for a in plan(small).actions if isinstance(a, DropWorkload | MarkPodsReady | DeletePod)]
+    assert not [a for a in plan(small).actions if isinstance(a, DeleteWorkload | SetPodsReady | DeletePod)]
 
 
 def test_a_base_that_waits_is_asked_for_anew_when_the_minimum_is_lowered() -> None:
     todo = plan(look(plan(look(None, [pending(0, 2)])).record, [pending(0, 2)], wishes=policy(1, 4)))
-    assert [a.name for a in acts(todo, DropWorkload)] == [workload(0).name]
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [workload(0).name]
 
 
 def test_a_base_that_kueue_takes_back_comes_back_as_the_smaller_one() -> None:
@@ -520,11 +532,11 @@ def test_a_base_that_kueue_takes_back_comes_back_as_the_smaller_one() -> None:
     assert todo.record.transition is not None
     assert todo.record.transition.kind is TransitionKind.SUSPEND
     held = replace(todo.record, members=())
-    assert acts(plan(look(held, [evicted(0, 2)], wishes=policy(1, 4))), ReleaseBase)
+    assert acts(plan(look(held, [evicted(0, 2)], wishes=policy(1, 4))), ReleaseBaseQuota)
     again = plan(look(held, [pending(0, 2)], wishes=policy(1, 4)))
-    assert [a.name for a in acts(again, DropWorkload)] == [workload(0).name]
+    assert [a.name for a in acts(again, DeleteWorkload)] == [workload(0).name]
     asked = plan(look(held, [], wishes=policy(1, 4)))
-    assert [(a.number, a.counts) for a in acts(asked, AskWorkload)] == [(0, (("workers", 1),))]
+    assert [(a.number, a.counts) for a in acts(asked, CreateWorkload)] == [(0, (("workers", 1),))]
 
 
 def test_a_lowered_minimum_acts_on_the_quota_at_the_next_suspension() -> None:
@@ -536,12 +548,12 @@ def test_a_lowered_minimum_acts_on_the_quota_at_the_next_suspension() -> None:
             wishes=wishes,
         )
     )
-    assert [a.name for a in acts(todo, DropWorkload)] == [workload(0).name]
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [workload(0).name]
 
 
 def test_a_lower_maximum_gives_the_last_increment_back() -> None:
     todo = plan(look(queued(trains(3)), FOUR, *train(3), wishes=policy(2, 3)))
-    assert [a.name for a in acts(todo, DropWorkload)] == [workload(2).name]
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [workload(2).name]
 
 
 @pytest.mark.parametrize("outcome", ["Completed", "Failed"])
@@ -560,7 +572,7 @@ def test_what_waits_at_the_end_is_asked_for_no_more() -> None:
     """Kueue could grant an increment while it is told that the job has ended. A base that waited is told of: users look for it."""
     record = queued(trains(2, outcome="Failed", outcome_message="why", ended_at=NOW))
     todo = plan(look(record, [workload(0, 2), workload(1), pending(2)], *train(2)))
-    assert [a.name for a in acts(todo, DropWorkload)] == [pending(2).name], "before the pods are gone"
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [pending(2).name], "before the pods are gone"
     assert [a.name for a in acts(todo, FinishWorkload)] == [workload(1).name]
     never = plan(look(record, [pending(0, 2)]))
     assert [a.name for a in acts(never, FinishWorkload)] == [pending(0, 2).name]
@@ -577,25 +589,25 @@ def test_what_waits_at_the_end_is_asked_for_no_more() -> None:
 )
 def test_kueue_is_told_of_ready_pods(known: bool | None, pods: int, expected: list[bool]) -> None:
     todo = plan(look(queued(trains()), [workload(0, 2, pods_ready=known)], *train(pods)))
-    assert [a.ready for a in acts(todo, MarkPodsReady)] == expected
+    assert [a.ready for a in acts(todo, SetPodsReady)] == expected
 
 
 def test_ready_pods_count_for_the_base_first() -> None:
     """One pod of the base waits for a place: what Kueue takes back for that is the last increment, whose pod has one."""
     pods = [(on(0, 0), running()), (on(0, 1, phase="Pending", started=False, ip=""), None), *train(4)[2:]]
     todo = plan(look(queued(trains(4)), FOUR, *pods))
-    assert [(a.name, a.ready) for a in acts(todo, MarkPodsReady)] == [(workload(2).name, False)]
+    assert [(a.name, a.ready) for a in acts(todo, SetPodsReady)] == [(workload(2).name, False)]
     one_of_two = [workload(0, 2), workload(1), workload(2, pods_ready=None)]
-    assert not acts(plan(look(queued(trains(4)), one_of_two, *pods)), MarkPodsReady)
+    assert not acts(plan(look(queued(trains(4)), one_of_two, *pods)), SetPodsReady)
 
 
 def test_a_spare_stands_in_for_a_pod_of_an_increment() -> None:
-    wishes = replace(policy(2, 3, payback=False), specs=(SpecShape("workers", 3, 1),))
+    wishes = replace(policy(2, 3, payback=False), specs=(SpecLimits("workers", 3, 1),))
     granted = [workload(0, 3), workload(1, pods_ready=None)]
     for spares, expected in ((1, [True]), (0, [])):
         pods = [(on(0, n), running()) for n in range(2 + spares)]
         todo = plan(look(queued(trains(2)), granted, *pods, wishes=wishes))
-        assert [a.ready for a in acts(todo, MarkPodsReady)] == expected
+        assert [a.ready for a in acts(todo, SetPodsReady)] == expected
 
 
 # ---- the record
@@ -607,5 +619,5 @@ def test_the_record_keeps_queue_and_losses() -> None:
 
 
 def test_the_same_look_gives_the_same_actions() -> None:
-    seen = look(queued(trains()), [workload(0, 2), pending(1), evicted(2)], *train(2))
-    assert plan(seen) == plan(seen)
+    snapshot = look(queued(trains()), [workload(0, 2), pending(1), evicted(2)], *train(2))
+    assert plan(snapshot) == plan(snapshot)

@@ -11,17 +11,17 @@ import pytest
 from tests.unit.core.builders import NOW, acts, job, observed, pod, policy, running, seconds, trains
 from tests.unit.core.test_quota import FOUR, QUEUE, evicted, on, pending, train, workload
 
-from elastipod_operator.core.actions import CreatePod, DeletePod, DropWorkload, Plan, SetFinalizer
+from elastipod_operator.core.actions import CreatePod, DeletePod, DeleteWorkload, Plan, SetFinalizer
 from elastipod_operator.core.ending import DELETION_LIMIT
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.quota_requests import RETURN_PATIENCE
+from elastipod_operator.core.quota_requests import QUOTA_RETURN_PATIENCE
 from elastipod_operator.core.record import Record
-from elastipod_operator.core.snapshot import Observed, WorkloadFact
+from elastipod_operator.core.snapshot import ObservedWorkload, Snapshot
 
 AWAY = "Kueue does not answer"
 
 
-def deleted(workloads: Sequence[WorkloadFact], *pods: Any, since_s: float = 2, **changes: Any) -> Observed:
+def deleted(workloads: Sequence[ObservedWorkload], *pods: Any, since_s: float = 2, **changes: Any) -> Snapshot:
     record: Record | None = changes.pop("record", replace(trains(4), queue=QUEUE))
     kept = {name: changes.pop(name) for name in ("drain_on_delete",) if name in changes}
     fact = job(record, policy(2, 4, payback=False), queue=QUEUE, deleting_since=NOW - seconds(since_s), **kept)
@@ -30,7 +30,7 @@ def deleted(workloads: Sequence[WorkloadFact], *pods: Any, since_s: float = 2, *
 
 def dropped(todo: Plan) -> list[int]:
     """Give the numbers of the Workloads that go."""
-    return [int(action.uid.removeprefix("uid-")) for action in acts(todo, DropWorkload)]
+    return [int(action.uid.removeprefix("uid-")) for action in acts(todo, DeleteWorkload)]
 
 
 def test_what_waits_goes_at_once_and_what_has_pods_stays() -> None:
@@ -55,7 +55,7 @@ def test_a_share_goes_as_its_own_pods_are_gone() -> None:
 @pytest.mark.parametrize("record", [None, Record(), replace(trains(2), queue=QUEUE)])
 def test_the_job_goes_when_all_is_given_back(record: Record | None) -> None:
     todo = plan(deleted([workload(0, 2), evicted(1)], record=record))
-    assert todo.actions == tuple(acts(todo, DropWorkload))
+    assert todo.actions == tuple(acts(todo, DeleteWorkload))
     assert dropped(todo) == [1, 0]
     assert plan(deleted([], record=record)).actions == (SetFinalizer(False),)
 
@@ -66,12 +66,12 @@ def test_what_holds_no_quota_or_is_on_its_way_is_not_waited_for() -> None:
 
 
 def test_a_job_whose_spec_cannot_be_read_gives_back_by_what_its_pods_say() -> None:
-    seen = deleted(FOUR, (on(1, 2), running()))
-    todo = plan(replace(seen, job=replace(seen.job, policy=None)))
+    snapshot = deleted(FOUR, (on(1, 2), running()))
+    todo = plan(replace(snapshot, job=replace(snapshot.job, policy=None)))
     assert dropped(todo) == [2, 0]
 
 
-LIMIT_S = (DELETION_LIMIT + RETURN_PATIENCE).total_seconds()
+LIMIT_S = (DELETION_LIMIT + QUOTA_RETURN_PATIENCE).total_seconds()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,10 @@ LIMIT_S = (DELETION_LIMIT + RETURN_PATIENCE).total_seconds()
         pytest.param(LIMIT_S, FOUR, "", False, id="nobody tried yet: the pods took so long"),
     ],
 )
-def test_a_job_does_not_wait_for_ever(since_s: float, workloads: list[WorkloadFact], trouble: str, goes: bool) -> None:
-    todo = plan(deleted(workloads, since_s=since_s, return_trouble=trouble))
+def test_a_job_does_not_wait_for_ever(
+    since_s: float, workloads: list[ObservedWorkload], trouble: str, goes: bool
+) -> None:
+    todo = plan(deleted(workloads, since_s=since_s, quota_return_trouble=trouble))
     assert (SetFinalizer(False) in todo.actions) is goes
     if not goes:
         assert len(dropped(todo)) == len(workloads), "it is tried again"
@@ -94,15 +96,15 @@ def test_a_job_does_not_wait_for_ever(since_s: float, workloads: list[WorkloadFa
 
 
 def test_pods_are_never_left_behind_for_that() -> None:
-    todo = plan(deleted(FOUR, *train(4), since_s=LIMIT_S + 60, return_trouble=AWAY))
+    todo = plan(deleted(FOUR, *train(4), since_s=LIMIT_S + 60, quota_return_trouble=AWAY))
     assert SetFinalizer(False) not in todo.actions
 
 
 def test_the_user_reads_why_the_job_is_still_there() -> None:
-    todo = plan(deleted(FOUR, return_trouble=AWAY))
+    todo = plan(deleted(FOUR, quota_return_trouble=AWAY))
     warning = next(c for c in todo.conditions if c.type == "Warning")
     assert (warning.status, warning.reason) == (False, "QuotaNotReturned")
     assert warning.message.startswith(f"{AWAY}; the job is deleted all the same")
-    assert [note.reason for note in todo.notes] == ["QuotaNotReturned"]
+    assert [note.reason for note in todo.events] == ["QuotaNotReturned"]
     assert todo.conditions[-1].type != "Warning"
     assert not [c for c in plan(deleted(FOUR)).conditions if c.reason == "QuotaNotReturned"]

@@ -9,12 +9,12 @@ import pytest
 from tests.unit.core.builders import NOW, acts, job, observed, pod, running, trains
 from tests.unit.core.test_quota import QUEUE, evicted, on, pending, train, workload
 
-from elastipod_operator.core.actions import DeletePod, DropWorkload, FinishWorkload
+from elastipod_operator.core.actions import DeletePod, DeleteWorkload, FinishWorkload
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.snapshot import Observed
+from elastipod_operator.core.snapshot import Snapshot
 
 
-def unusable(workloads: list[Any], *pods: Any, **changes: Any) -> Observed:
+def unusable(workloads: list[Any], *pods: Any, **changes: Any) -> Snapshot:
     record = replace(trains(4), queue=QUEUE, **changes)
     fact = replace(
         job(record, queue=QUEUE), policy=None, refusal="spec.elasticPolicy.minReplicas is 6 but the maximum is 4"
@@ -29,10 +29,10 @@ def named(actions: list[Any]) -> list[str]:
 def test_pods_go_of_what_kueue_takes_back_and_then_the_quota() -> None:
     todo = plan(unusable([workload(0, 2), evicted(1), workload(2)], *train(2), (on(1, 2), running())))
     assert named(acts(todo, DeletePod)) == [pod(2).name]
-    assert not acts(todo, DropWorkload), "not before its pod is gone"
+    assert not acts(todo, DeleteWorkload), "not before its pod is gone"
     todo = plan(unusable([workload(0, 2), evicted(1), workload(2)], *train(2)))
     assert not acts(todo, DeletePod)
-    assert named(acts(todo, DropWorkload)) == [evicted(1).name]
+    assert named(acts(todo, DeleteWorkload)) == [evicted(1).name]
     assert todo.conditions[-1].type == "Running", "it trains on as far as anybody knows"
 
 

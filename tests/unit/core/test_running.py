@@ -23,18 +23,18 @@ from tests.unit.core.builders import (
     trains,
 )
 
-from elastipod_operator.core.actions import DeletePod, HoldSpare, Note, StopWorkers
+from elastipod_operator.core.actions import AssignSpare, DeletePod, JobEvent, StopWorkers
 from elastipod_operator.core.backoff import jitter
-from elastipod_operator.core.context import Scene, Step
-from elastipod_operator.core.health import judge
+from elastipod_operator.core.context import Context, PlanDraft
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import NodeFaults, PartialGang, Record, RestartWindow, TransitionKind
 from elastipod_operator.core.running import running as decide
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Observed, PodFact, SpecShape
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Snapshot, SpecLimits
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 DRAINED = ready(1, drained=True)
 
 
@@ -42,11 +42,11 @@ def all_run(number: int, generation: int = 1) -> list[Seen]:
     return [(pod(n), running(generation)) for n in range(number)]
 
 
-def step_of(seen: Observed) -> Step:
+def step_of(snapshot: Snapshot) -> PlanDraft:
     """Give what `running` decides by itself, without what is told of it and when that changes."""
-    assert seen.job.policy is not None
-    assert seen.job.record is not None
-    return decide(seen.job.record, Scene(seen, seen.job.policy, judge(seen)))
+    assert snapshot.job.policy is not None
+    assert snapshot.job.record is not None
+    return decide(snapshot.job.record, Context(snapshot, snapshot.job.policy, assess(snapshot)))
 
 
 def waits(ordinal: int) -> Seen:
@@ -65,17 +65,17 @@ def test_a_job_is_completed_when_every_replica_says_so() -> None:
         "Completed",
         "all 2 replicas finished",
     )
-    assert [n.reason for n in todo.notes] == ["Completed"]
+    assert [n.reason for n in todo.events] == ["Completed"]
 
 
 def test_a_suspension_asks_for_a_checkpoint_and_aims_at_nobody() -> None:
     began = plan(observed(job(trains(3), policy(suspend=True)), all_run(3))).record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.from_size, began.goal) == (TransitionKind.SUSPEND, "Suspended", 3, 0)
+    assert (began.kind, began.cause, began.from_size, began.target_size) == (TransitionKind.SUSPEND, "Suspended", 3, 0)
 
 
 @pytest.mark.parametrize(
-    ("size", "doomed", "idle", "goal"),
+    ("size", "disrupted", "idle", "target_size"),
     [
         pytest.param(4, [3], [], 3, id="those who stay"),
         pytest.param(3, [2], [3], 3, id="and those who wait to join them"),
@@ -84,12 +84,12 @@ def test_a_suspension_asks_for_a_checkpoint_and_aims_at_nobody() -> None:
     ],
 )
 def test_the_size_that_a_drain_of_doomed_members_is_for(
-    size: int, doomed: list[int], idle: list[int], goal: int
+    size: int, disrupted: list[int], idle: list[int], target_size: int
 ) -> None:
-    members = [(pod(n, disrupted="Eviction" if n in doomed else ""), running()) for n in range(size)]
+    members = [(pod(n, disruption="Eviction" if n in disrupted else ""), running()) for n in range(size)]
     began = plan(observed(job(trains(size)), [*members, *((pod(n), ready()) for n in idle)])).record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.goal) == (TransitionKind.RESIZE, "PodDisrupted", goal)
+    assert (began.kind, began.cause, began.target_size) == (TransitionKind.RESIZE, "PodDisrupted", target_size)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_size_that_a_drain_of_doomed_members_is_for(
     ],
 )
 def test_a_drain_names_the_first_doomed_pod_and_counts_the_others(number: int, more: str) -> None:
-    members = [(pod(n, disrupted="Eviction" if n < number else ""), running()) for n in range(4)]
+    members = [(pod(n, disruption="Eviction" if n < number else ""), running()) for n in range(4)]
     began = plan(observed(job(trains(4)), members)).record.transition
     assert began is not None
     assert began.message == f"pod {pod(0).name} is being disrupted (Eviction){more}"
@@ -125,7 +125,7 @@ def test_a_drain_by_somebody_else_is_told_as_such_and_keeps_the_size() -> None:
     assert [(e.cause, e.kind, e.from_size, e.to_size) for e in todo.history] == [
         ("DrainedFromOutside", TransitionKind.RESIZE, 2, 2)
     ]
-    assert [n.message for n in todo.notes if n.reason == "Resized"] == [
+    assert [n.message for n in todo.events if n.reason == "Resized"] == [
         f"2 -> 2 replicas, generation 2: the workers of pod {pod(0).name} were asked to stop by somebody else and did"
     ]
 
@@ -134,7 +134,7 @@ def test_a_drain_by_somebody_else_waits_for_the_same_size() -> None:
     todo = plan(observed(job(trains(3)), [(pod(0), DRAINED), (pod(1), running()), (pod(2), running())]))
     began = todo.record.transition
     assert began is not None
-    assert (began.cause, began.goal) == ("DrainedFromOutside", 3)
+    assert (began.cause, began.target_size) == ("DrainedFromOutside", 3)
 
 
 # ---- strangers
@@ -154,7 +154,7 @@ def test_a_stranger_that_does_not_say_its_generation_is_stopped_in_the_present_o
         pytest.param(1, {}, (None, None), id="the first start is neither"),
         pytest.param(2, {}, (NOW, None), id="a later generation was a resize"),
         pytest.param(2, {"recovered_at": LONG_AGO}, (NOW, LONG_AGO), id="which leaves the last recovery alone"),
-        pytest.param(2, {"incident_at": LONG_AGO, "resized_at": LONG_AGO}, (LONG_AGO, NOW),
+        pytest.param(2, {"fault_at": LONG_AGO, "resized_at": LONG_AGO}, (LONG_AGO, NOW),
                      id="or a recovery, which leaves the last resize alone"),
     ],
 )  # fmt: skip
@@ -165,8 +165,8 @@ def test_what_is_noted_when_all_run(
     todo = plan(observed(job(record), all_run(2, generation)))
     after = todo.record
     assert (after.resized_at, after.recovered_at) == expected
-    assert (after.running_since, after.started_at, after.incident_at, todo.running_since) == (NOW, LONG_AGO, None, NOW)
-    assert Note("Running", f"2 replicas train in generation {generation}") in todo.notes
+    assert (after.running_since, after.started_at, after.fault_at, todo.running_since) == (NOW, LONG_AGO, None, NOW)
+    assert JobEvent("Running", f"2 replicas train in generation {generation}") in todo.events
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_what_is_noted_when_all_run(
         pytest.param(agent(AgentState.INIT, 2), id="one is coming up"),
     ],
 )
-def test_not_all_run_while(other: AgentFact) -> None:
+def test_not_all_run_while(other: ObservedAgent) -> None:
     todo = plan(observed(job(trains(generation=2, running_since=None)), [(pod(0), running(2)), (pod(1), other)]))
     assert (todo.record.running_since, todo.running_since) == (None, None)
-    assert not [n for n in todo.notes if n.reason == "Running"]
+    assert not [n for n in todo.events if n.reason == "Running"]
 
 
 def test_who_has_finished_already_has_run() -> None:
@@ -190,7 +190,7 @@ def test_who_has_finished_already_has_run() -> None:
 
 # ---- spares
 
-SPARED = policy(sizes=Sizes((4,), 4), specs=(SpecShape("base", 2, spares=2), SpecShape("extra", 2, spares=1)))
+SPARED = policy(sizes=Sizes((4,), 4), specs=(SpecLimits("base", 2, spares=2), SpecLimits("extra", 2, spares=1)))
 
 
 def of(spec: str, ordinal: int) -> PodId:
@@ -202,17 +202,17 @@ def test_spares_are_told_spec_by_spec_in_the_order_of_their_ordinals() -> None:
     idle = (of("extra", 3), of("extra", 2), of("base", 4), of("base", 3), of("base", 2))
     pods = [*((pod(p), running()) for p in members), *((pod(p), ready()) for p in idle)]
     told = step_of(observed(job(trains(members=members), SPARED), pods)).actions
-    assert [a for a in told if isinstance(a, HoldSpare)] == [
-        HoldSpare("job-base-2", 4),
-        HoldSpare("job-base-3", 5),
-        HoldSpare("job-extra-2", 4),
+    assert [a for a in told if isinstance(a, AssignSpare)] == [
+        AssignSpare("job-base-2", 4),
+        AssignSpare("job-base-3", 5),
+        AssignSpare("job-extra-2", 4),
     ]
 
 
 def test_spares_are_not_told_before_all_run() -> None:
-    wishes = policy(2, 2, specs=(SpecShape("workers", 2, spares=1),))
+    wishes = policy(2, 2, specs=(SpecLimits("workers", 2, spares=1),))
     pods = [(pod(0), running()), (pod(1), agent(AgentState.INIT, 1)), (pod(2), ready())]
-    assert not acts(plan(observed(job(trains(running_since=None), wishes), pods)), HoldSpare)
+    assert not acts(plan(observed(job(trains(running_since=None), wishes), pods)), AssignSpare)
 
 
 # ---- looking again
@@ -243,14 +243,14 @@ def test_half_an_increment_is_given_back_when_the_patience_of_this_job_is_over(u
     patience = seconds(120) * (1 + 0.5 * jitter(uid, 0))
     pods = [*all_run(2), (pod(2), ready()), waits(3)]
 
-    def after(waited: Any) -> Step:
+    def after(waited: Any) -> PlanDraft:
         record = trains(gang=PartialGang(NOW - waited, 1))
         return step_of(observed(replace(job(record, PAIRS), uid=uid), pods))
 
     early, due = after(patience - seconds(1)), after(patience)
-    assert (early.record.gang, early.notes) == (PartialGang(NOW - patience + seconds(1), 1), ())
+    assert (early.record.gang, early.events) == (PartialGang(NOW - patience + seconds(1), 1), ())
     assert early.wake_at == NOW + seconds(1)
-    assert [n.reason for n in due.notes] == ["PlacesGivenBack"]
+    assert [n.reason for n in due.events] == ["PlacesGivenBack"]
     assert due.record.gang is not None
     assert due.record.gang.tries == 1
 
@@ -258,7 +258,7 @@ def test_half_an_increment_is_given_back_when_the_patience_of_this_job_is_over(u
 def test_that_places_are_given_back_is_told() -> None:
     record = trains(gang=PartialGang(NOW - seconds(181), 1))
     todo = plan(observed(job(record, PAIRS), [*all_run(2), (pod(2), ready()), waits(3)]))
-    assert [n.reason for n in todo.notes if not n.warning] == ["PlacesGivenBack"]
+    assert [n.reason for n in todo.events if not n.warning] == ["PlacesGivenBack"]
     assert len(acts(todo, DeletePod)) == 2
 
 

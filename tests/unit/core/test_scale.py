@@ -32,7 +32,7 @@ from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
-from elastipod_operator.core.snapshot import Observed, Policy
+from elastipod_operator.core.snapshot import Policy, Snapshot
 from elastipod_operator.kube.applied import encode_applied
 
 LIMIT_BYTES = 256 * 1024
@@ -44,19 +44,19 @@ def wishes(size: int) -> Policy:
     return replace(base, sizes=replace(base.sizes, start=size))
 
 
-def begins(size: int) -> Observed:
+def begins(size: int) -> Snapshot:
     """All agents of a new job are ready."""
-    record = Record(transition=transition(TransitionKind.START, goal=size, from_size=0))
+    record = Record(transition=transition(TransitionKind.START, target_size=size, from_size=0))
     return observed(job(record, wishes(size)), [(pod(n), ready()) for n in range(size)])
 
 
-def comes_up(size: int) -> Observed:
+def comes_up(size: int) -> Snapshot:
     """Half of the agents were started, the others are not yet."""
     pods = [(pod(n), running() if n % 2 else ready()) for n in range(size)]
     return observed(job(trains(size, running_since=None), wishes(size)), pods)
 
 
-def trains_on(size: int) -> Observed:
+def trains_on(size: int) -> Snapshot:
     """All train; nothing is to be done. What lacks to the maximum is loading."""
     pods = [(pod(n), running()) for n in range(size)] + [
         (pod(n), ready(warming=True, answering_since=NOW)) for n in range(size, size + size // 4)
@@ -64,7 +64,7 @@ def trains_on(size: int) -> Observed:
     return observed(job(trains(size), wishes(size)), pods)
 
 
-def breaks(size: int) -> Observed:
+def breaks(size: int) -> Snapshot:
     """One worker failed."""
     return observed(job(trains(size), wishes(size)), [(pod(n), running() if n else faulted()) for n in range(size)])
 
@@ -87,7 +87,7 @@ def calls_in(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("situation", [begins, comes_up, trains_on, breaks])
-def test_twice_the_pods_cost_twice_the_work(situation: Callable[[int], Observed]) -> None:
+def test_twice_the_pods_cost_twice_the_work(situation: Callable[[int], Snapshot]) -> None:
     small, large = situation(200), situation(400)
     assert calls_in(lambda: plan(large)) < 2.2 * calls_in(lambda: plan(small))
 
@@ -109,7 +109,7 @@ def test_a_job_of_4000_pods_at_the_end_of_its_days_is_a_small_object() -> None:
         900,
         members=members,
         lost=lost,
-        transition=transition(TransitionKind.RECOVERY, goal=4000, message="x" * 1000),
+        transition=transition(TransitionKind.RECOVERY, target_size=4000, message="x" * 1000),
     )
     assert decode(encode(record)).members == members
     entry = HistoryEntry(

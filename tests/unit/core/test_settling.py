@@ -12,17 +12,17 @@ from elastipod_operator.core.partial_gangs import DEMAND_PAUSE, LONGEST_REST
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
 
 PAIRS = policy(2, 4, sizes=Sizes((2, 4), 2))
-HALF: list[tuple[PodFact, AgentFact | None]] = [
+HALF: list[tuple[ObservedPod, ObservedAgent | None]] = [
     (pod(0), running()), (pod(1), running()), (pod(2, phase="Pending", started=False), None),
     (pod(3, phase="Pending", node="", ip="", started=False), None),
 ]  # fmt: skip
 
 
-def after(record: Record, *, room_at: datetime | None = None, wishes: Policy = PAIRS) -> PartialGang:
-    gang = plan(observed(job(record, wishes), HALF, room_at=room_at)).record.gang
+def after(record: Record, *, capacity_freed_at: datetime | None = None, wishes: Policy = PAIRS) -> PartialGang:
+    gang = plan(observed(job(record, wishes), HALF, capacity_freed_at=capacity_freed_at)).record.gang
     assert gang is not None
     return gang
 
@@ -45,7 +45,7 @@ def test_the_rests_of_a_job_that_trains_grow_to_an_hour() -> None:
 
 def test_a_job_that_does_not_train_yet_asks_more_often() -> None:
     start = Transition(
-        kind=TransitionKind.START, cause="JobCreated", message="x", from_size=0, goal=4, began_at=LONG_AGO, detected_at=LONG_AGO,
+        kind=TransitionKind.START, cause="JobCreated", message="x", from_size=0, target_size=4, began_at=LONG_AGO, detected_at=LONG_AGO,
         deadline=LONG_AGO,
     )  # fmt: skip
     held = Record(transition=start, gang=PartialGang(LONG_AGO, 3, 20))
@@ -68,7 +68,7 @@ def test_a_job_that_does_not_train_yet_asks_more_often() -> None:
 )
 def test_more_room_ends_a_rest(room_ago_s: float | None, asks: bool) -> None:
     resting = PartialGang(NOW - seconds(100), 0, 7, NOW + seconds(3000))
-    gang = after(trains(gang=resting), room_at=None if room_ago_s is None else NOW - seconds(room_ago_s))
+    gang = after(trains(gang=resting), capacity_freed_at=None if room_ago_s is None else NOW - seconds(room_ago_s))
     assert (gang.rest_until is None) is asks
     assert gang.tries == 7, "the next rest is longer all the same"
 

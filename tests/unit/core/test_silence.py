@@ -23,42 +23,42 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod
-from elastipod_operator.core.health import Health, Replica, judge
+from elastipod_operator.core.health import Health, Replica, assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import TransitionKind
 from elastipod_operator.core.silence import ENDED_LIMIT, UNDECIDED_LIMIT
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, Observed
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, Snapshot
 
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))
 EVALUATES = running(step=50, step_at=NOW - seconds(8), step_pace=seconds(0.3))
 COMPLETED = agent(AgentState.COMPLETED)
 
 
-def not_ready(ordinal: int) -> NodeFact:
-    return NodeFact(name=f"node-{ordinal}", ready=False, not_ready_since=NOW - seconds(1))
+def not_ready(ordinal: int) -> ObservedNode:
+    return ObservedNode(name=f"node-{ordinal}", ready=False, not_ready_since=NOW - seconds(1))
 
 
-def miss(for_s: float = 20.0, asked_s: float = 2.0, **changes: Any) -> AgentFact:
+def miss(for_s: float = 20.0, asked_s: float = 2.0, **changes: Any) -> ObservedAgent:
     """Give a silent agent that other agents cannot reach either."""
     return silent(for_s, is_reached=False, peers_asked_at=NOW - seconds(asked_s), **changes)
 
 
-def reached(for_s: float = 20.0) -> AgentFact:
+def reached(for_s: float = 20.0) -> ObservedAgent:
     return silent(for_s, is_reached=True, peers_asked_at=NOW - seconds(2))
 
 
-def seen(*agents: AgentFact | None, nodes: tuple[NodeFact, ...] = ()) -> Observed:
+def snapshot(*agents: ObservedAgent | None, nodes: tuple[ObservedNode, ...] = ()) -> Snapshot:
     pairs = [(pod(number), fact) for number, fact in enumerate(agents)]
     return observed(job(trains(len(pairs)), policy(1, 4)), pairs, nodes)
 
 
-def the_first(found: Observed) -> Replica:
-    return judge(found).by_id[pid(0)]
+def the_first(found: Snapshot) -> Replica:
+    return assess(found).by_id[pid(0)]
 
 
 @pytest.mark.parametrize("members", [1, 2, 4])
 def test_a_lost_rack_is_known_by_its_nodes_though_all_agents_are_silent(members: int) -> None:
-    found = seen(*(silent(20) for _ in range(members)), nodes=tuple(not_ready(n) for n in range(members)))
+    found = snapshot(*(silent(20) for _ in range(members)), nodes=tuple(not_ready(n) for n in range(members)))
     todo = plan(found)
     begun = todo.record.transition
     assert begun is not None
@@ -68,14 +68,14 @@ def test_a_lost_rack_is_known_by_its_nodes_though_all_agents_are_silent(members:
 
 
 def test_of_a_rack_that_is_marked_one_by_one_the_rest_is_waited_for() -> None:
-    found = seen(silent(20), silent(20), nodes=(not_ready(0),))
-    assert [judge(found).by_id[pid(n)].health for n in (0, 1)] == [Health.LOST, Health.SILENT]
+    found = snapshot(silent(20), silent(20), nodes=(not_ready(0),))
+    assert [assess(found).by_id[pid(n)].health for n in (0, 1)] == [Health.LOST, Health.SILENT]
 
 
 def test_who_is_silent_for_another_reason_than_its_node_still_makes_the_operator_doubt_itself() -> None:
-    assert judge(seen(silent(20), silent(20), nodes=(not_ready(0),))).all_silent
-    assert not judge(seen(silent(20), nodes=(not_ready(0),))).all_silent
-    assert not judge(seen(silent(20), running(), nodes=(not_ready(0),))).all_silent
+    assert assess(snapshot(silent(20), silent(20), nodes=(not_ready(0),))).all_silent
+    assert not assess(snapshot(silent(20), nodes=(not_ready(0),))).all_silent
+    assert not assess(snapshot(silent(20), running(), nodes=(not_ready(0),))).all_silent
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_who_is_silent_for_another_reason_than_its_node_still_makes_the_operator
         pytest.param(reached(), ready(1), Health.LOST, id="so do others that are stopped"),
     ],
 )
-def test_the_word_of_other_agents_decides(mine: AgentFact, other: AgentFact, health: Health) -> None:
-    replica = the_first(seen(mine, other))
+def test_the_word_of_other_agents_decides(mine: ObservedAgent, other: ObservedAgent, health: Health) -> None:
+    replica = the_first(snapshot(mine, other))
     assert replica.health is health
     assert replica.why == ("NodeLost" if health is Health.LOST else "AgentSilent")
 
 
 def test_a_peer_that_cannot_reach_it_says_nothing_while_all_are_silent() -> None:
-    assert the_first(seen(miss(), silent(20))).health is Health.SILENT
+    assert the_first(snapshot(miss(), silent(20))).health is Health.SILENT
 
 
 UNDECIDED = [
@@ -118,11 +118,11 @@ UNDECIDED = [
 
 @pytest.mark.parametrize(("others", "is_reached", "limit"), UNDECIDED)
 def test_what_nothing_can_decide_has_a_deadline_and_a_condition(
-    others: tuple[AgentFact | None, ...], is_reached: bool, limit: Any
+    others: tuple[ObservedAgent | None, ...], is_reached: bool, limit: Any
 ) -> None:
     for since_s, health in ((limit.total_seconds() - 1, Health.SILENT), (limit.total_seconds(), Health.LOST)):
         mine = reached(since_s) if is_reached else silent(since_s)
-        found = seen(mine, *(silent(since_s) if other is None else other for other in others))
+        found = snapshot(mine, *(silent(since_s) if other is None else other for other in others))
         assert the_first(found).health is health
         todo = plan(found)
         if health is Health.SILENT:
@@ -147,16 +147,16 @@ def test_a_spare_that_answers_does_not_speak_for_the_members() -> None:
 
 def test_training_that_goes_on_has_no_deadline() -> None:
     for mine in (silent(100_000), reached(100_000)):
-        replica = the_first(seen(mine, STEPS))
+        replica = the_first(snapshot(mine, STEPS))
         assert (replica.health, replica.until) == (Health.SILENT, None)
-    assert the_first(seen(reached(100_000), EVALUATES)).until is None
+    assert the_first(snapshot(reached(100_000), EVALUATES)).until is None
 
 
 def test_a_silent_spare_is_replaced_unless_nobody_answers() -> None:
     pairs = [(pod(0), silent(20)), (pod(1), silent(20)), (pod(2), silent(20))]
     found = observed(job(trains(2), policy(1, 4)), pairs)
-    assert judge(found).by_id[pid(2)].health is Health.SILENT
+    assert assess(found).by_id[pid(2)].health is Health.SILENT
     later = observed(
         job(trains(2), policy(1, 4)), [(pod(n), silent(UNDECIDED_LIMIT.total_seconds())) for n in range(3)]
     )
-    assert judge(later).by_id[pid(2)].health is Health.LOST
+    assert assess(later).by_id[pid(2)].health is Health.LOST

@@ -25,10 +25,10 @@ from elastipod_operator.core.membership import SPARE_PATIENCE
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, PodFact, Policy, SpecShape
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, SpecLimits
 
-Seen = tuple[PodFact, AgentFact | None]
-PAIRS = policy(2, 4, sizes=Sizes((2, 4), 2), specs=(SpecShape("base", 2, 1), SpecShape("extra", 2)))
+Seen = tuple[ObservedPod, ObservedAgent | None]
+PAIRS = policy(2, 4, sizes=Sizes((2, 4), 2), specs=(SpecLimits("base", 2, 1), SpecLimits("extra", 2)))
 BASE = trains(members=(pid(0, spec="base"), pid(1, spec="base")))
 MEMBERS: list[Seen] = [(pod(pid(n, spec="base"), node=f"node-b{n}"), running()) for n in range(2)]
 SPARE: Seen = (pod(pid(2, spec="base"), node="node-b2"), ready(1, is_spare=True))

@@ -27,9 +27,9 @@ from elastipod_operator.core.actions import CreatePod, SetFinalizer, StartWorker
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 
-STARTS = Record(transition=transition(TransitionKind.START, began_s=30, goal=3))
+STARTS = Record(transition=transition(TransitionKind.START, began_s=30, target_size=3))
 
 
 def test_a_new_job_gets_its_finalizer_and_its_pods() -> None:
@@ -75,7 +75,7 @@ def test_sizes_between_the_allowed_ones_are_not_taken() -> None:
         pytest.param(ready(terminating=True), "its pod goes", id="an agent whose pod goes"),
     ],
 )
-def test_nobody_starts_with(mine: AgentFact, why: str) -> None:
+def test_nobody_starts_with(mine: ObservedAgent, why: str) -> None:
     todo = plan(observed(job(STARTS), [(pod(0), ready()), (pod(1), mine)]))
     assert not todo.record.members, why
 
@@ -129,7 +129,7 @@ def test_growth(changes: dict[str, object], wishes: dict[str, object], grows: bo
     assert (began is not None) is grows
     if grows:
         assert began is not None
-        assert (began.kind, began.goal, began.graceful) == (TransitionKind.RESIZE, 3, True)
+        assert (began.kind, began.target_size, began.graceful) == (TransitionKind.RESIZE, 3, True)
         assert acts(todo, StopWorkers) == [
             StopWorkers(pod(n).name, 1, graceful=True, timeout_s=600, leaves=False) for n in range(2)
         ]
@@ -151,7 +151,7 @@ def test_what_was_ready_before_the_first_step_opens_the_window_at_once() -> None
 
 
 def test_a_drained_job_starts_again_in_the_next_generation_with_the_survivors_first() -> None:
-    record = trains(transition=transition(goal=3))
+    record = trains(transition=transition(target_size=3))
     drained = ready(1, drained=True)
     todo = plan(observed(job(record), [(pod(2), ready()), (pod(0), drained), (pod(1), drained)]))
     assert todo.record.generation == 2
@@ -173,7 +173,7 @@ def test_a_lost_record_is_made_anew_above_what_the_agents_run() -> None:
 
 
 def test_a_lost_record_with_agents_that_answer_late_is_made_anew_all_the_same() -> None:
-    unheard = AgentFact(trying_since=NOW)
+    unheard = ObservedAgent(trying_since=NOW)
     first = plan(observed(job(None), [(pod(0), unheard), (pod(1), unheard)]))
     then = plan(observed(job(first.record), [(pod(0), running(6)), (pod(1), running(6))]))
     assert len(acts(then, StopWorkers)) == 2

@@ -16,7 +16,7 @@ from elastipod_operator.agents.orders import Orders
 from elastipod_operator.api import JobSpec
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import StartWorkers
-from elastipod_operator.core.snapshot import AgentFact, JobFact
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob
 from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.tokens import Tokens
 from elastipod_operator.kube.translate import policy_of
@@ -113,8 +113,8 @@ WISHES: dict[str, tuple[str, object]] = {
 class NoBoard:
     """Agents that were never heard."""
 
-    def fact(self, pod_uid: str) -> AgentFact:
-        return AgentFact()
+    def fact(self, pod_uid: str) -> ObservedAgent:
+        return ObservedAgent()
 
     def progress(self, pod_uids: object) -> dict[str, Any]:
         return {}
@@ -126,7 +126,7 @@ class NoBoard:
 def outcome(spec: dict[str, Any]) -> tuple[object, ...]:
     """Give all that follows from a spec: what the core decides by, the pods, what agents are told, and the token."""
     policy = policy_of(JobSpec.model_validate(spec))
-    fact = JobFact(
+    fact = ObservedJob(
         namespace="team",
         name="job",
         uid="uid",

@@ -26,20 +26,20 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, StopWorkers
-from elastipod_operator.core.health import judge
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, AgentState, PodFact
-from elastipod_operator.core.stopping import is_forced, stop_members
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod
+from elastipod_operator.core.stopping import is_hard_stop_due, stop_members
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 STOPPING = agent(AgentState.STOPPING)
 PARKED = (pod(1), ready(1, drained=True))
 
 
 def stop(record: Record, *pods: Seen, **changes: Any) -> tuple[Record, list[Action], datetime | None]:
-    seen = observed(job(record), pods, **changes)
-    return stop_members(record, judge(seen), policy(), NOW)
+    snapshot = observed(job(record), pods, **changes)
+    return stop_members(record, assess(snapshot), policy(), NOW)
 
 
 def draining(left_s: float, **changes: Any) -> Record:
@@ -102,19 +102,19 @@ def test_when_all_are_silent_they_are_looked_at_every_second() -> None:
 
 
 @pytest.mark.parametrize(
-    ("suspend", "withdrawn", "given_up"),
+    ("suspend", "quota_lost", "given_up"),
     [
         pytest.param(False, {Slot("workers", 1): ("Preempted", "for another")}, (pid(1),), id="who has no quota"),
         pytest.param(True, {}, (pid(0), pid(1)), id="all of a job that is suspended"),
     ],
 )
 def test_who_must_go_is_given_up_also_when_all_are_silent(
-    suspend: bool, withdrawn: dict[Slot, tuple[str, str]], given_up: tuple[PodId, ...]
+    suspend: bool, quota_lost: dict[Slot, tuple[str, str]], given_up: tuple[PodId, ...]
 ) -> None:
     for left_s, lost in ((-44.9, ()), (-45, given_up)):
         record = draining(left_s)
-        seen = observed(job(record), [(pod(0), silent(60)), (pod(1), silent(60))], withdrawn=withdrawn)
-        after, actions, _ = stop_members(record, judge(seen), policy(suspend=suspend), NOW)
+        snapshot = observed(job(record), [(pod(0), silent(60)), (pod(1), silent(60))], quota_lost=quota_lost)
+        after, actions, _ = stop_members(record, assess(snapshot), policy(suspend=suspend), NOW)
         assert after.lost == lost
         assert [a.name for a in actions if isinstance(a, DeletePod)] == [pod(one).name for one in lost]
 
@@ -135,7 +135,9 @@ def test_who_must_go_is_given_up_also_when_all_are_silent(
         pytest.param(agent(None), 60, None, id="who was not heard yet is not called"),
     ],
 )
-def test_what_a_member_is_told_in_a_drain(mine: AgentFact, left_s: float, expected: tuple[bool, int] | None) -> None:
+def test_what_a_member_is_told_in_a_drain(
+    mine: ObservedAgent, left_s: float, expected: tuple[bool, int] | None
+) -> None:
     _, actions, wake = stop(draining(left_s), (pod(0), mine), (pod(1), STOPPING))
     told = [(a.graceful, a.timeout_s) for a in actions if isinstance(a, StopWorkers) and a.pod == pod(0).name]
     assert told == ([] if expected is None else [expected])
@@ -173,11 +175,11 @@ def test_the_time_that_an_agent_has(since: datetime, kind: TransitionKind, wait_
 
 def test_an_agent_that_never_answered_has_its_time_from_the_first_call_on() -> None:
     began = transition(began_s=590, deadline=NOW + seconds(10))
-    unheard = AgentFact(trying_since=NOW - seconds(5))
+    unheard = ObservedAgent(trying_since=NOW - seconds(5))
     assert stop(trains(transition=began), (pod(0), unheard), PARKED)[2] == NOW + seconds(610)
-    assert stop(trains(transition=began), (pod(0), AgentFact()), PARKED)[2] == NOW + seconds(25)
+    assert stop(trains(transition=began), (pod(0), ObservedAgent()), PARKED)[2] == NOW + seconds(25)
 
 
 @pytest.mark.parametrize(("left_s", "forced"), [(2.1, False), (2, True), (-9, True)])
 def test_agents_end_their_workers_by_force_a_little_before_the_deadline(left_s: float, forced: bool) -> None:
-    assert is_forced(draining(left_s), NOW) is forced
+    assert is_hard_stop_due(draining(left_s), NOW) is forced

@@ -27,10 +27,10 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import DeletePod, StartWorkers, StopWorkers
 from elastipod_operator.core.faults import START_LIMIT, STARTS_TRIED
-from elastipod_operator.core.health import MAX_GENERATION, Health, judge
+from elastipod_operator.core.health import MAX_GENERATION, Health, assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, RestartMode, TransitionKind
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Failure
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent
 
 TAKEN = "EADDRINUSE: master port 10010 is in use on this host"
 
@@ -40,7 +40,7 @@ def starts(ago_s: float, **changes: Any) -> Record:
     return trains(generation=2, running_since=None, generation_began_at=NOW - seconds(ago_s), **changes)
 
 
-def decided(record: Record, *agents: AgentFact) -> Any:
+def decided(record: Record, *agents: ObservedAgent) -> Any:
     return plan(observed(job(record), [(pod(n), a) for n, a in enumerate(agents)]))
 
 
@@ -112,7 +112,7 @@ def test_who_is_still_stopping_an_older_generation_has_the_same_time() -> None:
         pytest.param(starts(300), silent(10, state=AgentState.RUNNING, generation=2), id="it took it"),
     ],
 )
-def test_who_is_not_blamed(record: Record, other: AgentFact) -> None:
+def test_who_is_not_blamed(record: Record, other: ObservedAgent) -> None:
     todo = decided(record, running(2), other)
     assert todo.record.transition is None or todo.record.transition.cause != "StartNotTaken"
     assert todo.record.lost == ()
@@ -121,7 +121,7 @@ def test_who_is_not_blamed(record: Record, other: AgentFact) -> None:
 # ---- the master port
 
 
-def in_use(generation: int = 1, **changes: Any) -> AgentFact:
+def in_use(generation: int = 1, **changes: Any) -> ObservedAgent:
     failure = Failure(0, 1, "", "Traceback ...\nOSError: address in use")
     return agent(AgentState.FAULTED, generation, reason="WorkerFault", message=TAKEN, failure=failure, **changes)
 
@@ -134,7 +134,7 @@ def in_use(generation: int = 1, **changes: Any) -> AgentFact:
         pytest.param((faulted(), in_use()), id="whoever is looked at first"),
     ],
 )
-def test_a_master_port_that_is_taken_costs_no_budget(agents: tuple[AgentFact, AgentFact]) -> None:
+def test_a_master_port_that_is_taken_costs_no_budget(agents: tuple[ObservedAgent, ObservedAgent]) -> None:
     todo = decided(trains(), *agents)
     begun = todo.record.transition
     assert begun is not None
@@ -160,13 +160,13 @@ def test_a_word_of_an_older_generation_proves_nothing() -> None:
 
 
 def test_an_enormous_generation_is_not_believed() -> None:
-    view = judge(observed(job(trains()), [(pod(0), running()), (pod(1), running(MAX_GENERATION + 1))]))
-    assert view.highest_generation() == 1
+    replicas = assess(observed(job(trains()), [(pod(0), running()), (pod(1), running(MAX_GENERATION + 1))]))
+    assert replicas.highest_generation() == 1
 
 
 def test_the_newest_that_can_be_is() -> None:
-    view = judge(observed(job(trains()), [(pod(0), running(MAX_GENERATION)), (pod(1), running())]))
-    assert view.highest_generation() == MAX_GENERATION
+    replicas = assess(observed(job(trains()), [(pod(0), running(MAX_GENERATION)), (pod(1), running())]))
+    assert replicas.highest_generation() == MAX_GENERATION
 
 
 @pytest.mark.parametrize(("claimed", "named"), [(7, 7), (MAX_GENERATION, MAX_GENERATION), (MAX_GENERATION + 1, 2)])
@@ -188,8 +188,8 @@ def test_a_stop_names_no_generation_that_would_keep_the_agent_from_every_start(c
 def test_members_that_save_do_not_prove_that_a_silent_one_is_dead(saving: bool, health: Health) -> None:
     saves = agent(AgentState.STOPPING, saving=saving, step=70, step_at=NOW - seconds(900), step_pace=seconds(1))
     drains = trains(transition=transition(began_s=900, deadline=NOW + seconds(900)))
-    view = judge(observed(job(drains), [(pod(0), missed(600)), (pod(1), saves)]))
-    assert view.by_id[pid(0)].health is health
+    replicas = assess(observed(job(drains), [(pod(0), missed(600)), (pod(1), saves)]))
+    assert replicas.by_id[pid(0)].health is health
 
 
 def test_a_save_of_more_than_ten_minutes_is_waited_for_as_long_as_its_time_lasts() -> None:
@@ -236,7 +236,7 @@ def test_how_workers_come_back(new_processes: bool, asked: str, reach: RestartMo
         pytest.param(ready(1), False, id="it has not started yet: there is nothing to save"),
     ],
 )
-def test_a_drain_when_a_member_was_last_heard_before_its_start(said: AgentFact, graceful: bool) -> None:
+def test_a_drain_when_a_member_was_last_heard_before_its_start(said: ObservedAgent, graceful: bool) -> None:
     pods = [(pod(0), running(2)), (pod(1), said)]
     todo = plan(observed(job(trains(generation=2), policy(suspend=True)), pods))
     assert {stop.graceful for stop in acts(todo, StopWorkers)} == {graceful}

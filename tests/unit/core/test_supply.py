@@ -25,27 +25,27 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
-from elastipod_operator.core.health import View, judge
+from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.membership import (
     Limits,
     newest_incarnations,
     rank_order,
-    remember,
+    record_incarnations,
     remove,
     room_for,
-    supply,
+    supply_pods,
     usable,
     wanted_slots,
 )
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState, NodeFact, PodFact, Policy, SpecShape
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, SpecLimits
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 PAIR = policy(2, 2)
-AWAY = NodeFact(name="node-0", ready=False, not_ready_since=LONG_AGO)
-TWO = policy(2, 4, specs=(SpecShape("base", 2), SpecShape("extra", 2)))
+AWAY = ObservedNode(name="node-0", ready=False, not_ready_since=LONG_AGO)
+TWO = policy(2, 4, specs=(SpecLimits("base", 2), SpecLimits("extra", 2)))
 
 
 def of(spec: str, ordinal: int, incarnation: int = 0) -> PodId:
@@ -56,15 +56,15 @@ def waits(ordinal: int, **changes: Any) -> Seen:
     return pod(ordinal, **{"phase": "Pending", "node": "", "ip": "", "started": False, **changes}), None
 
 
-def view_of(record: Record, *pods: Seen, nodes: Any = ()) -> View:
-    return judge(observed(job(record), pods, nodes))
+def replicas_of(record: Record, *pods: Seen, nodes: Any = ()) -> Replicas:
+    return assess(observed(job(record), pods, nodes))
 
 
 def supplied(
     record: Record, *pods: Seen, wishes: Policy = PAIR, nodes: Any = (), **limits: Any
 ) -> tuple[list[Action], datetime | None]:
-    view = view_of(record, *pods, nodes=nodes)
-    return supply(wishes, record, view, NOW, wanted_slots(wishes, record, view), Limits(**limits))
+    replicas = replicas_of(record, *pods, nodes=nodes)
+    return supply_pods(wishes, record, replicas, NOW, wanted_slots(wishes, record, replicas), Limits(**limits))
 
 
 def made(actions: list[Action]) -> list[PodId]:
@@ -80,7 +80,7 @@ def removed(actions: list[Action]) -> list[tuple[str, str, bool]]:
 
 def test_a_spec_that_the_job_no_longer_has_comes_last_and_does_not_train() -> None:
     present = [of("old", 0), of("extra", 0), of("base", 0)]
-    candidates = view_of(Record(), *((pod(p), ready()) for p in present)).candidates()
+    candidates = replicas_of(Record(), *((pod(p), ready()) for p in present)).candidates()
     assert [r.id.spec for r in rank_order(candidates, Record(), TWO)] == ["base", "extra", "old"]
     wishes = replace(TWO, sizes=Sizes((1, 2), 1))
     assert [r.id.spec for r in usable(candidates, Record(), wishes)] == ["base", "extra"]
@@ -88,7 +88,7 @@ def test_a_spec_that_the_job_no_longer_has_comes_last_and_does_not_train() -> No
 
 def test_of_each_spec_no_more_train_than_it_may() -> None:
     present = [*(of("base", n) for n in range(4)), *(of("extra", n) for n in range(3))]
-    candidates = view_of(Record(), *((pod(p), ready()) for p in present)).candidates()
+    candidates = replicas_of(Record(), *((pod(p), ready()) for p in present)).candidates()
     assert [r.id for r in usable(candidates, Record(), TWO)] == [
         of("base", 0), of("base", 1), of("extra", 0), of("extra", 1),
     ]  # fmt: skip
@@ -117,20 +117,20 @@ def test_room(number: dict[str, int], room: int) -> None:
     [
         pytest.param([(pod(3), running()), waits(2), (pod(1, phase="Failed"), None)], [3, 2], id="who runs, then who comes"),
         pytest.param([(pod(3), None), waits(2)], [3, 2], id="a pod that started is nearer than one that did not"),
-        pytest.param([(pod(3, disrupted="x"), running()), waits(2)], [2, 0], id="who goes is no nearer than nobody"),
+        pytest.param([(pod(3, disruption="x"), running()), waits(2)], [2, 0], id="who goes is no nearer than nobody"),
         pytest.param([(pod(1), ready()), (pod(0), ready())], [0, 1], id="the lowest ordinals first"),
     ],
 )  # fmt: skip
 def test_the_order_of_slots(pods: list[Seen], slots: list[int]) -> None:
-    assert wanted_slots(PAIR, Record(), view_of(Record(), *pods)) == [Slot("workers", n) for n in slots]
+    assert wanted_slots(PAIR, Record(), replicas_of(Record(), *pods)) == [Slot("workers", n) for n in slots]
 
 
 def test_the_next_spec_gets_what_the_first_one_leaves_and_spares_are_beside() -> None:
     wishes = policy(
         sizes=Sizes((2, 3), 2),
-        specs=(SpecShape("base", 2, spares=1), SpecShape("extra", 2, spares=1), SpecShape("none", 2, spares=1)),
+        specs=(SpecLimits("base", 2, spares=1), SpecLimits("extra", 2, spares=1), SpecLimits("none", 2, spares=1)),
     )
-    assert wanted_slots(wishes, Record(), view_of(Record())) == [
+    assert wanted_slots(wishes, Record(), replicas_of(Record())) == [
         *(Slot("base", n) for n in range(3)), *(Slot("extra", n) for n in range(2)),
     ], "a spec that is not used has no spares either"  # fmt: skip
 
@@ -157,7 +157,7 @@ def test_a_pod_is_made_with_size_generation_and_nodes_to_avoid(record: Record, n
         pytest.param(waits(0), None, id="waits"),
         pytest.param((pod(0), silent(20)), None, id="is silent"),
         pytest.param((pod(0, phase="Succeeded"), None), 1, id="has ended"),
-        pytest.param((pod(0, disrupted="x"), ready()), 1, id="goes"),
+        pytest.param((pod(0, disruption="x"), ready()), 1, id="goes"),
         pytest.param((pod(0, kill_at=NOW), ready()), 1, id="was deleted"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_pod_is_made_anew_when_the_old_one(mine: Seen, incarnation: int | None
     ("mine", "nodes", "incarnation"),
     [
         pytest.param((pod(0, kill_at=NOW), ready()), (), None, id="was deleted and still ends"),
-        pytest.param((pod(0, disrupted="x"), running()), (), None, id="trains and has to go"),
+        pytest.param((pod(0, disruption="x"), running()), (), None, id="trains and has to go"),
         pytest.param((pod(0, kill_at=NOW, phase="Succeeded"), None), (), 1, id="has ended, and its object is left"),
         pytest.param((pod(0), silent(20)), (AWAY,), 1, id="is lost with its node, or may be"),
     ],
@@ -263,7 +263,7 @@ def test_a_pod_in_wait_is_made_anew_when_the_nodes_to_avoid_change(changes: dict
 
 # ---- spares
 
-SPARED = policy(2, 2, specs=(SpecShape("workers", 2, spares=2),))
+SPARED = policy(2, 2, specs=(SpecLimits("workers", 2, spares=2),))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ SPARED = policy(2, 2, specs=(SpecShape("workers", 2, spares=2),))
         pytest.param([(pod(0), None), (pod(1), None)], [2, 3], id="when all who are to train have a place"),
         pytest.param([(pod(0), None), waits(1)], [], id="not while one has none"),
         pytest.param([(pod(0), None)], [], id="nor while one is not made"),
-        pytest.param([(pod(0), None), (pod(1, disrupted="x"), ready())], [], id="nor while one goes"),
+        pytest.param([(pod(0), None), (pod(1, disruption="x"), ready())], [], id="nor while one goes"),
         pytest.param([(pod(0), None), (pod(1, phase="Failed"), None)], [], id="nor while one has ended"),
         pytest.param([(pod(0), None), (pod(1), None), (pod(2), None)], [3], id="each"),
         pytest.param([(pod(0), None), (pod(1), None), waits(2)], [3], id="whether or not the other has one"),
@@ -284,7 +284,7 @@ def test_spares_are_made(others: list[Seen], spares: list[int]) -> None:
 
 
 def test_the_spares_of_each_spec_are_its_last() -> None:
-    wishes = policy(sizes=Sizes((2, 3), 2), specs=(SpecShape("base", 2, spares=1), SpecShape("extra", 2, spares=1)))
+    wishes = policy(sizes=Sizes((2, 3), 2), specs=(SpecLimits("base", 2, spares=1), SpecLimits("extra", 2, spares=1)))
     place = [(pod(of("base", n)), None) for n in range(2)]
     assert made(supplied(Record(), *place, wishes=wishes)[0]) == [of("extra", 0)]
     placed = [*place, (pod(of("extra", 0)), None)]
@@ -301,7 +301,7 @@ def test_the_spares_of_each_spec_are_its_last() -> None:
                      [(pod(0).name, "replaced by a newer pod", False)], id="an older pod of a slot"),
         pytest.param(Record(), [(pod(n), ready()) for n in range(3)], [(pod(2).name, "no longer wanted at this size", False)],
                      id="one too many"),
-        pytest.param(Record(), [(pod(0, disrupted="x"), ready()), (pod(1), ready())],
+        pytest.param(Record(), [(pod(0, disruption="x"), ready()), (pod(1), ready())],
                      [(pod(0).name, f"pod {pod(0).name} is being disrupted (x)", False)], id="one that goes"),
         pytest.param(Record(lost=(pid(0),)), [(pod(0), ready()), (pod(1), ready())], [(pod(0).name, "lost", False)], id="a lost one"),
         pytest.param(trains(), [(pod(0), running(step=9, step_at=NOW)), (pod(1), silent(20))], [], id="who may come back"),
@@ -326,13 +326,13 @@ def test_who_is_removed(record: Record, pods: list[Seen], expected: list[tuple[s
 )
 def test_a_member_that_is_about_to_go_is_kept(others: Seen, goes: bool) -> None:
     record = trains(transition=transition())
-    actions, _ = supplied(record, (pod(0, disrupted="x"), ready(1)), others)
+    actions, _ = supplied(record, (pod(0, disruption="x"), ready(1)), others)
     assert bool([n for n, _, _ in removed(actions) if n == pod(0).name]) is goes
 
 
 def test_a_lost_member_keeps_nobody() -> None:
     record = trains(transition=transition(), lost=(pid(0),))
-    actions, _ = supplied(record, (pod(0), silent(60)), (pod(1, disrupted="x"), ready(1)))
+    actions, _ = supplied(record, (pod(0), silent(60)), (pod(1, disruption="x"), ready(1)))
     assert [(n, w) for n, w, _ in removed(actions)] == [
         (pod(0).name, "lost"), (pod(1).name, f"pod {pod(1).name} is being disrupted (x)"),
     ]  # fmt: skip
@@ -353,16 +353,16 @@ def test_the_newest_ended_pod_is_kept_until_its_replacement_works() -> None:
     ("mine", "node", "shuts", "deletes", "force"),
     [
         pytest.param((pod(0), ready()), None, True, True, False, id="its agent first"),
-        pytest.param((pod(0, disrupted="x"), ready()), None, True, True, False, id="also when it is about to go"),
+        pytest.param((pod(0, disruption="x"), ready()), None, True, True, False, id="also when it is about to go"),
         pytest.param((pod(0), agent(AgentState.SHUTDOWN)), None, False, True, False, id="who leaves is not asked"),
         pytest.param((pod(0), agent(None)), None, False, True, False, id="nor who was never heard"),
         pytest.param((pod(0), silent(60)), None, False, True, False, id="nor who is silent"),
         pytest.param((pod(0, kill_at=NOW), ready()), None, True, False, False, id="it is being deleted"),
-        pytest.param((pod(0, kill_at=NOW), silent(60)), NodeFact(name="node-0", out_of_service=True), False, True, True,
+        pytest.param((pod(0, kill_at=NOW), silent(60)), ObservedNode(name="node-0", out_of_service=True), False, True, True,
                      id="where nobody will ever do it: by force"),
         pytest.param((pod(0, phase="Failed", kill_at=NOW), None), None, False, False, False,
                      id="also when its containers have ended: the API server takes no second one"),
-        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), NodeFact(name="node-0", out_of_service=True), False, True, True,
+        pytest.param((pod(0, phase="Failed", kill_at=NOW), None), ObservedNode(name="node-0", out_of_service=True), False, True, True,
                      id="ended, but its kubelet died before its object went"),
         pytest.param((pod(0, phase="Failed", kill_at=NOW), None), AWAY, False, True, True, id="ended on a node that is away for long"),
         pytest.param((pod(0, phase="Failed", kill_at=NOW), None), replace(AWAY, not_ready_since=NOW), False, False, False,
@@ -370,8 +370,8 @@ def test_the_newest_ended_pod_is_kept_until_its_replacement_works() -> None:
         pytest.param((pod(0, phase="Failed"), None), None, False, True, False, id="ended"),
     ],
 )  # fmt: skip
-def test_how_a_pod_is_removed(mine: Seen, node: NodeFact | None, shuts: bool, deletes: bool, force: bool) -> None:
-    replica = view_of(Record(), mine, (pod(1), ready()), nodes=[node] if node else []).by_id[pid(0)]
+def test_how_a_pod_is_removed(mine: Seen, node: ObservedNode | None, shuts: bool, deletes: bool, force: bool) -> None:
+    replica = replicas_of(Record(), mine, (pod(1), ready()), nodes=[node] if node else []).by_id[pid(0)]
     expected: list[Action] = [ShutDownAgent(pod(0).name)] if shuts else []
     expected += [DeletePod(pod(0).name, pod(0).uid, "because", force)] if deletes else []
     assert remove(replica, "because") == expected
@@ -382,16 +382,16 @@ def test_how_a_pod_is_removed(mine: Seen, node: NodeFact | None, shuts: bool, de
 
 def test_names_that_were_used_are_on_record() -> None:
     record = trains(members=(pid(0, 2), pid(1)), incarnations={Slot("workers", 0): 5, Slot("workers", 7): 1})
-    after = remember(record, (pid(1, 3), pid(2)))
+    after = record_incarnations(record, (pid(1, 3), pid(2)))
     assert after.incarnations == {
         Slot("workers", 0): 5, Slot("workers", 1): 3, Slot("workers", 2): 0, Slot("workers", 7): 1,
     }  # fmt: skip
-    assert remember(after, (pid(1), pid(2))) is after
+    assert record_incarnations(after, (pid(1), pid(2))) is after
 
 
 def test_the_newest_name_of_a_slot_whatever_tells_of_it() -> None:
     record = trains(members=(pid(0, 1), pid(1, 4)), lost=(pid(0, 3), pid(2)), incarnations={Slot("workers", 3): 6})
-    view = view_of(record, (pod(pid(0, 2)), ready()), (pod(pid(3, 1)), ready()), (pod(4), ready()))
-    assert newest_incarnations(record, view) == {
+    replicas = replicas_of(record, (pod(pid(0, 2)), ready()), (pod(pid(3, 1)), ready()), (pod(4), ready()))
+    assert newest_incarnations(record, replicas) == {
         Slot("workers", n): i for n, i in ((0, 3), (1, 4), (2, 0), (3, 6), (4, 0))
     }

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.core.builders import NOW, agent, job, observed, pod, running, seconds, trains
 
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.snapshot import AgentFact
+from elastipod_operator.core.snapshot import ObservedAgent
 
-DENIED = AgentFact(trying_since=NOW - seconds(1), denied=True)
+DENIED = ObservedAgent(trying_since=NOW - seconds(1), denied=True)
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_it_is_said_at_once_with_what_to_do(secret: str, words: tuple[str, ...])
     assert (told.reason, told.status) == ("TokenRefused", False)
     assert "agent of pod job-workers-0 (and those of 1 more pods)" in told.message
     assert all(word in told.message for word in words)
-    assert [note.reason for note in made.notes if note.warning] == ["TokenRefused"]
+    assert [note.reason for note in made.events if note.warning] == ["TokenRefused"]
     again = plan(observed(job(made.record, conditions=made.conditions), pods))
-    assert [note for note in again.notes if note.warning] == [], "said once"
+    assert [note for note in again.events if note.warning] == [], "said once"
 
 
 def test_a_job_that_trains_goes_on_when_no_agent_knows_the_operator_any_more() -> None:

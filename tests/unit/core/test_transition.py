@@ -25,30 +25,30 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import DeletePod, Note, ShutDownAgent, StartWorkers
-from elastipod_operator.core.context import Scene, Step
-from elastipod_operator.core.health import judge
+from elastipod_operator.core.actions import DeletePod, JobEvent, ShutDownAgent, StartWorkers
+from elastipod_operator.core.context import Context, PlanDraft
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.history import HistoryEntry
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Observed, PodFact
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Snapshot
 from elastipod_operator.core.transition import in_transition
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 DRAINED = ready(1, drained=True)
 GROWTH = "CapacityAvailable"
 
 
-def step_of(seen: Observed) -> Step:
+def step_of(snapshot: Snapshot) -> PlanDraft:
     """Give what the transition decides by itself, without what is told of it and when that changes."""
-    assert seen.job.policy is not None
-    assert seen.job.record is not None
-    return in_transition(seen.job.record, Scene(seen, seen.job.policy, judge(seen)))
+    assert snapshot.job.policy is not None
+    assert snapshot.job.record is not None
+    return in_transition(snapshot.job.record, Context(snapshot, snapshot.job.policy, assess(snapshot)))
 
 
-def stopped(number: int, mine: AgentFact = DRAINED) -> list[Seen]:
+def stopped(number: int, mine: ObservedAgent = DRAINED) -> list[Seen]:
     return [(pod(n), mine) for n in range(number)]
 
 
@@ -56,20 +56,24 @@ def stopped(number: int, mine: AgentFact = DRAINED) -> list[Seen]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "goal", "began_s", "told"),
+    ("kind", "target_size", "began_s", "told"),
     [
-        pytest.param(TransitionKind.RESIZE, 3, 0, [Note("Draining", "2 -> 3: a test")], id="a resize, with both sizes"),
-        pytest.param(TransitionKind.SUSPEND, 0, 0, [Note("Draining", "all workers stop: a test")], id="a suspension"),
+        pytest.param(
+            TransitionKind.RESIZE, 3, 0, [JobEvent("Draining", "2 -> 3: a test")], id="a resize, with both sizes"
+        ),
+        pytest.param(
+            TransitionKind.SUSPEND, 0, 0, [JobEvent("Draining", "all workers stop: a test")], id="a suspension"
+        ),
         pytest.param(TransitionKind.RECOVERY, 2, 0, [], id="not a recovery, whose fault was told"),
         pytest.param(TransitionKind.RESIZE, 3, 1, [], id="and nothing twice"),
     ],
 )
 def test_the_beginning_of_a_transition_is_told(
-    kind: TransitionKind, goal: int, began_s: float, told: list[Note]
+    kind: TransitionKind, target_size: int, began_s: float, told: list[JobEvent]
 ) -> None:
-    record = trains(transition=transition(kind, began_s=began_s, goal=goal))
+    record = trains(transition=transition(kind, began_s=began_s, target_size=target_size))
     step = step_of(observed(job(record, policy(2, 4, suspend=kind is TransitionKind.SUSPEND)), stopped(2, running())))
-    assert list(step.notes) == told
+    assert list(step.events) == told
     assert step.wake_at is not None
     assert len(step.actions) == 2
 
@@ -77,7 +81,7 @@ def test_the_beginning_of_a_transition_is_told(
 def test_a_fault_is_told_first_and_as_a_warning() -> None:
     todo = plan(observed(job(trains(gang=PartialGang(NOW, 1))), [(pod(0), faulted()), (pod(1), running())]))
     assert todo.record.transition is not None
-    assert todo.notes[0] == Note("WorkerCrash", todo.record.transition.message, warning=True)
+    assert todo.events[0] == JobEvent("WorkerCrash", todo.record.transition.message, warning=True)
     assert todo.record.gang is None
 
 
@@ -94,9 +98,9 @@ def test_the_backoff_of_a_recovery_differs_from_job_to_job() -> None:
 
 def test_a_recovery_that_begins_with_everybody_stopped_goes_on_at_once() -> None:
     wishes = policy(2, 2)
-    parked = [(pod(0), ready(1)), (pod(1), ready(1))]
-    todo = plan(observed(job(trains(), wishes), parked))
-    assert [n.reason for n in todo.notes] == ["WorkersStopped", "Recovered"]
+    is_idle = [(pod(0), ready(1)), (pod(1), ready(1))]
+    todo = plan(observed(job(trains(), wishes), is_idle))
+    assert [n.reason for n in todo.events] == ["WorkersStopped", "Recovered"]
     assert (todo.record.generation, todo.record.restarts) == (2, 1)
 
 
@@ -105,7 +109,7 @@ def test_a_recovery_that_begins_with_everybody_stopped_goes_on_at_once() -> None
 
 def test_a_suspended_job_keeps_the_names_of_its_pods_in_mind() -> None:
     members = (pid(0, 3), pid(1))
-    record = trains(members=members, transition=transition(TransitionKind.SUSPEND, goal=0))
+    record = trains(members=members, transition=transition(TransitionKind.SUSPEND, target_size=0))
     pods = [(pod(pid(0, 3)), DRAINED), (pod(1), DRAINED), (pod(pid(2, 1)), ready())]
     step = step_of(observed(job(record, policy(suspend=True)), pods))
     assert step.record.members == ()
@@ -113,11 +117,11 @@ def test_a_suspended_job_keeps_the_names_of_its_pods_in_mind() -> None:
     assert [a for a in step.actions if isinstance(a, DeletePod)] == [
         DeletePod(p.name, p.uid, "the job is suspended") for p, _ in pods
     ]
-    assert (step.wake_at, step.takes_spec) == (None, False)
+    assert (step.wake_at, step.adopts_spec) == (None, False)
 
 
 SUSPENDED = trains(
-    members=(), window_since=LONG_AGO, incident_at=LONG_AGO, suspended_time=seconds(7),
+    members=(), window_since=LONG_AGO, fault_at=LONG_AGO, suspended_time=seconds(7),
     transition=transition(TransitionKind.SUSPEND, began_s=600, from_size=3, not_before=NOW, deadline=LONG_AGO),
 )  # fmt: skip
 
@@ -127,32 +131,32 @@ def test_a_resumed_job_begins_like_a_new_one() -> None:
     began = step.record.transition
     assert began is not None
     assert (began.kind, began.cause, began.message) == (TransitionKind.START, "Resumed", "the user resumed the job")
-    assert (began.from_size, began.goal, began.graceful) == (0, 3, False)
+    assert (began.from_size, began.target_size, began.graceful) == (0, 3, False)
     assert (began.began_at, began.detected_at, began.deadline) == (NOW, NOW, NOW + seconds(30))
     after = step.record
-    assert (after.members, after.window_since, after.incident_at, after.suspended_time) == (
+    assert (after.members, after.window_since, after.fault_at, after.suspended_time) == (
         (),
         None,
         None,
         seconds(607),
     )
-    assert (step.wake_at, step.takes_spec, step.actions) == (NOW, True, ())
-    assert step.notes == (Note("Resumed", "the user resumed the job"),)
+    assert (step.wake_at, step.adopts_spec, step.actions) == (NOW, True, ())
+    assert step.events == (JobEvent("Resumed", "the user resumed the job"),)
 
 
 @pytest.mark.parametrize(
-    ("from_size", "sizes", "goal"),
+    ("from_size", "sizes", "target_size"),
     [
         pytest.param(5, Sizes((2, 4), 2), 4, id="the size that it had, as far as it is allowed now"),
         pytest.param(0, Sizes((2, 4), 4), 4, id="the first one when it had none"),
         pytest.param(1, Sizes((2, 3, 4), 3), 3, id="or when that is too small now"),
     ],
 )
-def test_the_size_that_a_resumed_job_wants(from_size: int, sizes: Sizes, goal: int) -> None:
+def test_the_size_that_a_resumed_job_wants(from_size: int, sizes: Sizes, target_size: int) -> None:
     record = replace(SUSPENDED, transition=transition(TransitionKind.SUSPEND, from_size=from_size))
     began = step_of(observed(job(record, policy(sizes=sizes)))).record.transition
     assert began is not None
-    assert began.goal == goal
+    assert began.target_size == target_size
 
 
 def test_pods_of_an_edited_template_that_are_still_there_at_the_resumption_are_made_anew() -> None:
@@ -167,7 +171,7 @@ def test_pods_of_an_edited_template_that_are_still_there_at_the_resumption_are_m
         DeletePod(p.name, p.uid, "made from a template that was edited") for p, _ in (pods[0], pods[2])
     ]
     assert [a.pod for a in step.actions if isinstance(a, ShutDownAgent)] == ["job-workers-0-2"]
-    assert step.takes_spec
+    assert step.adopts_spec
 
 
 def test_a_job_that_is_suspended_while_it_gathers_keeps_that_on_record() -> None:
@@ -175,7 +179,7 @@ def test_a_job_that_is_suspended_while_it_gathers_keeps_that_on_record() -> None
     step = step_of(observed(job(record, policy(suspend=True)), stopped(2, ready(1))))
     began = step.record.transition
     assert began is not None
-    assert (began.kind, began.cause, began.message, began.from_size, began.goal) == (
+    assert (began.kind, began.cause, began.message, began.from_size, began.target_size) == (
         TransitionKind.SUSPEND,
         "Suspended",
         "the user suspended the job",
@@ -215,7 +219,7 @@ def test_a_job_that_is_suspended_while_it_gathers_keeps_that_on_record() -> None
     ],
 )
 def test_who_is_gathered(changes: dict[str, Any], began_s: float, number: int, size: int) -> None:
-    record = trains(3, transition=transition(began_s=began_s, goal=3, **changes))
+    record = trains(3, transition=transition(began_s=began_s, target_size=3, **changes))
     step = step_of(observed(job(record), stopped(number, ready(1))))
     assert len(step.record.members) == (size or 3)
     assert len(step.actions) == size
@@ -223,7 +227,7 @@ def test_who_is_gathered(changes: dict[str, Any], began_s: float, number: int, s
 
 
 def test_a_full_restart_waits_for_its_pods_as_a_start_does() -> None:
-    began = transition(TransitionKind.RECOVERY, began_s=500, goal=3, recreates_pods=True, is_budget_checked=True)
+    began = transition(TransitionKind.RECOVERY, began_s=500, target_size=3, recreates_pods=True, is_budget_checked=True)
     record = trains(members=(), transition=began, window_since=NOW - seconds(59))
     early = step_of(observed(job(record), stopped(2, ready(0))))
     assert (early.wake_at, early.actions) == (NOW + seconds(1), ())
@@ -234,23 +238,23 @@ def test_a_full_restart_waits_for_its_pods_as_a_start_does() -> None:
 @pytest.mark.parametrize(
     ("began", "number", "window", "wait_s"),
     [
-        pytest.param(transition(TransitionKind.START, goal=3), 2, NOW, 60, id="the window of a start"),
+        pytest.param(transition(TransitionKind.START, target_size=3), 2, NOW, 60, id="the window of a start"),
         pytest.param(
-            transition(TransitionKind.RECOVERY, goal=3, is_budget_checked=True),
+            transition(TransitionKind.RECOVERY, target_size=3, is_budget_checked=True),
             2,
             NOW,
             25,
             id="the patience of a recovery",
         ),
         pytest.param(
-            transition(TransitionKind.RECOVERY, goal=3, is_budget_checked=True, not_before=NOW + seconds(7)),
+            transition(TransitionKind.RECOVERY, target_size=3, is_budget_checked=True, not_before=NOW + seconds(7)),
             3,
             LONG_AGO,
             7,
             id="its back-off",
         ),
         pytest.param(
-            transition(TransitionKind.START, goal=3), 1, None, None, id="too few: nothing but the watch tells"
+            transition(TransitionKind.START, target_size=3), 1, None, None, id="too few: nothing but the watch tells"
         ),
     ],
 )
@@ -263,19 +267,19 @@ def test_gathering_is_looked_at_again(began: Any, number: int, window: datetime 
 
 
 def test_a_first_start_takes_the_wanted_size_and_every_later_one_all_that_is_ready() -> None:
-    began = transition(TransitionKind.START, goal=3)
+    began = transition(TransitionKind.START, target_size=3)
     first = step_of(observed(job(Record(transition=began)), stopped(4, ready(0))))
     later = step_of(observed(job(Record(transition=began, generation=1)), stopped(4, ready(1))))
     assert (len(first.record.members), len(later.record.members)) == (3, 4)
 
 
 def test_a_goal_below_the_smallest_size_is_the_smallest_size() -> None:
-    record = Record(transition=transition(TransitionKind.START, goal=1))
+    record = Record(transition=transition(TransitionKind.START, target_size=1))
     assert len(step_of(observed(job(record), stopped(4, ready(0)))).record.members) == 2
 
 
 def test_a_gang_that_lacks_some_is_watched_with_the_patience_of_this_job() -> None:
-    def after(uid: str, **changes: Any) -> Step:
+    def after(uid: str, **changes: Any) -> PlanDraft:
         pods = [(pod(0), ready(0)), (pod(1, phase="Pending", node="", ip="", started=False), None)]
         record = Record(transition=transition(TransitionKind.START), gang=PartialGang(NOW, 1), window_since=LONG_AGO)
         return step_of(observed(replace(job(record), uid=uid), pods, **changes))
@@ -292,14 +296,16 @@ def test_a_gang_that_lacks_some_is_watched_with_the_patience_of_this_job() -> No
 def test_that_a_gang_gives_its_places_back_is_told() -> None:
     pods = [(pod(0), ready(0)), (pod(1, phase="Pending", node="", ip="", started=False), None)]
     record = Record(transition=transition(TransitionKind.START), gang=PartialGang(NOW - seconds(181), 1))
-    assert [n.reason for n in step_of(observed(job(record), pods)).notes] == ["PlacesGivenBack"]
+    assert [n.reason for n in step_of(observed(job(record), pods)).events] == ["PlacesGivenBack"]
 
 
 def test_only_a_growth_leaves_newcomers_behind_that_still_load() -> None:
     cold = ready(warming=True, answering_since=NOW)
     pods = [*stopped(2), (pod(2), cold)]
     sizes = {
-        cause: len(step_of(observed(job(trains(transition=transition(cause=cause, goal=3))), pods)).record.members)
+        cause: len(
+            step_of(observed(job(trains(transition=transition(cause=cause, target_size=3))), pods)).record.members
+        )
         for cause in (GROWTH, "PodDisrupted")
     }
     assert sizes == {GROWTH: 2, "PodDisrupted": 3}
@@ -311,15 +317,17 @@ def test_only_a_growth_leaves_newcomers_behind_that_still_load() -> None:
 @pytest.mark.parametrize(
     ("began", "reason", "resize_began_at"),
     [
-        pytest.param(transition(TransitionKind.START, began_s=9, goal=2, from_size=0), "Started", None, id="a start"),
         pytest.param(
-            transition(began_s=9, goal=2, from_size=3),
+            transition(TransitionKind.START, began_s=9, target_size=2, from_size=0), "Started", None, id="a start"
+        ),
+        pytest.param(
+            transition(began_s=9, target_size=2, from_size=3),
             "Resized",
             NOW - seconds(9),
             id="a resize, whose pause is measured",
         ),
         pytest.param(
-            transition(TransitionKind.RECOVERY, began_s=9, goal=2, from_size=2, is_budget_checked=True),
+            transition(TransitionKind.RECOVERY, began_s=9, target_size=2, from_size=2, is_budget_checked=True),
             "Recovered",
             None,
             id="a recovery",
@@ -344,7 +352,7 @@ def test_what_a_start_notes(began: Any, reason: str, resize_began_at: datetime |
     assert (after.size_before_growth, after.resize_began_at) == (0, resize_began_at)
     assert step.actions == (StartWorkers(pod(0).name, 0), StartWorkers(pod(1).name, 1))
     why = " (Test)" if reason == "Resized" else ": a test"  # that a resize begins was told before, at length
-    assert step.notes == (Note(reason, f"{began.from_size} -> 2 replicas, generation 5{why}"),)
+    assert step.events == (JobEvent(reason, f"{began.from_size} -> 2 replicas, generation 5{why}"),)
     assert step.history == (
         HistoryEntry(
             generation=5, from_size=began.from_size, to_size=2, kind=began.kind, cause="Test", at=NOW,
@@ -364,7 +372,7 @@ def test_what_a_start_notes(began: Any, reason: str, resize_began_at: datetime |
     ],
 )
 def test_what_a_growth_came_to(cause: str, from_size: int, number: int, size_before_growth: int, failures: int) -> None:
-    record = trains(transition=transition(cause=cause, goal=3, from_size=from_size))
+    record = trains(transition=transition(cause=cause, target_size=3, from_size=from_size))
     after = step_of(observed(job(record), stopped(number))).record
     assert (after.size_before_growth, after.resize_failures) == (size_before_growth, failures)
     assert (after.resize_failed_at is not None) is bool(failures)
@@ -383,7 +391,7 @@ def test_what_a_growth_came_to(cause: str, from_size: int, number: int, size_bef
 def test_a_shrink_after_a_fault_is_remembered(
     before: bool, kind: TransitionKind, from_size: int, number: int, after: bool
 ) -> None:
-    began = transition(kind, began_s=40, goal=2, from_size=from_size, is_budget_checked=True)
+    began = transition(kind, began_s=40, target_size=2, from_size=from_size, is_budget_checked=True)
     record = trains(shrank_after_fault=before, transition=began)
     assert step_of(observed(job(record), stopped(number))).record.shrank_after_fault is after
 
@@ -400,7 +408,7 @@ def test_a_job_that_ends_in_a_recovery_tells_of_the_node_first() -> None:
     step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
     assert (step.record.outcome, step.record.outcome_reason) == ("Failed", "WorkerCrash")
     assert step.record.outcome_message == "a test; spec.runPolicy.jobMaxRetryCount 0 is used up"
-    assert [n.reason for n in step.notes] == ["NodeAvoided", "Failed"]
+    assert [n.reason for n in step.events] == ["NodeAvoided", "Failed"]
 
 
 def test_a_start_after_a_fault_tells_of_the_node_first() -> None:
@@ -412,7 +420,7 @@ def test_a_start_after_a_fault_tells_of_the_node_first() -> None:
     )
     wishes = policy(2, 2, max_offenders=1, eval_period=seconds(600))
     step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
-    assert [n.reason for n in step.notes] == ["NodeAvoided", "Recovered"]
+    assert [n.reason for n in step.events] == ["NodeAvoided", "Recovered"]
 
 
 def test_who_is_given_up_in_a_full_restart_is_on_record_before_anything_else_happens() -> None:
@@ -422,11 +430,11 @@ def test_who_is_given_up_in_a_full_restart_is_on_record_before_anything_else_hap
     step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
     assert (step.wake_at, step.record.lost) == (NOW, (pid(0), pid(1)))
     assert {type(a) for a in step.actions} == {DeletePod, ShutDownAgent}
-    assert [n.reason for n in step.notes] == ["FullJobRestart"]
+    assert [n.reason for n in step.events] == ["FullJobRestart"]
 
 
 def test_once_all_are_stopped_nothing_can_break_the_drain_any_more() -> None:
-    record = trains(3, transition=transition(goal=3))
+    record = trains(3, transition=transition(target_size=3))
     step = step_of(observed(job(record, policy(3, 3)), stopped(2)))
     assert step.record.transition is not None
     assert not step.record.transition.graceful

@@ -25,7 +25,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.conditions import StatusReport, describe
-from elastipod_operator.core.health import judge
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.phase_accounting import (
     Phase,
@@ -47,10 +47,10 @@ from elastipod_operator.core.record import (
     TransitionKind,
 )
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentFact, AgentState, Condition, Observed, PodFact, SpecShape
+from elastipod_operator.core.snapshot import AgentState, Condition, ObservedAgent, ObservedPod, Snapshot, SpecLimits
 from elastipod_operator.core.status_fields import size_text, status_fields
 
-Seen = tuple[PodFact, AgentFact | None]
+Seen = tuple[ObservedPod, ObservedAgent | None]
 Told = list[tuple[str, bool, str]]
 RUN: list[Seen] = [(pod(0), running()), (pod(1), running())]
 ACCEPTED = ("Created", True, "Accepted")
@@ -61,12 +61,12 @@ FULL = policy(2, 2)
 ENDED = trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW)
 
 
-def report(seen: Observed) -> StatusReport:
-    return describe(seen, seen.job.record or Record(), judge(seen))
+def report(snapshot: Snapshot) -> StatusReport:
+    return describe(snapshot, snapshot.job.record or Record(), assess(snapshot))
 
 
-def told(seen: Observed) -> Told:
-    return [(c.type, c.status, c.reason) for c in report(seen).conditions]
+def told(snapshot: Snapshot) -> Told:
+    return [(c.type, c.status, c.reason) for c in report(snapshot).conditions]
 
 
 def waits(ordinal: int, **changes: Any) -> Seen:
@@ -79,13 +79,13 @@ def scaling(reason: str) -> tuple[str, bool, str]:
 
 RECOVERS = trains(
     transition=transition(TransitionKind.RECOVERY, cause="WorkerCrash", is_budget_checked=True),
-    incident_at=NOW - seconds(29.9),
+    fault_at=NOW - seconds(29.9),
 )
-BROKEN = replace(RECOVERS, incident_at=NOW, consecutive_failures=2)
+BROKEN = replace(RECOVERS, fault_at=NOW, consecutive_failures=2)
 
 
 @pytest.mark.parametrize(
-    ("seen", "expected"),
+    ("snapshot", "expected"),
     [
         pytest.param(observed(job(STARTS)), [("Created", True, "WaitingForPods")], id="a new job"),
         pytest.param(observed(job(STARTS), [(pod(0), None), waits(1)]), [("Created", True, "WaitingForPods")], id="one pod of two"),
@@ -100,7 +100,7 @@ BROKEN = replace(RECOVERS, incident_at=NOW, consecutive_failures=2)
         pytest.param(observed(job(trains(transition=transition()), FULL), RUN),
                      [ACCEPTED, PODS_RUN, ANSWER, ("Running", True, "Resizing")], id="resizing"),
         pytest.param(observed(job(RECOVERS, FULL), RUN), [ACCEPTED, PODS_RUN, ANSWER, ("Running", True, "Recovering")], id="recovering"),
-        pytest.param(observed(job(replace(RECOVERS, incident_at=NOW - seconds(30)), FULL), RUN),
+        pytest.param(observed(job(replace(RECOVERS, fault_at=NOW - seconds(30)), FULL), RUN),
                      [ACCEPTED, PODS_RUN, ANSWER, ("Faulted", True, "WorkerCrash")], id="for half a minute"),
         pytest.param(observed(job(BROKEN, FULL), RUN), [ACCEPTED, PODS_RUN, ANSWER, ("Faulted", True, "WorkerCrash")], id="again"),
         pytest.param(observed(job(replace(BROKEN, transition=None), FULL), RUN),
@@ -114,12 +114,12 @@ BROKEN = replace(RECOVERS, incident_at=NOW, consecutive_failures=2)
                      [ACCEPTED, ("Suspended", True, "InvalidSpec")], id="in a change"),
         pytest.param(observed(replace(job(trains()), policy=None, refusal="no")),
                      [ACCEPTED, ("Warning", False, "InvalidSpec"), ("Running", True, "Training")], id="while it trains"),
-        pytest.param(observed(job(trains(), FULL, hands_off="newer")),
+        pytest.param(observed(job(trains(), FULL, unmanaged="newer")),
                      [("Warning", False, "RecordOfNewerOperator"), ("Created", True, "Accepted")], id="left alone"),
     ],
 )  # fmt: skip
-def test_conditions(seen: Observed, expected: Told) -> None:
-    assert told(seen) == expected
+def test_conditions(snapshot: Snapshot, expected: Told) -> None:
+    assert told(snapshot) == expected
 
 
 def test_why_a_spec_cannot_be_used_is_told() -> None:
@@ -192,8 +192,8 @@ def test_why_a_job_has_its_size(record: Record, changes: dict[str, Any], pods: l
     assert scaling(reason) in told(observed(job(record), pods, **changes))
 
 
-def sentence(seen: Observed, kind: str) -> str:
-    return next(c.message for c in report(seen).conditions if c.type == kind)
+def sentence(snapshot: Snapshot, kind: str) -> str:
+    return next(c.message for c in report(snapshot).conditions if c.type == kind)
 
 
 @pytest.mark.parametrize(
@@ -240,13 +240,13 @@ def test_a_growth_is_told_in_figures(failures: int, words: str) -> None:
             STARTS, [(pod(0), ready(0)), waits(1, trouble="no room")], "1 of 2 replicas are ready: no room", id="few"
         ),
         pytest.param(
-            Record(transition=transition(TransitionKind.START, goal=4)),
+            Record(transition=transition(TransitionKind.START, target_size=4)),
             [(pod(0), ready(0))],
             "1 of 4 replicas are ready",
             id="of a goal",
         ),
         pytest.param(
-            Record(transition=transition(TransitionKind.START, goal=1)),
+            Record(transition=transition(TransitionKind.START, target_size=1)),
             [(pod(0), ready(0))],
             "1 of 2 replicas are ready",
             id="minimum",
@@ -264,7 +264,7 @@ def test_a_start_is_told_in_figures(record: Record, pods: list[Seen], words: str
         pytest.param([(pod(0), running()), (pod(1), agent(AgentState.STOPPING))], "a test; 2 replicas are being stopped", id="all"),
         pytest.param([(pod(0), running()), (pod(1), ready(1))], "a test; 1 replicas are being stopped", id="one"),
         pytest.param([(pod(0), silent(20)), (pod(1), silent(20))], "a test; 2 replicas are being stopped", id="as far as is known"),
-        pytest.param([(pod(0, disrupted="x"), running()), (pod(1), ready(1))], "a test; 1 replicas are being stopped", id="who goes, too"),
+        pytest.param([(pod(0, disruption="x"), running()), (pod(1), ready(1))], "a test; 1 replicas are being stopped", id="who goes, too"),
         pytest.param([(pod(0, phase="Failed"), running()), (pod(1), ready(1))], "a test; 1 of 2 replicas are ready", id="ended"),
         pytest.param([(pod(0), ready(1)), (pod(1), ready(1)), (pod(2), running())], "a test; 2 replicas are ready", id="nor strangers"),
     ],
@@ -307,11 +307,11 @@ def test_a_recovery_is_looked_at_when_it_becomes_a_fault() -> None:
         pytest.param([waits(0, trouble="x", trouble_reason="Unschedulable"), (pod(1), ready())], {}, "AgentsAnswer", id="no room yet"),
         pytest.param([(pod(1, trouble="x", trouble_reason="ImagePullFailed"), ready()), (pod(0), ready())], {}, "AgentsAnswer",
                      id="nor what is over"),
-        pytest.param([(pod(0), AgentFact(trying_since=LONG_AGO)), waits(1, trouble="x", trouble_reason="ImagePullFailed")], {},
+        pytest.param([(pod(0), ObservedAgent(trying_since=LONG_AGO)), waits(1, trouble="x", trouble_reason="ImagePullFailed")], {},
                      "AgentNotAnswering", id="the first pod counts"),
-        pytest.param([waits(1, trouble="x", trouble_reason="ImagePullFailed"), (pod(0), AgentFact(trying_since=LONG_AGO))], {},
+        pytest.param([waits(1, trouble="x", trouble_reason="ImagePullFailed"), (pod(0), ObservedAgent(trying_since=LONG_AGO))], {},
                      "AgentNotAnswering", id="in whatever order they are seen"),
-        pytest.param([waits(0), (pod(1), AgentFact(trying_since=NOW))], {}, None, id="nothing yet"),
+        pytest.param([waits(0), (pod(1), ObservedAgent(trying_since=NOW))], {}, None, id="nothing yet"),
     ],
 )  # fmt: skip
 def test_what_keeps_pods_from_training(pods: list[Seen], changes: dict[str, Any], reason: str | None) -> None:
@@ -342,11 +342,11 @@ def test_what_keeps_pods_from_training(pods: list[Seen], changes: dict[str, Any]
     ],
 )
 def test_what_deserves_attention(record: Record, changes: dict[str, Any], wishes: Any, reasons: list[str]) -> None:
-    seen = observed(job(record, wishes, **changes), RUN)
-    assert [r for kind, _, r in told(seen) if kind == "Warning"] == reasons[:1]
-    assert [n.reason for n in report(seen).notes] == reasons, "an Event each"
-    written = replace(seen, job=replace(seen.job, conditions=report(seen).conditions))
-    assert report(written).notes == (), "and only once"
+    snapshot = observed(job(record, wishes, **changes), RUN)
+    assert [r for kind, _, r in told(snapshot) if kind == "Warning"] == reasons[:1]
+    assert [n.reason for n in report(snapshot).events] == reasons, "an Event each"
+    written = replace(snapshot, job=replace(snapshot.job, conditions=report(snapshot).conditions))
+    assert report(written).events == (), "and only once"
 
 
 def test_all_warnings_are_told_in_one_sentence() -> None:
@@ -356,9 +356,9 @@ def test_all_warnings_are_told_in_one_sentence() -> None:
 
 def test_a_job_that_ran_says_that_it_does_not_and_keeps_its_times() -> None:
     before = (Condition("Created", True, "x", "x", LONG_AGO), Condition("Running", True, "Training", "x", LONG_AGO))
-    seen = observed(job(BROKEN, FULL, conditions=before), RUN)
-    conditions = report(seen).conditions
-    assert told(seen) == [
+    snapshot = observed(job(BROKEN, FULL, conditions=before), RUN)
+    conditions = report(snapshot).conditions
+    assert told(snapshot) == [
         ACCEPTED,
         PODS_RUN,
         ("Running", False, "WorkerCrash"),
@@ -381,15 +381,15 @@ def test_a_job_that_ran_says_that_it_does_not_and_keeps_its_times() -> None:
     ],
 )  # fmt: skip
 def test_what_is_told_of_a_job_that_is_left_alone(last: Condition, expected: Told) -> None:
-    assert told(observed(job(None, hands_off="newer", conditions=(last,)))) == expected
+    assert told(observed(job(None, unmanaged="newer", conditions=(last,)))) == expected
 
 
 def test_an_event_is_given_when_its_reason_is_new() -> None:
-    seen = observed(job(trains(), policy(warnings=("w",))), RUN)
-    assert [(n.reason, n.message, n.warning) for n in report(seen).notes] == [("SpecWarning", "w", True)]
+    snapshot = observed(job(trains(), policy(warnings=("w",))), RUN)
+    assert [(n.reason, n.message, n.warning) for n in report(snapshot).events] == [("SpecWarning", "w", True)]
     for before, events in (("SpecWarning", []), ("EditsPending", ["SpecWarning"])):
-        known = replace(seen.job, conditions=(Condition("Warning", False, before, "x", LONG_AGO),))
-        assert [n.reason for n in report(replace(seen, job=known)).notes] == events
+        known = replace(snapshot.job, conditions=(Condition("Warning", False, before, "x", LONG_AGO),))
+        assert [n.reason for n in report(replace(snapshot, job=known)).events] == events
 
 
 # ---- size and status
@@ -403,23 +403,23 @@ def test_an_event_is_given_when_its_reason_is_new() -> None:
         pytest.param(
             trains(), [*RUN, *((pod(n), ready()) for n in (2, 3, 4))], "2/4/4", id="as many as are ready and allowed"
         ),
-        pytest.param(trains(transition=transition(goal=3)), RUN, "0/3/4", id="the goal of a change"),
+        pytest.param(trains(transition=transition(target_size=3)), RUN, "0/3/4", id="the goal of a change"),
         pytest.param(ENDED, RUN, "0/0/4", id="after the end"),
     ],
 )
 def test_size(record: Record, pods: list[Seen], size: str) -> None:
-    seen = observed(job(record), pods)
-    assert size_text(seen, record, judge(seen)) == size
+    snapshot = observed(job(record), pods)
+    assert size_text(snapshot, record, assess(snapshot)) == size
 
 
 def test_the_size_of_a_job_that_cannot_be_used() -> None:
-    seen = observed(replace(job(trains()), policy=None, refusal="no"), RUN)
-    assert size_text(seen, trains(), judge(seen)) == "2/2/0"
+    snapshot = observed(replace(job(trains()), policy=None, refusal="no"), RUN)
+    assert size_text(snapshot, trains(), assess(snapshot)) == "2/2/0"
 
 
 def status(record: Record, wishes: Any = FULL, *pods: Seen) -> dict[str, Any]:
-    seen = observed(job(record, wishes), pods)
-    return status_fields(seen, record, judge(seen))
+    snapshot = observed(job(record, wishes), pods)
+    return status_fields(snapshot, record, assess(snapshot))
 
 
 def test_the_status_of_a_new_job_of_one_size() -> None:
@@ -467,12 +467,12 @@ def test_the_whole_status() -> None:
 
 
 def test_the_base_spec_is_the_first_to_be_wanted() -> None:
-    two = policy(2, 6, specs=(SpecShape("base", 2), SpecShape("extra", 4)))
+    two = policy(2, 6, specs=(SpecLimits("base", 2), SpecLimits("extra", 4)))
     wanted = {
-        goal: status(Record(transition=transition(TransitionKind.START, goal=goal)), two)["elasticScalingStatus"][
-            "targetReplicas"
-        ]
-        for goal in (1, 2, 5, 9)
+        target_size: status(Record(transition=transition(TransitionKind.START, target_size=target_size)), two)[
+            "elasticScalingStatus"
+        ]["targetReplicas"]
+        for target_size in (1, 2, 5, 9)
     }
     assert [(t["base"], t["extra"]) for t in wanted.values()] == [(1, 0), (2, 0), (2, 3), (2, 4)]
     members = (PodId("base", 0, 0), PodId("extra", 0, 0))
@@ -485,8 +485,8 @@ def test_the_base_spec_is_the_first_to_be_wanted() -> None:
 
 def kept(phase_times: PhaseTimes, *pods: Seen, now: datetime = NOW, **changes: Any) -> PhaseTimes:
     record = trains(phase_times=phase_times, **changes)
-    seen = observed(job(record, created_at=LONG_AGO + timedelta(microseconds=999)), pods, now=now)
-    return account_phases(record, seen, judge(seen)).phase_times
+    snapshot = observed(job(record, created_at=LONG_AGO + timedelta(microseconds=999)), pods, now=now)
+    return account_phases(record, snapshot, assess(snapshot)).phase_times
 
 
 def test_the_first_phase_begins_with_the_job() -> None:
@@ -576,7 +576,7 @@ def test_since_when_a_fault_is_detected(phase: str, since_s: float, ago: float) 
             trains(transition=transition()), [(pod(0), ready(1)), (pod(1), ready(1))], Phase.STARTING, id="all stopped"
         ),
         pytest.param(
-            trains(transition=transition(goal=3)),
+            trains(transition=transition(target_size=3)),
             [(pod(0), ready(1)), (pod(1), ready(1))],
             Phase.SCHEDULING,
             id="no place",
@@ -635,7 +635,7 @@ def test_since_when_a_fault_is_detected(phase: str, since_s: float, ago: float) 
     ],
 )
 def test_phase(record: Record, pods: list[Seen], phase: Phase) -> None:
-    assert phase_of(record, judge(observed(job(record), pods))) is phase
+    assert phase_of(record, assess(observed(job(record), pods))) is phase
 
 
 @pytest.mark.parametrize(
@@ -657,10 +657,10 @@ def test_phase(record: Record, pods: list[Seen], phase: Phase) -> None:
         pytest.param("recomputing", 9, [running(step=9, step_pace=seconds(0.1))], 1, id="a second at least"),
     ],
 )
-def test_when_steps_are_new_again(phase: str, best: int, agents: list[AgentFact], wait_s: float | None) -> None:
+def test_when_steps_are_new_again(phase: str, best: int, agents: list[ObservedAgent], wait_s: float | None) -> None:
     record = trains(len(agents), best_step=best, phase_times=PhaseTimes(phase, NOW))
-    view = judge(observed(job(record), [(pod(n), mine) for n, mine in enumerate(agents)]))
-    assert next_phase_change(record, view, NOW) == (None if wait_s is None else NOW + seconds(wait_s))
+    replicas = assess(observed(job(record), [(pod(n), mine) for n, mine in enumerate(agents)]))
+    assert next_phase_change(record, replicas, NOW) == (None if wait_s is None else NOW + seconds(wait_s))
 
 
 PULLING = {"trouble": "image x cannot be pulled", "trouble_reason": "ImagePullFailed"}
@@ -672,11 +672,11 @@ CANNOT_START = {"trouble": "no secret y", "trouble_reason": "ContainerCannotStar
     ("since_s", "is_told"), [pytest.param(29.9, False, id="it may heal"), pytest.param(30, True, id="it lasts")]
 )
 def test_trouble_that_may_heal_is_told_when_it_lasts(trouble: dict[str, str], since_s: float, is_told: bool) -> None:
-    seen = observed(job(STARTS), [waits(0, trouble_since=NOW - seconds(since_s), **trouble), waits(1)])
-    found = report(seen)
+    snapshot = observed(job(STARTS), [waits(0, trouble_since=NOW - seconds(since_s), **trouble), waits(1)])
+    found = report(snapshot)
     reasons = [c.reason for c in found.conditions if c.type == "PodsReady"]
     assert reasons == ([trouble["trouble_reason"]] if is_told else [])
-    assert [note.reason for note in found.notes] == reasons
+    assert [note.reason for note in found.events] == reasons
     assert found.wake_at == (None if is_told else NOW + seconds(0.1)), "nothing else tells that it lasts"
     assert trouble["trouble"] in found.conditions[-1].message, "what is waited for is said at once"
 
@@ -685,7 +685,7 @@ def test_trouble_that_was_told_before_is_told_by_a_new_operator_too() -> None:
     before = (Condition("PodsReady", False, "ImagePullFailed", "image x cannot be pulled", LONG_AGO),)
     found = report(observed(job(STARTS, conditions=before), [waits(0, trouble_since=NOW, **PULLING)]))
     assert [c.reason for c in found.conditions if c.type == "PodsReady"] == ["ImagePullFailed"]
-    assert found.notes == ()
+    assert found.events == ()
     other = report(observed(job(STARTS, conditions=before), [waits(0, trouble_since=NOW, **CANNOT_START)]))
     assert [c.reason for c in other.conditions if c.type == "PodsReady"] == []
 
@@ -716,18 +716,20 @@ KEPT = "the API server refuses to delete pod job-workers-0, which is tried again
 )  # fmt: skip
 def test_what_cannot_be_deleted_comes_first_and_the_state_last(changes: dict[str, Any], reasons: list[str]) -> None:
     trouble = "no quota back" if "QuotaNotReturned" in reasons else ""
-    plain = observed(job(**{"wishes": policy(warnings=("w",)), **changes}), RUN, return_trouble=trouble)
-    found, without = report(replace(plain, kept_pods=KEPT)), report(plain)
+    plain = observed(job(**{"wishes": policy(warnings=("w",)), **changes}), RUN, quota_return_trouble=trouble)
+    found, without = report(replace(plain, pod_deletion_trouble=KEPT)), report(plain)
     warning = next(c for c in found.conditions if c.type == "Warning")
     assert (warning.reason, warning.message.split("; ")[0]) == ("PodsNotDeleted", KEPT)
-    assert [note.reason for note in found.notes] == reasons
+    assert [note.reason for note in found.events] == reasons
     assert found.conditions[-1] == without.conditions[-1]
-    again = replace(plain, kept_pods=KEPT.replace("0-0", "1-0"), job=replace(plain.job, conditions=found.conditions))
-    assert [note.reason for note in report(again).notes] == [], "another pod is no news"
+    again = replace(
+        plain, pod_deletion_trouble=KEPT.replace("0-0", "1-0"), job=replace(plain.job, conditions=found.conditions)
+    )
+    assert [note.reason for note in report(again).events] == [], "another pod is no news"
 
 
 def test_agents_that_tell_more_than_is_taken_are_named() -> None:
-    agents = [(pod(n), running(excess="its workers leave 70000 bytes" if n else "")) for n in range(4)]
+    agents = [(pod(n), running(refused_answer="its workers leave 70000 bytes" if n else "")) for n in range(4)]
     told = plan(observed(job(trains(4), policy(2, 4)), agents))
     warning = next(c for c in told.conditions if c.type == "Warning")
     assert warning.reason == "AnswerRefused"
@@ -735,7 +737,7 @@ def test_agents_that_tell_more_than_is_taken_are_named() -> None:
         warning.message
         == f"of the agent of pod {pod(1).name} (and of those of 2 more pods): its workers leave 70000 bytes"
     )
-    assert [note.reason for note in told.notes if note.warning] == ["AnswerRefused"]
+    assert [note.reason for note in told.events if note.warning] == ["AnswerRefused"]
 
 
 def test_a_message_that_repeats_something_endless_is_cut() -> None:

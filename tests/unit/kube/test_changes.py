@@ -30,7 +30,7 @@ OTHERS = "foregroundDeletion"
 def test_finalizers(present: list[str], is_wanted: bool, written: list[str] | None) -> None:
     body = job_body(finalizers=present)
     conditions = (Condition("Running", True, "x", "x", NOW),)
-    todo = Plan(record=Record(), actions=(SetFinalizer(is_wanted),), conditions=conditions, is_record_kept=True)
+    todo = Plan(record=Record(), actions=(SetFinalizer(is_wanted),), conditions=conditions, skips_record=True)
     assert metadata_changes(Job(body, job_fact(body), 10), todo).get("finalizers") == written
 
 

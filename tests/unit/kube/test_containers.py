@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import CREATED, Body, container, pod_body
 
-from elastipod_operator.core.snapshot import ContainerFact, ContainerState, PodFact
+from elastipod_operator.core.snapshot import ContainerState, ObservedContainer, ObservedPod
 from elastipod_operator.kube.translate import pod_fact
 
 RUNNING = {"running": {"startedAt": CREATED}}
@@ -15,7 +15,7 @@ CRASHED = {"terminated": {"exitCode": 1, "reason": "Error"}}
 FINISHED = {"terminated": {"exitCode": 0, "reason": "Completed"}}
 
 
-def read(*statuses: Body, phase: str = "Running", named: tuple[Body, ...] = (), **spec: Any) -> PodFact:
+def read(*statuses: Body, phase: str = "Running", named: tuple[Body, ...] = (), **spec: Any) -> ObservedPod:
     """Give the fact of a pod whose containers are `named`, in the order of its spec, and have these statuses."""
     body = pod_body(status={"phase": phase, "containerStatuses": list(statuses)})
     body["spec"] |= {"containers": list(named) or [{"name": s["name"]} for s in statuses], **spec}
@@ -28,24 +28,24 @@ def read(*statuses: Body, phase: str = "Running", named: tuple[Body, ...] = (), 
     ("status", "expected"),
     [
         pytest.param(container(waiting={"reason": "ContainerCreating"}),
-                     ContainerFact(ContainerState.WAITING, reason="ContainerCreating"), id="not started"),
-        pytest.param(container(**RUNNING), ContainerFact(ContainerState.RUNNING), id="running"),
-        pytest.param(container(**CRASHED), ContainerFact(ContainerState.TERMINATED, 1, "Error"), id="crashed"),
-        pytest.param(container(**FINISHED), ContainerFact(ContainerState.TERMINATED, 0, "Completed"), id="exit code 0"),
+                     ObservedContainer(ContainerState.WAITING, reason="ContainerCreating"), id="not started"),
+        pytest.param(container(**RUNNING), ObservedContainer(ContainerState.RUNNING), id="running"),
+        pytest.param(container(**CRASHED), ObservedContainer(ContainerState.TERMINATED, 1, "Error"), id="crashed"),
+        pytest.param(container(**FINISHED), ObservedContainer(ContainerState.TERMINATED, 0, "Completed"), id="exit code 0"),
         pytest.param(
             {**container(**RUNNING), "restartCount": 2, "lastState": {"terminated": {"exitCode": 3, "reason": "Error"}}},
-            ContainerFact(ContainerState.RUNNING, 3, "", 2), id="restarted",
+            ObservedContainer(ContainerState.RUNNING, 3, "", 2), id="restarted",
         ),
         pytest.param(
             {**container(waiting={"reason": "CrashLoopBackOff"}), "restartCount": 2, "lastState": CRASHED},
-            ContainerFact(ContainerState.WAITING, 1, "CrashLoopBackOff", 2), id="held back after it crashed",
+            ObservedContainer(ContainerState.WAITING, 1, "CrashLoopBackOff", 2), id="held back after it crashed",
         ),
         pytest.param({"name": "train"}, None, id="a status without a state"),
         pytest.param({"name": "train", "state": {"terminated": {"exitCode": "x"}}, "restartCount": "y"},
-                     ContainerFact(ContainerState.TERMINATED), id="numbers that are none"),
+                     ObservedContainer(ContainerState.TERMINATED), id="numbers that are none"),
     ],
 )  # fmt: skip
-def test_the_state_of_the_agent_container(status: Body, expected: ContainerFact | None) -> None:
+def test_the_state_of_the_agent_container(status: Body, expected: ObservedContainer | None) -> None:
     assert read(status).container == expected
 
 
@@ -88,7 +88,7 @@ def test_kubelets_sort_statuses_by_name_so_the_first_container_is_the_one_of_the
         container("worker", **CRASHED),
         named=({"name": "worker"}, {"name": "a-sidecar"}),
     )
-    assert fact.container == ContainerFact(ContainerState.TERMINATED, 1, "Error")
+    assert fact.container == ObservedContainer(ContainerState.TERMINATED, 1, "Error")
     assert not fact.started
 
 

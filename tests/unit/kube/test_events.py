@@ -13,9 +13,9 @@ from prometheus_client import REGISTRY
 from tests.unit.agents.stand_in import until
 from tests.unit.core.builders import job
 
-from elastipod_operator.core.actions import Note
+from elastipod_operator.core.actions import JobEvent
 from elastipod_operator.core.record import Record
-from elastipod_operator.core.snapshot import JobFact
+from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.kube import events as module
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.events import Events
@@ -33,16 +33,16 @@ class Writer:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def emit(self, fact: JobFact, note: Note, at: datetime) -> None:
-        self.begun.append(note.reason)
+    async def emit(self, fact: ObservedJob, event: JobEvent, at: datetime) -> None:
+        self.begun.append(event.reason)
         await self.go.wait()
-        if note.reason in self.fails:
-            raise self.fails[note.reason]
-        self.written.append(note.reason)
+        if event.reason in self.fails:
+            raise self.fails[event.reason]
+        self.written.append(event.reason)
 
 
-def notes(*reasons: str) -> list[Note]:
-    return [Note(reason, "a test") for reason in reasons]
+def notes(*reasons: str) -> list[JobEvent]:
+    return [JobEvent(reason, "a test") for reason in reasons]
 
 
 def dropped() -> float:

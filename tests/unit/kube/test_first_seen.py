@@ -8,7 +8,7 @@ import pytest
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 from tests.unit.kube.queue_bodies import admitted, condition, workload_body
 
-from elastipod_operator.core.snapshot import JobFact, PodFact, WorkloadFact
+from elastipod_operator.core.snapshot import ObservedJob, ObservedPod, ObservedWorkload
 from elastipod_operator.kube.store import Store
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -43,11 +43,11 @@ def format_time(at: datetime) -> str:
     return at.isoformat().replace("+00:00", "Z")
 
 
-def the_job(store: Store) -> JobFact:
+def the_job(store: Store) -> ObservedJob:
     return store.jobs[JOB_UID].fact
 
 
-def the_pod(store: Store) -> PodFact:
+def the_pod(store: Store) -> ObservedPod:
     (pod,) = store.jobs[JOB_UID].pods.values()
     return pod
 
@@ -136,7 +136,7 @@ def test_an_eviction_counts_from_its_first_sight(store: Store, clock: Clock, ske
         body["status"]["conditions"] = conditions
         return body
 
-    def the_workload() -> WorkloadFact:
+    def the_workload() -> ObservedWorkload:
         (asked,) = store.jobs[JOB_UID].workloads.items
         return asked.fact
 

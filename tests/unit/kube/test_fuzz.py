@@ -19,10 +19,10 @@ from elastipod_operator.agents.answers import BadAnswer, read
 from elastipod_operator.agents.board import Address, Board
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.agents.orders import Orders
-from elastipod_operator.core.actions import AskWorkload, CreatePod, Plan
+from elastipod_operator.core.actions import CreatePod, CreateWorkload, Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record_codec import decode, encode
-from elastipod_operator.core.snapshot import AgentFact, Observed
+from elastipod_operator.core.snapshot import ObservedAgent, Snapshot
 from elastipod_operator.kube.api import as_yaml
 from elastipod_operator.kube.applied import effective_spec
 from elastipod_operator.kube.changes import metadata_changes, status_change
@@ -45,7 +45,7 @@ class Operator:
     def __init__(self, world: World) -> None:
         self._world = world
         self.store = Store(lambda: NOW)
-        self.agents: dict[str, AgentFact] = {}
+        self.agents: dict[str, ObservedAgent] = {}
         self.progress: dict[str, Any] = {}
 
     def see(self) -> Job | None:
@@ -66,9 +66,9 @@ class Operator:
             store.put_workload(workload)
         for name, answer in world.answers.items():
             try:
-                found = read(answer, AgentFact(trying_since=NOW), NOW)
+                found = read(answer, ObservedAgent(trying_since=NOW), NOW)
             except BadAnswer:
-                self.agents[name] = AgentFact(trying_since=NOW)
+                self.agents[name] = ObservedAgent(trying_since=NOW)
                 continue
             self.agents[name], self.progress[name] = found.fact, found.progress
         return job
@@ -78,14 +78,14 @@ class Operator:
         found = self._world.queues.get(kind)
         return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
-    def observed(self, job: Job) -> Observed:
+    def observed(self, job: Job) -> Snapshot:
         local, cluster, cohorts = (self._queues(kind) for kind in ("local", "cluster", "cohorts"))
         table = QueueTable(local, cluster, cohorts)
         table.flavors_of("team", "gpus")
         pods = tuple(job.pods.values())
-        return Observed(
+        return Snapshot(
             now=NOW, job=job.fact, pods=pods, nodes=self.store.nodes_of(job),
-            agents={p.name: self.agents.get(p.name, AgentFact()) for p in pods}, listed_at=job.listed_at,
+            agents={p.name: self.agents.get(p.name, ObservedAgent()) for p in pods}, pods_listed_at=job.pods_listed_at,
             workloads=workloads_of(job), default_queue=False,
             queue_fact=table.fact("team", "gpus", {"gpus": next(iter(self._queues("flavors")), {})}),
         )  # fmt: skip
@@ -103,7 +103,7 @@ class Operator:
         spec = effective_spec(job.body)
         for action in [a for a in todo.actions if isinstance(a, CreatePod)][:5]:
             self._create(job, spec, action)
-        for ask in (a for a in todo.actions if isinstance(a, AskWorkload)):
+        for ask in (a for a in todo.actions if isinstance(a, CreateWorkload)):
             base_wish(job.body, spec), own_wish(spec, ask)
             json.dumps(workload_manifest(job.fact, spec, ask, Priority(0))).encode()
         board = Board(None, lambda _: None)  # type: ignore[arg-type]  # no agent is asked
@@ -157,7 +157,7 @@ def outcome(world: World) -> str:
     again = plan(operator.observed(job))
     operator.carry_out(job, again)
     assert again.record.generation >= todo.record.generation
-    if job.fact.hands_off:
+    if job.fact.unmanaged:
         return "left alone"
     return "edit refused" if job.fact.refused_edit else "refused" if job.fact.policy is None else "decided"
 

@@ -13,13 +13,13 @@ from tests.unit.kube.bodies import CREATED, JOB_UID, job_body
 from tests.unit.kube.worlds import NOW
 from tests.unit.kube.worlds import record as any_record
 
-from elastipod_operator.core.actions import CreatePod, NameQueue, Plan
+from elastipod_operator.core.actions import CreatePod, Plan, SetQueueLabel
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
-from elastipod_operator.core.snapshot import Observed
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.applied import applied_annotation, applied_of, effective_spec
 from elastipod_operator.kube.changes import metadata_changes
 from elastipod_operator.kube.store import Job, Store
@@ -41,7 +41,7 @@ def written(owner: str, record: Record = ENDED) -> Body:
     """Give a job that an operator cared for, whose UID is `owner`; in annotations of an earlier operator that is empty."""
     body = job_body(uid=owner or JOB_UID, finalizers=[FINALIZER])
     body["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]["image"] = "train:old"
-    applied = applied_annotation(body, takes_spec=True, room=10_000)
+    applied = applied_annotation(body, adopts_spec=True, room=10_000)
     assert applied is not None
     body["metadata"]["annotations"] = {
         ANNOTATION_STATE: encode(Record(**{**fields(record), "owner": owner})), ANNOTATION_APPLIED: applied,
@@ -69,7 +69,7 @@ def known(body: Body) -> Job:
 
 
 def decided(job: Job, **seen: Any) -> Plan:
-    return plan(Observed(now=NOW, job=job.fact, **seen))
+    return plan(Snapshot(now=NOW, job=job.fact, **seen))
 
 
 def test_a_copied_manifest_begins_anew_and_says_so() -> None:
@@ -81,7 +81,7 @@ def test_a_copied_manifest_begins_anew_and_says_so() -> None:
     assert todo.conditions[-1].type == "Created"
     assert [a for a in todo.actions if isinstance(a, CreatePod)]
     assert [c.reason for c in todo.conditions if c.type == "Warning"] == ["RecordIgnored"]
-    assert "RecordIgnored" in [note.reason for note in todo.notes]
+    assert "RecordIgnored" in [note.reason for note in todo.events]
 
 
 def test_what_was_foreign_is_overwritten() -> None:
@@ -110,9 +110,9 @@ def test_it_is_told_until_the_training_begins() -> None:
     ]
     fact = job_fact({**job.body, "status": {"conditions": told}})
     assert not fact.has_foreign_record
-    later = plan(Observed(now=NOW + timedelta(seconds=1), job=fact))
+    later = plan(Snapshot(now=NOW + timedelta(seconds=1), job=fact))
     assert [c.reason for c in later.conditions if c.type == "Warning"] == ["RecordIgnored"]
-    assert "RecordIgnored" not in [note.reason for note in later.notes], "one Event"
+    assert "RecordIgnored" not in [note.reason for note in later.events], "one Event"
 
 
 def test_an_own_record_is_taken_with_and_without_a_status() -> None:
@@ -141,8 +141,8 @@ def test_each_of_the_annotations_alone_is_known_for_foreign(part: str) -> None:
 def test_the_record_of_a_newer_operator_keeps_no_copy_from_beginning() -> None:
     newer = json.dumps({"v": 99, "uid": "first-uid"})
     own = json.dumps({"v": 99, "uid": JOB_UID})
-    assert job_fact(job_body(annotations={ANNOTATION_STATE: own})).hands_off
-    assert not job_fact(job_body(annotations={ANNOTATION_STATE: newer})).hands_off
+    assert job_fact(job_body(annotations={ANNOTATION_STATE: own})).unmanaged
+    assert not job_fact(job_body(annotations={ANNOTATION_STATE: newer})).unmanaged
 
 
 def test_a_record_that_somebody_wrote_himself_leaves_no_queue() -> None:
@@ -151,7 +151,7 @@ def test_a_record_that_somebody_wrote_himself_leaves_no_queue() -> None:
     body = {**job_body(annotations={ANNOTATION_STATE: mine}), "status": {}}
     todo = decided(known(body), default_queue=True)
     assert todo.record.queue == "default"
-    assert NameQueue("default") in todo.actions
+    assert SetQueueLabel("default") in todo.actions
     assert not [a for a in todo.actions if isinstance(a, CreatePod)]
 
 

@@ -12,7 +12,7 @@ from elastipod_operator.core.names import ANNOTATION_STATE, PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
-from elastipod_operator.core.snapshot import Observed
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.applied import applied_of
 from elastipod_operator.kube.changes import metadata_changes
 from elastipod_operator.kube.limits import MAX_ANNOTATION_BYTES
@@ -59,7 +59,7 @@ def written(store: Store, body: Body) -> Body:
 
 
 def decided(job: Job) -> Any:
-    return plan(Observed(now=job.fact.created_at, job=job.fact))
+    return plan(Snapshot(now=job.fact.created_at, job=job.fact))
 
 
 def trained(spec: Body | None = None) -> Body:
@@ -87,7 +87,7 @@ def test_the_last_good_spec_stays_in_force_and_the_field_is_named(edit: Body, fi
     assert warning.reason == "InvalidSpec"
     assert field in warning.message
     assert "the last spec that could be used stays in force" in warning.message
-    assert [note.reason for note in decided(job).notes].count("InvalidSpec") == 1
+    assert [note.reason for note in decided(job).events].count("InvalidSpec") == 1
 
 
 def test_what_was_good_last_follows_every_good_edit() -> None:

@@ -11,7 +11,7 @@ from tests.unit.core.builders import pod as pod_of
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.snapshot import NOT_CONSIDERED, PodFact
+from elastipod_operator.core.snapshot import NOT_CONSIDERED, ObservedPod
 from elastipod_operator.kube.object_warnings import object_warnings
 from elastipod_operator.kube.store import Store
 from elastipod_operator.kube.translate import job_fact, pod_fact
@@ -86,7 +86,7 @@ def test_such_warnings_are_conditions_and_events() -> None:
     told = plan(observed(fact, [(pod_of(n), running()) for n in range(2)]))
     warning = next(c for c in told.conditions if c.type == "Warning")
     assert (warning.reason, warning.message) == ("TopologyIgnored", "put it there")
-    assert {note.reason for note in told.notes} >= {"TopologyIgnored"}
+    assert {note.reason for note in told.events} >= {"TopologyIgnored"}
 
 
 # ---- pods that no scheduler looks at
@@ -98,7 +98,7 @@ def pending(version: int = 20, **spec: Any) -> dict[str, Any]:
     return {**body, "spec": spec}
 
 
-def read(body: dict[str, Any]) -> PodFact:
+def read(body: dict[str, Any]) -> ObservedPod:
     fact = pod_fact(body, "train")
     assert fact is not None
     return fact

@@ -46,7 +46,7 @@ def put(store: Store, record: Record, version: int = 10) -> None:
 def test_a_new_node_wakes_who_gave_places_back(store: Store, record: Record, woken: list[str]) -> None:
     put(store, record)
     assert store.put_node(node_body()) == woken
-    assert store.room_at == NOW
+    assert store.capacity_freed_at == NOW
 
 
 def test_only_what_makes_a_node_fit_is_more_room(store: Store, clock: Clock) -> None:
@@ -54,22 +54,22 @@ def test_only_what_makes_a_node_fit_is_more_room(store: Store, clock: Clock) -> 
     store.put_node(node_body())
     clock.now += timedelta(minutes=1)
     assert store.put_node(node_body(unschedulable=True)) == []
-    assert store.room_at == NOW
+    assert store.capacity_freed_at == NOW
     assert store.put_node(node_body()) == [JOB_UID], "it was uncordoned"
-    assert store.room_at == clock.now
+    assert store.capacity_freed_at == clock.now
     assert store.put_node(node_body()) == [], "nothing changed"
 
 
 def test_a_job_that_ends_or_goes_makes_room(store: Store, clock: Clock) -> None:
     put(store, trains())
-    assert store.room_at is None
+    assert store.capacity_freed_at is None
     put(store, trains(outcome="Completed"), version=11)
-    assert store.room_at == NOW
+    assert store.capacity_freed_at == NOW
     clock.now += timedelta(minutes=1)
     put(store, trains(outcome="Completed", ended_at=NOW), version=12)
-    assert store.room_at == NOW, "it had ended before"
+    assert store.capacity_freed_at == NOW, "it had ended before"
     store.drop_job(JOB_UID)
-    assert store.room_at == clock.now
+    assert store.capacity_freed_at == clock.now
     clock.now += timedelta(minutes=1)
     store.drop_job(JOB_UID)
-    assert store.room_at == clock.now - timedelta(minutes=1), "it was not there any more"
+    assert store.capacity_freed_at == clock.now - timedelta(minutes=1), "it was not there any more"

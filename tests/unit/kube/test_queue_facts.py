@@ -8,7 +8,7 @@ import pytest
 from tests.unit.core.builders import NOW
 from tests.unit.kube.bodies import job_body, pod_body
 
-from elastipod_operator.core.actions import NameQueue, Plan, SetFinalizer
+from elastipod_operator.core.actions import Plan, SetFinalizer, SetQueueLabel
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import Condition
 from elastipod_operator.kube.changes import metadata_changes
@@ -57,10 +57,10 @@ def test_the_workload_of_a_pod() -> None:
 @pytest.mark.parametrize(
     ("present", "finalizers", "actions", "labels"),
     [
-        (None, [], (NameQueue("a"),), {LABEL: "a"}),
-        ({LABEL: "b"}, [], (NameQueue("a"),), {LABEL: "a"}),
-        ({LABEL: "a"}, [], (NameQueue("a"),), None),
-        (None, ["elastipod.io/finalizer"], (NameQueue("a"), SetFinalizer(False)), None),
+        (None, [], (SetQueueLabel("a"),), {LABEL: "a"}),
+        ({LABEL: "b"}, [], (SetQueueLabel("a"),), {LABEL: "a"}),
+        ({LABEL: "a"}, [], (SetQueueLabel("a"),), None),
+        (None, ["elastipod.io/finalizer"], (SetQueueLabel("a"), SetFinalizer(False)), None),
         (None, [], (), None),
     ],
 )

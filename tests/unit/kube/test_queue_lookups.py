@@ -11,7 +11,7 @@ from tests.unit.kube.bodies import job_body
 from tests.unit.kube.queue_bodies import flavor_body, workload_body
 
 from elastipod_operator import clock
-from elastipod_operator.core.actions import AskWorkload
+from elastipod_operator.core.actions import CreateWorkload
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.placement import PlacementError
 from elastipod_operator.kube.queue_api import QueueApi
@@ -60,9 +60,9 @@ def spec(base: Body | None = None, elastic: Body | None = None) -> Body:
     return {"replicaSpecs": specs}
 
 
-BASE = AskWorkload(0, (("workers", 2),), "gpus")
-MORE = AskWorkload(1, (("workers", 1),), "gpus")
-EXTRA = AskWorkload(1, (("extra", 1),), "gpus")
+BASE = CreateWorkload(0, (("workers", 2),), "gpus")
+MORE = CreateWorkload(1, (("workers", 1),), "gpus")
+EXTRA = CreateWorkload(1, (("extra", 1),), "gpus")
 LABELLED = job_body(labels={"kueue.x-k8s.io/priority-class": "high"})
 
 
@@ -137,7 +137,7 @@ FLAVORS = {"gpus": flavor_body("gpus", {"type": "p5"})}
     ],
 )
 async def test_increments_are_pinned_to_the_flavor_of_the_base(
-    base: Body, elastic: Body, order: AskWorkload, pins: Body
+    base: Body, elastic: Body, order: CreateWorkload, pins: Body
 ) -> None:
     found = await lookups(Cluster()).pins(workload_body(), spec(base, elastic), order, FLAVORS, ())
     assert found == pins

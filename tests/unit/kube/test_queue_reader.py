@@ -12,7 +12,7 @@ from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.kube.queue_bodies import condition, flavor_body, workload_body
 
 from elastipod_operator.core.queue_facts import QueueFact
-from elastipod_operator.core.snapshot import JobFact, WorkloadFact
+from elastipod_operator.core.snapshot import ObservedJob, ObservedWorkload
 from elastipod_operator.kube import queue_reader
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.queue_api import QueueApi
@@ -73,7 +73,7 @@ class Reading:
         self.reader = QueueReader(api, Lookups(api), self.store, self.told.append, self._wanted)
         self._task: asyncio.Task[None] | None = None
 
-    def know(self, name: str = "job", **meta: Any) -> JobFact:
+    def know(self, name: str = "job", **meta: Any) -> ObservedJob:
         """Show a job in queue gpus."""
         body = job_body(name=name, **{"uid": JOB_UID, "labels": QUEUED, **meta})
         self.store.put_job(body)
@@ -96,7 +96,7 @@ class Reading:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-def pending(waits: str) -> WorkloadFact:
+def pending(waits: str) -> ObservedWorkload:
     status = {"conditions": [condition("QuotaReserved", status=False, message=waits)]}
     found = workload_fact(workload_body(status=status))
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.kube.bodies import container, node_body, pod_body
 
 from elastipod_operator.kube.api import ApiError
-from elastipod_operator.kube.translate import doom_of, node_fact, pod_fact
+from elastipod_operator.kube.translate import disruption_of, node_fact, pod_fact
 from elastipod_operator.kube.writes import is_refusal
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
@@ -30,12 +30,12 @@ NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 )
 def test_who_announces_the_end_of_a_node_drives_its_pods_away(key: str) -> None:
     taint = {"key": key, "effect": "NoSchedule"}
-    assert node_fact(node_body(taints=[taint]), None, NOW).doomed == f"taint {key}:NoSchedule"
+    assert node_fact(node_body(taints=[taint]), None, NOW).disruption == f"taint {key}:NoSchedule"
 
 
 @pytest.mark.parametrize("key", ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
 def test_the_node_controller_drives_nobody_away(key: str) -> None:
-    assert node_fact(node_body(taints=[{"key": key, "effect": "NoExecute"}]), None, NOW).doomed == ""
+    assert node_fact(node_body(taints=[{"key": key, "effect": "NoExecute"}]), None, NOW).disruption == ""
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_the_node_controller_drives_nobody_away(key: str) -> None:
 )
 def test_a_node_that_leaves_schedulable_is_left(status: str) -> None:
     node = node_body(labels={"sagemaker.amazonaws.com/node-health-status": status})
-    assert bool(node_fact(node, None, NOW).doomed) is (status != "Schedulable")
+    assert bool(node_fact(node, None, NOW).disruption) is (status != "Schedulable")
 
 
 @pytest.mark.parametrize("mine", [{}, {"value": ""}, {"value": None}])
 @pytest.mark.parametrize("theirs", [{}, {"value": ""}])
 def test_no_value_and_an_empty_one_are_the_same(mine: dict[str, str | None], theirs: dict[str, str]) -> None:
-    doom = doom_of(node_body(taints=[{"key": "maintenance", "effect": "NoExecute", **theirs}]))
+    doom = disruption_of(node_body(taints=[{"key": "maintenance", "effect": "NoExecute", **theirs}]))
     assert doom.why([{"key": "maintenance", **mine}]) == ""
     assert doom.why([{"key": "maintenance", "value": "x"}]) == "taint maintenance:NoExecute"
 
@@ -59,7 +59,7 @@ def test_a_disruption_that_is_not_true_is_none(status: str) -> None:
     told = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler"}
     fact = pod_fact(pod_body(status={"phase": "Running", "conditions": [told]}), "train")
     assert fact is not None
-    assert fact.disrupted == ("PreemptionByScheduler" if status == "True" else "")
+    assert fact.disruption == ("PreemptionByScheduler" if status == "True" else "")
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_full_list_drops_what_is_gone_but_not_what_is_newer(store: Store) -> N
     store.replace_pods(JOB_UID, [pod_body(1, version=21)], version=30)
     assert sorted(pods(store)) == ["job-workers-1", "job-workers-2"]
     assert store.jobs[JOB_UID].listed
-    assert store.jobs[JOB_UID].listed_at is not None
+    assert store.jobs[JOB_UID].pods_listed_at is not None
 
 
 def test_a_list_for_a_job_that_went_meanwhile_changes_nothing(store: Store) -> None:
@@ -157,12 +157,12 @@ def test_a_taint_that_the_job_tolerates_drives_none_of_its_pods_away(store: Stor
     store.put_pod(pod_body(1, node="node-2"))
     for node in (expelling, announced):
         store.put_node(node)
-    doomed = {name: fact.doomed for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
-    assert doomed == {"node-1": "taint maintenance:NoExecute", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
+    disrupted = {name: fact.disruption for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
+    assert disrupted == {"node-1": "taint maintenance:NoExecute", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
     tolerant = {"spec": {"containers": [{"name": "train"}], "tolerations": [{"operator": "Exists"}]}}
     store.put_job(job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "template": tolerant}]}, version=40))
-    doomed = {name: fact.doomed for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
-    assert doomed == {"node-1": "", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
+    disrupted = {name: fact.disruption for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
+    assert disrupted == {"node-1": "", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
 
 
 TAINT = {"key": "pool", "value": "gpu", "effect": "NoExecute"}
@@ -185,8 +185,8 @@ def test_a_taint_that_the_job_tolerates_drives_it_nowhere(toleration: dict[str, 
     store.put_job(job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "template": template}]}))
     store.put_pod(pod_body())
     store.put_node(node_body(taints=[TAINT]))
-    doomed = store.nodes_of(store.jobs[JOB_UID])["node-1"].doomed
-    assert doomed == ("" if may_stay else "taint pool:NoExecute")
+    disrupted = store.nodes_of(store.jobs[JOB_UID])["node-1"].disruption
+    assert disrupted == ("" if may_stay else "taint pool:NoExecute")
 
 
 def test_of_pods_that_are_long_gone_nothing_is_remembered(store: Store) -> None:

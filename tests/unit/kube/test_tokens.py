@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import job_body, pod_body
 
-from elastipod_operator.core.snapshot import JobFact
+from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.kube.tokens import (
     NO_CREDENTIALS,
     KeyProblem,
@@ -27,11 +27,11 @@ KEY, NEW_KEY = b"k" * 32, b"n" * 32
 TOKENS = Tokens((KEY,))
 
 
-def job(spec: dict[str, Any] | None = None, **meta: Any) -> JobFact:
+def job(spec: dict[str, Any] | None = None, **meta: Any) -> ObservedJob:
     return job_fact(job_body(spec, **meta))
 
 
-def held(tokens: Tokens, secret: str, fact: JobFact | None = None) -> tuple[str, str]:
+def held(tokens: Tokens, secret: str, fact: ObservedJob | None = None) -> tuple[str, str]:
     """Give key and token of a pod that refers to a Secret."""
     pod = pod_fact(pod_body(), "train")
     assert pod is not None

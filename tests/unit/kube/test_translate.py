@@ -12,7 +12,7 @@ from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, PodId
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.applied import encode_applied
-from elastipod_operator.kube.translate import doom_of, job_fact, node_fact, pod_fact, tolerations_of
+from elastipod_operator.kube.translate import disruption_of, job_fact, node_fact, pod_fact, tolerations_of
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 
@@ -41,13 +41,13 @@ def test_a_job_is_read_with_all_that_the_core_needs() -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"v":0}', "7", "z:nonsense"])
 def test_a_damaged_record_counts_as_lost(text: str) -> None:
     fact = job_fact(job_body(annotations={"elastipod.io/state": text}))
-    assert (fact.record, fact.hands_off) == (None, "")
+    assert (fact.record, fact.unmanaged) == (None, "")
 
 
 def test_a_record_of_a_later_version_is_none_of_ours() -> None:
     fact = job_fact(job_body(annotations={"elastipod.io/state": '{"v":99}'}))
     assert fact.record is None
-    assert "version 99" in fact.hands_off
+    assert "version 99" in fact.unmanaged
 
 
 def test_the_history_tells_of_the_newest_generation() -> None:
@@ -164,7 +164,7 @@ def test_a_pod_is_read() -> None:
         True,
         False,
     )
-    assert (fact.trouble, fact.disrupted, fact.deletion_grace) == ("", "", None)
+    assert (fact.trouble, fact.disruption, fact.deletion_grace) == ("", "", None)
 
 
 def test_a_pod_starts_with_the_container_of_its_agent() -> None:
@@ -187,7 +187,7 @@ def test_a_pod_that_is_about_to_go_says_so() -> None:
     deletion = {"deletionTimestamp": "2026-03-01T12:40:00Z", "deletionGracePeriodSeconds": 90}
     fact = pod_fact(pod_body(status=status, **deletion), "train")
     assert fact is not None
-    assert (fact.disrupted, fact.deletion_grace) == ("EvictionByEvictionAPI", timedelta(seconds=90))
+    assert (fact.disruption, fact.deletion_grace) == ("EvictionByEvictionAPI", timedelta(seconds=90))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_endless_messages_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "doomed"),
+    ("body", "disrupted"),
     [
         pytest.param(node_body(), "", id="a healthy node"),
         pytest.param(node_body(unschedulable=True), "", id="a cordoned one"),
@@ -259,8 +259,8 @@ def test_endless_messages_are_cut() -> None:
         pytest.param(node_body(labels={"sagemaker.amazonaws.com/node-health-status": "Schedulable"}), "", id="a good health label"),
     ],
 )  # fmt: skip
-def test_what_drives_pods_off_a_node(body: dict[str, Any], doomed: str) -> None:
-    assert node_fact(body, None, NOW).doomed == doomed
+def test_what_drives_pods_off_a_node(body: dict[str, Any], disrupted: str) -> None:
+    assert node_fact(body, None, NOW).disruption == disrupted
 
 
 def test_a_notice_of_spot_counts_from_its_first_sight() -> None:
@@ -291,7 +291,7 @@ def test_a_node_is_not_ready_since_it_was_first_seen_so() -> None:
 
 def test_out_of_service_is_read_and_is_no_drain() -> None:
     fact = node_fact(node_body(taints=[{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]), None, NOW)
-    assert (fact.out_of_service, fact.doomed) == (True, "")
+    assert (fact.out_of_service, fact.disruption) == (True, "")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_out_of_service_is_read_and_is_no_drain() -> None:
     ],
 )
 def test_who_tolerates_a_taint_may_stay(toleration: dict[str, Any], stays: bool) -> None:
-    doom = doom_of(node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}]))
+    doom = disruption_of(node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}]))
     assert (doom.why([toleration]) == "") is stays
 
 

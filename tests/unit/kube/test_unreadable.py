@@ -15,7 +15,7 @@ from tests.unit.kube.bodies import JOB_UID, job_body, node_body, pod_body
 
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_STATE
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.snapshot import Observed
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.api import as_yaml
 from elastipod_operator.kube.applied import applied_of
 from elastipod_operator.kube.changes import metadata_changes, status_change
@@ -52,7 +52,7 @@ def test_a_spec_that_cannot_be_read_is_told_of(spec: Any, words: str) -> None:
     fact = job_fact({**job_body(), "spec": spec})
     assert fact.policy is None
     assert words in fact.refusal
-    todo = plan(Observed(now=fact.created_at, job=fact))
+    todo = plan(Snapshot(now=fact.created_at, job=fact))
     assert (todo.conditions[-1].type, todo.conditions[-1].reason) == ("Suspended", "InvalidSpec")
     assert todo.conditions[-1].message == fact.refusal
 
@@ -65,7 +65,7 @@ def test_a_spec_that_cannot_be_read_is_told_of(spec: Any, words: str) -> None:
 def test_a_status_that_cannot_be_read_is_written_anew(status: Any) -> None:
     fact = job_fact({**job_body(), "status": status})
     assert fact.policy is not None
-    assert plan(Observed(now=fact.created_at, job=fact)).conditions[-1].type == "Created"
+    assert plan(Snapshot(now=fact.created_at, job=fact)).conditions[-1].type == "Created"
 
 
 JSON = st.recursive(
@@ -97,7 +97,7 @@ def mangled(draw: st.DrawFn) -> Any:
 def test_whatever_an_object_holds_it_can_be_decided_on(body: Any) -> None:
     fact = job_fact(body)
     assert (fact.policy is None) is bool(fact.refusal)
-    plan(Observed(now=fact.created_at, job=fact))
+    plan(Snapshot(now=fact.created_at, job=fact))
 
 
 @pytest.mark.parametrize(("spec", "words"), BROKEN)
@@ -107,7 +107,7 @@ def test_the_nodes_of_a_job_that_cannot_be_read_any_more_are_judged_too(spec: An
     store.put_pod(pod_body())
     store.put_node(node_body(taints=[{"key": "maintenance", "effect": "NoExecute"}]))
     store.put_job({**job_body(version=11), "spec": spec})
-    assert store.nodes_of(store.jobs[JOB_UID])["node-1"].doomed
+    assert store.nodes_of(store.jobs[JOB_UID])["node-1"].disruption
 
 
 def within(levels: int) -> Any:
@@ -152,7 +152,7 @@ def test_a_spec_that_is_nested_too_deep_is_refused_and_the_field_named(levels: i
     store.put_job(job_body(change(within(levels))))
     job = store.jobs[JOB_UID]
     assert job.fact.refusal == f"{field} is nested more than 100 levels deep"
-    json.dumps(metadata_changes(job, plan(Observed(now=job.fact.created_at, job=job.fact))))
+    json.dumps(metadata_changes(job, plan(Snapshot(now=job.fact.created_at, job=job.fact))))
 
 
 @pytest.mark.parametrize("levels", [60, 450, 5000])
@@ -164,7 +164,7 @@ def test_a_status_that_is_nested_too_deep_can_be_written(levels: int, field: str
     annotations = {ANNOTATION_STATE: record} if record else {}
     store.put_job({**job_body(annotations=annotations), "status": {field: deep.get(field, within(levels))}})
     job = store.jobs[JOB_UID]
-    status = status_change(job, plan(Observed(now=job.fact.created_at, job=job.fact)))
+    status = status_change(job, plan(Snapshot(now=job.fact.created_at, job=job.fact)))
     as_yaml({"status": status})
 
 

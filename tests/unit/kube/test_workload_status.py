@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.kube.queue_bodies import LATER, admitted, condition, workload_body
 
-from elastipod_operator.core.actions import FinishWorkload, MarkPodsReady
+from elastipod_operator.core.actions import FinishWorkload, SetPodsReady
 from elastipod_operator.kube.workload_status import finished_status, pods_ready_status, release_patch
 
 NOW = datetime(2026, 3, 1, 12, 5, 0, 123, UTC)
@@ -116,7 +116,7 @@ def test_finished(succeeded: bool, reason: str) -> None:
     ],
 )
 def test_pods_ready_has_a_manager_of_its_own(ready: bool, was_ready: bool, status: str, reason: str) -> None:
-    manager, body = pods_ready_status("team", MarkPodsReady("w", "u", ready, was_ready), NOW)
+    manager, body = pods_ready_status("team", SetPodsReady("w", "u", ready, was_ready), NOW)
     (found,) = body["status"]["conditions"]
     assert manager == "elastipod-operator-PodsReady"
     assert (found["type"], found["status"], found["reason"]) == ("PodsReady", status, reason)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.kube.bodies import job_body
 from tests.unit.kube.queue_bodies import admitted, condition, workload_body
 
-from elastipod_operator.core.actions import AskWorkload
+from elastipod_operator.core.actions import CreateWorkload
 from elastipod_operator.kube.translate import job_fact
 from elastipod_operator.kube.workloads import (
     Priority,
@@ -56,11 +56,11 @@ def two_specs(base: Body | None = None, elastic: Body | None = None) -> Body:
     }
 
 
-def ask(number: int = 0, queue: str = "gpus", **counts: int) -> AskWorkload:
-    return AskWorkload(number, tuple(counts.items()), queue)
+def ask(number: int = 0, queue: str = "gpus", **counts: int) -> CreateWorkload:
+    return CreateWorkload(number, tuple(counts.items()), queue)
 
 
-def manifest(spec: Body, order: AskWorkload, priority: Priority | None = None, **more: Any) -> Body:
+def manifest(spec: Body, order: CreateWorkload, priority: Priority | None = None, **more: Any) -> Body:
     return workload_manifest(job_fact(job_body(name="llm")), spec, order, priority or Priority(7), **more)
 
 
@@ -215,7 +215,7 @@ def test_an_admitted_workload() -> None:
     fact = workload_fact(workload_body(2, pods=3))
     assert fact is not None
     assert (fact.number, fact.counts, fact.queue) == (2, (("workers", 3),), "gpus")
-    assert (fact.reserved, fact.admitted, fact.evicted, fact.waits) == (True, True, "", "")
+    assert (fact.reserved, fact.admitted, fact.eviction_reason, fact.pending_message) == (True, True, "", "")
     assert (fact.finished, fact.is_active, fact.is_deleting, fact.pods_ready) == (False, True, False, None)
 
 
@@ -223,7 +223,7 @@ def test_evicted_means_evicted_while_quota_is_held() -> None:
     evicted = condition("Evicted", reason="Preempted", message="Preempted to accommodate a workload")
     fact = workload_fact(workload_body(status={"conditions": admitted(evicted)}))
     assert fact is not None
-    assert (fact.evicted, fact.what_evicted, fact.admitted) == (
+    assert (fact.eviction_reason, fact.eviction_message, fact.admitted) == (
         "Preempted",
         "Preempted to accommodate a workload",
         True,
@@ -232,7 +232,7 @@ def test_evicted_means_evicted_while_quota_is_held() -> None:
     pending = [condition("QuotaReserved", False, message="insufficient quota"), condition("Admitted", False), evicted]
     fact = workload_fact(workload_body(status={"conditions": pending}))
     assert fact is not None
-    assert (fact.evicted, fact.evicted_at, fact.waits) == ("", None, "insufficient quota")
+    assert (fact.eviction_reason, fact.evicted_at, fact.pending_message) == ("", None, "insufficient quota")
 
 
 def test_what_admission_checks_wait_for() -> None:
@@ -246,7 +246,7 @@ def test_what_admission_checks_wait_for() -> None:
     assert fact is not None
     assert (fact.reserved, fact.admitted) == (True, False)
     said = "not all checks ready; admission check prov is Pending: two nodes to come; admission check mute is Retry"
-    assert fact.waits == said
+    assert fact.pending_message == said
 
 
 def test_other_marks() -> None:
@@ -274,7 +274,7 @@ def test_garbage_is_nothing(found: Any) -> None:
     for body in (workload_body(status=status), {**workload_body(), "status": found}):
         fact = workload_fact(body)
         assert fact is not None
-        assert (fact.reserved, fact.admitted, fact.evicted, fact.finished) == (False, False, "", False)
+        assert (fact.reserved, fact.admitted, fact.eviction_reason, fact.finished) == (False, False, "", False)
     fact = workload_fact({**workload_body(), "spec": found})
     assert fact is not None
     assert fact.counts == ()
@@ -310,7 +310,7 @@ def rank(
     job = job_body(labels={"kueue.x-k8s.io/priority-class": wish} if wish else {})
     template = {"spec": {"priorityClassName": elastic} if elastic else {}}
     found = ranked(fact, job, two_specs({"spec": {}}, template), below)
-    return found.is_misranked, found.is_rank_fixed
+    return found.has_outdated_priority, found.is_priority_fixed
 
 
 OF_QUEUE, OF_PODS = "WorkloadPriorityClass", "PriorityClass"

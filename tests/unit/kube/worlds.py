@@ -95,7 +95,7 @@ def record(rng: Random) -> Record:
     """Give a record with most parts set."""
     ago = NOW - timedelta(seconds=rng.choice((5, 40, 300)))
     begun = Transition(
-        kind=rng.choice(list(TransitionKind)), cause="WorkerCrash", message="it crashed", from_size=3, goal=3, began_at=ago,
+        kind=rng.choice(list(TransitionKind)), cause="WorkerCrash", message="it crashed", from_size=3, target_size=3, began_at=ago,
         detected_at=ago, deadline=ago + timedelta(seconds=60), graceful=rng.random() < 0.5,
     )  # fmt: skip
     return Record(

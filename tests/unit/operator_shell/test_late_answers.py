@@ -14,7 +14,7 @@ from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_a
 
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import DeletePod, Plan, ShutDownAgent
-from elastipod_operator.core.snapshot import Observed
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.api import ApiError
 
 __all__ = ["decisions", "shell"]
@@ -49,7 +49,7 @@ async def test_a_record_is_written_over_the_version_that_its_decision_saw_and_no
         body["spec"]["runPolicy"] = {"suspend": True}
         shell.watch_shows(shell.server.put(shell.server.jobs, body))
 
-    def edited_right_after(observed: Observed) -> Plan:
+    def edited_right_after(observed: Snapshot) -> Plan:
         if not seen:
             asyncio.get_running_loop().call_soon(edit)
         seen.append(observed.job.policy is not None and observed.job.policy.suspend)

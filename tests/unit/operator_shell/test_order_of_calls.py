@@ -18,7 +18,7 @@ from elastipod_operator.core.actions import (
     Action,
     CreatePod,
     DeletePod,
-    DropWorkload,
+    DeleteWorkload,
     Plan,
     ShutDownAgent,
     StartWorkers,
@@ -62,7 +62,7 @@ RECORD = trains(generation=3)
 
 def decided(*actions: Action) -> Plan:
     return Plan(
-        record=RECORD, actions=actions, is_record_kept=True, conditions=(Condition("Running", True, "x", "x", NOW),)
+        record=RECORD, actions=actions, skips_record=True, conditions=(Condition("Running", True, "x", "x", NOW),)
     )
 
 
@@ -101,22 +101,22 @@ async def carry_out(reconciler: Reconciler, todo: Plan) -> None:
         await asyncio.gather(*worker.deletion.calls._lanes)
 
 
-async def carried_out(notes: Notes, todo: Plan) -> list[str]:
+async def carried_out(events: Notes, todo: Plan) -> list[str]:
     async with open_session() as session:
-        reconciler = Reconciler(cast(Api, notes), Store(), agents_over(session), Events(cast(Api, notes)))
-        reconciler._commander = cast(Any, notes)
-        if isinstance(notes, Queue):
-            reconciler._queues = cast(Any, notes)
-            reconciler._desk = replace(reconciler._desk, place=notes.placed)
+        reconciler = Reconciler(cast(Api, events), Store(), agents_over(session), Events(cast(Api, events)))
+        reconciler._commander = cast(Any, events)
+        if isinstance(events, Queue):
+            reconciler._queues = cast(Any, events)
+            reconciler._desk = replace(reconciler._desk, place=events.placed)
         try:
             await carry_out(reconciler, todo)
         except ApiError:
-            notes.done.append("409")
+            events.done.append("409")
         finally:
             await asyncio.gather(*reconciler._farewells)
             await reconciler.close()
             await asyncio.sleep(0)
-    return notes.done
+    return events.done
 
 
 async def test_an_agent_is_told_to_leave_after_its_pod_was_deleted() -> None:
@@ -144,18 +144,20 @@ async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave(
                 await asyncio.Event().wait()
             return await super().send(commands)
 
-    notes, name = Deaf(), pod(0).name
+    events, name = Deaf(), pod(0).name
     async with open_session() as session:
-        reconciler = Reconciler(cast(Api, notes), Store(), agents_over(session), Events(cast(Api, notes)))
-        reconciler._commander = cast(Any, notes)
+        reconciler = Reconciler(cast(Api, events), Store(), agents_over(session), Events(cast(Api, events)))
+        reconciler._commander = cast(Any, events)
         async with asyncio.timeout(30):
             await carry_out(reconciler, decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test")))
             await reconciler.close()
-    assert notes.done == ["delete"]
+    assert events.done == ["delete"]
 
 
 async def test_pods_that_cannot_be_made_keep_nobody_from_going_nor_quota_from_kueue() -> None:
-    todo = decided(CreatePod(pid(2), 2), DeletePod(pod(0).name, pod(0).uid, "a test"), DropWorkload("w", "u", "a test"))
+    todo = decided(
+        CreatePod(pid(2), 2), DeletePod(pod(0).name, pod(0).uid, "a test"), DeleteWorkload("w", "u", "a test")
+    )
     assert await carried_out(Queue(), todo) == ["give back", "ask", "create", "delete", "409"]
 
 

@@ -17,7 +17,7 @@ from elastipod_operator import app, pod_creation
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.snapshot import Observed
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube import api as api_module
 from elastipod_operator.kube.api import Api
 from elastipod_operator.watch_events import WatchEvents
@@ -36,7 +36,7 @@ class Broken:
     error: BaseException | None = None
     made = 0
 
-    def __call__(self, seen: Observed) -> Plan:
+    def __call__(self, seen: Snapshot) -> Plan:
         self.made += 1
         if self.error is not None:
             raise self.error

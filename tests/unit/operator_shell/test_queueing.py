@@ -17,19 +17,19 @@ from tests.unit.operator_shell.queue_server import AWAY, CANNOT_CONVERT, QueueSe
 from elastipod_operator import clock
 from elastipod_operator.core.actions import (
     Action,
-    AskWorkload,
     CreatePod,
-    DropWorkload,
+    CreateWorkload,
+    DeleteWorkload,
     FinishWorkload,
-    MarkPodsReady,
     Plan,
-    RankWorkload,
-    ReleaseBase,
+    ReleaseBaseQuota,
+    SetPodsReady,
+    UpdateWorkloadPriority,
 )
 from elastipod_operator.core.names import ANNOTATION_STATE, ANNOTATION_WORKLOAD, PodId, workload_name
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
-from elastipod_operator.core.snapshot import WorkloadFact
+from elastipod_operator.core.snapshot import ObservedWorkload
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.queue_api import QueueApi
@@ -41,8 +41,8 @@ Body = dict[str, Any]
 QUEUED = {"kueue.x-k8s.io/queue-name": "gpus"}
 BASE, MORE = workload_name("job", JOB_UID, 0), workload_name("job", JOB_UID, 1)
 CLASS = "kueue.x-k8s.io/priority-class"
-ASK_BASE = AskWorkload(0, (("workers", 1),), "gpus")
-ASK_MORE = AskWorkload(1, (("workers", 1),), "gpus")
+ASK_BASE = CreateWorkload(0, (("workers", 1),), "gpus")
+ASK_MORE = CreateWorkload(1, (("workers", 1),), "gpus")
 
 
 class Shell:
@@ -59,27 +59,27 @@ class Shell:
 
     def know(self, *, labels: Body | None = None, record: Record | None = None, **meta: Any) -> None:
         """Show a job."""
-        notes = {ANNOTATION_STATE: encode(record)} if record is not None else {}
-        body = job_body(labels=QUEUED if labels is None else labels, annotations=notes, **meta)
+        events = {ANNOTATION_STATE: encode(record)} if record is not None else {}
+        body = job_body(labels=QUEUED if labels is None else labels, annotations=events, **meta)
         self.server.put(self.server.jobs, body)
         self.store.put_job(body)
 
-    async def do(self, *actions: Action, takes_spec: bool = False) -> None:
+    async def do(self, *actions: Action, adopts_spec: bool = False) -> None:
         """Carry a decision out."""
-        todo = Plan(record=Record(), actions=actions, takes_spec=takes_spec)
+        todo = Plan(record=Record(), actions=actions, adopts_spec=adopts_spec)
         await self.queues.ask(self.job, todo)
         await self.queues.give_back(self.job, todo)
 
-    async def granted(self, number: int = 0) -> WorkloadFact:
+    async def granted(self, number: int = 0) -> ObservedWorkload:
         """Ask for a share and have it admitted."""
-        await self.do(AskWorkload(number, (("workers", 1),), "gpus"))
+        await self.do(CreateWorkload(number, (("workers", 1),), "gpus"))
         self.store.put_workload(self.server.admit(workload_name("job", JOB_UID, number)))
         return self.fact(number)
 
-    def fact(self, number: int = 0) -> WorkloadFact:
+    def fact(self, number: int = 0) -> ObservedWorkload:
         return next(one.fact for one in self.job.workloads.items if one.fact.number == number)
 
-    def next_look(self) -> asyncio.TimerHandle | None:
+    def next_gang_check(self) -> asyncio.TimerHandle | None:
         return self.queues._desk.memory(self.job).look
 
     def trouble(self) -> tuple[str, str] | None:
@@ -193,7 +193,7 @@ async def test_a_job_without_pods_is_told_of_and_looked_at_again(shell: Shell) -
     assert trouble is not None
     assert trouble[0] == "KueueUnavailable"
     assert (shell.job.workloads.is_listed, shell.woken) == (False, 0), "a job that wakes itself would never rest"
-    assert shell.next_look() is not None, "nothing else may wake it"
+    assert shell.next_gang_check() is not None, "nothing else may wake it"
     del shell.server.refuse["list"]
     await shell.queues.look(shell.job)
     assert (shell.job.workloads.is_listed, shell.trouble()) == (True, None)
@@ -209,7 +209,7 @@ async def test_where_kueue_is_missing_there_is_no_quota(shell: Shell) -> None:
     assert trouble[0] == "KueueUnavailable"
     assert "install Kueue 0.15" in trouble[1]
     assert shell.job.workloads.is_listed
-    assert shell.next_look() is None
+    assert shell.next_gang_check() is None
 
 
 DELETED = {"deletionTimestamp": "2026-03-01T12:00:00Z", "resourceVersion": "900"}
@@ -218,7 +218,7 @@ DELETED = {"deletionTimestamp": "2026-03-01T12:00:00Z", "resourceVersion": "900"
 def left(shell: Shell) -> tuple[int, str]:
     """Give how many Workloads of the job are known, and why they are still there."""
     seen = shell.queues.seen(shell.job)
-    return len(seen.workloads), seen.return_trouble
+    return len(seen.workloads), seen.quota_return_trouble
 
 
 async def test_a_deleted_job_is_asked_for_what_it_has_and_again_when_its_pods_are_gone(shell: Shell) -> None:
@@ -262,7 +262,7 @@ async def test_what_cannot_be_deleted_is_told_until_it_can(shell: Shell, later: 
     fact = await shell.granted()
     shell.know(**DELETED)
     shell.server.refuse["delete"] = (403, "forbidden")
-    order = DropWorkload(BASE, fact.uid, "a test")
+    order = DeleteWorkload(BASE, fact.uid, "a test")
     await shell.do(order)
     later(1)
     await shell.queues.look(shell.job)
@@ -277,7 +277,7 @@ async def test_what_somebody_else_took_away_is_told_no_more(shell: Shell, later:
     fact = await shell.granted()
     shell.know(**DELETED)
     shell.server.refuse["delete"] = (403, "forbidden")
-    await shell.do(DropWorkload(BASE, fact.uid, "a test"))
+    await shell.do(DeleteWorkload(BASE, fact.uid, "a test"))
     later(1)
     shell.server.refuse["list"] = (404, "the server could not find the requested resource")
     await shell.queues.look(shell.job)
@@ -346,7 +346,7 @@ async def test_increments_are_pinned_to_the_base_and_below_all_bases(shell: Shel
     await shell.do(ASK_MORE)
     assert shell.server.workloads == {}, "there is no base yet"
     await shell.granted()
-    await shell.do(ASK_MORE, AskWorkload(2, (("workers", 1),), "gpus"))
+    await shell.do(ASK_MORE, CreateWorkload(2, (("workers", 1),), "gpus"))
     more = shell.server.workloads[MORE]
     assert more["spec"]["priority"] == -1_000_000_000
     assert more["spec"]["podSets"][0]["template"]["spec"]["nodeSelector"] == {"type": "p5"}
@@ -361,7 +361,7 @@ async def test_a_decision_that_takes_edits_asks_for_the_edited_pods(shell: Shell
     shell.store.put_job(body)
     await shell.do(ASK_BASE)
     assert "nodeSelector" not in shell.server.workloads.pop(BASE)["spec"]["podSets"][0]["template"]["spec"]
-    await shell.do(ASK_BASE, takes_spec=True)
+    await shell.do(ASK_BASE, adopts_spec=True)
     assert shell.server.workloads[BASE]["spec"]["podSets"][0]["template"]["spec"]["nodeSelector"] == {"pool": "b"}
 
 
@@ -469,7 +469,7 @@ async def test_no_pod_on_quota_that_is_gone_by_now(shell: Shell) -> None:
     woken = shell.woken
     ready, _ = await shell.queues.placed(shell.job, [create(BASE), create(MORE, 1), create("", 2)])
     assert [order.workload for order, _ in ready] == ["", MORE]
-    assert shell.fact(0).evicted == "Preempted"
+    assert shell.fact(0).eviction_reason == "Preempted"
     assert shell.woken > woken
     del shell.server.workloads[MORE]
     assert await shell.queues.placed(shell.job, [create(MORE, 1)]) == ([], "")
@@ -525,8 +525,8 @@ def living(shell: Shell, ordinal: int, workload: str, phase: str = "Running") ->
 
 
 GIVERS = [
-    pytest.param(lambda w: DropWorkload(w.name, w.uid, "a test"), id="drop"),
-    pytest.param(lambda w: ReleaseBase(w.name, w.uid), id="release"),
+    pytest.param(lambda w: DeleteWorkload(w.name, w.uid, "a test"), id="drop"),
+    pytest.param(lambda w: ReleaseBaseQuota(w.name, w.uid), id="release"),
     pytest.param(lambda w: FinishWorkload(w.name, w.uid, True, "done"), id="finish"),
 ]
 
@@ -557,7 +557,7 @@ async def test_what_waits_goes_whatever_lives_in_its_slots(shell: Shell) -> None
     shell.know()
     await shell.do(ASK_BASE)
     living(shell, 0, BASE)
-    await shell.do(DropWorkload(BASE, shell.fact().uid, "a test"))
+    await shell.do(DeleteWorkload(BASE, shell.fact().uid, "a test"))
     assert shell.server.workloads == {}
 
 
@@ -567,7 +567,7 @@ async def test_one_that_cannot_be_given_back_does_not_keep_the_others(shell: She
     more = await shell.granted(1)
     shell.store.put_workload(shell.server.evict(BASE))
     shell.server.refuse["release"] = (409, "the object has been modified")
-    orders = (ReleaseBase(BASE, shell.fact().uid), DropWorkload(more.name, more.uid, "a test"))
+    orders = (ReleaseBaseQuota(BASE, shell.fact().uid), DeleteWorkload(more.name, more.uid, "a test"))
     await shell.do(*orders)
     assert set(shell.server.workloads) == {BASE}
     shell.server.refuse["release"] = AWAY
@@ -594,12 +594,12 @@ class Calls:
             self.under_way -= 1
 
 
-async def many(shell: Shell) -> list[WorkloadFact]:
+async def many(shell: Shell) -> list[ObservedWorkload]:
     """Have a job that holds quota for more shares than calls are made at a time."""
     shell.know()
     await shell.granted()
     numbers = range(1, 3 * CALLS_AT_A_TIME)
-    await shell.do(*(AskWorkload(number, (("workers", 1),), "gpus") for number in numbers))
+    await shell.do(*(CreateWorkload(number, (("workers", 1),), "gpus") for number in numbers))
     for number in numbers:
         shell.store.put_workload(shell.server.admit(workload_name("job", JOB_UID, number)))
     return [one.fact for one in shell.job.workloads.items]
@@ -609,7 +609,7 @@ async def test_what_a_job_holds_is_given_back_side_by_side(shell: Shell, monkeyp
     facts = await many(shell)
     api = shell.queues._desk.api
     monkeypatch.setattr(api, "delete_workload", calls := Calls(api.delete_workload))
-    await shell.do(*(DropWorkload(fact.name, fact.uid, "a test") for fact in facts))
+    await shell.do(*(DeleteWorkload(fact.name, fact.uid, "a test") for fact in facts))
     assert shell.server.workloads == {}
     assert (calls.made, calls.most) == (len(facts), CALLS_AT_A_TIME)
 
@@ -621,7 +621,7 @@ async def test_pods_are_told_of_side_by_side_and_one_that_is_refused_keeps_no_ot
     api = shell.queues._desk.api
     monkeypatch.setattr(api, "apply_workload_status", calls := Calls(api.apply_workload_status))
     shell.server.workloads[facts[0].name]["metadata"]["uid"] = "another"
-    await shell.do(*(MarkPodsReady(fact.name, fact.uid, True, False) for fact in facts))
+    await shell.do(*(SetPodsReady(fact.name, fact.uid, True, False) for fact in facts))
     assert [one.fact.pods_ready for one in shell.job.workloads.items] == [None, *[True] * (len(facts) - 1)]
     assert calls.most == CALLS_AT_A_TIME
 
@@ -629,7 +629,7 @@ async def test_pods_are_told_of_side_by_side_and_one_that_is_refused_keeps_no_ot
 async def test_while_kueue_is_away_the_others_are_not_tried_in_vain(shell: Shell) -> None:
     facts = await many(shell)
     shell.server.refuse["delete"] = AWAY
-    await shell.do(*(DropWorkload(fact.name, fact.uid, "a test") for fact in facts))
+    await shell.do(*(DeleteWorkload(fact.name, fact.uid, "a test") for fact in facts))
     assert 1 <= len([call for call in shell.server.calls if call[0] == "DELETE"]) <= CALLS_AT_A_TIME
 
 
@@ -638,7 +638,7 @@ async def test_pods_of_other_shares_do_not_matter(shell: Shell) -> None:
     await shell.granted()
     more = await shell.granted(1)
     living(shell, 0, BASE)
-    await shell.do(DropWorkload(more.name, more.uid, "a test"))
+    await shell.do(DeleteWorkload(more.name, more.uid, "a test"))
     assert set(shell.server.workloads) == {BASE}
     assert [one.fact.number for one in shell.job.workloads.items] == [0]
 
@@ -647,7 +647,7 @@ async def test_what_others_wait_for_is_given_back_first(shell: Shell, caplog: py
     shell.know()
     await shell.granted()
     waits = workload_name("job", JOB_UID, 1)
-    await shell.do(AskWorkload(1, (("workers", 1),), "gpus"))
+    await shell.do(CreateWorkload(1, (("workers", 1),), "gpus"))
     evicted = (await shell.granted(2)).name
     shell.store.put_workload(shell.server.evict(evicted))
     caplog.set_level("INFO")
@@ -661,18 +661,18 @@ async def test_a_job_is_looked_at_once_for_all_who_wait(shell: Shell) -> None:
     shell.know()
     desk = shell.queues._desk
     desk.look_later(shell.job, 60)
-    first = shell.next_look()
+    first = shell.next_gang_check()
     desk.look_later(shell.job, 90)
-    assert shell.next_look() is first, "that comes early enough"
+    assert shell.next_gang_check() is first, "that comes early enough"
     desk.look_later(shell.job, 0)
     assert first is not None
     assert first.cancelled()
     await until(lambda: shell.woken == 1)
     desk.look_later(shell.job, 60)
-    second = shell.next_look()
+    second = shell.next_gang_check()
     shell.server.refuse["create"] = AWAY
     await shell.do(ASK_BASE)
-    assert shell.next_look() is second, "what failed has a time of its own"
+    assert shell.next_gang_check() is second, "what failed has a time of its own"
     await until(lambda: shell.woken == 3)  # for the trouble, and a second later to try again
 
 
@@ -680,9 +680,9 @@ async def test_a_released_base_is_in_the_queue_again(shell: Shell) -> None:
     shell.know()
     await shell.granted()
     shell.store.put_workload(shell.server.evict(BASE))
-    await shell.do(ReleaseBase(BASE, shell.fact().uid))
+    await shell.do(ReleaseBaseQuota(BASE, shell.fact().uid))
     fact = shell.fact()
-    assert (fact.reserved, fact.admitted, fact.evicted, fact.pods_ready) == (False, False, "", False)
+    assert (fact.reserved, fact.admitted, fact.eviction_reason, fact.pods_ready) == (False, False, "", False)
     assert "admission" not in shell.server.workloads[BASE]["status"]
 
 
@@ -694,12 +694,12 @@ async def test_a_release_rests_on_what_stands_there_now(shell: Shell) -> None:
     shell.store.put_workload(evicted)
     uid = shell.fact().uid
     shell.server.admit(BASE)
-    await shell.do(ReleaseBase(BASE, uid))
+    await shell.do(ReleaseBaseQuota(BASE, uid))
     assert shell.asked("PATCH status") == 0
     assert shell.fact().admitted
     del shell.server.workloads[BASE]
     shell.store.put_workload(shell.server.put({}, evicted))
-    await shell.do(ReleaseBase(BASE, uid))
+    await shell.do(ReleaseBaseQuota(BASE, uid))
     assert shell.job.workloads.items == ()
 
 
@@ -707,7 +707,7 @@ async def test_a_base_that_cannot_be_released_is_deleted_in_the_end(shell: Shell
     shell.know()
     await shell.granted()
     shell.store.put_workload(shell.server.evict(BASE))
-    order = ReleaseBase(BASE, shell.fact().uid)
+    order = ReleaseBaseQuota(BASE, shell.fact().uid)
     for answer in (AWAY, (409, "modified"), (422, "refused"), (500, "panic"), AWAY, (422, "refused")):
         shell.server.refuse["release"] = answer
         later(60)
@@ -723,7 +723,7 @@ async def test_what_fails_is_tried_again_later_and_ends_no_pass(shell: Shell, la
     shell.know()
     fact = await shell.granted()
     shell.server.refuse |= {"delete": (500, "out of order"), "tell": AWAY}
-    orders = (DropWorkload(BASE, fact.uid, "a test"), MarkPodsReady(BASE, fact.uid, True, False))
+    orders = (DeleteWorkload(BASE, fact.uid, "a test"), SetPodsReady(BASE, fact.uid, True, False))
     await shell.do(*orders)
     await shell.do(*orders)
     assert (shell.asked(f"DELETE {BASE}"), shell.asked("PATCH status")) == (1, 1)
@@ -736,39 +736,39 @@ async def test_what_fails_is_tried_again_later_and_ends_no_pass(shell: Shell, la
 async def test_quota_that_may_not_be_given_back_is_told_until_it_was(shell: Shell, later: Any) -> None:
     shell.know()
     fact = await shell.granted()
-    order = DropWorkload(BASE, fact.uid, "a test")
+    order = DeleteWorkload(BASE, fact.uid, "a test")
     told = []
     for answer in (AWAY, (500, "panic"), (403, "forbidden"), (500, "panic")):
         shell.server.refuse["delete"] = answer
         later(60)
         await shell.do(order)
-        told.append(shell.queues.seen(shell.job).return_trouble)
+        told.append(shell.queues.seen(shell.job).quota_return_trouble)
     refused = "the job's quota could not be given back: forbidden"
     assert told == ["", "", refused, refused]
     assert shell.trouble() is None, "that is no reason for which quota is not asked for"
     shell.server.refuse.clear()
     del shell.server.workloads[BASE]  # somebody else did it
     await shell.do()
-    assert shell.queues.seen(shell.job).return_trouble == ""
+    assert shell.queues.seen(shell.job).quota_return_trouble == ""
 
 
 async def test_a_workload_that_is_gone_or_another_one_by_now_is_forgotten(shell: Shell) -> None:
     shell.know()
     fact = await shell.granted()
     shell.server.workloads[BASE]["metadata"]["uid"] = "another"
-    await shell.do(DropWorkload(BASE, fact.uid, "a test"))
+    await shell.do(DeleteWorkload(BASE, fact.uid, "a test"))
     assert BASE in shell.server.workloads
     assert shell.job.workloads.items == ()
     shell.server.workloads.clear()
     fact = await shell.granted()
     shell.server.workloads.clear()
-    await shell.do(MarkPodsReady(BASE, fact.uid, True, False))
+    await shell.do(SetPodsReady(BASE, fact.uid, True, False))
     assert shell.job.workloads.items == ()
 
 
 @pytest.mark.parametrize(
     "order_of",
-    [lambda w: MarkPodsReady(w.name, w.uid, True, False), lambda w: FinishWorkload(w.name, w.uid, True, "done")],
+    [lambda w: SetPodsReady(w.name, w.uid, True, False), lambda w: FinishWorkload(w.name, w.uid, True, "done")],
     ids=["mark", "finish"],
 )
 async def test_what_somebody_wrote_meanwhile_is_not_taken_for_gone(
@@ -792,14 +792,14 @@ async def test_a_workload_that_somebody_keeps_is_on_its_way(shell: Shell) -> Non
     shell.know()
     fact = await shell.granted()
     shell.server.workloads[BASE]["metadata"]["finalizers"] = ["somebody.io/keeps"]
-    await shell.do(DropWorkload(BASE, fact.uid, "a test"))
+    await shell.do(DeleteWorkload(BASE, fact.uid, "a test"))
     assert shell.fact().is_deleting
 
 
 async def test_kueue_is_told_by_a_manager_for_each_condition(shell: Shell) -> None:
     shell.know()
     fact = await shell.granted()
-    await shell.do(MarkPodsReady(BASE, fact.uid, True, False))
+    await shell.do(SetPodsReady(BASE, fact.uid, True, False))
     assert shell.fact().pods_ready is True
     await shell.do(FinishWorkload(BASE, fact.uid, False, "it failed"))
     assert shell.fact().finished
@@ -844,8 +844,8 @@ def ranks(shell: Shell) -> dict[int, tuple[int, Any]]:
 
 async def rank_all(shell: Shell) -> None:
     """Do what a decision would have done about the priorities that are seen to differ."""
-    wrong = [w for w in shell.queues.seen(shell.job).workloads if w.is_misranked]
-    await shell.do(*(RankWorkload(w.name, w.uid) for w in wrong))
+    wrong = [w for w in shell.queues.seen(shell.job).workloads if w.has_outdated_priority]
+    await shell.do(*(UpdateWorkloadPriority(w.name, w.uid) for w in wrong))
 
 
 async def test_an_edited_class_reaches_the_base_and_then_the_increments(shell: Shell) -> None:
@@ -855,13 +855,13 @@ async def test_an_edited_class_reaches_the_base_and_then_the_increments(shell: S
     await shell.granted()
     await shell.do(ASK_MORE)
     assert ranks(shell) == {0: (10, "low"), 1: (-999_999_990, None)}
-    assert not any(w.is_misranked for w in shell.queues.seen(shell.job).workloads)
+    assert not any(w.has_outdated_priority for w in shell.queues.seen(shell.job).workloads)
     shell.know(labels={**QUEUED, CLASS: "high"}, version=99)
     await rank_all(shell)
     assert ranks(shell) == {0: (1000, "high"), 1: (-999_999_990, None)}
     await rank_all(shell)
     assert ranks(shell) == {0: (1000, "high"), 1: (-999_999_000, None)}
-    assert not any(w.is_misranked for w in shell.queues.seen(shell.job).workloads)
+    assert not any(w.has_outdated_priority for w in shell.queues.seen(shell.job).workloads)
     shell.know(labels={**QUEUED, CLASS: "none"}, version=100)
     await rank_all(shell)
     assert shell.trouble() == (
@@ -880,23 +880,23 @@ async def test_a_priority_that_is_refused_is_tried_again_later(
     first = await shell.granted()
     shell.server.refuse["patch"] = (403, "workloads is forbidden")
     for _ in range(2):
-        await shell.do(RankWorkload(BASE, first.uid))
+        await shell.do(UpdateWorkloadPriority(BASE, first.uid))
     assert caplog.text.count("a priority could not be changed") == 1
     refused = "the API server refuses the edited priority: workloads is forbidden"
     assert shell.trouble() == ("PriorityRefused", refused)
     later(5)
     caplog.set_level("WARNING")
     shell.server.refuse["patch"] = (409, "the object has been modified")
-    await shell.do(RankWorkload(BASE, first.uid))
+    await shell.do(UpdateWorkloadPriority(BASE, first.uid))
     assert caplog.text.count("a priority could not be changed") == 1, "nobody need be told of that"
     assert shell.fact() == first, "without its base the job would stop"
     assert shell.asked(f"PATCH {BASE}") == 2
     shell.server.refuse.clear()
     later(60)
-    await shell.do(RankWorkload(BASE, first.uid))
+    await shell.do(UpdateWorkloadPriority(BASE, first.uid))
     assert shell.asked(f"PATCH {BASE}") == 3
     shell.server.workloads.clear()
-    await shell.do(RankWorkload(BASE, first.uid))
+    await shell.do(UpdateWorkloadPriority(BASE, first.uid))
     assert shell.job.workloads.items == ()
 
 
@@ -904,11 +904,11 @@ async def test_a_priority_that_is_changed_back_is_told(shell: Shell, later: Any)
     shell.know()
     first = await shell.granted()
     shell.server.keeps = {"priority": 3}
-    await shell.do(RankWorkload(BASE, first.uid))
+    await shell.do(UpdateWorkloadPriority(BASE, first.uid))
     assert shell.trouble() == ("PriorityRefused", f"the priority of Workload {BASE} is changed back by somebody else")
     shell.server.keeps = {}
     later(5)
-    await shell.do(RankWorkload(BASE, first.uid))
+    await shell.do(UpdateWorkloadPriority(BASE, first.uid))
     assert shell.trouble() is None
 
 
@@ -924,5 +924,5 @@ async def test_quota_that_should_be_back_is_counted(shell: Shell, later: Any) ->
     assert late() == 0.0, "its workers save, and its pods go"
     later(10_000)
     assert late() == 1.0
-    await shell.do(DropWorkload(BASE, shell.fact().uid, "it is over"))
+    await shell.do(DeleteWorkload(BASE, shell.fact().uid, "it is over"))
     assert late() == 0.0

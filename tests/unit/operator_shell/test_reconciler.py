@@ -24,7 +24,7 @@ from elastipod_operator.core.phase_accounting import Phase
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PhaseTimes, Record, Transition, TransitionKind
 from elastipod_operator.core.record_codec import encode
-from elastipod_operator.core.snapshot import Observed
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.applied import pending_edits
 
@@ -38,7 +38,7 @@ async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
         yield shell
 
 
-class Decisions(list[Observed]):
+class Decisions(list[Snapshot]):
     """What was decided on so far. `fail`: raise so many times first."""
 
     fail = 0
@@ -49,7 +49,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> Decisions:
     """The real decisions, noted."""
     seen = Decisions()
 
-    def noting(observed: Observed) -> Plan:
+    def noting(observed: Snapshot) -> Plan:
         seen.append(observed)
         if len(seen) <= seen.fail:
             raise RuntimeError("not this time")
@@ -109,7 +109,7 @@ async def test_what_is_as_it_should_be_is_not_written_again(shell: Shell, decisi
 async def test_every_decision_knows_when_the_pods_were_listed(shell: Shell, decisions: Decisions) -> None:
     shell.submit()
     await until(lambda: len(decisions) >= 1)
-    assert decisions[0].listed_at is not None
+    assert decisions[0].pods_listed_at is not None
 
 
 async def test_a_job_that_nobody_wrote_to_is_taken_to_have_no_pods(shell: Shell, decisions: Decisions) -> None:
@@ -272,7 +272,7 @@ async def test_the_metrics_tell_of_the_time_of_the_jobs(shell: Shell) -> None:
     began = datetime.now(UTC) - timedelta(seconds=100)
     phase_times = PhaseTimes(Phase.STARTING, began.replace(microsecond=0), (("starting", 5_000), ("training", 300_000)))
     begun = Transition(
-        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="", from_size=2, goal=2, began_at=began, detected_at=began,
+        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="", from_size=2, target_size=2, began_at=began, detected_at=began,
         deadline=began, is_budget_checked=True,
     )  # fmt: skip
     record = Record(generation=1, members=(PodId("workers", 0, 0),), transition=begun, phase_times=phase_times)

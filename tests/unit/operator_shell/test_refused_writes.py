@@ -185,8 +185,8 @@ async def test_a_job_that_cannot_be_written_gets_one_event(shell: Shell, what: s
     ended = Record(
         generation=1, outcome="Completed", outcome_reason="Completed", ended_at=datetime(2026, 3, 1, tzinfo=UTC)
     )
-    notes = {ANNOTATION_STATE: encode(ended)} if what == "job" else {}
-    shell.submit({"runPolicy": {"ttlSecondsAfterFinished": 1}}, annotations=notes)
+    events = {ANNOTATION_STATE: encode(ended)} if what == "job" else {}
+    shell.submit({"runPolicy": {"ttlSecondsAfterFinished": 1}}, annotations=events)
     await until(lambda: len(events(shell, reason)) == 1)
     assert "no more writes today" in events(shell, reason)[0]
     tries = len(shell.server.calls)
@@ -200,8 +200,8 @@ async def test_it_is_told_again_when_the_event_is_gone_and_when_it_worked_meanwh
     told: list[str] = []
 
     class Noted:
-        def tell(self, job: Any, notes: Any) -> None:
-            told.extend(note.reason for note in notes)
+        def tell(self, job: Any, events: Any) -> None:
+            told.extend(note.reason for note in events)
 
     noted: Any = Noted()
     writes = job_writes.JobWrites(noted)

@@ -81,7 +81,7 @@ class Story:
 
     def job(self, name: str, *, drains: bool) -> Story:
         at = {"began_at": NOON, "detected_at": NOON, "deadline": NOON}
-        drain = Transition(kind=TransitionKind.RESIZE, cause="Preempted", message="", from_size=2, goal=1, **at)
+        drain = Transition(kind=TransitionKind.RESIZE, cause="Preempted", message="", from_size=2, target_size=1, **at)
         state = {"elastipod.io/state": encode(Record(transition=drain if drains else None))}
         return self._put(JOB, {"metadata": {"name": name, "annotations": state}})
 
