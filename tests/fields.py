@@ -57,16 +57,16 @@ SPEC: dict[str, tuple[str, ...]] = {
                                                     "tests/e2e/test_log_rules.py::test_a_rule_that_is_broken_is_a_fault_in_every_pod"),
     "runPolicy.logMonitoringConfiguration[].logPattern": (AGENT + "test_log_lines.py::test_no_line_that_matches_is_left_out",),
     "runPolicy.logMonitoringConfiguration[].expectedStartCutOffInSeconds": (
-        AGENT + "test_log_watch.py::test_no_first_match_in_time_is_a_hang_from_the_deadline_on",),
+        AGENT + "test_log_rule_tracker.py::test_no_first_match_in_time_is_a_hang_from_the_deadline_on",),
     "runPolicy.logMonitoringConfiguration[].expectedRecurringFrequencyInSeconds": (
-        AGENT + "test_log_watch.py::test_no_further_match_in_time_is_a_hang_that_shows_the_last_line",),
+        AGENT + "test_log_rule_tracker.py::test_no_further_match_in_time_is_a_hang_that_shows_the_last_line",),
     "runPolicy.logMonitoringConfiguration[].stopPattern": (
-        AGENT + "test_log_watch.py::test_a_stop_pattern_ends_the_watching_after_what_came_before",),
-    "runPolicy.logMonitoringConfiguration[].metricThreshold": (AGENT + "test_log_watch.py::test_operators_say_what_is_bad",),
-    "runPolicy.logMonitoringConfiguration[].operator": (AGENT + "test_log_watch.py::test_operators_say_what_is_bad",),
+        AGENT + "test_log_rule_tracker.py::test_a_stop_pattern_ends_the_watching_after_what_came_before",),
+    "runPolicy.logMonitoringConfiguration[].metricThreshold": (AGENT + "test_log_rule_tracker.py::test_operators_say_what_is_bad",),
+    "runPolicy.logMonitoringConfiguration[].operator": (AGENT + "test_log_rule_tracker.py::test_operators_say_what_is_bad",),
     "runPolicy.logMonitoringConfiguration[].metricEvaluationDataPoints": (
-        AGENT + "test_log_watch.py::test_slow_takes_so_many_bad_numbers_in_a_row_over_batches",),
-    "runPolicy.logMonitoringConfiguration[].faultOnMatch": (AGENT + "test_log_watch.py::test_a_match_can_be_the_fault",),
+        AGENT + "test_log_rule_tracker.py::test_slow_takes_so_many_bad_numbers_in_a_row_over_batches",),
+    "runPolicy.logMonitoringConfiguration[].faultOnMatch": (AGENT + "test_log_rule_tracker.py::test_a_match_can_be_the_fault",),
     "runPolicy.restartPolicy.evalPeriodSeconds": (CORE + "test_escalation.py::test_a_window_ends",),
     "runPolicy.restartPolicy.numRestartBeforeFullJobRestart": (CORE + "test_budgets.py::test_a_full_restart",),
     "runPolicy.restartPolicy.maxFullJobRestarts": (CORE + "test_budgets.py::test_what_ends_a_job",),
