@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
-from elastipod.rank_ranges import name_ranks
+from elastipod.rank_ranges import format_ranks
 from elastipod.stores import Store
 
 log = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ class Agreement:
             missing = [rank for rank in range(self._world_size) if not client.has(f"{key}/{rank}")]
         except (ConnectionError, TimeoutError):
             return "some ranks"
-        return name_ranks(missing)
+        return format_ranks(missing)
 
     def _leave(self) -> None:
         """Let the listener go by its own wake key and sign off; the store's host stays until everybody has."""

@@ -35,22 +35,22 @@ def from_rank_zero(decide: Callable[[], T], group: dist.ProcessGroup | None = No
     What is raised there is raised on every rank: FencedError as itself, anything else as CheckpointError.
     """
     rank, world_size = rank_and_world()
-    answer = tried(decide) if rank == 0 else {}
+    answer = capture_outcome(decide) if rank == 0 else {}
     if world_size > 1:
         answer = _broadcast(answer, group)
-    value: T = value_of(answer)
+    value: T = unwrap_outcome(answer)
     return value
 
 
-def from_every_rank(produce: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+def all_gather_json(produce: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Run ``produce`` on every rank and give all (JSON-able) values, by rank, on every rank. Collective; as `from_rank_zero`.
 
     When it fails anywhere, CheckpointError is raised everywhere and names the first rank that failed and why.
     """
     _, world_size = rank_and_world()
-    mine = tried(produce)
+    mine = capture_outcome(produce)
     answers = _all_gather(mine, group) if world_size > 1 else [mine]
-    return [value_of(answer, f"rank {rank}: ") for rank, answer in enumerate(answers)]
+    return [unwrap_outcome(answer, f"rank {rank}: ") for rank, answer in enumerate(answers)]
 
 
 def sum_over_ranks(value: float) -> float:
@@ -62,8 +62,8 @@ def sum_over_ranks(value: float) -> float:
     return float(total.item())
 
 
-def value_of(answer: Mapping[str, Any], whose: str = "") -> Any:
-    """Give what a rank came to, or raise what it raised, with ``whose`` before it. answer: as `tried` made it."""
+def unwrap_outcome(answer: Mapping[str, Any], whose: str = "") -> Any:
+    """Give what a rank came to, or raise what it raised, with ``whose`` before it. answer: as `capture_outcome` made it."""
     if FENCED in answer:
         raise FencedError(answer[FENCED])
     if FAILED in answer:
@@ -71,7 +71,7 @@ def value_of(answer: Mapping[str, Any], whose: str = "") -> Any:
     return answer["value"]
 
 
-def tried(action: Callable[[], object]) -> dict[str, Any]:
+def capture_outcome(action: Callable[[], object]) -> dict[str, Any]:
     """Run something and give what came of it, value or failure, in a form that travels as JSON."""
     try:
         return {"value": action()}

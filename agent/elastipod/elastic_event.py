@@ -45,7 +45,7 @@ def elastic_event_detected() -> bool:
     return _detector.call()
 
 
-def begin_anew() -> None:
+def reset_elastic_event() -> None:
     """Forget the event, for a process that has left one run and waits for its next.
 
     With other ranks the next run agrees through a store of its own, under a prefix of its own.
@@ -62,7 +62,7 @@ class _Detector:
     def __init__(self) -> None:
         self._worker = local_worker()
         if self._worker:
-            self._worker.file.note_asking(self._worker.local_rank)
+            self._worker.file.set_checks_events(self._worker.local_rank)
         self._signalled = False
         self._answer = False
         self._agreement: Agreement | None = None

@@ -27,7 +27,7 @@ class SampleLogError(ElastipodError):
     """A sample log cannot be written, or an existing one would be overwritten."""
 
 
-class UnusableLogs(ElastipodError):
+class UnusableLogsError(ElastipodError):
     """The sample logs do not allow a verdict: files are missing, contradict one another, or cannot be parsed."""
 
 

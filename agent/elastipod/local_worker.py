@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 
-from elastipod.stack_signal import offer_stacks
-from elastipod.worker_file import ENV_NAME, WorkerFile
+from elastipod.stack_signal import enable_stack_signal
+from elastipod.worker_file import WORKER_FILE_ENV, WorkerFile
 
-SLOT_ENV = "ELASTIPOD_LOCAL_RANK"  # LOCAL_RANK is 0 everywhere with --virtual-local-rank
+LOCAL_RANK_ENV = "ELASTIPOD_LOCAL_RANK"  # LOCAL_RANK is 0 everywhere with --virtual-local-rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ def local_worker() -> LocalWorker | None:
     The first call also lets the agent ask for this process's stacks. Raises WorkerFileError when the environment names a
     file that cannot be used. The file stays open with the process.
     """
-    path = os.environ.get(ENV_NAME)
+    path = os.environ.get(WORKER_FILE_ENV)
     return _opened(path) if path else None
 
 
 @lru_cache(maxsize=1)
 def _opened(path: str) -> LocalWorker:
-    local_rank = int(os.environ.get(SLOT_ENV) or os.environ.get("LOCAL_RANK") or "0")
+    local_rank = int(os.environ.get(LOCAL_RANK_ENV) or os.environ.get("LOCAL_RANK") or "0")
     worker = LocalWorker(WorkerFile.open(path), local_rank)
-    offer_stacks(worker.file, local_rank)
+    enable_stack_signal(worker.file, local_rank)
     return worker
 
 
@@ -52,7 +52,7 @@ def store_generation() -> int:
     return generation_from_env() or 1 + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def run_from_env() -> str:
+def run_id_from_env() -> str:
     """Give the identity of the job that this worker belongs to, the same over all its generations; empty outside of a pod."""
     return os.environ.get("ELASTIPOD_RUN_ID", "")
 

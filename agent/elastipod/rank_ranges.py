@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """Write ranks as people read them: ``rank 3``, ``ranks 0-6,9``, or ``no rank``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):

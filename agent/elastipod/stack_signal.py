@@ -20,10 +20,10 @@ _STATUS = "/proc/self/status"
 _offered: tuple[int, int] | None = None  # the signal and the open file of this process's last offer
 
 
-def offer_stacks(page: WorkerFile, local_rank: int) -> None:
+def enable_stack_signal(page: WorkerFile, local_rank: int) -> None:
     """Let the agent ask this process for its stacks from now on; where that cannot be, the agent does without them."""
     global _offered
-    take_back_stacks()
+    disable_stack_signal()
     with suppress(OSError, RuntimeError, ValueError):
         number = free_signal(_used_signals())
         path = page.stacks_path(local_rank)
@@ -33,10 +33,10 @@ def offer_stacks(page: WorkerFile, local_rank: int) -> None:
         os.write(descriptor, f"pid {os.getpid()}\n".encode())
         faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
         _offered = (number, descriptor)
-        page.offer_stacks(local_rank, number)
+        page.set_stacks_signal(local_rank, number)
 
 
-def take_back_stacks() -> None:
+def disable_stack_signal() -> None:
     """Answer no more; a process has one offer at a time."""
     global _offered
     if _offered is not None:

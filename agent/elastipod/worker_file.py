@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-ENV_NAME: Final = "ELASTIPOD_WORKER_FILE"
+WORKER_FILE_ENV: Final = "ELASTIPOD_WORKER_FILE"
 LAYOUT: Final = 1
 MAX_LOCAL_RANKS: Final = 4096
 
@@ -163,7 +163,7 @@ class WorkerFile:
         """Tell whether this pod goes after the drain that the event asks for; None when that is not known."""
         return _LEAVES.get(self._words[_WORD_LEAVES])
 
-    def note_checkpoint(self, local_rank: int, is_in: bool) -> None:
+    def set_in_checkpoint(self, local_rank: int, is_in: bool) -> None:
         """Say that this worker is, or is no longer, inside a call that saves or loads a checkpoint. One writer per local rank."""
         self._words[self._slot(local_rank) // 4 + _SLOT_CHECKPOINT] = int(is_in)
 
@@ -171,22 +171,22 @@ class WorkerFile:
         """Tell whether the worker is inside a call that saves or loads a checkpoint."""
         return bool(self._words[self._slot(local_rank) // 4 + _SLOT_CHECKPOINT])
 
-    def begin_run(self) -> None:
+    def reset_run(self) -> None:
         """Take back the event and what workers said about it, for processes that live over several runs."""
         self.set_event(EventLevel.NONE)
         for local_rank in range(self.local_ranks):
             self._words[self._slot(local_rank) // 4 + _SLOT_ACKNOWLEDGED] = 0
-            self.note_checkpoint(local_rank, False)
+            self.set_in_checkpoint(local_rank, False)
 
     def acknowledge(self, local_rank: int) -> None:
         """Say that this worker has seen the event and will stop: an exit 0 from now on is a drain, not a completion."""
         self._words[self._slot(local_rank) // 4 + _SLOT_ACKNOWLEDGED] = 1
 
-    def note_asking(self, local_rank: int, *, asks: bool = True) -> None:
+    def set_checks_events(self, local_rank: int, *, checks: bool = True) -> None:
         """Say that this worker asks whether there is an event: it can answer one, from its first question on."""
-        self._words[self._slot(local_rank) // 4 + _SLOT_ASKS] = int(asks)
+        self._words[self._slot(local_rank) // 4 + _SLOT_ASKS] = int(checks)
 
-    def asks(self, local_rank: int) -> bool:
+    def checks_events(self, local_rank: int) -> bool:
         """Tell whether the worker has asked for an event since its process was started."""
         return bool(self._words[self._slot(local_rank) // 4 + _SLOT_ASKS])
 
@@ -246,7 +246,7 @@ class WorkerFile:
         sequence: int = self._words[self._slot(local_rank) // 4 + _SLOT_SEQUENCE]
         return sequence // 2
 
-    def offer_stacks(self, local_rank: int, number: int) -> None:
+    def set_stacks_signal(self, local_rank: int, number: int) -> None:
         """Say which signal makes this worker write its stacks into `stacks_path`; 0 takes the offer back."""
         self._words[self._slot(local_rank) // 4 + _SLOT_STACKS] = number
 

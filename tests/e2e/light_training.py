@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 from elastipod import ElasticBatches, SampleLog, report
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.store import CheckpointId, Manifest, measure_file
-from elastipod.local_worker import generation_from_env, local_worker, run_from_env
+from elastipod.local_worker import generation_from_env, local_worker, run_id_from_env
 from elastipod.worker_file import EventLevel
 
 GLOBAL_BATCH = 12
@@ -85,7 +85,7 @@ def _read(stream: IO[bytes]) -> Said:
 
 def load(directory: DirectoryStore) -> Said:
     """Claim the directory and find where to go on. On rank 0."""
-    generation = directory.claim(generation_from_env(), run_from_env())
+    generation = directory.claim(generation_from_env(), run_id_from_env())
     for found in directory.list_complete():
         manifest = directory.manifest(found)
         if problems := directory.problems(manifest, manifest.files):

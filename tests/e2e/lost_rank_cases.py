@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from elastipod.checkpoint import CheckpointManager, communicator
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.saver import Saver
-from elastipod.collectives import from_every_rank
+from elastipod.collectives import all_gather_json
 from elastipod.errors import CheckpointError
 
 try:
@@ -73,7 +73,7 @@ def lose_ranks(folder: Path) -> dict[str, Any]:
             (folder / f"{name}-{rank}").touch()
 
         def meet() -> None:
-            from_every_rank(lambda: None)  # as training does: over the group that is not given up
+            all_gather_json(lambda: None)  # as training does: over the group that is not given up
 
         def on_victim(place: type, name: str, what: Callable[[], object], *, at_call: int = 0) -> Callable[[], None]:
             whole = getattr(place, name)

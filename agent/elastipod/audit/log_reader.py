@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastipod.errors import UnusableLogs
+from elastipod.errors import UnusableLogsError
 
 _NAME = re.compile(r"gen-(\d{6,})-rank-(\d{5,})\.jsonl")
-_SHARED = ("world_size", "resumed_step", "resumed_generation", "dataset_size", "epochs", "global_batch")
+_HEADER_FIELDS = ("world_size", "resumed_step", "resumed_generation", "dataset_size", "epochs", "global_batch")
 
 
 @dataclass(frozen=True, slots=True)
-class StepLine:
+class LoggedStep:
     """One rank's part of one step: ranges of dataset indices, half-open."""
 
     epoch: int
@@ -29,7 +29,7 @@ class StepLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LogHeader:
     """What all ranks of a generation must agree on.
 
     sources: (name, size, draws over all epochs) of each source of a weighted mixture, none for other data.
@@ -45,13 +45,13 @@ class Start:
 
 
 @dataclass(slots=True)
-class Generation:
+class LoggedGeneration:
     """All that the logs of one generation say. steps: by step, one entry per line (a rank's part of it)."""
 
     number: int
-    start: Start
+    start: LogHeader
     ranks: set[int] = field(default_factory=set)
-    steps: dict[int, list[StepLine]] = field(default_factory=dict)
+    steps: dict[int, list[LoggedStep]] = field(default_factory=dict)
     saved: dict[int, float | None] = field(default_factory=dict)
     loaded: dict[int, float | None] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
@@ -75,44 +75,44 @@ class Generation:
         return max(self.steps, default=self.start.resumed_step)
 
 
-def read_logs(directory: str | os.PathLike[str]) -> dict[int, Generation]:
-    """Read every sample log in a directory, by generation. Raises UnusableLogs in one sentence."""
+def read_logs(directory: str | os.PathLike[str]) -> dict[int, LoggedGeneration]:
+    """Read every sample log in a directory, by generation. Raises UnusableLogsError in one sentence."""
     folder = Path(directory)
     if not folder.is_dir():
-        raise UnusableLogs(f"{folder} is not a directory")
+        raise UnusableLogsError(f"{folder} is not a directory")
     found = sorted(
         (int(match[1]), int(match[2]), match[0]) for match in map(_NAME.fullmatch, os.listdir(folder)) if match
     )
     if not found:
-        raise UnusableLogs(f"{folder} holds no sample logs (gen-*-rank-*.jsonl)")
-    generations: dict[int, Generation] = {}
+        raise UnusableLogsError(f"{folder} holds no sample logs (gen-*-rank-*.jsonl)")
+    generations: dict[int, LoggedGeneration] = {}
     for number, rank, name in found:
         _read_file(folder / name, number, rank, generations)
-    generations = _without_false_starts(generations)
-    _refuse_contradictions(generations)
-    _refuse_missing_ranks(generations)
-    _refuse_other_data(generations)
+    generations = _drop_refused_starts(generations)
+    _check_headers_agree(generations)
+    _check_no_rank_missing(generations)
+    _check_same_data(generations)
     return generations
 
 
-def _read_file(path: Path, number: int, rank: int, generations: dict[int, Generation]) -> None:
+def _read_file(path: Path, number: int, rank: int, generations: dict[int, LoggedGeneration]) -> None:
     records = _records(path)
     first = next(records, None)
     if first is None:
         return  # killed while writing its first line: it trained nothing, and is missed if its generation did
     try:
         if first["kind"] != "start" or (first["generation"], first["rank"]) != (number, rank):
-            raise UnusableLogs(f"{path} does not begin with the start line of its own generation and rank")
+            raise UnusableLogsError(f"{path} does not begin with the start line of its own generation and rank")
         sources = tuple((str(name), int(size), int(draws)) for name, size, draws in first.get("sources", ()))
-        start = Start(**{name: int(first[name]) for name in _SHARED}, sources=sources)
-        generation = generations.setdefault(number, Generation(number, start))
+        start = LogHeader(**{name: int(first[name]) for name in _HEADER_FIELDS}, sources=sources)
+        generation = generations.setdefault(number, LoggedGeneration(number, start))
         if generation.start != start:
             generation.contradicted_by = path
         generation.ranks.add(rank)
         for record in records:
             _add(generation, record)
     except (KeyError, TypeError, ValueError) as error:
-        raise UnusableLogs(f"{path} has a line that this audit cannot read: {error!r}") from error
+        raise UnusableLogsError(f"{path} has a line that this audit cannot read: {error!r}") from error
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -123,16 +123,16 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise UnusableLogs(f"{path} line {number} is not JSON: the log was changed or damaged") from error
+            raise UnusableLogsError(f"{path} line {number} is not JSON: the log was changed or damaged") from error
         if not isinstance(record, dict):
-            raise UnusableLogs(f"{path} line {number} is not a record")
+            raise UnusableLogsError(f"{path} line {number} is not a record")
         yield record
 
 
-def _add(generation: Generation, record: dict[str, Any]) -> None:
+def _add(generation: LoggedGeneration, record: dict[str, Any]) -> None:
     kind = record["kind"]
     if kind == "step":
-        generation.steps.setdefault(int(record["step"]), []).append(StepLine(int(record["epoch"]), _ranges(record)))
+        generation.steps.setdefault(int(record["step"]), []).append(LoggedStep(int(record["epoch"]), _ranges(record)))
     elif kind == "saved":
         generation.saved[int(record["step"])] = record.get("optimizer_norm")
     elif kind == "loaded":
@@ -149,7 +149,7 @@ def _ranges(record: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     return tuple((int(index), int(index) + 1) for index in record["samples"])
 
 
-def _without_false_starts(generations: dict[int, Generation]) -> dict[int, Generation]:
+def _drop_refused_starts(generations: dict[int, LoggedGeneration]) -> dict[int, LoggedGeneration]:
     """Leave out generations that were started with other data and refused before their first step: a mistake put right."""
     trained = [each for each in generations.values() if each.has_trained]
     if not trained:
@@ -162,29 +162,29 @@ def _without_false_starts(generations: dict[int, Generation]) -> dict[int, Gener
     }
 
 
-def _refuse_contradictions(generations: dict[int, Generation]) -> None:
+def _check_headers_agree(generations: dict[int, LoggedGeneration]) -> None:
     for each in generations.values():
         if each.contradicted_by is not None:
-            raise UnusableLogs(
+            raise UnusableLogsError(
                 f"{each.contradicted_by} contradicts the other ranks of generation {each.number} in its first line"
             )
 
 
-def _refuse_missing_ranks(generations: dict[int, Generation]) -> None:
+def _check_no_rank_missing(generations: dict[int, LoggedGeneration]) -> None:
     for generation in generations.values():
         missing = sorted(set(range(generation.start.world_size)) - generation.ranks)
         if generation.steps and missing:
-            raise UnusableLogs(
+            raise UnusableLogsError(
                 f"generation {generation.number} ran on {generation.start.world_size} ranks, but the logs of "
                 f"{len(missing)} are missing, the first of rank {missing[0]}"
             )
 
 
-def _refuse_other_data(generations: dict[int, Generation]) -> None:
+def _check_same_data(generations: dict[int, LoggedGeneration]) -> None:
     first, *others = generations.values()
     for other in others:
         if other.data != first.data:
-            raise UnusableLogs(
+            raise UnusableLogsError(
                 f"the generations do not train on the same data: generation {first.number} on {first.data}, generation "
                 f"{other.number} on {other.data}"
             )

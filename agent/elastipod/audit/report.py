@@ -15,17 +15,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from elastipod.audit.log_reader import Generation, read_logs
-from elastipod.audit.sample_counts import EpochLedger, Ledger, MixtureLedger
-from elastipod.errors import UnusableLogs
+from elastipod.audit.log_reader import LoggedGeneration, read_logs
+from elastipod.audit.sample_counts import EpochCounter, MixtureCounter, SampleCounter
+from elastipod.errors import UnusableLogsError
 
 EXACT, NOT_EXACT, UNUSABLE = 0, 1, 2
-SHOWN = 10  # indices that a report names before it only counts
+MAX_NAMED = 10  # indices that a report names before it only counts
 NORM_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """The verdict and the numbers behind it. Samples are counted over the job, steps per generation.
 
     samples_total: of all lines, lost work included; samples_unique: in the lineage, as often as expected;
@@ -66,32 +66,32 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class LineageSegment:
     """Steps first..last of one generation that the final weights contain."""
 
-    generation: Generation
+    generation: LoggedGeneration
     first: int
     last: int
 
 
-def audit(generations: dict[int, Generation]) -> Report:
-    """Judge the logs of one job, as `read_logs` gives them. Raises UnusableLogs when the lineage cannot be followed."""
+def audit(generations: dict[int, LoggedGeneration]) -> AuditReport:
+    """Judge the logs of one job, as `read_logs` gives them. Raises UnusableLogsError when the lineage cannot be followed."""
     newest = generations[max(generations)]
     lineage = trace_lineage(generations)
-    ledger: Ledger = (
-        MixtureLedger(newest.start.sources)
+    counter: SampleCounter = (
+        MixtureCounter(newest.start.sources)
         if newest.start.sources
-        else EpochLedger(newest.start.dataset_size, newest.start.epochs)
+        else EpochCounter(newest.start.dataset_size, newest.start.epochs)
     )
-    for stretch in lineage:
-        for step in range(stretch.first, stretch.last + 1):
-            ledger.add(stretch.generation.steps.get(step, ()))
-    counted = ledger.counts()
-    return Report(
+    for segment in lineage:
+        for step in range(segment.first, segment.last + 1):
+            counter.add(segment.generation.steps.get(step, ()))
+    counted = counter.counts()
+    return AuditReport(
         exact=not (counted.duplicates or counted.foreign or counted.missing),
         completed="completed" in newest.ends,
         final_step=lineage[-1].last if lineage else 0,
-        lineage=[[stretch.generation.number, stretch.first, stretch.last] for stretch in lineage],
+        lineage=[[segment.generation.number, segment.first, segment.last] for segment in lineage],
         samples_total=sum(
             line.count for each in generations.values() for lines in each.steps.values() for line in lines
         ),
@@ -100,33 +100,33 @@ def audit(generations: dict[int, Generation]) -> Report:
         duplicates=counted.duplicates,
         missing=counted.missing,
         foreign=counted.foreign,
-        missing_first=ledger.first_missing(SHOWN),
+        missing_first=counter.first_missing(MAX_NAMED),
         steps_repeated=repeated_steps(generations),
-        optimizer_norms_differ=_changed_norms(generations),
+        optimizer_norms_differ=_generations_with_changed_norm(generations),
     )
 
 
-def trace_lineage(generations: dict[int, Generation]) -> list[Stretch]:
-    """Give the stretches of steps that the final weights contain, oldest first. Raises UnusableLogs on a broken chain."""
+def trace_lineage(generations: dict[int, LoggedGeneration]) -> list[LineageSegment]:
+    """Give the stretches of steps that the final weights contain, oldest first. Raises UnusableLogsError on a broken chain."""
     generation = generations[max(generations)]
-    last = _kept_step(generation)
-    lineage: list[Stretch] = []
+    last = _final_step(generation)
+    lineage: list[LineageSegment] = []
     while True:
         first = generation.start.resumed_step + 1
         if last >= first:
-            lineage.append(Stretch(generation, first, last))
+            lineage.append(LineageSegment(generation, first, last))
         last = generation.start.resumed_step
         parent = generation.start.resumed_generation
         if not parent or not last:
             return lineage[::-1]
         if parent >= generation.number or parent not in generations:
-            raise UnusableLogs(
+            raise UnusableLogsError(
                 f"generation {generation.number} resumed from generation {parent} at step {last}, whose logs are not here"
             )
         generation = generations[parent]
 
 
-def repeated_steps(generations: dict[int, Generation]) -> dict[int, int]:
+def repeated_steps(generations: dict[int, LoggedGeneration]) -> dict[int, int]:
     """Count, by generation, the steps that it made although an earlier generation had made them."""
     repeated: dict[int, int] = {}
     reached = 0
@@ -137,14 +137,14 @@ def repeated_steps(generations: dict[int, Generation]) -> dict[int, int]:
     return repeated
 
 
-def _kept_step(newest: Generation) -> int:
+def _final_step(newest: LoggedGeneration) -> int:
     """Give the step of the final weights: where the job ended, else its newest checkpoint."""
     if newest.ends:
         return max(newest.ends.values())
     return max(newest.saved, default=newest.start.resumed_step)
 
 
-def _changed_norms(generations: dict[int, Generation]) -> list[int]:
+def _generations_with_changed_norm(generations: dict[int, LoggedGeneration]) -> list[int]:
     changed = []
     for generation in generations.values():
         parent = generations.get(generation.start.resumed_generation)
@@ -167,14 +167,14 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         report = audit(read_logs(options.directory))
-    except (UnusableLogs, OSError) as error:
+    except (UnusableLogsError, OSError) as error:
         print(f"elastipod audit: {error}", file=sys.stderr)
         return UNUSABLE
     print(json.dumps(asdict(report), indent=1) if options.json else describe(report))
     return EXACT if report.exact else NOT_EXACT
 
 
-def describe(report: Report) -> str:
+def describe(report: AuditReport) -> str:
     """Write a report for people."""
     lines = [report.sentence]
     lines += [f"  generation {number}: steps {first} to {last}" for number, first, last in report.lineage]

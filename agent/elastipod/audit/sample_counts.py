@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from elastipod.audit.log_reader import StepLine
+from elastipod.audit.log_reader import LoggedStep
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What a ledger found; the names are those of the audit's report."""
+class SampleCounts:
+    """What a counter found; the names are those of the audit's report."""
 
     unique: int
     expected: int
@@ -23,17 +23,17 @@ class Counts:
     foreign: int
 
 
-class Ledger(Protocol):
+class SampleCounter(Protocol):
     """Takes the lines of the lineage, then says what is wrong with them."""
 
-    def add(self, lines: Iterable[StepLine]) -> None: ...
+    def add(self, lines: Iterable[LoggedStep]) -> None: ...
 
-    def counts(self) -> Counts: ...
+    def counts(self) -> SampleCounts: ...
 
     def first_missing(self, limit: int) -> list[list[int]]: ...
 
 
-class EpochLedger:
+class EpochCounter:
     """Every index once per epoch: one byte for each."""
 
     def __init__(self, dataset_size: int, epochs: int) -> None:
@@ -41,14 +41,14 @@ class EpochLedger:
         self._expected = dataset_size * epochs
         self._unique = self._duplicates = self._foreign = 0
 
-    def add(self, lines: Iterable[StepLine]) -> None:
+    def add(self, lines: Iterable[LoggedStep]) -> None:
         for line in lines:
             for first, end in line.ranges:
                 self._add_range(line.epoch, first, end)
 
-    def counts(self) -> Counts:
+    def counts(self) -> SampleCounts:
         missing = self._expected - self._unique
-        return Counts(self._unique, self._expected, self._duplicates, missing, self._foreign)
+        return SampleCounts(self._unique, self._expected, self._duplicates, missing, self._foreign)
 
     def first_missing(self, limit: int) -> list[list[int]]:
         found: list[list[int]] = []
@@ -74,7 +74,7 @@ class EpochLedger:
                 self._unique += 1
 
 
-class MixtureLedger:
+class MixtureCounter:
     """Every source drawn from as often as its weight says, its samples equally often but for one time."""
 
     def __init__(self, sources: Sequence[tuple[str, int, int]]) -> None:
@@ -84,7 +84,7 @@ class MixtureLedger:
         self._starts = (0, *accumulate(len(seen) for seen in self._seen))
         self._foreign = 0
 
-    def add(self, lines: Iterable[StepLine]) -> None:
+    def add(self, lines: Iterable[LoggedStep]) -> None:
         for line in lines:
             for first, end in line.ranges:
                 inside = range(max(first, 0), min(end, self._starts[-1]))
@@ -93,7 +93,7 @@ class MixtureLedger:
                     source = bisect_right(self._starts, index) - 1
                     self._seen[source][index - self._starts[source]] += 1
 
-    def counts(self) -> Counts:
+    def counts(self) -> SampleCounts:
         unique = duplicates = missing = 0
         for seen, draws in zip(self._seen, self._draws, strict=True):
             low, total = draws // len(seen), sum(seen)
@@ -102,7 +102,7 @@ class MixtureLedger:
             missing += max(sum(low - count for count in seen if count < low), draws - total)
             duplicates += too_many
             unique += total - too_many
-        return Counts(unique, sum(self._draws), duplicates, missing, self._foreign)
+        return SampleCounts(unique, sum(self._draws), duplicates, missing, self._foreign)
 
     def first_missing(self, limit: int) -> list[list[int]]:
         """Give the first samples that lack a pass which every sample of their source has, as [pass, index]."""

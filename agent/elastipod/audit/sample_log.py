@@ -66,7 +66,7 @@ class SampleLog:
             epochs=plan.epochs,
             global_batch=plan.global_batch,
             t=time.time(),
-            **({"sources": plan.source.ledger(plan.epochs)} if isinstance(plan.source, Mixture) else {}),
+            **({"sources": plan.source.draws_by_source(plan.epochs)} if isinstance(plan.source, Mixture) else {}),
         )
 
     def step(self, batch: Batch, loss: float | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from elastipod.errors import BatchSizeError
 
-SHOWN = 8  # sizes that a refusal names
+MAX_NAMED = 8  # sizes that a refusal names
 _UNEVEN_KEYS = ("num_dp_groups_with_small_batch_size", "small_local_batch_size", "large_local_batch_size")
 
 
@@ -62,14 +62,14 @@ class UnevenBatch:
         if self.num_small > data_parallel:
             raise BatchSizeError(
                 f"uneven_batch.num_dp_groups_with_small_batch_size is {self.num_small}, but there are {data_parallel} "
-                f"data-parallel ranks; {_even_block(global_batch, data_parallel)}"
+                f"data-parallel ranks; {_suggest_even(global_batch, data_parallel)}"
             )
         num_large = data_parallel - self.num_small
         total = self.small * self.num_small + self.large * num_large
         if total != global_batch:
             raise BatchSizeError(
                 f"uneven_batch gives {self.num_small} x {self.small} + {num_large} x {self.large} = {total} samples, but "
-                f"the global batch is {global_batch}; {_even_block(global_batch, data_parallel)}"
+                f"the global batch is {global_batch}; {_suggest_even(global_batch, data_parallel)}"
             )
         return (self.small,) * self.num_small + (self.large,) * num_large
 
@@ -93,41 +93,41 @@ def plan_batch(
     _check_positive(global_batch=global_batch, world_size=world_size, model_parallel=model_parallel)
     if max_micro_batch is not None:
         _check_positive(max_micro_batch=max_micro_batch)
-    works = _Works(global_batch, model_parallel, even and uneven_batch is None)
+    usable = _UsableWorldSizes(global_batch, model_parallel, even and uneven_batch is None)
     if world_size % model_parallel:
         raise BatchSizeError(
             f"{world_size} ranks cannot be cut into groups of {model_parallel} (tensor x pipeline parallel); "
-            f"{works.near(world_size)}"
+            f"{usable.near(world_size)}"
         )
     data_parallel = world_size // model_parallel
     if data_parallel > global_batch:
         raise BatchSizeError(
             f"a global batch of {global_batch} leaves {data_parallel - global_batch} of {data_parallel} data-parallel ranks "
-            f"without samples; {works.near(world_size)}, or a global batch of {data_parallel} and more"
+            f"without samples; {usable.near(world_size)}, or a global batch of {data_parallel} and more"
         )
-    if not works.at(world_size):
+    if not usable.at(world_size):
         below = global_batch // data_parallel * data_parallel
         raise BatchSizeError(
             f"a global batch of {global_batch} cannot be shared out evenly to {data_parallel} data-parallel ranks; "
-            f"{works.near(world_size)}, or a global batch of {below} or {below + data_parallel}, or uneven parts (even=False)"
+            f"{usable.near(world_size)}, or a global batch of {below} or {below + data_parallel}, or uneven parts (even=False)"
         )
     if uneven_batch is not None:
         sizes = uneven_batch.local_sizes(global_batch, data_parallel)
     else:
         small, num_large = divmod(global_batch, data_parallel)
         sizes = (small,) * (data_parallel - num_large) + (small + 1,) * num_large
-    return _in_passes(global_batch, sizes, max_micro_batch)
+    return _with_passes(global_batch, sizes, max_micro_batch)
 
 
 def world_sizes(global_batch: int, up_to: int, *, even: bool = False, model_parallel: int = 1) -> list[int]:
     """Give the worlds that `plan_batch` accepts, up to a size: for `replicaDiscreteValues`. Raises BatchSizeError."""
     _check_positive(global_batch=global_batch, model_parallel=model_parallel)
-    works = _Works(global_batch, model_parallel, even)
-    return [world for world in range(model_parallel, up_to + 1, model_parallel) if works.at(world)]
+    usable = _UsableWorldSizes(global_batch, model_parallel, even)
+    return [world for world in range(model_parallel, up_to + 1, model_parallel) if usable.at(world)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Works:
+class _UsableWorldSizes:
     """Which world sizes a global batch can be trained at."""
 
     global_batch: int
@@ -149,16 +149,16 @@ class _Works:
             (world for world in range(self.model_parallel, largest + 1, self.model_parallel) if self.at(world)),
             key=lambda world: abs(world - world_size),
         )
-        return f"world sizes that would work: {', '.join(map(str, sorted(by_distance[:SHOWN])))}"
+        return f"world sizes that would work: {', '.join(map(str, sorted(by_distance[:MAX_NAMED])))}"
 
 
-def _in_passes(global_batch: int, sizes: Sequence[int], max_micro_batch: int | None) -> BatchPlan:
+def _with_passes(global_batch: int, sizes: Sequence[int], max_micro_batch: int | None) -> BatchPlan:
     largest = max(sizes)
     passes = -(-largest // (max_micro_batch or largest))
     return BatchPlan(global_batch, len(sizes), -(-largest // passes), passes, tuple(sizes))
 
 
-def _even_block(global_batch: int, data_parallel: int) -> str:
+def _suggest_even(global_batch: int, data_parallel: int) -> str:
     small, num_large = divmod(global_batch, data_parallel)
     if not num_large:
         return f"what would work: {small} samples on each of {data_parallel} ranks, without uneven_batch"

@@ -35,7 +35,7 @@ class ElasticRecipe:
         config = _mapping(config, "the recipe")
         policy = _mapping(config.get(_POLICY) or {}, _POLICY)
         scales = {
-            _whole(key, f"{_SCALES} key"): _mapping(value, f"{_SCALES}.{key}")
+            _positive_int(key, f"{_SCALES} key"): _mapping(value, f"{_SCALES}.{key}")
             for key, value in _mapping(config.get(_SCALES) or {}, _SCALES).items()
         }
         base = {name: value for name, value in config.items() if name not in (_POLICY, _SCALES)}
@@ -44,9 +44,9 @@ class ElasticRecipe:
             raise RecipeError(f"{_POLICY}.is_elastic is {is_elastic!r}; it must be true or false")
         if not is_elastic:
             nodes = _mapping(base.get("trainer") or {}, "trainer").get("num_nodes", 1)
-            return cls(base, scales, (_whole(nodes, "trainer.num_nodes"),))
-        least = _whole(policy.get("min_nodes", 1), f"{_POLICY}.min_nodes")
-        most = _whole(policy.get("max_nodes", least), f"{_POLICY}.max_nodes")
+            return cls(base, scales, (_positive_int(nodes, "trainer.num_nodes"),))
+        least = _positive_int(policy.get("min_nodes", 1), f"{_POLICY}.min_nodes")
+        most = _positive_int(policy.get("max_nodes", least), f"{_POLICY}.max_nodes")
         if least > most:
             raise RecipeError(f"{_POLICY}.min_nodes is {least} but max_nodes is {most}; raise one or lower the other")
         step = policy.get("replica_increment_step")
@@ -54,7 +54,7 @@ class ElasticRecipe:
             raise RecipeError(
                 f"{_POLICY}.replica_increment_step and {_SCALES} exclude each other; leave one of them out"
             )
-        step = _whole(1 if step is None else step, f"{_POLICY}.replica_increment_step")
+        step = _positive_int(1 if step is None else step, f"{_POLICY}.replica_increment_step")
         sizes = tuple(
             sorted(size for size in scales if least <= size <= most) if scales else range(least, most + 1, step)
         )
@@ -79,12 +79,14 @@ class ElasticRecipe:
         for name in _ARGUMENTS:
             arguments = _mapping(arguments.get(name) or {}, ".".join(_ARGUMENTS))
         path = ".".join(_ARGUMENTS)
-        global_batch = _whole(arguments.get("train_batch_size"), f"{path}.train_batch_size")
+        global_batch = _positive_int(arguments.get("train_batch_size"), f"{path}.train_batch_size")
         micro_batch = arguments.get("micro_train_batch_size")
         return plan_batch(
             global_batch,
             nodes * ranks_per_node,
-            max_micro_batch=None if micro_batch is None else _whole(micro_batch, f"{path}.micro_train_batch_size"),
+            max_micro_batch=None
+            if micro_batch is None
+            else _positive_int(micro_batch, f"{path}.micro_train_batch_size"),
             uneven_batch=UnevenBatch.from_config(_mapping(arguments.get("uneven_batch") or {}, f"{path}.uneven_batch")),
             model_parallel=model_parallel,
         )
@@ -104,7 +106,7 @@ def _mapping(value: Any, path: str) -> Mapping[str, Any]:
     return value
 
 
-def _whole(value: Any, path: str) -> int:
+def _positive_int(value: Any, path: str) -> int:
     """Give a whole number of at least 1; keys of YAML may be quoted."""
     try:
         number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else 0

@@ -8,7 +8,7 @@ import os
 from elastipod.ipc.clients import CheckpointDiscoverySocketClient
 from elastipod.ipc.connections import HyperPodIPCException
 from elastipod.ipc.protocol import SOCKET_ENV, CheckpointType
-from elastipod.local_worker import SLOT_ENV
+from elastipod.local_worker import LOCAL_RANK_ENV
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ SERIES = "elastipod"
 
 def report_checkpoint(step: int, path: str) -> None:
     """Say that the checkpoint of a step is complete and durable; one rank of each pod does. Never fails training."""
-    local_rank = os.environ.get(SLOT_ENV) or os.environ.get("LOCAL_RANK") or "0"
+    local_rank = os.environ.get(LOCAL_RANK_ENV) or os.environ.get("LOCAL_RANK") or "0"
     if local_rank != "0" or not os.environ.get(SOCKET_ENV):
         return
     try:

@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from elastipod.checkpoint.gloo_collectives import ConnectionBroken, GlooCollectives, translated_errors
 from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
-from elastipod.collectives import FAILED, rank_and_world, tried, value_of
+from elastipod.collectives import FAILED, capture_outcome, rank_and_world, unwrap_outcome
 from elastipod.errors import CheckpointError
-from elastipod.rank_ranges import name_ranks
+from elastipod.rank_ranges import format_ranks
 
 log = logging.getLogger(__name__)
 
@@ -80,17 +80,19 @@ class Communicator:
 
     def training_all_reduce(self, produce: Callable[[], T], combine: Callable[[list[T]], R]) -> R:
         """As `all_reduce`, but quick, and from the training's thread: ranks may come to it as late as to a step."""
-        said = [_encode(tried(produce))]
+        said = [_encode(capture_outcome(produce))]
         if self._training is not None:
             said = self._training.gather(said[0])
-        value: R = value_of(
+        value: R = unwrap_outcome(
             json.loads(_broadcast_result(self._training, _reduced(said, combine) if said else None, self._hierarchy))
         )
         return value
 
     def training_broadcast(self, decide: Callable[[], T]) -> T:
         """As `broadcast`, in the way of `training_all_reduce`."""
-        value: T = value_of(self.training_all_reduce(lambda: tried(decide) if self._rank == 0 else {}, _first_value))
+        value: T = unwrap_outcome(
+            self.training_all_reduce(lambda: capture_outcome(decide) if self._rank == 0 else {}, _first_value)
+        )
         return value
 
     def connect(self) -> None:
@@ -121,7 +123,7 @@ class Communicator:
         raises, which must be quick. ``produce`` may take long: this rank says meanwhile that it is at work, from a thread. It must not
         use the exchange. Raises RanksLost, FencedError, CheckpointError.
         """
-        value: R = value_of(json.loads(self._reduce_with_heartbeat(produce, combine, _broadcast_result)))
+        value: R = unwrap_outcome(json.loads(self._reduce_with_heartbeat(produce, combine, _broadcast_result)))
         return value
 
     def on_every_rank(self, work: Callable[[], object]) -> None:
@@ -134,7 +136,9 @@ class Communicator:
 
     def broadcast(self, decide: Callable[[], T]) -> T:
         """Run ``decide``, which may take long, on rank 0 and give its value on every rank; as `all_reduce`."""
-        value: T = value_of(self.all_reduce(lambda: tried(decide) if self._rank == 0 else {}, _first_value))
+        value: T = unwrap_outcome(
+            self.all_reduce(lambda: capture_outcome(decide) if self._rank == 0 else {}, _first_value)
+        )
         return value
 
     def all_to_all(self, write: Callable[[], Mapping[int, T]]) -> dict[int, T]:
@@ -142,7 +146,7 @@ class Communicator:
 
         They go by way of rank 0. As `all_reduce`.
         """
-        answer = value_of(
+        answer = unwrap_outcome(
             json.loads(self._reduce_with_heartbeat(lambda: [*write().items()], _messages_by_receiver, _scatter_result))
         )
         return {int(sender): message for sender, message in answer}
@@ -212,11 +216,13 @@ class Communicator:
     ) -> bytes:
         """Carry out `all_reduce` and `all_to_all`: give what rank 0 has for this rank."""
         if self._world_size == 1:
-            return distribute(None, _reduced([_encode(tried(produce))], combine), self._hierarchy)
+            return distribute(None, _reduced([_encode(capture_outcome(produce))], combine), self._hierarchy)
         heartbeat = _HeartbeatThread(lambda answer: self._heartbeat_round(answer, combine, distribute))
-        answer = tried(_interrupted)  # unless there is another: the others need not wait for one who was interrupted
+        answer = capture_outcome(
+            _interrupted
+        )  # unless there is another: the others need not wait for one who was interrupted
         try:
-            answer = tried(produce)
+            answer = capture_outcome(produce)
         finally:
             heartbeat.set_answer(answer)
             heartbeat.join()
@@ -258,7 +264,7 @@ class Communicator:
             if not silent or time.monotonic() > deadline:
                 break
             time.sleep(max(0.02, self._world_size / _STORE_QUERIES_PER_S) * _RANDOM.uniform(0.75, 1.25))
-        return f"{name_ranks(silent)} ended, or said nothing for {SILENCE_TIMEOUT_S:g} s" if silent else ""
+        return f"{format_ranks(silent)} ended, or said nothing for {SILENCE_TIMEOUT_S:g} s" if silent else ""
 
     def _query_store(self, ask: Callable[[Any], object]) -> str:
         """Use the store, which may be gone with its host, for a few seconds at most; "" when nothing comes of it."""
@@ -374,7 +380,7 @@ def _reduced(said: Sequence[bytes], combine: Callable[[list[Any]], object]) -> d
     answers = [json.loads(each) for each in said]
     failed = next(((rank, each) for rank, each in enumerate(answers) if "value" not in each), None)
     if failed is None:
-        return tried(lambda: combine([each["value"] for each in answers]))
+        return capture_outcome(lambda: combine([each["value"] for each in answers]))
     rank, answer = failed
     return {kind: f"rank {rank}: {text}" if kind == FAILED else text for kind, text in answer.items()}
 

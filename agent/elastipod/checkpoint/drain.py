@@ -82,11 +82,11 @@ def checkpoint_call() -> Iterator[None]:
     if worker is None or worker.file.is_in_checkpoint(worker.local_rank):
         yield
         return
-    worker.file.note_checkpoint(worker.local_rank, True)
+    worker.file.set_in_checkpoint(worker.local_rank, True)
     try:
         yield
     finally:
-        worker.file.note_checkpoint(worker.local_rank, False)
+        worker.file.set_in_checkpoint(worker.local_rank, False)
 
 
 _pending_saves: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -36,7 +36,7 @@ from elastipod.checkpoint.store import CheckpointId, CheckpointStore
 from elastipod.checkpoint.training_state import Scheduler, TrainingState
 from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
-from elastipod.local_worker import generation_from_env, job_from_env, run_from_env
+from elastipod.local_worker import generation_from_env, job_from_env, run_id_from_env
 
 if TYPE_CHECKING:
     from elastipod.audit.sample_log import SampleLog
@@ -78,7 +78,7 @@ class CheckpointManager:
         self._keep, self._keep_every = keep, keep_every
         self._wanted_generation = generation
         self._adopt = adopt
-        self._memory_root = memory_root(memory, is_in_pod=bool(run_from_env()))
+        self._memory_root = memory_root(memory, is_in_pod=bool(run_id_from_env()))
         self._running: _Running | None = None
         self._save: Save | None = None
         self._has_tried_to_load = False  # for a checkpoint to go on from
@@ -243,7 +243,7 @@ class CheckpointManager:
     # -- parts of it ---------------------------------------------------------------------------------------------
 
     def _claim(self, wanted: int | None) -> tuple[int, str]:
-        number = self._store.claim(wanted, run_from_env(), job=job_from_env(), adopt=self._adopt)
+        number = self._store.claim(wanted, run_id_from_env(), job=job_from_env(), adopt=self._adopt)
         return number, self._store.identity()
 
     def _has_saved(self, step: int) -> bool:

@@ -38,7 +38,7 @@ from elastipod.checkpoint.training_state import (
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
-from elastipod.rank_ranges import name_ranks
+from elastipod.rank_ranges import format_ranks
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class Resumer:
                 log.warning(
                     "%s: what %s saved differs from the other replicas, and is left out; memory or hardware there may be faulty",
                     name,
-                    name_ranks({each.saved_rank for each in disagreeing_images}),
+                    format_ranks({each.saved_rank for each in disagreeing_images}),
                 )
             return disagreeing_images
 

@@ -18,7 +18,7 @@ from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.optimizer_state import OPTIMIZER, STATE
 from elastipod.checkpoint.training_state import RANDOM, TrainingState
 from elastipod.errors import CheckpointError
-from elastipod.rank_ranges import name_ranks
+from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import DTensor
 
 _NAMED = 3  # so many examples in a message
@@ -75,8 +75,8 @@ def describe_missing_keys(ranks: Sequence[StateKeys]) -> str | None:
     more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
     have = [rank for rank in range(len(ranks)) if rank not in first and keys[0] in ranks[rank].keys]
     return (
-        f"this state cannot be saved: {name_ranks(first)} {'lacks' if len(first) == 1 else 'lack'} {', '.join(keys[:_NAMED])}{more}, "
-        f"which {name_ranks(have)} {'has' if len(have) == 1 else 'have'}; stages of a pipeline, and parts that only some ranks "
+        f"this state cannot be saved: {format_ranks(first)} {'lacks' if len(first) == 1 else 'lack'} {', '.join(keys[:_NAMED])}{more}, "
+        f"which {format_ranks(have)} {'has' if len(have) == 1 else 'have'}; stages of a pipeline, and parts that only some ranks "
         "have, are not supported"
     )
 

@@ -84,12 +84,12 @@ class BatchCache:
         batches = plan.iterate(rank, world_size, start_step=start_step, local_sizes=local_sizes)
         if not self._is_loader:
             for batch in batches:
-                yield batch, self._awaited(batch, key)
+                yield batch, self._wait_for(batch, key)
             return
         ahead = plan.iterate(rank, world_size, start_step=start_step, local_sizes=local_sizes)
-        with self._owned(), _Filler(self, ahead, load, key, start_step) as filler:
+        with self._exclusive(), _Prefetcher(self, ahead, load, key, start_step) as prefetcher:
             for batch in batches:
-                filler.want(batch.step)
+                prefetcher.want(batch.step)
                 tensors = read_tensors(self.path(batch), key)
                 if tensors is None:  # damaged since it was written: rare, so at once
                     tensors = load(batch)
@@ -130,7 +130,7 @@ class BatchCache:
         return step - self._lookback, step + self._prefetch
 
     @contextmanager
-    def _owned(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         """Hold the folder: it has one loading process. A killed one lets go of it by itself."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ class BatchCache:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not: processes forked meanwhile hold a copy
             os.close(descriptor)
 
-    def _awaited(self, batch: Batch, key: str) -> Tensors:
+    def _wait_for(self, batch: Batch, key: str) -> Tensors:
         path = self.path(batch)
         for _ in _pauses(self._wait_s):
             tensors = read_tensors(path, key)
@@ -165,7 +165,7 @@ class BatchCache:
         )
 
 
-class _Filler:
+class _Prefetcher:
     """The thread that loads ahead. Used as a context; whatever it fails with is raised by `want`."""
 
     def __init__(self, cache: BatchCache, batches: Iterator[Batch], load: Load, key: str, start_step: int) -> None:
@@ -176,7 +176,7 @@ class _Filler:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="batch cache", daemon=True)
 
-    def __enter__(self) -> _Filler:
+    def __enter__(self) -> _Prefetcher:
         self._cache.remove_unfinished()
         self._cache.keep(*self._cache.window(self._wanted + 1))
         self._thread.start()
@@ -201,7 +201,7 @@ class _Filler:
     def _run(self) -> None:
         try:
             for batch in self._batches:
-                if not self._may_load(batch.step):
+                if not self._wait_until_wanted(batch.step):
                     return
                 self._load_into_cache(batch)
                 with self._changed:
@@ -212,7 +212,7 @@ class _Filler:
                 self._error = error
                 self._changed.notify_all()
 
-    def _may_load(self, step: int) -> bool:
+    def _wait_until_wanted(self, step: int) -> bool:
         """Wait until a step is near enough; False when the training is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._cache.window(self._wanted)[1] >= step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 
-def share(size: int, rank: int, world_size: int) -> range:
+def even_part(size: int, rank: int, world_size: int) -> range:
     """Give the part of ``size`` samples that one rank owns, as a half-open range.
 
     Over all ranks the ranges cover 0..size once, in rank order, and differ by at most one sample; ranks beyond the size
@@ -19,7 +19,7 @@ def share(size: int, rank: int, world_size: int) -> range:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class BatchSplit:
     """One way to share out: evenly, or in proportion to `bounds`; only whole groups of ``grain`` samples are handed out.
 
     bounds: the sums of the local sizes before each rank, and of all; empty for an even split. A batch of that sum gives
@@ -32,7 +32,7 @@ class Split:
     bounds: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, world_size: int, local_sizes: Sequence[int] = (), grain: int = 1) -> Split:
+    def of(cls, world_size: int, local_sizes: Sequence[int] = (), grain: int = 1) -> BatchSplit:
         """Check and make a split. local_sizes: of every rank, by rank; none: evenly. Raises ValueError."""
         if world_size < 1:
             raise ValueError(f"world_size is {world_size}; there is at least one rank")
@@ -52,7 +52,9 @@ class Split:
 
     def part(self, size: int, rank: int) -> range:
         """Give the samples of a batch of ``size`` that belong to a rank. Raises ValueError for a rank outside the world."""
-        groups = share(-(-size // self.grain), rank, self.world_size) if not self.bounds else self._groups(size, rank)
+        groups = (
+            even_part(-(-size // self.grain), rank, self.world_size) if not self.bounds else self._groups(size, rank)
+        )
         return range(min(groups.start * self.grain, size), min(groups.stop * self.grain, size))
 
     def largest(self, size: int) -> int:

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from elastipod.data.batch_split import Split
-from elastipod.data.plan_check import refuse_other_plan
-from elastipod.data.sources import MapSource, Order, Source, taken, whole
+from elastipod.data.batch_split import BatchSplit
+from elastipod.data.plan_check import check_same_plan
+from elastipod.data.sources import MapSource, Order, Source, as_int, indices_at
 from elastipod.errors import DataError
 
-_AT_ONCE = 4096  # samples that are looked up together: a millisecond or so, once in so many
+_MAX_LOOKUP = 4096  # samples that are looked up together: a millisecond or so, once in so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Batch:
             yield MicroBatch(indices, weight, number == passes - 1, rows)
 
 
-class _Cut(NamedTuple):
+class _BatchPosition(NamedTuple):
     """Where a batch lies: from place ``first`` of its epoch on; part: this rank's places, counted from there."""
 
     step: int
@@ -130,7 +130,7 @@ class ElasticBatches:
 
     def __post_init__(self) -> None:
         for name in ("dataset_size", "global_batch", "epochs", "seed"):
-            object.__setattr__(self, name, whole(name, getattr(self, name)))
+            object.__setattr__(self, name, as_int(name, getattr(self, name)))
         for name in ("dataset_size", "global_batch", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -196,23 +196,23 @@ class ElasticBatches:
         saved, and for local sizes that do not sum up to the global batch. Where the world is that of torch.distributed's default
         group, the first call there also raises DataError when other ranks have another plan, or another has this rank.
         """
-        start_step = whole("start_step", start_step or self.first_step)
-        rank, world_size = whole("rank", rank), whole("world_size", world_size)
+        start_step = as_int("start_step", start_step or self.first_step)
+        rank, world_size = as_int("rank", rank), as_int("world_size", world_size)
         self._check_step(start_step)
-        split = Split.of(world_size, local_sizes, grain)
+        split = BatchSplit.of(world_size, local_sizes, grain)
         if local_sizes and sum(local_sizes) != self.global_batch:
             raise ValueError(f"local_sizes sum up to {sum(local_sizes)}, but the global batch is {self.global_batch}")
         split.part(self.global_batch, rank)  # refuses a rank outside the world now and not at the first batch
         place = {"start_step": start_step, "samples before it": self.samples_after(start_step), "epochs": self.epochs}
         cut = {"global_batch": self.global_batch, "local_sizes": list(local_sizes), "grain": grain}
-        refuse_other_plan({**self._source().describe(), **place, **cut}, rank, world_size)
+        check_same_plan({**self._source().describe(), **place, **cut}, rank, world_size)
         return self._batches(range(start_step + 1, self.total_steps + 1), rank, split)
 
     def batch(self, step: int, rank: int, world_size: int) -> Batch:
         """Give one rank's part of the batch that makes optimizer step ``step`` (from 1)."""
         if not self.first_step < step <= self.total_steps:
             raise ValueError(f"step is {step}; this job has steps {self.first_step + 1} to {self.total_steps}")
-        return next(self._batches(range(step, step + 1), rank, Split.of(world_size)))
+        return next(self._batches(range(step, step + 1), rank, BatchSplit.of(world_size)))
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Give the place after ``step`` completed steps as JSON values, the same on every rank: for a checkpoint."""
@@ -251,22 +251,22 @@ class ElasticBatches:
             )
         return replace(self, first_step=step, first_sample=samples)
 
-    def _batches(self, steps: range, rank: int, split: Split) -> Iterator[Batch]:
+    def _batches(self, steps: range, rank: int, split: BatchSplit) -> Iterator[Batch]:
         """Make batches. Where the order knows many samples at once, those of ever more steps ahead are looked up together."""
-        ahead: list[_Cut] = []
+        ahead: list[_BatchPosition] = []
         samples, enough = 0, 1
-        for cut in self._cuts(steps, rank, split):
+        for cut in self._positions(steps, rank, split):
             if ahead and (samples >= enough or cut.epoch != ahead[0].epoch):
                 order = self._order(ahead[0].epoch)
-                yield from _made(ahead, order, split.world_size)
-                samples, enough = 0, min(2 * enough, _AT_ONCE) if hasattr(order, "take") else 1
+                yield from _batches_at(ahead, order, split.world_size)
+                samples, enough = 0, min(2 * enough, _MAX_LOOKUP) if hasattr(order, "take") else 1
                 ahead.clear()
             ahead.append(cut)
             samples += max(1, len(cut.part))
         if ahead:
-            yield from _made(ahead, self._order(ahead[0].epoch), split.world_size)
+            yield from _batches_at(ahead, self._order(ahead[0].epoch), split.world_size)
 
-    def _cuts(self, steps: range, rank: int, split: Split) -> Iterator[_Cut]:
+    def _positions(self, steps: range, rank: int, split: BatchSplit) -> Iterator[_BatchPosition]:
         before = self.samples_after(steps.start - 1)
         known: dict[int, tuple[range, int]] = {}  # nearly all batches are of one size
         for step in steps:
@@ -276,7 +276,7 @@ class ElasticBatches:
                 known[size] = split.part(size, rank), split.largest(size)
             part, largest_share = known[size]
             before += size
-            yield _Cut(step, epoch, first, size, part, largest_share, before)
+            yield _BatchPosition(step, epoch, first, size, part, largest_share, before)
 
     def _check_step(self, step: int) -> None:
         if not self.first_step <= step <= self.total_steps:
@@ -292,9 +292,9 @@ class ElasticBatches:
         return self._source().order(epoch)
 
 
-def _made(cuts: Sequence[_Cut], order: Order, world_size: int) -> Iterator[Batch]:
+def _batches_at(cuts: Sequence[_BatchPosition], order: Order, world_size: int) -> Iterator[Batch]:
     """Look up the samples of batches of one epoch."""
-    indices = taken(order, [cut.first + offset for cut in cuts for offset in cut.part])
+    indices = indices_at(order, [cut.first + offset for cut in cuts for offset in cut.part])
     start = 0
     for cut in cuts:
         end = start + len(cut.part)

@@ -22,7 +22,7 @@ from elastipod.errors import DataError
 from elastipod.shuffle import splitmix64
 
 T = TypeVar("T")
-_PLANNED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")  # options of a DataLoader
+_SET_BY_THE_PLAN = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")  # options of a DataLoader
 CutBatch = tuple[Batch, tuple[MicroBatch, ...]]
 
 
@@ -131,8 +131,8 @@ class ElasticLoader(Generic[T]):
         Raises DataError for a dataset with fewer samples than the plan names or none by index, for options that are the
         plan's affair, and for in_order=False, with which data would come to passes that it does not belong to.
         """
-        _refuse_unfit(dataset, plan)
-        if planned := [name for name in _PLANNED if name in options]:
+        _check_dataset(dataset, plan)
+        if planned := [name for name in _SET_BY_THE_PLAN if name in options]:
             raise DataError(f"{planned[0]} cannot be given: the plan says which samples come when; leave it out")
         if not options.get("in_order", True):
             raise DataError("in_order=False gives passes the data of others; leave it out")
@@ -204,7 +204,9 @@ class ElasticLoader(Generic[T]):
         # Otherwise torch would draw the workers' seed from its own random state, which a resume has just restored.
         seed = splitmix64(splitmix64(splitmix64(torch.initial_seed()) ^ self._step) ^ self._rank)
         options = {"generator": torch.Generator().manual_seed(seed), **self._options}
-        loaded = [_loaded(self._dataset, self._handed_out, options)]  # the only reference: its processes end with it
+        loaded = [
+            _load_passes(self._dataset, self._handed_out, options)
+        ]  # the only reference: its processes end with it
         try:
             for batch, passes in to_give:
                 parts = self._parts(batch, passes, loaded)
@@ -229,7 +231,7 @@ class ElasticLoader(Generic[T]):
             yield part, data
 
 
-def _refuse_unfit(dataset: object, plan: ElasticBatches) -> None:
+def _check_dataset(dataset: object, plan: ElasticBatches) -> None:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"a {type(dataset).__name__} does not give samples by index, so a resize could not share them out; what is read "
@@ -245,14 +247,14 @@ def _refuse_unfit(dataset: object, plan: ElasticBatches) -> None:
         )
 
 
-def _loaded(dataset: Any, passes: PassIterator, options: Mapping[str, Any]) -> Iterator[Any]:
+def _load_passes(dataset: Any, passes: PassIterator, options: Mapping[str, Any]) -> Iterator[Any]:
     """Give the data of passes by torch's DataLoader; without worker processes by its rules, but not through its iterator.
 
     That one costs as much as a small batch does. options: the DataLoader's.
     """
     loader = DataLoader(dataset, batch_sampler=passes, **options)  # refuses options that do not go together
     if loader.num_workers or loader.pin_memory:
-        with _garbage_stays_here():
+        with _frozen_garbage():
             return iter(loader)
     if (
         type(dataset) is TokenWindows and options.get("collate_fn") is None
@@ -264,7 +266,7 @@ def _loaded(dataset: Any, passes: PassIterator, options: Mapping[str, Any]) -> I
 
 
 @contextmanager
-def _garbage_stays_here() -> Iterator[None]:
+def _frozen_garbage() -> Iterator[None]:
     """Keep processes that are forked meanwhile from destroying what is garbage already.
 
     Their collector would: and the destructor of the last generation's process group, which is garbage where it lay in a

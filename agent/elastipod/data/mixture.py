@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import gcd
 from typing import Any
 
-from elastipod.data.sources import MapSource, Order, Source, shuffled, whole
+from elastipod.data.sources import MapSource, Order, Source, as_int, cached_shuffle
 from elastipod.shuffle import splitmix64
 
 
@@ -34,7 +34,7 @@ class Mixture:
         if not sources or set(sources) != set(weights):
             raise ValueError(f"sources are {', '.join(sources)}, but there are weights for {', '.join(weights)}")
         parts = [_weight(name, weights[name]) for name in sources]
-        samples, seed = whole("samples", samples), whole("seed", seed)
+        samples, seed = as_int("samples", samples), as_int("seed", seed)
         self._sources = [
             _source(name, source, splitmix64(seed ^ number)) for number, (name, source) in enumerate(sources.items())
         ]
@@ -83,7 +83,7 @@ class Mixture:
             "sources": {name: source.describe() for name, source in zip(self.names, self._sources, strict=True)},
         }
 
-    def ledger(self, epochs: int) -> list[tuple[str, int, int]]:
+    def draws_by_source(self, epochs: int) -> list[tuple[str, int, int]]:
         """Give (name, size, draws over so many epochs) of every source: what `elastipod audit` expects to find."""
         rounds = self._samples // self.round * epochs
         return [
@@ -91,7 +91,7 @@ class Mixture:
             for name, source, part in zip(self.names, self._sources, self._parts, strict=True)
         ]
 
-    def draw(self, round_: int, slot: int) -> int:
+    def index_at(self, round_: int, slot: int) -> int:
         """Give the index of the sample at one place of a round, counted over all epochs."""
         number = bisect_right(self._bounds, slot) - 1
         draw = round_ * self._parts[number] + slot - self._bounds[number]
@@ -101,7 +101,7 @@ class Mixture:
 
 
 def _source(name: str, source: Any, seed: int) -> Source:
-    made: Source = source if hasattr(source, "order") else MapSource(whole(f"the size of {name}", source), seed)
+    made: Source = source if hasattr(source, "order") else MapSource(as_int(f"the size of {name}", source), seed)
     return made
 
 
@@ -126,4 +126,4 @@ class MixtureOrder:
             raise IndexError(f"position {position} is outside an epoch of {len(self._mixture)} samples")
         rounds, place = divmod(position, self._mixture.round)
         round_ = self._first_round + rounds
-        return self._mixture.draw(round_, shuffled(self._mixture.round, self._seed, round_)[place])
+        return self._mixture.index_at(round_, cached_shuffle(self._mixture.round, self._seed, round_)[place])

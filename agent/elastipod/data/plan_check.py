@@ -17,13 +17,13 @@ from elastipod.errors import DataError
 from elastipod.local_worker import store_generation
 
 
-class FirstComes(Protocol):
+class CompareSetStore(Protocol):
     """A store of torch. compare_set: with nothing expected, sets what is not there yet and gives what is there then."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
-class _Asked(NamedTuple):
+class _CheckedGroup(NamedTuple):
     """The process group that was asked last. number: of those of one generation, which may share a store."""
 
     group: weakref.ref[object]
@@ -31,30 +31,30 @@ class _Asked(NamedTuple):
     number: int
 
 
-_asked: _Asked | None = None
+_checked: _CheckedGroup | None = None
 
 
-def refuse_other_plan(plan: Mapping[str, Any], rank: int, world_size: int) -> None:
+def check_same_plan(plan: Mapping[str, Any], rank: int, world_size: int) -> None:
     """Raise DataError when another rank came first with another plan, or with this very rank.
 
     plan: JSON values that are the same on all ranks. Does nothing without torch.distributed, nor where ``world_size`` is not
     that of its default group: with model parallelism, or for a rank that reads something by itself.
     """
-    global _asked
+    global _checked
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world_size:
         return
     group, generation = dist.group.WORLD, store_generation()
-    if world_size == 1 or (_asked is not None and _asked.group() is group):
+    if world_size == 1 or (_checked is not None and _checked.group() is group):
         return
-    number = _asked.number + 1 if _asked is not None and _asked.generation == generation else 0
-    _asked = _Asked(weakref.ref(group), generation, number)
+    number = _checked.number + 1 if _checked is not None and _checked.generation == generation else 0
+    _checked = _CheckedGroup(weakref.ref(group), generation, number)
     c10d = dist.distributed_c10d
     if (store := c10d._get_default_store()) is not None:  # MPI has none
-        compare(c10d.PrefixStore(f"elastipod-data/{generation}/{number}", store), plan, rank, dist.get_rank())
+        check_in_store(c10d.PrefixStore(f"elastipod-data/{generation}/{number}", store), plan, rank, dist.get_rank())
 
 
-def compare(store: FirstComes, plan: Mapping[str, Any], rank: int, process: int) -> None:
+def check_in_store(store: CompareSetStore, plan: Mapping[str, Any], rank: int, process: int) -> None:
     """Do it in a store of one group. rank: that the plan is iterated for; process: rank of this process in the group."""
     mine = json.dumps(plan)
     first = json.loads(store.compare_set("plan", "", mine))

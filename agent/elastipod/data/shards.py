@@ -22,13 +22,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from elastipod.data.sources import Order, whole
+from elastipod.data.sources import Order, as_int
 from elastipod.errors import DataError
 from elastipod.shuffle import Shuffle
 
 T = TypeVar("T")
 OpenShard = Callable[[int, int], Iterable[T]]
-NEAR = 64  # samples that are read and thrown away rather than opening a shard anew
+MAX_SKIPPED = 64  # samples that are read and thrown away rather than opening a shard anew
 
 
 class Shards:
@@ -42,10 +42,10 @@ class Shards:
 
         Fixed for the job's life. Raises ValueError when there is no sample or no lane.
         """
-        lanes, seed = whole("lanes", lanes), whole("seed", seed)
+        lanes, seed = as_int("lanes", lanes), as_int("seed", seed)
         if lanes < 1:
             raise ValueError(f"lanes is {lanes}; it must be at least 1")
-        self.lengths = tuple(whole(f"the length of shard {shard}", length) for shard, length in enumerate(lengths))
+        self.lengths = tuple(as_int(f"the length of shard {shard}", length) for shard, length in enumerate(lengths))
         if not sum(self.lengths) or min(self.lengths) < 0:
             raise ValueError("lengths must name at least one sample, and no shard can have fewer than none")
         self._lengths_crc32 = zlib.crc32(json.dumps(self.lengths).encode())
@@ -60,7 +60,7 @@ class Shards:
         """Give one epoch's order; it is made once per epoch, in a time that grows with the number of shards."""
         latest = self._latest  # read once: other threads may be in another epoch
         if latest is None or latest[0] != epoch:
-            latest = self._latest = (epoch, self._deal(epoch))
+            latest = self._latest = (epoch, self._assign_lanes(epoch))
         return latest[1]
 
     def describe(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Shards:
         shard = bisect_right(self.starts, index) - 1
         return shard, index - self.starts[shard]
 
-    def _deal(self, epoch: int) -> _LaneOrder:
+    def _assign_lanes(self, epoch: int) -> _LaneOrder:
         """Give each shard, in the epoch's order, to the lane that is shortest so far."""
         count = len(self.lengths)
         order = Shuffle(count, self._seed, epoch) if self._shuffle else range(count)
@@ -154,8 +154,8 @@ class ShardReader(Generic[T]):
         spawned it must be picklable. max_open: shards open at once; what is needed again is opened again.
         """
         self._shards, self._open_shard, self._max_open = shards, open_shard, max_open
-        self._open: OrderedDict[int, _OpenShard[T]] = OrderedDict()
-        self._inherited: list[OrderedDict[int, _OpenShard[T]]] = []  # of parent processes: neither used nor closed
+        self._open: OrderedDict[int, _ShardCursor[T]] = OrderedDict()
+        self._inherited: list[OrderedDict[int, _ShardCursor[T]]] = []  # of parent processes: neither used nor closed
         self._pid = os.getpid()
 
     def __len__(self) -> int:
@@ -163,11 +163,11 @@ class ShardReader(Generic[T]):
 
     def __getitem__(self, index: int) -> T:
         """Give a sample. Raises DataError when its shard ends before its length."""
-        self._leave_inherited()
+        self._abandon_inherited()
         shard, place = self._shards.locate(index)
         reader = self._open.get(shard)
-        if reader is None or not 0 <= place - reader.place <= NEAR:
-            reader = self._opened(shard, place)
+        if reader is None or not 0 <= place - reader.place <= MAX_SKIPPED:
+            reader = self._open_cursor(shard, place)
         self._open.move_to_end(shard)
         while True:
             at = reader.place
@@ -183,29 +183,29 @@ class ShardReader(Generic[T]):
 
     def close(self) -> None:
         """Close all shards that this process has open."""
-        self._leave_inherited()
+        self._abandon_inherited()
         while self._open:
             self._open.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict(), "_inherited": []}
 
-    def _leave_inherited(self) -> None:
+    def _abandon_inherited(self) -> None:
         if self._pid != os.getpid():
             self._inherited.append(self._open)
             self._open, self._pid = OrderedDict(), os.getpid()
 
-    def _opened(self, shard: int, place: int) -> _OpenShard[T]:
+    def _open_cursor(self, shard: int, place: int) -> _ShardCursor[T]:
         if shard in self._open:
             self._open.pop(shard).close()
         while len(self._open) >= self._max_open:
             self._open.popitem(last=False)[1].close()
-        self._open[shard] = _OpenShard(iter(self._open_shard(shard, place)), place)
+        self._open[shard] = _ShardCursor(iter(self._open_shard(shard, place)), place)
         return self._open[shard]
 
 
 @dataclass(slots=True)
-class _OpenShard(Generic[T]):
+class _ShardCursor(Generic[T]):
     """A shard that is being read. place: number of the sample that comes next."""
 
     samples: Iterator[T]

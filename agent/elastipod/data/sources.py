@@ -24,7 +24,7 @@ class Order(Protocol):
     def __getitem__(self, position: int, /) -> int: ...
 
 
-def taken(order: Order, positions: Sequence[int]) -> Sequence[int]:
+def indices_at(order: Order, positions: Sequence[int]) -> Sequence[int]:
     """Give the indices at many positions."""
     take: Callable[[Sequence[int]], list[int]] | None = getattr(order, "take", None)
     return [order[position] for position in positions] if take is None else take(positions)
@@ -44,7 +44,7 @@ class Source(Protocol):
         ...
 
 
-def whole(name: str, value: Any) -> int:
+def as_int(name: str, value: Any) -> int:
     """Give a whole number of any kind, such as numpy's, as Python's. Raises TypeError with its name for anything else."""
     try:
         return operator.index(value)
@@ -52,7 +52,9 @@ def whole(name: str, value: Any) -> int:
         raise TypeError(f"{name} is {value!r:.80}; it must be a whole number") from None
 
 
-shuffled = lru_cache(maxsize=256)(Shuffle)  # every batch asks for its epoch's, and that of each source in a mixture
+cached_shuffle = lru_cache(maxsize=256)(
+    Shuffle
+)  # every batch asks for its epoch's, and that of each source in a mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class MapSource:
         return self.size
 
     def order(self, epoch: int) -> Order:
-        return shuffled(self.size, self.seed, epoch) if self.shuffle else range(self.size)
+        return cached_shuffle(self.size, self.seed, epoch) if self.shuffle else range(self.size)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "map", "size": self.size, "seed": self.seed, "shuffle": self.shuffle}

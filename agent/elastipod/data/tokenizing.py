@@ -22,12 +22,12 @@ from elastipod.errors import DataError
 Tokenize = Callable[[str], Iterable[int]]
 
 _CODES = {1: "B", 2: "H", 4: "i"}
-_PIECE = 1 << 20  # bytes of text that are handed to a process at once, more where a document is larger
-_AHEAD = 2  # pieces for each process that wait or are being worked on
+_BATCH_BYTES = 1 << 20  # bytes of text that are handed to a process at once, more where a document is larger
+_QUEUED_PER_WORKER = 2  # pieces for each process that wait or are being worked on
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextBlock:
     """Text that is read at once. is_end: a document ends with it. bytes_read: of all files, up to its end."""
 
     path: Path
@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class TokenBlock:
     """Tokens as they lie in the file. bytes_read: as of the last part."""
 
     raw: bytes
@@ -47,7 +47,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Packer:
+class BlockTokenizer:
     """How parts become tokens: pure, so that it does not matter which process does it. by_line: every line is a document."""
 
     tokenize: Tokenize | None
@@ -55,7 +55,7 @@ class Packer:
     end_of_document: int | None
     by_line: bool
 
-    def __call__(self, parts: Sequence[Part]) -> Packed:
+    def __call__(self, parts: Sequence[TextBlock]) -> TokenBlock:
         """Raises DataError, in one sentence, for text or tokens that cannot be used."""
         raw, documents = bytearray(), 0
         for data, is_end, path in self._texts(parts):
@@ -67,9 +67,9 @@ class Packer:
                 documents += 1
                 if self.end_of_document is not None:
                     raw += self._bytes_of([self.end_of_document], path)
-        return Packed(bytes(raw), len(raw) // bytes_per_token(self.vocabulary), documents, parts[-1].bytes_read)
+        return TokenBlock(bytes(raw), len(raw) // bytes_per_token(self.vocabulary), documents, parts[-1].bytes_read)
 
-    def _texts(self, parts: Iterable[Part]) -> Iterator[tuple[bytes, bool, Path]]:
+    def _texts(self, parts: Iterable[TextBlock]) -> Iterator[tuple[bytes, bool, Path]]:
         """Give what is tokenized at once, and whether a document ends with it."""
         for part in parts:
             if self.by_line:
@@ -94,39 +94,39 @@ class Packer:
         return packed.tobytes()
 
 
-def read_parts(texts: Sequence[Path], *, by_line: bool, whole: bool) -> Iterator[Part]:
+def read_text_blocks(texts: Sequence[Path], *, by_line: bool, whole: bool) -> Iterator[TextBlock]:
     """Read files in order, by many whole lines, by documents (``whole``, as tokenizers want them), or by pieces of such."""
     bytes_read = 0
     for path in texts:
         with open(path, "rb") as file:
-            while data := file.read(-1 if whole and not by_line else _PIECE):
+            while data := file.read(-1 if whole and not by_line else _BATCH_BYTES):
                 if by_line:
                     data += file.readline()
                 bytes_read += len(data)
-                yield Part(path, data, False, bytes_read)
+                yield TextBlock(path, data, False, bytes_read)
         if not by_line:
-            yield Part(path, b"", True, bytes_read)
+            yield TextBlock(path, b"", True, bytes_read)
 
 
-def packed(packer: Packer, parts: Iterable[Part], workers: int) -> Iterator[Packed]:
+def tokenize_blocks(packer: BlockTokenizer, parts: Iterable[TextBlock], workers: int) -> Iterator[TokenBlock]:
     """Give the tokens of parts in their order, which is the same for any number of worker processes.
 
     workers: 1 for this process alone; for more the packer's tokenizer must be picklable. Raises DataError in one sentence.
     """
     if workers == 1:
-        yield from map(packer, _pieces(parts))
+        yield from map(packer, _batches(parts))
         return
     try:
         pickle.dumps(packer)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DataError(f"the tokenizer cannot be handed to other processes: {error}; build with one") from error
-    under_way: deque[Future[Packed]] = deque()
+    under_way: deque[Future[TokenBlock]] = deque()
     # Spawned, for a tokenizer may have threads already; the pool waits for its processes when it is left.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _begin, (packer,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (packer,)) as pool:
         try:
-            for piece in _pieces(parts):
-                under_way.append(pool.submit(_pack, piece))
-                if len(under_way) > _AHEAD * workers:
+            for piece in _batches(parts):
+                under_way.append(pool.submit(_tokenize_batch, piece))
+                if len(under_way) > _QUEUED_PER_WORKER * workers:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()
@@ -144,26 +144,26 @@ def _text(data: bytes, path: Path) -> str:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def _pieces(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    piece: list[Part] = []
+def _batches(parts: Iterable[TextBlock]) -> Iterator[list[TextBlock]]:
+    piece: list[TextBlock] = []
     size = 0
     for part in parts:
         piece.append(part)
         size += len(part.data)
-        if size >= _PIECE:
+        if size >= _BATCH_BYTES:
             yield piece
             piece, size = [], 0
     if piece:
         yield piece
 
 
-_packer: Packer | None = None  # of a worker process
+_block_tokenizer: BlockTokenizer | None = None  # of a worker process
 
 
-def _begin(packer: Packer) -> None:
+def _start_worker(packer: BlockTokenizer) -> None:
     """Begin the life of a worker process: it is interrupted by its parent alone, and ends when that is gone."""
-    global _packer
-    _packer = packer
+    global _block_tokenizer
+    _block_tokenizer = packer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -175,6 +175,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _pack(parts: Sequence[Part]) -> Packed:
-    assert _packer is not None
-    return _packer(parts)
+def _tokenize_batch(parts: Sequence[TextBlock]) -> TokenBlock:
+    assert _block_tokenizer is not None
+    return _block_tokenizer(parts)

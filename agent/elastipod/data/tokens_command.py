@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from elastipod.data.token_format import HEADER_BYTES, TokenHeader, bytes_per_token, read_header, verify_tokens
-from elastipod.data.tokenizing import Packed, Packer, Tokenize, packed, read_parts
+from elastipod.data.tokenizing import BlockTokenizer, TokenBlock, Tokenize, read_text_blocks, tokenize_blocks
 from elastipod.errors import DataError
 
 BYTES = "bytes"
-_TOLD_EVERY_S = {True: 0.5, False: 10.0}  # on a terminal, elsewhere
+_PROGRESS_INTERVAL_S = {True: 0.5, False: 10.0}  # on a terminal, elsewhere
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,8 +70,8 @@ def build(
         with open(temporary, "xb") as file:
             is_ours = True
             writer = _Writer(file, vocabulary)
-            parts = read_parts(texts, by_line=by_line, whole=tokenize is not None)
-            for each in packed(Packer(tokenize, vocabulary, end_of_document, by_line), parts, workers):
+            parts = read_text_blocks(texts, by_line=by_line, whole=tokenize is not None)
+            for each in tokenize_blocks(BlockTokenizer(tokenize, vocabulary, end_of_document, by_line), parts, workers):
                 writer.write(each)
                 tell(each.bytes_read, writer.tokens)
             header = writer.finish()
@@ -96,7 +96,7 @@ class _Writer:
         self.tokens = self._documents = self._crc32 = 0
         file.write(bytes(HEADER_BYTES))
 
-    def write(self, packed: Packed) -> None:
+    def write(self, packed: TokenBlock) -> None:
         self._file.write(packed.raw)
         self._crc32 = zlib.crc32(packed.raw, self._crc32)
         self.tokens += packed.tokens
@@ -113,7 +113,7 @@ class _Writer:
         return header
 
 
-class _Progress:
+class _ProgressLine:
     """Tells on stderr how far a build is, not more often than a reader wants to know."""
 
     def __init__(self, total_bytes: int) -> None:
@@ -123,7 +123,7 @@ class _Progress:
 
     def __call__(self, done: int, tokens: int) -> None:
         now = time.monotonic()
-        if now - self._told < _TOLD_EVERY_S[self._is_terminal]:
+        if now - self._told < _PROGRESS_INTERVAL_S[self._is_terminal]:
             return
         self._told = now
         rate = tokens / (now - self._started)
@@ -140,7 +140,7 @@ class _Progress:
 
 def _build(options: argparse.Namespace) -> TokenHeader:
     texts = _files(options.text)
-    tokenize = None if options.tokenizer == BYTES else _Named(options.tokenizer)
+    tokenize = None if options.tokenizer == BYTES else _NamedTokenizer(options.tokenizer)
     if tokenize is not None and options.vocabulary is None:
         raise DataError(f"--vocabulary is needed with --tokenizer {options.tokenizer}: tokens must be below it")
     return build(
@@ -152,7 +152,7 @@ def _build(options: argparse.Namespace) -> TokenHeader:
         by_line=options.lines,
         replace=options.force,
         workers=options.workers,
-        tell=_Progress(sum(path.stat().st_size for path in texts)),
+        tell=_ProgressLine(sum(path.stat().st_size for path in texts)),
     )
 
 
@@ -175,7 +175,7 @@ def _is_text(path: Path, folder: Path) -> bool:
     return path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-class _Named:
+class _NamedTokenizer:
     """A tokenizer by its name, MODULE:FUNCTION, looked up from the working directory on; each process loads its own."""
 
     def __init__(self, name: str) -> None:
@@ -192,8 +192,8 @@ class _Named:
     def __call__(self, text: str) -> Iterable[int]:
         return self._tokenize(text)
 
-    def __reduce__(self) -> tuple[type[_Named], tuple[str]]:
-        return _Named, (self._name,)
+    def __reduce__(self) -> tuple[type[_NamedTokenizer], tuple[str]]:
+        return _NamedTokenizer, (self._name,)
 
 
 def _describe(path: Path, header: TokenHeader, checksum: str) -> str:

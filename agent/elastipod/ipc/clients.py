@@ -50,14 +50,14 @@ class InProcessRestartSocketClient:
         self._run = 0  # the number of the last run that this rank was released into
         self._fault = 0  # of the last run whose fault was told
         self._rank_info = 0
-        self._made_in = 0  # the run in which this client was made
+        self._created_in_run = 0  # the run in which this client was made
         self.connect()
 
     def connect(self) -> None:
         """Learn where this rank is; a client made in the middle of a run belongs to that run."""
         answer = self._connections.call("hello")
         self._run = max(self._run, int(answer["run"]))
-        self._made_in = int(answer["now"])
+        self._created_in_run = int(answer["now"])
 
     def hyperpod_barrier(self, timeout: float | None = None) -> Message:
         """Report that this rank is at the barrier and wait for the next start, ``timeout`` seconds or for ever.
@@ -66,11 +66,11 @@ class InProcessRestartSocketClient:
         is for the caller to put into os.environ; ELASTIPOD_* variables are there already. Raises HyperPodIPCException
         when the time is up. After one rank of a job failed, every living rank comes back here.
         """
-        _leave_run()
+        _reset_elastic_event()
         answer = self._wait("barrier", timeout, after=lambda: self._run)
         self._run = int(answer["run"])
         start: dict[str, Any] = answer["start"]
-        _adopt(start["worker_envs"])
+        _export_own_variables(start["worker_envs"])
         self._connections.call("began", run=self._run)
         return InProcessRestartSocketMessageType.JOB_START.value, start
 
@@ -99,7 +99,7 @@ class InProcessRestartSocketClient:
 
     def hyperpod_send_data(self, rank: int, data: str) -> None:
         """Leave this rank's data for the others: it comes to all of them with the next start."""
-        self._connections.call("data", run=self._present, global_rank=int(rank), data=data)
+        self._connections.call("data", run=self._current_run, global_rank=int(rank), data=data)
 
     def hyperpod_send_fault(
         self,
@@ -111,7 +111,12 @@ class InProcessRestartSocketClient:
         """Report that this rank cannot go on, and what would help. One that belongs to an earlier run does nothing."""
         mode = RestartMode(restart_mode).value
         self._connections.call(
-            "send_fault", run=self._present, global_rank=int(rank), restart_mode=mode, reason=reason, message=message
+            "send_fault",
+            run=self._current_run,
+            global_rank=int(rank),
+            restart_mode=mode,
+            reason=reason,
+            message=message,
         )
 
     def hyperpod_notify_labels(self, labels: Mapping[str, str]) -> None:
@@ -123,9 +128,9 @@ class InProcessRestartSocketClient:
         self._connections.close()
 
     @property
-    def _present(self) -> int:
+    def _current_run(self) -> int:
         """The run to which what this rank says belongs; a script that never goes to the barrier has but one."""
-        return max(self._run, self._made_in)
+        return max(self._run, self._created_in_run)
 
     def _wait(self, call: str, timeout: float | None, *, after: Callable[[], int]) -> dict[str, Any]:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -193,14 +198,14 @@ class TrainingManager:
         return CheckpointDiscoverySocketClient(prefix, num_model_checkpoints, num_data_checkpoints)
 
 
-def _leave_run() -> None:
+def _reset_elastic_event() -> None:
     """Forget the elastic event of the run that ended, if the script has ever asked for it."""
     elastic = sys.modules.get("elastipod.elastic_event")
     if elastic is not None:
-        elastic.begin_anew()
+        elastic.reset_elastic_event()
 
 
-def _adopt(worker_envs: Mapping[str, str]) -> None:
+def _export_own_variables(worker_envs: Mapping[str, str]) -> None:
     """Take over our own variables of a new run; the others are for the script to adopt."""
     for name in _OUR_VARIABLES:
         if name in worker_envs:

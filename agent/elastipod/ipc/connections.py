@@ -8,13 +8,21 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from elastipod.ipc.protocol import MAX_ANSWER_BYTES, MAX_CALL_BYTES, PROTOCOL, SOCKET_ENV, BadLine, decode, encode
+from elastipod.ipc.protocol import (
+    MAX_ANSWER_BYTES,
+    MAX_CALL_BYTES,
+    PROTOCOL,
+    SOCKET_ENV,
+    MalformedMessage,
+    decode,
+    encode,
+)
 
-_PATIENCE_S = 10.0  # for an agent that cannot be reached
-_ANSWER_S = 30.0  # for an answer, beyond the wait that the call asks for
-_TRY_AGAIN_S = 0.05
+_CONNECT_TIMEOUT_S = 10.0  # for an agent that cannot be reached
+_ANSWER_TIMEOUT_S = 30.0  # for an answer, beyond the wait that the call asks for
+_RETRY_INTERVAL_S = 0.05
 _CHUNK = 64 * 1024
-_KEPT = 4
+_MAX_IDLE = 4
 
 
 class HyperPodIPCException(RuntimeError):
@@ -52,13 +60,13 @@ class Connections:
             message["wait_s"] = wait_s
         try:
             line = encode(message)
-        except BadLine as error:
+        except MalformedMessage as error:
             raise HyperPodIPCException(f"{name}: {error}") from error
         if len(line) > MAX_CALL_BYTES:
             raise HyperPodIPCException(
                 f"{name}: the message has {len(line)} bytes, and the agent takes at most {MAX_CALL_BYTES}"
             )
-        answer = self._ask(line, _ANSWER_S + (wait_s or 0.0))
+        answer = self._exchange(line, _ANSWER_TIMEOUT_S + (wait_s or 0.0))
         if "error" in answer:
             raise HyperPodIPCException(f"{name}: {answer['error']}")
         return answer
@@ -69,45 +77,45 @@ class Connections:
         for one in idle:
             one.close()
 
-    def _ask(self, line: bytes, timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + _PATIENCE_S
+    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + _CONNECT_TIMEOUT_S
         while True:
             connection: socket.socket | None = None
             try:
-                connection = self._take()
+                connection = self._acquire()
                 connection.settimeout(timeout_s)
                 connection.sendall(line)
                 answer = _read_answer(connection)
-            except (OSError, BadLine) as error:
+            except (OSError, MalformedMessage) as error:
                 if connection is not None:
                     connection.close()
                 if time.monotonic() >= deadline or isinstance(error, TimeoutError):
                     raise HyperPodIPCException(f"the agent at {self._path} does not answer: {error}") from error
-                time.sleep(_TRY_AGAIN_S)
+                time.sleep(_RETRY_INTERVAL_S)
             except BaseException:  # an exception raised into this thread: half a call must not be met by the next one
                 if connection is not None:
                     connection.close()
                 raise
             else:
-                self._give_back(connection)
+                self._release(connection)
                 return answer
 
-    def _take(self) -> socket.socket:
+    def _acquire(self) -> socket.socket:
         if self._pid != os.getpid():  # a forked child leaves its parent's connections alone
             self._pid, self._idle = os.getpid(), []
         with suppress(IndexError):
             return self._idle.pop()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(_PATIENCE_S)
+            connection.settimeout(_CONNECT_TIMEOUT_S)
             connection.connect(self._path)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _give_back(self, connection: socket.socket) -> None:
-        if len(self._idle) < _KEPT and self._pid == os.getpid():
+    def _release(self, connection: socket.socket) -> None:
+        if len(self._idle) < _MAX_IDLE and self._pid == os.getpid():
             self._idle.append(connection)
         else:
             connection.close()
@@ -125,4 +133,4 @@ def _read_answer(connection: socket.socket) -> dict[str, Any]:
         if chunk.endswith(b"\n"):  # one answer per call: nothing follows the end of its line
             return decode(b"".join(chunks))
         if size > MAX_ANSWER_BYTES:
-            raise BadLine(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
+            raise MalformedMessage(f"its answer has more than {MAX_ANSWER_BYTES} bytes")

@@ -37,24 +37,24 @@ class CheckpointType(str, Enum):
     DATA_CHECKPOINT = "data_checkpoint"
 
 
-class BadLine(ValueError):
+class MalformedMessage(ValueError):
     """A line that is none of this protocol; the text is one sentence."""
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Give the line of one message. Raises BadLine when it holds what JSON has no form for."""
+    """Give the line of one message. Raises MalformedMessage when it holds what JSON has no form for."""
     try:
         return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadLine(f"the message cannot be written as JSON: {error}") from error
+        raise MalformedMessage(f"the message cannot be written as JSON: {error}") from error
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Read one line. Raises BadLine."""
+    """Read one line. Raises MalformedMessage."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadLine(f"the line is no JSON: {error}") from error
+        raise MalformedMessage(f"the line is no JSON: {error}") from error
     if not isinstance(message, dict):
-        raise BadLine("the line is no JSON object")
+        raise MalformedMessage("the line is no JSON object")
     return message

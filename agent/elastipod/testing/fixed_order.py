@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastipod.collectives import from_every_rank, rank_and_world
+from elastipod.collectives import all_gather_json, rank_and_world
 from elastipod.data import Batch, MicroBatch
 from elastipod.gradients import gradient_sync
 from elastipod.torch_compat import DTensor
@@ -100,14 +100,14 @@ def fixed_order_passes(model: nn.Module, batch: Batch, grain: int) -> Iterator[M
         with gradient_sync(model, enabled=False):
             yield replace(part, weight=len(part.indices) / batch.global_size)
         tree.append([_gradient(parameter) for parameter in parameters])
-    for parameter, value in zip(parameters, _whole_sum(tree, parameters), strict=True):
+    for parameter, value in zip(parameters, _sum_over_all_ranks(tree, parameters), strict=True):
         parameter.grad = value
 
 
 def exact_sum(values: Iterable[float]) -> float:
     """Add numbers over all ranks with one rounding at the end, so that neither order nor world matters. Collective."""
     own = list(values)
-    return math.fsum(value for part in from_every_rank(lambda: own) for value in part)
+    return math.fsum(value for part in all_gather_json(lambda: own) for value in part)
 
 
 def _added(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -120,12 +120,12 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     return gradient.detach()
 
 
-def _whole_sum(tree: SumTree[list[torch.Tensor]], parameters: list[nn.Parameter]) -> Iterator[torch.Tensor]:
+def _sum_over_all_ranks(tree: SumTree[list[torch.Tensor]], parameters: list[nn.Parameter]) -> Iterator[torch.Tensor]:
     """Give every parameter's sum over all ranks' subtrees, one parameter in memory at a time."""
     if rank_and_world()[1] == 1:
         yield from tree.total()
         return
-    shapes = from_every_rank(lambda: [(node.level, node.index) for node in tree.nodes])
+    shapes = all_gather_json(lambda: [(node.level, node.index) for node in tree.nodes])
     most = max(map(len, shapes))
     for number, parameter in enumerate(parameters):
         own = torch.zeros((most, *parameter.shape), dtype=parameter.dtype, device=parameter.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import takewhile
 
-from elastipod.rank_ranges import name_ranks
+from elastipod.rank_ranges import format_ranks
 from elastipod_agent.core.hang import Hang, SilentWorker
 
 _MAX_FRAMES = 12
@@ -43,7 +43,7 @@ def hang_message(hang: Hang, global_ranks: Mapping[int, int], activities: Sequen
         return (not stands_at, min(stands_at, default=0), len(ranks), ranks[0])
 
     for doing, ranks in sorted(alike.items(), key=lambda item: how_telling(item[1])):
-        parts.append(f"{name_ranks(ranks)} {doing}")
+        parts.append(f"{format_ranks(ranks)} {doing}")
     return "\n".join(parts)
 
 
@@ -71,7 +71,7 @@ def _headline(hang: Hang, global_ranks: Mapping[int, int]) -> str:
     for one in hang.silent:
         by_step.setdefault(one.step, []).append(one)
     stands = [
-        f"{name_ranks(global_ranks[one.local_rank] for one in group)} stand{'s' if len(group) == 1 else ''} at step {step} "
+        f"{format_ranks(global_ranks[one.local_rank] for one in group)} stand{'s' if len(group) == 1 else ''} at step {step} "
         f"since {_utc(min(one.since for one in group))}"
         for step, group in sorted(by_step.items())
     ]

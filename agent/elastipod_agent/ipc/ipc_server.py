@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from elastipod.ipc.protocol import MAX_CALL_BYTES, BadLine, decode
+from elastipod.ipc.protocol import MAX_CALL_BYTES, MalformedMessage, decode
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 from elastipod_agent.ipc.worker_calls import BadCall, WorkerCalls
 
@@ -74,7 +74,7 @@ class IpcServer:
         while line is not None:
             try:
                 call = decode(line)
-            except BadLine as error:
+            except MalformedMessage as error:
                 await _send(writer, _error(str(error)))
                 return
             following = asyncio.ensure_future(_line(reader))
@@ -88,7 +88,7 @@ class IpcServer:
             finally:
                 for task in (following, answering):
                     task.cancel()
-                    with suppress(asyncio.CancelledError, OSError, BadLine):
+                    with suppress(asyncio.CancelledError, OSError, MalformedMessage):
                         await task
 
     async def _answer(self, call: dict[str, object]) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from elastipod.worker_file import ENV_NAME, EventLevel, Progress, WorkerFile
+from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, Progress, WorkerFile
 from elastipod_agent.core.exits import WorkerExit
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import global_rank, worker_env
@@ -77,7 +77,7 @@ class WorkerGroup:
         """Give workers that live over generations their next: other ranks, and no event."""
         self._start = start
         self._wake_signal = None
-        self._file.begin_run()
+        self._file.reset_run()
 
     def give_up_spawning(self) -> None:
         """Start no more workers, and end the one that is being started, should that hang."""
@@ -121,7 +121,8 @@ class WorkerGroup:
         shell or a launcher may be between the agent and the script, and a script may handle the signal itself.
         """
         if any(
-            self._file.asks(worker.local_rank) or self._file.acknowledged(worker.local_rank) for worker in self.workers
+            self._file.checks_events(worker.local_rank) or self._file.acknowledged(worker.local_rank)
+            for worker in self.workers
         ):
             return True
         sessions = {worker.child.pid for worker in self.workers}
@@ -173,7 +174,7 @@ class WorkerGroup:
 
     @property
     def _cookie(self) -> str:
-        return f"{ENV_NAME}={self._file.path}"
+        return f"{WORKER_FILE_ENV}={self._file.path}"
 
     async def _spawn_all(
         self,
@@ -207,7 +208,7 @@ class WorkerGroup:
         logs.mkdir(parents=True, exist_ok=True)
         error_file = logs / "error.json"
         error_file.unlink(missing_ok=True)
-        self._file.note_asking(local_rank, asks=False)  # it was another process that did
+        self._file.set_checks_events(local_rank, checks=False)  # it was another process that did
         env = worker_env(
             base,
             self._start,

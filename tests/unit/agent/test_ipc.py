@@ -381,7 +381,7 @@ async def test_a_client_uses_no_connection_of_the_process_it_was_forked_from(pod
 
 async def test_an_agent_that_is_gone_is_an_error_with_one_sentence(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await pod.client()
-    monkeypatch.setattr("elastipod.ipc.connections._PATIENCE_S", 0.1)
+    monkeypatch.setattr("elastipod.ipc.connections._CONNECT_TIMEOUT_S", 0.1)
     await pod.server.close()
     with suppress(FileNotFoundError):  # from Python 3.13 on it is gone already
         os.unlink(pod.server.path)

@@ -79,13 +79,13 @@ def test_every_report_comes_back_as_it_was_given(
 
 def test_who_asks_for_events_is_known_until_its_process_is_another_one(tmp_path: Path) -> None:
     with WorkerFile.create(tmp_path / "file", 2) as page, WorkerFile.open(tmp_path / "file") as worker:
-        assert not page.asks(1)
-        worker.note_asking(1)
-        assert (page.asks(0), page.asks(1)) == (False, True)
-        page.begin_run()
-        assert page.asks(1), "the same process asks in its next run, too"
-        page.note_asking(1, asks=False)
-        assert not worker.asks(1)
+        assert not page.checks_events(1)
+        worker.set_checks_events(1)
+        assert (page.checks_events(0), page.checks_events(1)) == (False, True)
+        page.reset_run()
+        assert page.checks_events(1), "the same process asks in its next run, too"
+        page.set_checks_events(1, checks=False)
+        assert not worker.checks_events(1)
 
 
 def test_no_loss_and_a_loss_that_is_no_number_are_the_same(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.drain import EXIT_MARGIN_S, SHORT_DRAIN_S, storage_wait_s
 from elastipod.checkpoint.save_plan import Chunk, LocalState, make_save_plan
 from elastipod.checkpoint.store import CheckpointId
-from elastipod.worker_file import ENV_NAME, EventLevel, WorkerFile
+from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 
 # A process whose storage takes as long as argv[2] says for every file; argv[1] says how it ends while its save is under way.
 SCRIPT = """
@@ -64,7 +64,7 @@ if how == "raises":
 def ended(folder: Path, how: str, seconds: float) -> tuple[int, str, float]:
     """Run it; gives exit code, what it said on stderr, and the seconds from its save to its end."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_JOB", ENV_NAME):
+    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_JOB", WORKER_FILE_ENV):
         environ.pop(name, None)
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, how, str(seconds), str(folder)],
@@ -121,7 +121,7 @@ def test_how_long_a_drain_waits_for_storage(left_s: list[float], survives_drain:
 def page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile]:
     """Be the worker of an agent that has this page."""
     with WorkerFile.create(folder / "page", 1) as file:
-        monkeypatch.setenv(ENV_NAME, str(folder / "page"))
+        monkeypatch.setenv(WORKER_FILE_ENV, str(folder / "page"))
         local_worker._opened.cache_clear()
         yield file
         local_worker._opened.cache_clear()

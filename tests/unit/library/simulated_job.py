@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elastipod.audit.log_reader import read_logs
-from elastipod.audit.report import Report, audit
+from elastipod.audit.report import AuditReport, audit
 from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint import Resume
 from elastipod.data import Batch, ElasticBatches
@@ -36,7 +36,7 @@ class Schedule:
     discarded: int = 0  # samples that were fetched and never trained by who fetched them
     _saved: list[tuple[int, int, str]] = field(default_factory=list)  # (step, generation, state)
 
-    def run(self) -> Report:
+    def run(self) -> AuditReport:
         """Play the job to its end and audit its logs."""
         chance = random.Random(self.seed)
         source, epochs, batch = draw_data(chance)

@@ -14,7 +14,7 @@ from tests.unit.library.memory_store import MemoryServer
 
 from elastipod.agreement import Agreement, stop_call
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
-from elastipod.rank_ranges import name_ranks
+from elastipod.rank_ranges import format_ranks
 
 DEADLINE_S = 20.0
 
@@ -222,4 +222,4 @@ def test_nobody_has_passed_the_stop_call(next_calls: list[int]) -> None:
     ],
 )
 def test_ranks_are_named_as_ranges(ranks: list[int], text: str) -> None:
-    assert name_ranks(ranks) == text
+    assert format_ranks(ranks) == text

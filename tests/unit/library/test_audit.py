@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.unit.library.sample_logs import PLAN, Job
 
 from elastipod.audit.log_reader import read_logs
-from elastipod.audit.report import Report, audit, main
-from elastipod.data import Batch, share
-from elastipod.errors import UnusableLogs
+from elastipod.audit.report import AuditReport, audit, main
+from elastipod.data import Batch, even_part
+from elastipod.errors import UnusableLogsError
 
 LAST = PLAN.total_steps
 
 
-def judge(directory: Path) -> Report:
+def judge(directory: Path) -> AuditReport:
     return audit(read_logs(directory))
 
 
@@ -72,7 +72,7 @@ def test_a_planted_off_by_one_sampler_is_found(tmp_path: Path) -> None:
         if step < 6:
             return batch
         first = PLAN.samples_after(step - 1) - 1  # the bug: one too early after the resize
-        own = share(batch.global_size, rank, world_size)
+        own = even_part(batch.global_size, rank, world_size)
         return replace(batch, indices=order[first + own.start : first + own.stop])
 
     order = [index for step in range(1, LAST + 1) for index in PLAN.batch(step, 0, 1).indices]
@@ -157,7 +157,7 @@ def test_a_bad_line_in_the_middle_is_not(tmp_path: Path) -> None:
     job.run(1, 1, range(1, LAST + 1), end="completed")
     text = job.file(1, 0).read_text()
     job.file(1, 0).write_text(text.replace('{"kind":"step","step":3', '{"kind":"st', 1))
-    with pytest.raises(UnusableLogs, match=r"line 4 is not JSON"):
+    with pytest.raises(UnusableLogsError, match=r"line 4 is not JSON"):
         judge(tmp_path)
 
 
@@ -174,7 +174,9 @@ def test_a_missing_rank_makes_the_logs_unusable(tmp_path: Path, capsys: pytest.C
 def test_a_missing_generation_makes_the_logs_unusable(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.run(2, 2, range(6, LAST + 1), resumed_from=1, end="completed")
-    with pytest.raises(UnusableLogs, match="generation 2 resumed from generation 1 at step 5, whose logs are not here"):
+    with pytest.raises(
+        UnusableLogsError, match="generation 2 resumed from generation 1 at step 5, whose logs are not here"
+    ):
         judge(tmp_path)
 
 
@@ -183,14 +185,14 @@ def test_ranks_that_contradict_each_other_make_the_logs_unusable(tmp_path: Path)
     job.run(1, 2, range(1, 5))
     text = job.file(1, 1).read_text()
     job.file(1, 1).write_text(text.replace('"resumed_step":0', '"resumed_step":2'))
-    with pytest.raises(UnusableLogs, match="contradicts the other ranks"):
+    with pytest.raises(UnusableLogsError, match="contradicts the other ranks"):
         judge(tmp_path)
 
 
 def test_other_data_in_a_later_generation_makes_the_logs_unusable(tmp_path: Path) -> None:
     Job(tmp_path).run(1, 1, range(1, 5))
     Job(tmp_path, replace(PLAN, dataset_size=60)).run(2, 1, range(5, 8), resumed_from=1)
-    with pytest.raises(UnusableLogs, match="do not train on the same data"):
+    with pytest.raises(UnusableLogsError, match="do not train on the same data"):
         judge(tmp_path)
 
 

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.data import ElasticBatches, Split, share
-from elastipod.data.plan_check import compare
+from elastipod.data import BatchSplit, ElasticBatches, even_part
+from elastipod.data.plan_check import check_in_store
 from elastipod.errors import DataError
 from elastipod.shuffle import Shuffle
 
@@ -25,7 +25,7 @@ WORLDS = st.integers(1, 9)
 
 @given(size=st.integers(0, 1000), world_size=st.integers(1, 64))
 def test_shares_cover_once_in_order_and_differ_by_one_at_most(size: int, world_size: int) -> None:
-    shares = [share(size, rank, world_size) for rank in range(world_size)]
+    shares = [even_part(size, rank, world_size) for rank in range(world_size)]
     assert [index for part in shares for index in part] == list(range(size))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -33,7 +33,7 @@ def test_shares_cover_once_in_order_and_differ_by_one_at_most(size: int, world_s
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
     with pytest.raises(ValueError, match=f"rank {rank} is outside a world of 4"):
-        share(16, rank, 4)
+        even_part(16, rank, 4)
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000))
@@ -211,16 +211,16 @@ def test_ranks_with_different_plans_or_the_same_rank_are_refused() -> None:
     store = torch.distributed.HashStore()
     plan: dict[str, Any] = {"kind": "map", "size": 20, "seed": 0, "local_sizes": [1, 2], "sources": {"a": {"size": 3}}}
     for rank in (1, 0, 2):
-        compare(store, plan, rank, rank)
+        check_in_store(store, plan, rank, rank)
     with pytest.raises(
         DataError, match=r"rank 3 would train on other data .*: seed is 3 here and 0 there; make the same"
     ):
-        compare(store, {**plan, "seed": 3}, 3, 3)
+        check_in_store(store, {**plan, "seed": 3}, 3, 3)
     with pytest.raises(
         DataError, match="the processes of ranks 2 and 3 would both train on the samples of rank 2; give"
     ):
-        compare(store, plan, 2, 3)
-    compare(store, plan, 3, 3)
+        check_in_store(store, plan, 2, 3)
+    check_in_store(store, plan, 3, 3)
 
 
 def test_a_place_beyond_the_end_is_refused() -> None:
@@ -243,7 +243,7 @@ def test_a_place_beyond_the_end_is_refused() -> None:
     is_even=st.booleans(),
 )
 def test_any_split_covers_once_in_whole_groups(sizes: list[int], grain: int, size: int, is_even: bool) -> None:
-    split = Split.of(len(sizes), () if is_even else [each * grain for each in sizes], grain)
+    split = BatchSplit.of(len(sizes), () if is_even else [each * grain for each in sizes], grain)
     parts = [split.part(size, rank) for rank in range(len(sizes))]
     assert [index for part in parts for index in part] == list(range(size))
     assert max(map(len, parts)) == split.largest(size)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.data import ElasticBatches, share
+from elastipod.data import ElasticBatches, even_part
 from elastipod.testing.fixed_order import Node, SumTree, exact_sum, fixed_order_passes, subtrees
 
 
@@ -25,7 +25,7 @@ def by_definition(leaves: list[float]) -> float:
 def test_the_sum_has_the_same_bits_for_every_world(leaves: list[float], world: int) -> None:
     whole: SumTree[float] = SumTree(float.__add__)
     for rank in range(world):
-        own = share(len(leaves), rank, world)
+        own = even_part(len(leaves), rank, world)
         tree: SumTree[float] = SumTree(float.__add__, own.start)
         for number in own:
             tree.append(leaves[number])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.library.sample_logs import Job, Sampler
 
 from elastipod.audit.log_reader import read_logs
-from elastipod.audit.report import Report, audit
+from elastipod.audit.report import AuditReport, audit
 from elastipod.data import Batch, ElasticBatches
 from elastipod.data.mixture import Mixture
 from elastipod.data.shards import Shards
@@ -29,7 +29,7 @@ def test_weights_are_met_exactly_and_no_sample_is_two_passes_ahead(
     by_name = dict(zip(sizes, weights, strict=True))
     mixture = Mixture(sizes, by_name, samples=sum(weights) * rounds, seed=1)
     drawn = Counter(mixture.order(epoch)[position] for epoch in range(epochs) for position in range(len(mixture)))
-    for name, size, draws in mixture.ledger(epochs):
+    for name, size, draws in mixture.draws_by_source(epochs):
         counts = [drawn[index] for index in range(mixture.num_indices) if mixture.locate(index)[0] == name]
         assert (len(counts), sum(counts)) == (size, draws)
         assert draws * sum(weights) == by_name[name] * len(mixture) * epochs
@@ -63,7 +63,7 @@ def test_sources_named_in_another_order_are_another_mixture() -> None:
         other.resumed(plan.state_dict(2))
 
 
-def audited(folder: Path, sampler: Sampler | None = None) -> Report:
+def audited(folder: Path, sampler: Sampler | None = None) -> AuditReport:
     job = Job(folder, PLAN, sampler)
     job.run(1, 2, range(1, 3))
     job.run(2, 3, range(3, 6), resumed_from=1, end="completed")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod.data import ElasticBatches
-from elastipod.data.shards import NEAR, ShardReader, Shards, shard_lengths
+from elastipod.data.shards import MAX_SKIPPED, ShardReader, Shards, shard_lengths
 from elastipod.errors import DataError
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
@@ -94,7 +94,7 @@ def test_equal_shards_are_opened_once_each_by_one_rank() -> None:
 def test_samples_that_others_took_are_read_over_when_they_are_near() -> None:
     files = Files([500])
     reader = ShardReader(Shards([500], lanes=1), files.open)
-    assert [reader[0], reader[NEAR], reader[10], reader[200]] == ["0/0", f"0/{NEAR}", "0/10", "0/200"]
+    assert [reader[0], reader[MAX_SKIPPED], reader[10], reader[200]] == ["0/0", f"0/{MAX_SKIPPED}", "0/10", "0/200"]
     assert files.opened == [(0, 0), (0, 10), (0, 200)]
     reader.close()
 

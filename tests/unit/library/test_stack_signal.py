@@ -22,7 +22,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile
         monkeypatch.setenv("ELASTIPOD_LOCAL_RANK", "1")
         monkeypatch.setenv("LOCAL_RANK", "0")
         yield file
-    stack_signal.take_back_stacks()
+    stack_signal.disable_stack_signal()
     local_worker._opened.cache_clear()
 
 
@@ -67,6 +67,6 @@ def test_a_second_offer_replaces_the_first(page: WorkerFile) -> None:
     report(1, 8)
     first = page.stacks_signal(1)
     descriptors = len(os.listdir("/proc/self/fd"))
-    stack_signal.offer_stacks(page, 0)
+    stack_signal.enable_stack_signal(page, 0)
     assert page.stacks_signal(0) == first
     assert len(os.listdir("/proc/self/fd")) == descriptors
