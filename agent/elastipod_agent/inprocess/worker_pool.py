@@ -1,7 +1,7 @@
-"""Keeps one process per local rank at the barrier between runs, whatever happens to processes meanwhile.
+"""Keeps one process per local rank at the barrier between runs, whatever happens to the processes.
 
-One loop, fed by levels: it looks where every rank is, asks `core.inprocess_restart.plan_gathering` what is missing, does it, and looks
-again at the next exit, call or deadline. During a run it only stands by; the run itself watches its workers then.
+One level-triggered loop: it reads where every rank is, asks `core.inprocess_restart.plan_gathering` what is missing, does it, and
+repeats at the next exit, call or deadline. During a run it waits; `PooledWorkers` supervises the workers then.
 """
 
 from __future__ import annotations
@@ -11,76 +11,68 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from elastipod_agent.core.exits import describe_status
 from elastipod_agent.core.inprocess_restart import GatheringRank, GatherPlan, RankPosition, plan_gathering
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.run_env import before_rank
 from elastipod_agent.core.worker_env import pod_env
-from elastipod_agent.generation import GIVE_UP_AGAIN_S, Fault, describe_worker_failure, failure_without_worker
+from elastipod_agent.generation.faults import Fault, describe_worker_failure, failure_without_worker
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
-from elastipod_agent.log import EventLog
+from elastipod_agent.runtime import AgentRuntime
 from elastipod_agent.scripts import ScriptRunner, failed_script
-from elastipod_agent.settings import Settings, missing_script
+from elastipod_agent.settings import missing_script
 from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import describe_error, shorten
-from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
-from elastipod_agent.workers.output_pump import OutputPump
-from elastipod_agent.workers.reaper import Reaper
+from elastipod_agent.workers.group import KILL_AGAIN_S, WorkerGroup, WorkerProcess
 
 
 @dataclass(slots=True)
-class _Record:
-    """What is remembered of one local rank's processes. noted: the last one whose end has been looked at."""
+class _RankRecord:
+    """What the pool remembers of one local rank's processes. last_ended: the last process whose end was recorded."""
 
     num_failures: int = 0
     gone_at: float = 0.0
-    noted: WorkerProcess | None = None
+    last_ended: WorkerProcess | None = None
     to_be_replaced: bool = False
 
 
 class WorkerPool:
-    """The standing workers of one pod. Belongs to the event loop's thread.
+    """The workers of one pod that live over generations. Belongs to the event loop's thread.
 
-    on_change: called when ranks moved, ended, or were gathered. Workers are started with the last run's ranks in their
-    environment, or with none that can be used; what counts is what the barrier tells them.
+    on_change: called when ranks moved, ended, or were gathered. tap: takes the output of local rank 0 during a run. fault: why
+    gathering was given up. stuck: pids that SIGKILL did not end. kept_all_processes: every process has lived through the last run.
+
+    The environment of a worker names the ranks of the last run, or ranks that cannot be used; the ranks that count are the ones that
+    the worker receives at the barrier.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        root: Path,
-        environ: Mapping[str, str],
-        reaper: Reaper,
-        pump: OutputPump,
-        coordinator: RunCoordinator,
-        log: EventLog,
-    ) -> None:
+    def __init__(self, runtime: AgentRuntime, coordinator: RunCoordinator) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.tap: Callable[[bytes], None] | None = None
-        self.fault: Fault | None = None  # why gathering was given up
+        self.fault: Fault | None = None
         self.stuck: list[int] = []
-        self.kept_all_processes = False  # every process has lived through the last run
+        self.kept_all_processes = False
         self.is_closing = False
-        self._settings = settings
-        self._environ = environ
-        self._reaper = reaper
-        self._log = log
+        self._runtime = runtime
+        self._settings = settings = runtime.settings
+        self._log = runtime.log
         self._coordinator = coordinator
-        self._directory = root / "standing"
+        self._directory = runtime.root / "standing"
         self._directory.mkdir(mode=0o700)
-        self._start = before_rank(None, _nnodes(environ))
-        self.group = WorkerGroup(settings, self._start, self._directory, reaper, pump, tap=self._forward_output)
+        self._start = before_rank(None, _nnodes(runtime.environ))
+        self.group = WorkerGroup(
+            settings, self._start, self._directory, runtime.reaper, runtime.pump, tap=self._forward_output
+        )
         self._script_wake = asyncio.Event()
         self._scripts = ScriptRunner(
-            reaper,
-            pump,
+            runtime.reaper,
+            runtime.pump,
             is_over=lambda: self.is_closing,
             wake=self._script_wake,
             patience_s=settings.shutdown_timeout_s,
         )
-        self._ranks = [_Record() for _ in range(settings.layout.nproc)]
+        self._ranks = [_RankRecord() for _ in range(settings.layout.nproc)]
         self._is_gathering = True
         self._is_gathered = False
         self._is_killing = False
@@ -122,7 +114,7 @@ class WorkerPool:
             record.num_failures = 0
         for worker in self.group.workers:
             if worker.child.status is not None:  # in the run, or by it
-                self._ranks[worker.local_rank].noted = worker
+                self._ranks[worker.local_rank].last_ended = worker
                 self.kept_all_processes = False
         self.fault = None
         self._is_gathering, self._is_gathered = True, False
@@ -196,9 +188,9 @@ class WorkerPool:
     async def _record_end(self, worker: WorkerProcess, now: float) -> None:
         """Count a process that ended by itself before it came to the barrier."""
         record = self._ranks[worker.local_rank]
-        if worker.child.status is None or record.noted is worker:
+        if worker.child.status is None or record.last_ended is worker:
             return
-        record.noted, record.gone_at = worker, now
+        record.last_ended, record.gone_at = worker, now
         self.kept_all_processes = False
         if worker.is_killed:
             return
@@ -267,21 +259,21 @@ class WorkerPool:
     async def _replace_workers(self, local_ranks: frozenset[int]) -> None:
         """Start processes. An exec that hangs (on storage that is gone) is ended like a rank that is late. Raises OSError."""
         spawning = asyncio.ensure_future(
-            self.group.replace_workers(self._environ, self._start, local_ranks, self.note_exit)
+            self.group.replace_workers(self._runtime.environ, self._start, local_ranks, self.note_exit)
         )
         limit_s = self._settings.inprocess_timeout_s
         while not spawning.done():
             await asyncio.wait([spawning], timeout=limit_s)
             if not spawning.done():
-                self._reaper.kill_pending_children()
-                limit_s = GIVE_UP_AGAIN_S
+                self._runtime.reaper.kill_pending_children()
+                limit_s = KILL_AGAIN_S
         spawning.result()
 
     async def _pre_train(self) -> str | None:
         script = self._settings.pre_script
         if script is None:
             return None
-        env = pod_env(self._environ, self._start, self._settings.layout)
+        env = pod_env(self._runtime.environ, self._start, self._settings.layout)
         status, tail = await self._scripts.run(script, "pre-train", env)
         return None if status == 0 or self.is_closing else failed_script(script, status, tail)
 

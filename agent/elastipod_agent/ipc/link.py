@@ -9,7 +9,7 @@ from typing import Any
 
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.worker_env import Layout
-from elastipod_agent.generation import Fault
+from elastipod_agent.generation.faults import Fault
 from elastipod_agent.ipc.ipc_server import IpcServer
 from elastipod_agent.ipc.run_coordinator import ReportedFault, RunCoordinator
 from elastipod_agent.status import StatusStore

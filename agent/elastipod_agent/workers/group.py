@@ -28,6 +28,7 @@ from elastipod_agent.workers.reaper import ChildProcess, PendingChild, Reaper
 from elastipod_agent.workers.worker_output import WorkerOutput, open_worker_output
 from elastipod_agent.workers.worker_process import WorkerProcess as WorkerProcess
 
+KILL_AGAIN_S = 0.2  # between two attempts to end a worker that hangs in its start
 _ENDS_TO_WAIT_S = 30.0
 
 

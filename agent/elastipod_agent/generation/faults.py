@@ -1,0 +1,60 @@
+"""Why a generation cannot continue, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastipod.ipc.protocol import RestartMode
+from elastipod_agent.clock import utc_now
+from elastipod_agent.core.exits import Outcome
+from elastipod_agent.workers.failure import Failure, describe, shorten
+from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a generation cannot continue: the reason as /status shows it, and which worker failed how.
+
+    restart_mode: what the worker that reported the fault asks for.
+    """
+
+    reason: str
+    failure: Failure
+    restart_mode: RestartMode | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationEnd:
+    """How a generation ended.
+
+    is_late: a drain ran out of time. note: a sentence to show, or "". stuck: pids that SIGKILL did not end.
+    """
+
+    outcome: Outcome
+    is_late: bool = False
+    note: str = ""
+    stuck: tuple[int, ...] = ()
+
+
+LATE_DRAIN = "the workers did not drain in the time that the stop gave them and were killed"
+
+
+async def describe_worker_failure(group: WorkerGroup, worker: WorkerProcess) -> Failure:
+    """Describe how a worker that has ended failed."""
+    await group.catch_up(worker)
+    assert worker.child.status is not None
+    return describe(
+        global_rank=group.global_rank(worker),
+        local_rank=worker.local_rank,
+        status=worker.child.status,
+        error_file=worker.error_file,
+        stderr_tail=worker.stderr_tail(),
+        time=utc_now(),
+    )
+
+
+def failure_without_worker(message: str) -> Failure:
+    """Give a failure that no worker caused."""
+    return Failure(
+        global_rank=None, local_rank=None, exitcode=None, signal=None, message=shorten(message), time=utc_now()
+    )
