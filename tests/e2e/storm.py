@@ -252,12 +252,12 @@ class Pod:
                     waiting.append(process)
                 elif "matcher_process" in line:
                     found["matcher"].append(process)
+                elif "elastipod_agent" in line and parent == self.process.pid:
+                    pass  # between fork and exec: it shows the agent's own command line
                 elif "storm_train.py" in line:
                     found["worker"].append(process)
                 elif "time.sleep(600)" in line:
                     found["child"].append(process)
-                elif "elastipod_agent" in line and parent == self.process.pid:
-                    pass  # between fork and exec
                 elif line:
                     found["unknown"].append(process)
         waiting.sort(key=_created)
