@@ -1,87 +1,78 @@
-"""Times on record that lie in the future: an operator before this one had another clock, or its clock was set back."""
+"""Stored times that lie in the future: an earlier operator had another clock, or its clock was set back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
-from .record import PartialGang, Record, Transition
+from .record import Record
+from .record_schema import StoredField, TimeRule, timed_fields
 
-# Clocks of two machines differ by so much without any harm; what is less is left as it is written.
+# Clocks of two machines may differ by this much without harm; such times stay as they are.
 TOLERANCE = timedelta(seconds=5)
+
+Change = Callable[[Any, StoredField, datetime], datetime]
 
 
 def without_future_times(record: Record, now: datetime, longest: timedelta | None = None) -> Record:
-    """Take what is said to happen later than now for what happens now: no wait gets longer for a clock that was wrong.
+    """Take what is said to happen later than now as happening now, so that no wait grows because a clock was wrong.
 
-    What was to last until some time lasts as long as it was meant to. longest: the longest back-off of the job.
+    A deadline or a wait keeps its length. longest: the longest back-off of the job.
     """
-    shed = record.requeue_backoff
-    if shed is not None and longest is not None and shed.until > now + longest:  # when it began is not on record
-        record = replace(record, requeue_backoff=replace(shed, until=now + longest))
-    if not any(at is not None and at > now + TOLERANCE for at in _times(record)):
-        return record
-    window, phase_times = record.window, record.phase_times
-    return replace(
-        record,
-        transition=_begun(record.transition, now) if record.transition is not None else None,
-        window_since=_at(record.window_since, now),
-        generation_began_at=_at(record.generation_began_at, now),
-        first_pod_at=_at(record.first_pod_at, now),
-        running_since=_at(record.running_since, now),
-        resized_at=_at(record.resized_at, now),
-        recovered_at=_at(record.recovered_at, now),
-        fault_at=_at(record.fault_at, now),
-        accepted_at=_at(record.accepted_at, now),
-        started_at=_at(record.started_at, now),
-        resize_failed_at=_at(record.resize_failed_at, now),
-        resize_began_at=_at(record.resize_began_at, now),
-        ended_at=_at(record.ended_at, now),
-        window=replace(window, since=_at(window.since, now)),
-        phase_times=replace(phase_times, since=_at(phase_times.since, now)),
-        node_faults=tuple(replace(o, at=min(o.at, now)) for o in record.node_faults),
-        gang=_waited(record.gang, now) if record.gang is not None else None,
-    )
+    if longest is not None:
+        record = _with_times(record, _shortened_to(now + longest))
+    if any(at > now + TOLERANCE for at in _past_times(record)):
+        record = _with_times(record, _not_after(now))
+    return record
 
 
-def _times(record: Record) -> list[datetime | None]:
-    begun = [record.transition.began_at, record.transition.detected_at] if record.transition is not None else []
-    return [
-        *begun,
-        record.window_since,
-        record.generation_began_at,
-        record.first_pod_at,
-        record.running_since,
-        record.resized_at,
-        record.recovered_at,
-        record.fault_at,
-        record.accepted_at,
-        record.started_at,
-        record.resize_failed_at,
-        record.resize_began_at,
-        record.ended_at,
-        record.window.since,
-        record.phase_times.since,
-        *(o.at for o in record.node_faults),
-        record.gang.since if record.gang is not None else None,
-    ]
+def _past_times(value: Any) -> Iterator[datetime]:
+    """Give the times that have happened, as the record or one of its parts says."""
+    for found in timed_fields(value.__class__):
+        if found.part is not None:
+            for part in _parts(getattr(value, found.name)):
+                yield from _past_times(part)
+        elif found.storage.time_rule is TimeRule.PAST and (at := getattr(value, found.name)) is not None:
+            yield at
 
 
-def _at(at: datetime | None, now: datetime) -> datetime | None:
-    return None if at is None else min(at, now)
+def _parts(held: Any) -> tuple[Any, ...]:
+    return held if isinstance(held, tuple) else () if held is None else (held,)
 
 
-def _begun(transition: Transition, now: datetime) -> Transition:
-    early = max(timedelta(0), transition.began_at - now)
-    not_before = transition.not_before
-    return replace(
-        transition, began_at=transition.began_at - early, detected_at=min(transition.detected_at, now),
-        deadline=transition.deadline - early, not_before=None if not_before is None else not_before - early,
-    )  # fmt: skip
+def _shortened_to(latest: datetime) -> Change:
+    """Give the change that lets no back-off end later than this: when it began is not on record."""
+    return lambda _, found, at: min(at, latest) if found.storage.time_rule is TimeRule.BACK_OFF else at
 
 
-def _waited(gang: PartialGang, now: datetime) -> PartialGang:
-    early = max(timedelta(0), gang.since - now)
-    return replace(
-        gang, since=gang.since - early, rest_until=None if gang.rest_until is None else gang.rest_until - early
-    )
+def _not_after(now: datetime) -> Change:
+    def change(owner: Any, found: StoredField, at: datetime) -> datetime:
+        if found.storage.time_rule is TimeRule.PAST:
+            return min(at, now)
+        if found.storage.time_rule is TimeRule.FOLLOWS:
+            leader: datetime = getattr(owner, found.storage.follows)
+            return at - max(timedelta(0), leader - now)
+        return at
+
+    return change
+
+
+def _with_times(value: Any, change: Change) -> Any:
+    """Give the record, or a part of it, with each time changed; the same object when no time differs."""
+    changes: dict[str, Any] = {}
+    for found in timed_fields(value.__class__):
+        before = getattr(value, found.name)
+        if before is None:
+            continue
+        after: Any
+        if found.part is None:
+            after = change(value, found, before)
+        elif isinstance(before, tuple):
+            after = tuple(_with_times(part, change) for part in before)
+        else:
+            after = _with_times(before, change)
+        if after != before:
+            changes[found.name] = after
+    return replace(value, **changes) if changes else value

@@ -1,7 +1,7 @@
-"""The one record of a job (decision 1): everything that must outlive the operator, in annotation `elastipod.io/state`.
+"""The state record of a job: everything that must outlive the operator, in annotation `elastipod.io/state`.
 
-Every write that allocates a generation or spends a budget carries the job's resourceVersion and comes before the first
-call to an agent. `record_codec` writes and reads it.
+Every write that allocates a generation or uses up a restart budget carries the job's resourceVersion and comes before the
+first call to an agent. Each field declares with `Stored` how it is written, so `record_codec` and `clock_skew` follow.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Annotated
 
 from .names import PodId, Slot
+from .record_schema import Stored, TimeRule
+from .sizes import MAX_REPLICAS
 
-# The cause of a suspension that the user wishes; all other causes are a queue's.
+# The cause of a suspension by the user; all other causes are a queue's.
 SUSPENDED_BY_USER = "Suspended"
 
-# Cause of the first transition on a record that was made anew, since the old one was lost.
+# The cause of the first transition of a record that replaces a lost one.
 RECORD_LOST = "RecordLost"
 
 
@@ -29,179 +32,194 @@ class TransitionKind(StrEnum):
 
 
 class RestartMode(StrEnum):
-    """How far a recovery reaches, in the words of /stop's `restart_mode`; the members stand in order, the least first."""
+    """What a recovery restarts, in the words of /stop's `restart_mode`; the least first."""
 
-    IN_PROCESS = "in_process_restart"  # workers that can outlive a fault keep their processes
-    LOCAL = "local_process_level_restart"  # but for the one that asked for another process
+    IN_PROCESS = "in_process_restart"  # workers that survive a fault keep their processes
+    LOCAL = "local_process_level_restart"  # except the one that asked for a new process
     PROCESSES = "process_level_restart"  # all workers get new processes
-    JOB = "job_level_restart"  # all pods are made anew
+    JOB = "job_level_restart"  # all pods are recreated
+
+
+# Characters that are written of a message.
+MAX_TEXT = 1000
+PAST, FOLLOWS, BACK_OFF = TimeRule.PAST, TimeRule.FOLLOWS, TimeRule.BACK_OFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """A change of generation under way: recorded before the first /stop, gone with the record of the next start.
-
-    graceful: workers are asked to reach a checkpoint until `deadline`, else they are ended at once. goal: the size that
-    is waited for. counted: the incident was booked to the budgets. weighed: everybody was accounted for and the budgets
-    were looked at, so what happens from then on changes neither. full: a full job restart, all pods are made anew.
-    reach: the most that the failed workers asked for. is_shortened: `deadline` is sooner than agents were told at first.
-    """
+    """A change of generation in progress: on record before the first /stop, removed when the next start is recorded."""
 
     kind: TransitionKind
     cause: str
-    message: str
+    message: Annotated[str, Stored(max_length=MAX_TEXT)]
     from_size: int
     target_size: int
-    began_at: datetime
-    detected_at: datetime
-    deadline: datetime
+    """The size that is waited for."""
+    began_at: Annotated[datetime, Stored(time_rule=PAST)]
+    detected_at: Annotated[datetime, Stored(time_rule=PAST)]
+    deadline: Annotated[datetime, Stored(time_rule=FOLLOWS, follows="began_at")]
+    """When workers that are asked for a checkpoint are stopped at the latest."""
     graceful: bool = False
-    not_before: datetime | None = None
+    """Whether the workers are asked for a checkpoint; otherwise they are stopped at once."""
+    not_before: Annotated[datetime | None, Stored(time_rule=FOLLOWS, follows="began_at")] = None
     uses_budget: bool = False
-    is_budget_checked: bool = False
-    recreates_pods: bool = False
-    reach: RestartMode = RestartMode.IN_PROCESS
-    is_shortened: bool = False
+    """Whether the fault counts against the restart budgets."""
+    is_budget_checked: Annotated[bool, Stored(is_later=True)] = False
+    """All replicas are accounted for and the budgets were checked: later findings change neither."""
+    recreates_pods: Annotated[bool, Stored(is_later=True)] = False
+    """Whether this is a full job restart."""
+    reach: Annotated[RestartMode, Stored(is_later=True)] = RestartMode.IN_PROCESS
+    """The most that the failed workers asked for."""
+    is_shortened: Annotated[bool, Stored("shortened")] = False
+    """`deadline` is earlier than the agents were told at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartWindow:
-    """Counted restarts of the present evaluation window, which opens with the first of them.
-
-    number: windows that ended before. restarts: process-level ones since the last full job restart. full: full ones.
-    """
+    """Restarts that count in the present evaluation window, which begins with the first of them."""
 
     number: int = 0
-    since: datetime | None = None
+    """How many windows have ended."""
+    since: Annotated[datetime | None, Stored(time_rule=PAST)] = None
     restarts: int = 0
+    """Process-level restarts since the last full job restart."""
     full_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FaultyReplica:
-    """A replica that the latest fault hit: its pod, its group rank then, and its node (empty when not known)."""
+    """A replica that the latest fault hit: its pod, its group rank then (-1 for none), and its node (empty if unknown)."""
 
-    pod: PodId
+    pod: Annotated[PodId, Stored(is_inline=True)]
     rank: int
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFaults:
-    """How often a node was behind a fault, and when last."""
+    """How many faults a node caused, and when the last one."""
 
     node: str
     times: int
-    at: datetime
+    at: Annotated[datetime, Stored(time_rule=PAST)]
 
 
 @dataclass(frozen=True, slots=True)
 class PartialGang:
-    """A gang or an increment that lacks some pods (decision 14).
+    """A gang or an increment of which some pods have no node."""
 
-    since: when it last came closer to being whole. bound: its pods that hold a place. tries: how often they were given
-    back. rest_until: set while they are given back; one pod in wait is the demand then.
-    """
-
-    since: datetime
+    since: Annotated[datetime, Stored(time_rule=PAST)]
+    """When the number of its pods with a node last grew."""
     bound: int = 0
+    """How many of its pods have a node."""
     tries: int = 0
-    rest_until: datetime | None = None
+    """How often its nodes were given back."""
+    rest_until: Annotated[datetime | None, Stored(time_rule=FOLLOWS, follows="since")] = None
+    """Until when its nodes are left to others; one pending pod signals the demand meanwhile. None while it keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeStatistics:
-    """What this job was seen to gain and to lose by resizes (decision 13).
-
-    pause: how long workers stood still in the last planned resize. paces: time of a step at each size, the newest last.
-    """
+    """What resizes of this job cost and gain."""
 
     pause: timedelta | None = None
+    """How long the workers did not train in the last planned resize."""
     step_times: tuple[tuple[int, timedelta], ...] = ()
+    """The time of one step at each size, the newest last."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Where the job's time went: whole milliseconds booked to each phase, and the phase that runs since `since`."""
+    """Where the job's time went: milliseconds by phase, and the present phase with its begin."""
 
     phase: str = ""
-    since: datetime | None = None
+    since: Annotated[datetime | None, Stored(time_rule=PAST)] = None
     booked: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RequeueBackoff:
-    """Increments were taken back: how often in a row, and until when none is asked for again."""
+    """Kueue evicted increments: how many times in a row, and until when none is requested again."""
 
     tries: int
-    until: datetime
+    until: Annotated[datetime, Stored(time_rule=BACK_OFF)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What the operator decided and must not forget.
+    """What the operator decided and must not forget. Generation 0 without members: the job never started."""
 
-    generation 0 and no members: never started. members are in order of their group ranks. lost: pods that were given up and
-    must never be taken back, while the API server still lists them. incarnations: the newest one of each slot that a pod was
-    seen in. window_since: when the present growth (or start) window opened. generation_began_at: when the present generation was
-    allocated. running_since: when all its agents answered RUNNING. fault_at: when the fault that is being recovered from was
-    seen. best_step: the newest step known at the last incident. consecutive_failures: recoveries without a newer step; stalled:
-    those of them that worker faults caused. size_before_growth: the size before the growth that has not reached RUNNING yet, 0 when
-    there is none. resize_began_at: when the planned resize that has not reached RUNNING yet began. idle: time that the job was
-    suspended. first_pod_at: until the first training, when the job came to have pods. shrank_after_fault: the last change of size was
-    a shrink after a fault. accepted_at: when an operator first saw the job. queue: the one on whose quota the pods run; empty
-    for none. owner: UID of the job; empty in records of earlier operators.
-    """
+    generation: Annotated[int, Stored("generation", is_required=True)] = 0
+    members: Annotated[tuple[PodId, ...], Stored("members", is_required=True, max_pods=MAX_REPLICAS)] = ()
+    """In the order of their group ranks."""
+    master_addr: Annotated[str, Stored("master", is_required=True)] = ""
+    transition: Annotated[Transition | None, Stored("transition")] = None
+    lost: Annotated[tuple[PodId, ...], Stored("lost", is_required=True)] = ()
+    """Pods that were given up and must not be used again; listed until the API server no longer shows them."""
+    incarnations: Annotated[dict[Slot, int], Stored("incarnations", is_derived=True)] = field(default_factory=dict)
+    """The newest incarnation of each slot. Written only where `members` does not say it."""
 
-    generation: int = 0
-    members: tuple[PodId, ...] = ()
-    master_addr: str = ""
-    transition: Transition | None = None
-    lost: tuple[PodId, ...] = ()
-    incarnations: dict[Slot, int] = field(default_factory=dict)
-    window_since: datetime | None = None
-    generation_began_at: datetime | None = None
-    running_since: datetime | None = None
-    resized_at: datetime | None = None
-    recovered_at: datetime | None = None
-    fault_at: datetime | None = None
-    started_at: datetime | None = None
-    accepted_at: datetime | None = None
-    restarts: int = 0
-    retries: int = 0
-    consecutive_failures: int = 0
-    stalled_recoveries: int = 0
-    best_step: int = -1
-    window: RestartWindow = RestartWindow()
-    faulty_replicas: tuple[FaultyReplica, ...] = ()
-    is_full_restart: bool = False
-    shrank_after_fault: bool = False
-    node_faults: tuple[NodeFaults, ...] = ()
-    size_before_growth: int = 0
-    resize_failures: int = 0
-    resize_failed_at: datetime | None = None
-    gang: PartialGang | None = None
-    resize_began_at: datetime | None = None
-    resize_statistics: ResizeStatistics = ResizeStatistics()
-    suspended_time: timedelta = timedelta(0)
-    first_pod_at: datetime | None = None
-    phase_times: PhaseTimes = PhaseTimes()
-    queue: str = ""
-    requeue_backoff: RequeueBackoff | None = None
-    ceiling: int = 0
+    restarts: Annotated[int, Stored("budget", 0, is_required=True)] = 0
+    retries: Annotated[int, Stored("budget", 1, is_required=True)] = 0
+    consecutive_failures: Annotated[int, Stored("budget", 2, is_required=True)] = 0
+    """Recoveries without a newer step."""
+    best_step: Annotated[int, Stored("budget", 3, is_required=True)] = -1
+    """The newest step that was known at the last fault."""
+    stalled_recoveries: Annotated[int, Stored("budget", 4, is_required=True, is_later=True)] = 0
+    """The consecutive failures that faults of workers caused."""
+
+    window_since: Annotated[datetime | None, Stored("times", 0, is_required=True, time_rule=PAST)] = None
+    """When the operator began to wait for more replicas, for growth or for a start."""
+    running_since: Annotated[datetime | None, Stored("times", 1, is_required=True, time_rule=PAST)] = None
+    """When all agents of the present generation answered RUNNING."""
+    resized_at: Annotated[datetime | None, Stored("times", 2, is_required=True, time_rule=PAST)] = None
+    recovered_at: Annotated[datetime | None, Stored("times", 3, is_required=True, time_rule=PAST)] = None
+    fault_at: Annotated[datetime | None, Stored("times", 4, is_required=True, time_rule=PAST)] = None
+    """When the fault was seen that the job recovers from."""
+    started_at: Annotated[datetime | None, Stored("times", 5, is_required=True, time_rule=PAST)] = None
+    ended_at: Annotated[datetime | None, Stored("times", 6, is_required=True, time_rule=PAST)] = None
+    accepted_at: Annotated[datetime | None, Stored("accepted", time_rule=PAST)] = None
+    """When an operator first saw the job."""
+    generation_began_at: Annotated[datetime | None, Stored("begun", time_rule=PAST)] = None
+    """When the present generation was allocated."""
+    first_pod_at: Annotated[datetime | None, Stored("pods", time_rule=PAST)] = None
+    """When the job got its first pods; kept until it trains for the first time."""
+    suspended_time: Annotated[timedelta, Stored("idle")] = timedelta(0)
+
+    window: Annotated[RestartWindow, Stored("window")] = RestartWindow()
+    is_full_restart: Annotated[bool, Stored("culprits", 0)] = False
+    faulty_replicas: Annotated[tuple[FaultyReplica, ...], Stored("culprits", 1)] = ()
+    node_faults: Annotated[tuple[NodeFaults, ...], Stored("offences")] = ()
+
+    size_before_growth: Annotated[int, Stored("growth", 0)] = 0
+    """The size before a growth whose generation has not reached RUNNING yet; 0 for none."""
+    resize_failures: Annotated[int, Stored("growth", 1)] = 0
+    resize_failed_at: Annotated[datetime | None, Stored("growth", 2, time_rule=PAST)] = None
+    shrank_after_fault: Annotated[bool, Stored("shrunk")] = False
+    """The last change of size was a shrink after a fault."""
+    gang: Annotated[PartialGang | None, Stored("gang")] = None
+    resize_began_at: Annotated[datetime | None, Stored("measures", 0, time_rule=PAST)] = None
+    """When a planned resize began whose generation has not reached RUNNING yet."""
+    resize_statistics: Annotated[ResizeStatistics, Stored("measures", 1, is_inline=True)] = ResizeStatistics()
+
+    phase_times: Annotated[PhaseTimes, Stored("ledger")] = PhaseTimes()
+    queue: Annotated[str, Stored("queue", 0)] = ""
+    """The queue on whose quota the pods run; empty for none."""
+    requeue_backoff: Annotated[RequeueBackoff | None, Stored("queue", 1, is_inline=True)] = None
+    ceiling: Annotated[int, Stored("ceiling")] = 0
     """spec.replicas as the operator last saw it."""
-    outcome: str = ""
-    outcome_reason: str = ""
-    outcome_message: str = ""
-    ended_at: datetime | None = None
-    owner: str = ""
+    outcome: Annotated[str, Stored("outcome", 0)] = ""
+    outcome_reason: Annotated[str, Stored("outcome", 1)] = ""
+    outcome_message: Annotated[str, Stored("outcome", 2, max_length=2 * MAX_TEXT)] = ""
+    owner: Annotated[str, Stored("uid")] = ""
+    """UID of the job; empty in records of earlier operators."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it tells of nothing that an operator leaves behind: neither workers, nor a change, nor an end."""
+        """Whether it holds neither workers, nor a transition, nor an outcome: no operator writes such a record."""
         return not (self.members or self.transition or self.outcome)
 
     @property
     def size(self) -> int:
-        """Replicas that train together in the present generation; 0 while the workers are being exchanged."""
+        """Replicas that train together in the present generation; 0 during a transition."""
         return 0 if self.transition else len(self.members)

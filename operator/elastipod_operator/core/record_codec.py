@@ -1,4 +1,4 @@
-"""The record as text and back. Pods are written as runs of ordinals, long texts packed: thousands of pods fit into 16 KiB."""
+"""The state record as text and back, by the declarations in `record.py`. Long texts are packed."""
 
 from __future__ import annotations
 
@@ -6,41 +6,32 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, is_dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
-from typing import Any
+from enum import StrEnum
+from functools import lru_cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from .names import PodId
-from .record import (
-    FaultyReplica,
-    NodeFaults,
-    PartialGang,
-    PhaseTimes,
-    Record,
-    RequeueBackoff,
-    ResizeStatistics,
-    RestartMode,
-    RestartWindow,
-    Transition,
-    TransitionKind,
-)
-from .sizes import MAX_REPLICAS
+from .pod_runs import MAX_PODS, decode_pods, encode_pods
+from .record import Record
+from .record_schema import StoredField, stored_fields
 
 VERSION = 1
 MAX_BYTES = 16 * 1024
-"""What a record should take at most (decision 1)."""
+"""The most that a record should take."""
 PACK_BEYOND = 4 * 1024
 PACKED = "z:"
-# Whoever may edit the job may write anything there; nothing of ours unpacks to more.
+# Whoever may edit the job may write anything there; no record of ours unpacks to more.
 MAX_UNPACKED = 8 << 20
-MAX_TEXT = 1000
-MAX_READABLE_RUNS = 64
-# Of two specs each slot may have had a pod, and as many pods that were given up may not be gone yet.
-MAX_PODS = 2 * MAX_REPLICAS
 NO_INCARNATION = -1
-# Far enough from the first and the last time that can be written down, for the longest wait to be added or taken off.
+# Far enough from the first and the last representable time for the longest wait to be added or subtracted.
 VALID_YEARS = range(1970, 3000)
+MILLISECOND = timedelta(milliseconds=1)
+
+Convert = Callable[[Any], Any]
 
 
 class RecordError(ValueError):
@@ -48,125 +39,26 @@ class RecordError(ValueError):
 
 
 class NewerRecordError(RecordError):
-    """A later version of the operator wrote it: whoever cannot read it must leave the job alone. owner: UID of that job."""
+    """A later version of the operator wrote the record, so this one must leave the job alone. owner: UID of that job."""
 
     owner: str = ""
 
 
 def encode(record: Record) -> str:
     """Give the annotation's text, deterministic for equal records."""
-    body: dict[str, Any] = {
-        "v": VERSION,
-        "generation": record.generation,
-        "members": _encode_pods(record.members),
-        "master": record.master_addr,
-        "lost": _encode_pods(record.lost),
-        "incarnations": _encode_pods(_extra_incarnations(record)),
-        "budget": [
-            record.restarts,
-            record.retries,
-            record.consecutive_failures,
-            record.best_step,
-            record.stalled_recoveries,
-        ],
-        "times": [
-            format_time(t)
-            for t in (
-                record.window_since,
-                record.running_since,
-                record.resized_at,
-                record.recovered_at,
-                record.fault_at,
-                record.started_at,
-                record.ended_at,
-            )
-        ],
-        **_optional_parts(record),
-    }
+    body: dict[str, Any] = {"v": VERSION, "incarnations": encode_pods(_extra_incarnations(record))}
+    for key, group in _groups().items():
+        if group[0].storage.is_required or any(getattr(record, f.name) != f.default for f in group):
+            row = _row(record, group)
+            body[key] = row[0] if group[0].storage.index is None else row
+    for found in _keyed_fields_of_parts():
+        part = getattr(record, found[0])
+        if part is not None and getattr(part, found[1].name) != found[1].default:
+            body[found[1].storage.key] = _encoder(found[1].type)(getattr(part, found[1].name))
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     if len(text) <= PACK_BEYOND:
         return text
     return PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def _optional_parts(record: Record) -> dict[str, Any]:
-    """Give what most records lack."""
-    parts = _optional_times(record)
-    if record.owner:
-        parts["uid"] = record.owner
-    if record.transition:
-        t = record.transition
-        parts["transition"] = [
-            t.kind.value,
-            t.cause,
-            t.message[:MAX_TEXT],
-            t.from_size,
-            t.target_size,
-            format_time(t.began_at),
-            format_time(t.detected_at),
-            format_time(t.deadline),
-            t.graceful,
-            format_time(t.not_before),
-            t.uses_budget,
-            t.is_budget_checked,
-            t.recreates_pods,
-            t.reach.value,
-        ]
-        if t.is_shortened:
-            parts["shortened"] = True
-    if record.window != RestartWindow():
-        w = record.window
-        parts["window"] = [w.number, format_time(w.since), w.restarts, w.full_restarts]
-    if record.faulty_replicas or record.is_full_restart:
-        rows = [[c.pod.spec, c.pod.ordinal, c.pod.incarnation, c.rank, c.node] for c in record.faulty_replicas]
-        parts["culprits"] = [record.is_full_restart, rows]
-    if record.node_faults:
-        parts["offences"] = [[o.node, o.times, format_time(o.at)] for o in record.node_faults]
-    if record.size_before_growth or record.resize_failures or record.resize_failed_at:
-        parts["growth"] = [record.size_before_growth, record.resize_failures, format_time(record.resize_failed_at)]
-    if record.gang:
-        g = record.gang
-        parts["gang"] = [format_time(g.since), g.bound, g.tries, format_time(g.rest_until)]
-    if record.resize_began_at or record.resize_statistics != ResizeStatistics():
-        m = record.resize_statistics
-        paces = [[size, _ms(pace)] for size, pace in m.step_times]
-        parts["measures"] = [format_time(record.resize_began_at), None if m.pause is None else _ms(m.pause), paces]
-    if record.suspended_time:
-        parts["idle"] = _ms(record.suspended_time)
-    if record.shrank_after_fault:
-        parts["shrunk"] = True
-    if record.phase_times != PhaseTimes():
-        parts["ledger"] = [
-            record.phase_times.phase,
-            format_time(record.phase_times.since),
-            [list(row) for row in record.phase_times.booked],
-        ]
-    if record.queue or record.requeue_backoff:
-        parts["queue"] = [
-            record.queue,
-            *(
-                [record.requeue_backoff.tries, format_time(record.requeue_backoff.until)]
-                if record.requeue_backoff
-                else ()
-            ),
-        ]
-    if record.ceiling:
-        parts["ceiling"] = record.ceiling
-    if record.outcome:
-        parts["outcome"] = [record.outcome, record.outcome_reason, record.outcome_message[: 2 * MAX_TEXT]]
-    return parts
-
-
-def _optional_times(record: Record) -> dict[str, Any]:
-    times = {"begun": record.generation_began_at, "accepted": record.accepted_at, "pods": record.first_pod_at}
-    return {key: format_time(at) for key, at in times.items() if at}
-
-
-def _extra_incarnations(record: Record) -> list[PodId]:
-    """Give the incarnations that the members do not tell already; NO_INCARNATION for members whose one is not on record."""
-    told = {member.slot: member.incarnation for member in record.members}
-    extra = [PodId(s.spec, s.ordinal, i) for s, i in record.incarnations.items() if told.get(s) != i]
-    return sorted([*extra, *(PodId(s.spec, s.ordinal, NO_INCARNATION) for s in told if s not in record.incarnations)])
 
 
 def decode(text: str) -> Record:
@@ -189,47 +81,140 @@ def decode(text: str) -> Record:
 
 
 def _record(body: dict[str, Any]) -> Record:
-    # Later operators may write more into every list, and an earlier one wrote less: what is unknown is left out.
-    restarts, retries, failures, best, *stalled = body["budget"]
-    window, settled, resized, recovered, fault, started, ended = (parse_time(t) for t in body["times"][:7])
-    members = _decode_pods(body["members"], MAX_REPLICAS)
-    outcome = body.get("outcome", ["", "", ""])
-    is_full, faulty_replicas, *_ = body.get("culprits", [False, []])
-    size_before_growth, resize_failures, resize_failed_at, *_ = body.get("growth", [0, 0, None])
-    resize_began_at, pause, paces, *_ = body.get("measures", [None, None, []])
-    phase, since, booked, *_ = body.get("ledger", ["", None, []])
-    queue, *shed = body.get("queue", [""])
-    from_members = {m.slot: m.incarnation for m in members}
-    extra = {pod.slot: pod.incarnation for pod in _decode_pods(body["incarnations"])}
-    return Record(
-        generation=int(body["generation"]),
-        members=members,
-        master_addr=str(body["master"]),
-        transition=_transition(body) if "transition" in body else None,
-        lost=_decode_pods(body["lost"]),
-        incarnations={slot: number for slot, number in {**from_members, **extra}.items() if number != NO_INCARNATION},
-        window_since=window, running_since=settled, resized_at=resized, recovered_at=recovered, fault_at=fault,
-        generation_began_at=parse_time(body.get("begun")), first_pod_at=parse_time(body.get("pods")),
-        accepted_at=parse_time(body.get("accepted")), started_at=started, ended_at=ended,
-        restarts=int(restarts), retries=int(retries), consecutive_failures=int(failures), best_step=int(best),
-        stalled_recoveries=int(stalled[0]) if stalled else 0,
-        window=_window(body["window"]) if "window" in body else RestartWindow(),
-        faulty_replicas=tuple(_faulty_replica(row) for row in faulty_replicas),
-        is_full_restart=bool(is_full),
-        node_faults=tuple(NodeFaults(str(node), int(times), parse_required_time(at)) for node, times, at, *_ in body.get("offences", [])),
-        size_before_growth=int(size_before_growth), resize_failures=int(resize_failures), resize_failed_at=parse_time(resize_failed_at),
-        gang=_gang(body["gang"]) if "gang" in body else None,
-        resize_began_at=parse_time(resize_began_at),
-        resize_statistics=ResizeStatistics(
-            None if pause is None else _from_ms(pause), tuple((int(size), _from_ms(pace)) for size, pace, *_ in paces)
-        ),
-        suspended_time=_from_ms(body.get("idle", 0)), shrank_after_fault=bool(body.get("shrunk", False)),
-        phase_times=PhaseTimes(str(phase), parse_time(since), tuple((str(name), int(ms)) for name, ms, *_ in booked)),
-        queue=str(queue), requeue_backoff=RequeueBackoff(int(shed[0]), parse_required_time(shed[1])) if shed else None,
-        owner=str(body.get("uid", "")),
-        ceiling=int(body.get("ceiling", 0)),
-        outcome=str(outcome[0]), outcome_reason=str(outcome[1]), outcome_message=str(outcome[2]),
-    )  # fmt: skip
+    values: dict[str, Any] = {}
+    for key, group in _groups().items():
+        if group[0].storage.is_required or key in body:
+            found = body[key]
+            values.update(_read_row(iter([found] if group[0].storage.index is None else found), group, body))
+    from_members = {member.slot: member.incarnation for member in values["members"]}
+    others = {pod.slot: pod.incarnation for pod in decode_pods(body["incarnations"])}
+    known = {slot: number for slot, number in {**from_members, **others}.items() if number != NO_INCARNATION}
+    return Record(**values, incarnations=known)
+
+
+def _extra_incarnations(record: Record) -> list[PodId]:
+    """Give the incarnations that the members do not say; NO_INCARNATION for members whose incarnation is not on record."""
+    known = {member.slot: member.incarnation for member in record.members}
+    extra = [PodId(s.spec, s.ordinal, i) for s, i in record.incarnations.items() if known.get(s) != i]
+    return sorted([*extra, *(PodId(s.spec, s.ordinal, NO_INCARNATION) for s in known if s not in record.incarnations)])
+
+
+@lru_cache(maxsize=1)
+def _groups() -> dict[str, tuple[StoredField, ...]]:
+    """Give the record's fields by key, those that share a key in the order of their index."""
+    groups: dict[str, list[StoredField]] = {}
+    for found in stored_fields(Record):
+        if not found.storage.is_derived:
+            groups.setdefault(found.storage.key, []).append(found)
+    return {key: tuple(sorted(group, key=lambda f: f.storage.index or 0)) for key, group in groups.items()}
+
+
+@lru_cache(maxsize=1)
+def _keyed_fields_of_parts() -> tuple[tuple[str, StoredField], ...]:
+    """Give the fields of the record's parts that have a key of their own, each with the name of the record's field."""
+    parts = ((f.name, f.part) for f in stored_fields(Record) if f.part is not None)
+    return tuple((name, f) for name, part in parts for f in stored_fields(part) if f.storage.key)
+
+
+def _row(value: Any, listed: tuple[StoredField, ...]) -> list[Any]:
+    """Give the JSON list of some fields of a value."""
+    row: list[Any] = []
+    for found in listed:
+        before = getattr(value, found.name)
+        if found.storage.max_length is not None:
+            before = before[: found.storage.max_length]
+        after = _encoder(found.type)(before)
+        if not found.storage.is_inline:
+            row.append(after)
+        elif after is not None:
+            row += after
+    return row
+
+
+def _read_row(left: Iterator[Any], listed: tuple[StoredField, ...], body: dict[str, Any]) -> dict[str, Any]:
+    """Read a JSON list that `_row()` wrote. A later operator may have written more: that is left out."""
+    values: dict[str, Any] = {}
+    for found in listed:
+        if found.storage.is_inline:
+            values[found.name] = _read_inline(left, found, body)
+            continue
+        raw = next(left, MISSING)
+        if raw is not MISSING:
+            values[found.name] = _decode(raw, found.type, body, found.storage.max_pods or MAX_PODS)
+        elif not found.storage.is_later:
+            raise ValueError(f"{found.name} is missing")
+    return values
+
+
+def _read_inline(left: Iterator[Any], found: StoredField, body: dict[str, Any]) -> Any:
+    part: Any = found.part or found.type
+    if not is_dataclass(part):
+        return part(**_read_row(left, stored_fields(part), body))
+    values = list(left)
+    return _decode(values, part, body) if values or found.default is not None else None
+
+
+def _own_fields(part: Any) -> tuple[StoredField, ...]:
+    return tuple(f for f in stored_fields(part) if not f.storage.key)
+
+
+@lru_cache
+def _encoder(type_: Any) -> Convert:
+    """Give what turns a value of this type into JSON."""
+    origin, arguments = get_origin(type_), get_args(type_)
+    if origin in (UnionType, Union):
+        inner = _encoder(arguments[0])
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple:
+        if arguments == (PodId, ...):
+            return encode_pods
+        if arguments[1] is ...:
+            one = _encoder(arguments[0])
+            return lambda values: [one(value) for value in values]
+        several = tuple(_encoder(argument) for argument in arguments)
+        return lambda values: [convert(value) for convert, value in zip(several, values, strict=True)]
+    if type_ is datetime:
+        return format_time
+    if type_ is timedelta:
+        return lambda span: span // MILLISECOND
+    if issubclass(type_, StrEnum):
+        return lambda member: member.value
+    if type_ is PodId:
+        return list
+    if is_dataclass(type_):
+        listed = _own_fields(type_)
+        return lambda value: _row(value, listed)
+    return lambda value: value
+
+
+def _is_part(type_: Any) -> bool:
+    return is_dataclass(type_)
+
+
+def _decode(raw: Any, type_: Any, body: dict[str, Any], max_pods: int = MAX_PODS) -> Any:
+    """Read a value of this type from JSON."""
+    origin, arguments = get_origin(type_), get_args(type_)
+    if origin in (UnionType, Union):
+        if arguments[0] is datetime:
+            return parse_time(raw)
+        return None if raw is None and not _is_part(arguments[0]) else _decode(raw, arguments[0], body)
+    if origin is tuple:
+        if arguments == (PodId, ...):
+            return decode_pods(raw, max_pods)
+        if arguments[1] is ...:
+            return tuple(_decode(one, arguments[0], body) for one in raw)
+        found = list(raw)[: len(arguments)]
+        return tuple(_decode(one, argument, body) for argument, one in zip(arguments, found, strict=True))
+    if type_ is datetime:
+        return parse_required_time(raw)
+    if type_ is timedelta:
+        return int(raw) * MILLISECOND
+    if _is_part(type_):
+        own = {
+            f.name: _decode(body[f.storage.key], f.type, body) for f in stored_fields(type_) if f.storage.key in body
+        }
+        return type_(**_read_row(iter(raw), _own_fields(type_), body), **own)
+    return type_(raw)
 
 
 def _unpack(text: str) -> str:
@@ -243,103 +228,13 @@ def _unpack(text: str) -> str:
     return raw.decode()
 
 
-def _encode_pods(pods: tuple[PodId, ...] | list[PodId]) -> list[list[str]]:
-    """Write pods in their order: for each stretch of one spec its name and runs such as `0-6,7.2,9-12` (7.2: incarnation 2).
-
-    Many runs are written as three columns of numbers, which pack well: steps from the end of the run before, lengths,
-    incarnations.
-    """
-    stretches: list[tuple[str, list[list[int]]]] = []
-    for before, pod in pairwise((None, *pods)):
-        assert pod is not None
-        if before is None or before.spec != pod.spec:
-            stretches.append((pod.spec, []))
-        runs = stretches[-1][1]
-        if runs and (runs[-1][1] + 1, runs[-1][2]) == (pod.ordinal, pod.incarnation):
-            runs[-1][1] = pod.ordinal
-        else:
-            runs.append([pod.ordinal, pod.ordinal, pod.incarnation])
-    return [_stretch(spec, runs) for spec, runs in stretches]
-
-
-def _stretch(spec: str, runs: list[list[int]]) -> list[str]:
-    if len(runs) <= MAX_READABLE_RUNS:
-        return [spec, ",".join(_run(*run) for run in runs)]
-    ends = [0, *(last + 1 for _, last, _ in runs)]
-    steps = (first - end for (first, _, _), end in zip(runs, ends, strict=False))
-    columns = steps, (last - first for first, last, _ in runs), (incarnation for _, _, incarnation in runs)
-    return [spec, *(",".join(map(str, column)) for column in columns)]
-
-
-def _run(first: int, last: int, incarnation: int) -> str:
-    ordinals = str(first) if first == last else f"{first}-{last}"
-    return f"{ordinals}.{incarnation}" if incarnation else ordinals
-
-
-def _decode_pods(stretches: list[list[str]], most: int = MAX_PODS) -> tuple[PodId, ...]:
-    """Read what _encode_pods() wrote. most: of more pods than that no record of ours tells."""
-    pods: list[PodId] = []
-    for spec, *columns in stretches:
-        for first, last, incarnation in _read_columns(*columns[:3]) if len(columns) >= 3 else _read_runs(columns[0]):
-            if first < 0 or not 0 <= last - first < most - len(pods):
-                raise RecordError(f"{first}-{last} is no run of pods")
-            pods += (PodId(str(spec), ordinal, incarnation) for ordinal in range(first, last + 1))
-    return tuple(pods)
-
-
-def _read_runs(runs: str) -> Iterator[tuple[int, int, int]]:
-    for run in runs.split(","):
-        ordinals, _, incarnation = run.partition(".")
-        first, _, last = ordinals.partition("-")
-        yield int(first), int(last or first), int(incarnation or 0)
-
-
-def _read_columns(steps: str, lengths: str, incarnations: str) -> Iterator[tuple[int, int, int]]:
-    end = 0
-    columns = (map(int, column.split(",")) for column in (steps, lengths, incarnations))
-    for step, length, incarnation in zip(*columns, strict=True):
-        first = end + step
-        end = first + length + 1
-        yield first, end - 1, incarnation
-
-
-def _transition(body: dict[str, Any]) -> Transition:
-    values = body["transition"]
-    kind, cause, message, from_size, target_size, began, detected, deadline, graceful, not_before, counted, *later = (
-        values
-    )
-    later += [False, False, RestartMode.IN_PROCESS][len(later) :]  # earlier operators wrote less
-    weighed, full, reach, *_ = later
-    return Transition(
-        kind=TransitionKind(kind), cause=str(cause), message=str(message), from_size=int(from_size), target_size=int(target_size),
-        began_at=parse_required_time(began), detected_at=parse_required_time(detected), deadline=parse_required_time(deadline),
-        graceful=bool(graceful), not_before=parse_time(not_before), uses_budget=bool(counted), is_budget_checked=bool(weighed),
-        recreates_pods=bool(full), reach=RestartMode(reach), is_shortened=bool(body.get("shortened", False)),
-    )  # fmt: skip
-
-
-def _faulty_replica(values: list[Any]) -> FaultyReplica:
-    spec, ordinal, incarnation, rank, node, *_ = values
-    return FaultyReplica(PodId(str(spec), int(ordinal), int(incarnation)), int(rank), str(node))
-
-
-def _window(values: list[Any]) -> RestartWindow:
-    number, since, restarts, full, *_ = values
-    return RestartWindow(int(number), parse_time(since), int(restarts), int(full))
-
-
-def _gang(values: list[Any]) -> PartialGang:
-    since, bound, tries, rest_until, *_ = values
-    return PartialGang(parse_required_time(since), int(bound), int(tries), parse_time(rest_until))
-
-
 def format_time(at: datetime | None) -> str | None:
     """Write a time, to the millisecond."""
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Read a time; one without a zone is UTC. Raises RecordError for one with which nobody could reckon."""
+    """Read a time; one without a zone is UTC. Raises RecordError for one that is too far away to calculate with."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
     if at is not None and at.year not in VALID_YEARS:
         raise RecordError(f"the time {text} is none of this job")
@@ -352,11 +247,3 @@ def parse_required_time(text: str | None) -> datetime:
     if at is None:
         raise RecordError("a time is missing")
     return at
-
-
-def _ms(span: timedelta) -> int:
-    return span // timedelta(milliseconds=1)
-
-
-def _from_ms(number: Any) -> timedelta:
-    return timedelta(milliseconds=int(number))

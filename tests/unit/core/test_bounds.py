@@ -17,9 +17,10 @@ from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.caches import LimitedCache
 from elastipod_operator.core.names import LABEL_INCARNATION, LABEL_ORDINAL, LABEL_SPEC, pod_id_of
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.pod_runs import MAX_PODS
 from elastipod_operator.core.quota import MAX_CACHED_SLOTS, quota_requests_for
 from elastipod_operator.core.record import Record, TransitionKind
-from elastipod_operator.core.record_codec import MAX_PODS, RecordError, decode, encode
+from elastipod_operator.core.record_codec import RecordError, decode, encode
 from elastipod_operator.core.sizes import MAX_REPLICAS, SizeError, SizeRequest, Sizes, resolve
 from elastipod_operator.core.snapshot import SpecLimits
 from elastipod_operator.kube import translate

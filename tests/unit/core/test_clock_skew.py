@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -20,9 +20,10 @@ from elastipod_operator.core.record import (
     RestartWindow,
     TransitionKind,
 )
+from elastipod_operator.core.record_schema import stored_fields
 
 LATER = NOW + timedelta(hours=1)
-TIMES = [f.name for f in fields(Record) if f.type == "datetime | None"]
+TIMES = [f.name for f in stored_fields(Record) if f.type == datetime | None]
 
 
 @pytest.mark.parametrize("name", TIMES)

@@ -11,6 +11,7 @@ from tests.unit.core.builders import NOW, pid, seconds, trains, transition
 
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot, master_port
+from elastipod_operator.core.pod_runs import MAX_PODS
 from elastipod_operator.core.record import (
     FaultyReplica,
     NodeFaults,
@@ -23,7 +24,6 @@ from elastipod_operator.core.record import (
     TransitionKind,
 )
 from elastipod_operator.core.record_codec import (
-    MAX_PODS,
     MAX_UNPACKED,
     NewerRecordError,
     RecordError,
