@@ -27,7 +27,7 @@ from elastipod_agent.authentication import Credentials, MacGuard
 from elastipod_agent.core.states import AgentState
 from elastipod_agent.server.http import Admission, Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
-from elastipod_operator.kube.tokens import Tokens, read_install_keys, secret_of
+from elastipod_operator.kube.job_keys import Tokens, read_install_keys, secret_of
 
 BACKLOG = 4096
 HEAD_LIMIT = 16 * 1024

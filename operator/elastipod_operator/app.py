@@ -18,22 +18,22 @@ import kopf
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from .agents.board import open_session
 from .agents.ports import agents_over
+from .agents.status_cache import open_session
 from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
-from .garbage import collecting_by_hand, look_for_garbage
+from .garbage_collection import collecting_by_hand, look_for_garbage
 from .kopf_storage import NoComparison, NoProgress
 from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.events import Events
+from .kube.job_keys import KeyProblem, Tokens, read_install_keys
 from .kube.lease import Lease
 from .kube.queue_api import QueueApi
 from .kube.reading import name_of
 from .kube.store import Store
-from .kube.tokens import KeyProblem, Tokens, read_install_keys
 from .kube.workload_watch import WorkloadWatch
 from .logs import set_up_logging
-from .missed_nodes import MissedNodes
-from .own_mistakes import note_mistake
+from .missed_node_deletions import MissedNodes
+from .operator_errors import note_mistake
 from .reconciler import Reconciler
 from .watch_events import WatchEvents
 

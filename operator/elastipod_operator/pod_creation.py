@@ -10,13 +10,13 @@ from .core.actions import CreatePod
 from .in_flight import InFlight
 from .kube.api import CALL_ERRORS, ApiError
 from .kube.applied import effective_spec, needs_pods
+from .kube.job_keys import secret_manifest
 from .kube.placement import Placement
 from .kube.pods import pod_manifest
 from .kube.store import Job
-from .kube.tokens import secret_manifest
 from .kube.writes import is_refusal, is_taken, written
-from .own_mistakes import place_of
-from .pod_desk import PodDesk, Refusal
+from .operator_errors import place_of
+from .pod_control import PodDesk, Refusal
 
 CANNOT_AUTHENTICATE = (
     "the Secret with the key of the job was refused by the API server (give the operator the right to create Secrets, or set "

@@ -11,7 +11,7 @@ from .in_flight import InFlight
 from .kube.api import ApiError
 from .kube.store import Job
 from .kube.writes import about, is_overtaken, is_refusal, written
-from .pod_desk import PodDesk, Refusal
+from .pod_control import PodDesk, Refusal
 
 log = logging.getLogger(__name__)
 

@@ -12,32 +12,32 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from . import clock, metrics
-from .agents.board import Address
+from .agents.command_builder import Orders
 from .agents.commands import Command
-from .agents.orders import Orders
 from .agents.ports import ConnectAgents
+from .agents.status_cache import Address
 from .core.actions import CreatePod, DeleteJob, DeletePod, JobEvent, ListPods, Plan, StopWorkers
 from .core.ending import deletion_notes
 from .core.plan import plan
 from .core.record import Record
 from .core.snapshot import ObservedPod, Snapshot
-from .counts import JobCounts
+from .decision_limiter import Turns
+from .job_metrics import JobCounts
+from .job_task import Decision, Worker, actions_of
 from .job_writes import JobWrites
 from .kube.api import CALL_ERRORS, ApiError
 from .kube.applied import effective_spec
 from .kube.changes import is_released, metadata_changes, status_change
+from .kube.job_keys import Tokens
 from .kube.ports import EventSink, JobCalls
 from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
-from .kube.tokens import Tokens
 from .kube.writes import about, is_overtaken, together
-from .own_mistakes import mistake_text, note_mistake, tell_mistake
+from .operator_errors import mistake_text, note_mistake, tell_mistake
+from .pod_control import PodDesk
 from .pod_creation import PodCreation
 from .pod_deletion import PodDeletion
-from .pod_desk import PodDesk
 from .queueing import Queues
-from .turns import Turns
-from .worker import Decision, Worker, actions_of
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from elastipod_operator import app
 from elastipod_operator.core import quota_requests
-from elastipod_operator.queueing import giving
+from elastipod_operator.queueing import quota_release
 
 
 def no_pods(*_: Any) -> list[Any]:
@@ -17,5 +17,5 @@ def no_pods(*_: Any) -> list[Any]:
 
 if __name__ == "__main__":
     # Both of those who look, the decision and the call; each would do alone.
-    quota_requests._pods_on = giving.pods_on = no_pods
+    quota_requests._pods_on = quota_release.pods_on = no_pods
     sys.exit(app.main([]))

@@ -16,7 +16,7 @@ from elastipod_agent.core.exits import Outcome, StopMode, WorkerExit, classify
 from elastipod_agent.core.fences import CallDecision, CallVerdict, FenceState, decide_start, decide_stop
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
-from elastipod_operator.agents.answers import MAX_PROGRESS_BYTES, MAX_WORKER_DATA_BYTES
+from elastipod_operator.agents.status import MAX_PROGRESS_BYTES, MAX_WORKER_DATA_BYTES
 
 if TYPE_CHECKING:
     from tests.sim.objects import SimPod

@@ -10,11 +10,11 @@ from typing import Any
 from tests.sim.agents import SimAgent
 from tests.sim.api_server import ApiServer
 from tests.sim.events import Make
+from tests.sim.fault_targets import AFTERMATH_S
 from tests.sim.invariants import Watchman
 from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import Body, SimNode, SimPod
 from tests.sim.training import Training
-from tests.sim.victims import AFTERMATH_S
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.kube.translate import policy_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.sim.own_mistakes import see_mistakes
+from tests.sim.operator_errors import see_mistakes
 
 DEFAULT_SCHEDULES = 400
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.sim.events import Event
+from tests.sim.fault_targets import Fault
 from tests.sim.kernel import Script
-from tests.sim.victims import Fault
 
 if TYPE_CHECKING:
     from tests.sim.shell import Shell
-    from tests.sim.story import Play
+    from tests.sim.simulation import Play
 
 JUMPS_S = (-3600.0, -240.0, -20.0, 20.0, 240.0, 3600.0)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.sim import control_faults, node_faults, pod_faults, wishes
+from tests.sim import control_faults, node_faults, pod_faults, user_edits
 from tests.sim.events import Event
+from tests.sim.fault_targets import DELAYS, Fault
 from tests.sim.queue_faults import QUEUE_FAULTS
-from tests.sim.victims import DELAYS, Fault
 
 if TYPE_CHECKING:
-    from tests.sim.story import Play
+    from tests.sim.simulation import Play
 
 
 def draw(rng: Random, until: float) -> Event:
@@ -54,13 +54,13 @@ def heal(play: Play) -> None:
     if play.shell is not None:
         play.shell.die_after = None
     play.start_operator()
-    wishes.mend_spec(play)
+    user_edits.mend_spec(play)
     if cluster.job is None:
         return
     if cluster.job.spec["runPolicy"].get("suspend"):
         cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=False))
     play.kernel.run(play.kernel.now + 10.0)
-    while cluster.job is not None and play.capacity() < wishes.sizes(cluster.job.spec).minimum:
+    while cluster.job is not None and play.capacity() < user_edits.sizes(cluster.job.spec).minimum:
         cluster.add_node()
 
 
@@ -113,16 +113,16 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "operator_stands_still": (4, control_faults.operator_stands_still),
     "second_operator": (3, control_faults.second_operator),
     "clock_jumps": (3, control_faults.clock_jumps),
-    "scale": (8, wishes.scale),
-    "set_bounds": (3, wishes.set_bounds),
-    "suspend": (3, wishes.suspend),
-    "touch_job": (3, wishes.touch_job),
-    "edit_times": (4, wishes.edit_times),
-    "edit_template": (1, wishes.edit_template),
-    "break_spec": (1, wishes.break_spec),
-    "wipe_record": (0.5, wishes.wipe_record),
-    "wipe_state": (0.7, wishes.wipe_state),
-    "delete_job": (1, wishes.delete_job),
-    "drain_and_delete_job": (1, wishes.drain_and_delete_job),
+    "scale": (8, user_edits.scale),
+    "set_bounds": (3, user_edits.set_bounds),
+    "suspend": (3, user_edits.suspend),
+    "touch_job": (3, user_edits.touch_job),
+    "edit_times": (4, user_edits.edit_times),
+    "edit_template": (1, user_edits.edit_template),
+    "break_spec": (1, user_edits.break_spec),
+    "wipe_record": (0.5, user_edits.wipe_record),
+    "wipe_state": (0.7, user_edits.wipe_state),
+    "delete_job": (1, user_edits.delete_job),
+    "drain_and_delete_job": (1, user_edits.drain_and_delete_job),
 }
 """Weight and deed of each fault."""

@@ -16,7 +16,7 @@ from typing import Any
 from tests.sim.kernel import format_time
 from tests.sim.kueue_choice import Asker, Assignment, Chooser, Mode
 from tests.sim.kueue_workload import AT_ITS_TIME, Body, Workload, asker
-from tests.sim.quota_room import NOTHING, Allowance, ClusterQueue, Place, Room
+from tests.sim.quota_capacity import NOTHING, Allowance, ClusterQueue, Place, Room
 
 from elastipod_operator.kube.api import ApiError
 

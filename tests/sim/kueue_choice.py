@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from tests.sim.quota_room import NOTHING, Amounts, ClusterQueue, Place, Room
+from tests.sim.quota_capacity import NOTHING, Amounts, ClusterQueue, Place, Room
 
 
 class Mode(IntEnum):

@@ -17,8 +17,8 @@ from tests.sim.kernel import Kernel, Script, Signal
 from tests.sim.kueue import Kueue, LocalQueue
 from tests.sim.kueue_workload import Workload
 from tests.sim.process import Wait
-from tests.sim.quota_room import Allowance, ClusterQueue
-from tests.sim.quota_watch import QuotaWatch
+from tests.sim.quota_capacity import Allowance, ClusterQueue
+from tests.sim.quota_invariants import QuotaWatch
 
 from elastipod_operator.kube.api import ApiError
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tests.sim.kueue_choice import Asker, PodSet
-from tests.sim.quota_room import ClusterQueue, Place
+from tests.sim.quota_capacity import ClusterQueue, Place
 
 Body = dict[str, Any]
 

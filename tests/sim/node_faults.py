@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.sim.events import Event
-from tests.sim.victims import Fault, a_node, expect_notice, hide, touch_node
+from tests.sim.fault_targets import Fault, a_node, expect_notice, hide, touch_node
 
 if TYPE_CHECKING:
-    from tests.sim.story import Play
+    from tests.sim.simulation import Play
 
 
 # A node that lost its power is marked 45 to 50 s later, and silence has lasted for long enough by then.

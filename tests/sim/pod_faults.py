@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING
 
 from tests.sim.agents import Crash, Lie, SimAgent
 from tests.sim.events import Event, Make
+from tests.sim.fault_targets import (
+    AFTERMATH_S,
+    DELAYS,
+    HINDRANCES,
+    a_node,
+    a_pod,
+    expect_notice,
+    expect_recovery,
+    touch,
+)
 from tests.sim.objects import SimNode, SimPod
 from tests.sim.training import Phase
-from tests.sim.victims import AFTERMATH_S, DELAYS, HINDRANCES, a_node, a_pod, expect_notice, expect_recovery, touch
 
 from elastipod_agent.core.states import AgentState
 
 if TYPE_CHECKING:
-    from tests.sim.story import Play
+    from tests.sim.simulation import Play
 
 REASONS = ("WorkerCrash", "WorkerCrash", "WorkerUnhealthy", "LogHang_loss", "LogSlow_speed", "LogFault_xid")
 MODES = ("", "local_process_level_restart", "process_level_restart", "job_level_restart")

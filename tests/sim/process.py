@@ -14,7 +14,7 @@ from typing import Any, cast
 from tests.sim.api_server import ApiFailure
 from tests.sim.invariants import Violation
 from tests.sim.kernel import Kernel, Process, Script
-from tests.sim.own_mistakes import raise_mistakes
+from tests.sim.operator_errors import raise_mistakes
 
 from elastipod_operator import clock
 from elastipod_operator.clock import SteadyClock

@@ -6,15 +6,15 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.sim import gang_owner
+from tests.sim import plain_workloads
 from tests.sim.events import Event
-from tests.sim.gang_owner import PartialGang
+from tests.sim.fault_targets import Fault
 from tests.sim.kueue_server import KueueServer, priority_label
 from tests.sim.kueue_workload import Workload
-from tests.sim.victims import Fault
+from tests.sim.plain_workloads import PartialGang
 
 if TYPE_CHECKING:
-    from tests.sim.story import Play
+    from tests.sim.simulation import Play
 
 PRIORITIES = (-10, 0, 10, 1000)
 
@@ -151,7 +151,7 @@ def gang_comes(play: Play, event: Event) -> str:
         float(event.number % 7),
     )
     name = f"gang-{event.number}-{len(server.tenants)}"
-    play.kernel.spawn(gang_owner.live(server, gang, name))
+    play.kernel.spawn(plain_workloads.live(server, gang, name))
     return f"{gang}"
 
 

@@ -12,14 +12,14 @@ from random import Random
 from typing import Any
 
 from tests.sim.api_calls import ApiCalls
-from tests.sim.board import SimBoard
 from tests.sim.cluster import Cluster
 from tests.sim.commands import SimCommander
+from tests.sim.idle_watch import RestWatch
 from tests.sim.invariants import JOB_UID, Watchman
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
 from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop
-from tests.sim.rest import RestWatch
+from tests.sim.status_cache import SimBoard
 
 from elastipod_operator import reconciler
 from elastipod_operator.agents.commands import Command
@@ -27,12 +27,12 @@ from elastipod_operator.clock import SteadyClock
 from elastipod_operator.core.actions import JobEvent, Plan
 from elastipod_operator.core.snapshot import ObservedJob, Snapshot
 from elastipod_operator.in_flight import WRITE_PARALLEL
+from elastipod_operator.job_task import Decision, Worker
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.workload_watch import WorkloadWatch
 from elastipod_operator.reconciler import Reconciler
 from elastipod_operator.watch_events import WatchEvents
-from elastipod_operator.worker import Decision, Worker
 
 # Calls for pods at a time: few, so that the pods of small jobs wait for their turn, too, or as many as the operator's.
 SLOTS = (1, 2, WRITE_PARALLEL)

@@ -23,7 +23,7 @@ from tests.sim.kueue_scenarios import (
     Stop,
 )  # fmt: skip
 from tests.sim.kueue_workload import Workload
-from tests.sim.quota_room import Allowance, ClusterQueue
+from tests.sim.quota_capacity import Allowance, ClusterQueue
 
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.workload_status import release_patch

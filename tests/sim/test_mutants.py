@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.sim.drawing import draw
-from tests.sim.scripted import STORIES
-from tests.sim.story import failure_of
+from tests.sim.random_schedules import draw
+from tests.sim.scripted_schedules import STORIES
+from tests.sim.simulation import failure_of
 
 from elastipod_operator import in_flight, pod_creation, reconciler
-from elastipod_operator.agents.orders import Orders
+from elastipod_operator.agents.command_builder import Orders
 from elastipod_operator.core import (
     avoided_nodes,
     context,

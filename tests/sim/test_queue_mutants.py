@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.sim.drawing import draw
-from tests.sim.queue_stories import QUEUE_STORIES
-from tests.sim.story import failure_of
+from tests.sim.random_schedules import draw
+from tests.sim.scripted_queue_schedules import QUEUE_STORIES
+from tests.sim.simulation import failure_of
 
 from elastipod_operator.core import plan, quota, quota_requests
 from elastipod_operator.core.actions import SetPodsReady
@@ -19,7 +19,7 @@ from elastipod_operator.core.snapshot import ObservedWorkload
 from elastipod_operator.kube import placement, queue_lookups, workload_status, workloads
 from elastipod_operator.kube.workload_status import release_patch
 from elastipod_operator.kube.workloads import Priority
-from elastipod_operator.queueing import giving
+from elastipod_operator.queueing import quota_release
 
 TRIES = 60
 
@@ -28,13 +28,13 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 def give_quota_back_before_pods_are_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quota_requests, "_pods_on", lambda *_: [])
-    patch.setattr(giving, "pods_on", lambda *_: [])
+    patch.setattr(quota_release, "pods_on", lambda *_: [])
 
 
 def believe_a_late_watch_about_pods(patch: pytest.MonkeyPatch) -> None:
     """Without the look at the API server, and with pods taken for gone that are being deleted."""
-    real = giving.pods_on
-    patch.setattr(giving, "pods_on", lambda *given: [pod for pod in real(*given) if pod.kill_at is None])
+    real = quota_release.pods_on
+    patch.setattr(quota_release, "pods_on", lambda *given: [pod for pod in real(*given) if pod.kill_at is None])
     pods_on = quota_requests._pods_on
     patch.setattr(quota_requests, "_pods_on", lambda *given: [r for r in pods_on(*given) if r.pod.kill_at is None])
 
@@ -59,7 +59,7 @@ def leave_the_base_admitted(patch: pytest.MonkeyPatch) -> None:
                 condition["status"] = "True"
         return found
 
-    patch.setattr(giving, "release_patch", release)
+    patch.setattr(quota_release, "release_patch", release)
 
 
 def keep_a_base_out_of_its_queue(patch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 from tests.long_runs import LongRun
 from tests.sim.conftest import DEFAULT_SCHEDULES
-from tests.sim.drawing import Story, draw
 from tests.sim.events import Event
 from tests.sim.faults import FAULTS
-from tests.sim.must_meet import MUST_MEET
 from tests.sim.queue_faults import QUEUE_FAULTS
-from tests.sim.queue_stories import QUEUE_STORIES, QUEUE_TURNS
-from tests.sim.scripted import STORIES, TURNS
-from tests.sim.story import Play, explain, failure_of
+from tests.sim.random_schedules import Story, draw
+from tests.sim.required_coverage import MUST_MEET
+from tests.sim.scripted_queue_schedules import QUEUE_STORIES, QUEUE_TURNS
+from tests.sim.scripted_schedules import STORIES, TURNS
+from tests.sim.simulation import Play, explain, failure_of
 
 LONG_RUN_S = 240.0
 # The schedules of an ordinary run follow each other in one process, which on a busy machine has a third of a processor.

@@ -13,11 +13,11 @@ from typing import Any
 
 import aiohttp
 
-from .answers import BadAnswer
 from .authentication import Authenticators, Denied, Reply
-from .board import Address
-from .fragments import Fragment
-from .replies import reply_of
+from .encoded_json import Fragment
+from .responses import reply_of
+from .status import BadAnswer
+from .status_cache import Address
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import aiohttp
 
 from ..core.snapshot import ObservedAgent
 from .authentication import Authenticators
-from .board import Address, Board
 from .commands import Command, Commander
-from .fragments import Fragment
+from .encoded_json import Fragment
+from .status_cache import Address, Board
 
 Wake = Callable[[str], None]
 

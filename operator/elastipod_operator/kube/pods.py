@@ -19,8 +19,8 @@ from ..core.names import (
     PodId,
 )
 from ..core.snapshot import ObservedJob, Policy
+from .job_keys import KEY_ENV, TOKEN_ENV, key_entries
 from .placement import Placement, place
-from .tokens import KEY_ENV, TOKEN_ENV, key_entries
 
 # Nodes are not taken from under a job by autoscalers that tidy up; the user's own value wins (decision 27).
 SAFEGUARDS = {

@@ -14,10 +14,10 @@ from .. import clock
 from ..core.names import LABEL_UID
 from ..core.snapshot import ObservedJob, ObservedNode, ObservedPod, ObservedWorkload
 from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
-from .kept import Kept
 from .limits import slim
 from .reading import labels_of, mapping, mappings, name_of, text, uid_of
 from .translate import Disruption, disruption_of, effective_job, node_fact, pod_fact, tolerations_of
+from .versioned_cache import Kept
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
 # etcd counts in 64 bits.

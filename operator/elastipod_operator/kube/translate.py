@@ -47,6 +47,7 @@ from ..core.snapshot import (
 from .applied import any_applied_of, changed_specs, effective_spec, last_good_spec, pending_edits
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .identity import is_own, was_reconciled
+from .job_keys import secret_of
 from .limits import excess
 from .needs import pod_needs
 from .object_warnings import object_warnings
@@ -65,7 +66,6 @@ from .reading import (
 )
 from .templates import check_worker_counts, snooze_warnings, template_warnings
 from .times import time_or
-from .tokens import secret_of
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..core.actions import CreatePod, Plan
 from ..kube.queue_api import QueueApi
 from ..kube.store import Job, Store
-from .asking import ask
-from .desk import Desk
-from .giving import give_back, mark
-from .placing import Placed, placed
-from .ranking import rank
-from .sight import Seen, look, seen
+from .pod_placement import Placed, placed
+from .priorities import rank
+from .queue_snapshot import Seen, look, seen
+from .quota_release import give_back, mark
+from .workload_control import Desk
+from .workload_creation import ask
 
 
 class Queues:

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from tests.unit.agents.stand_in import JOB, StandIn, serving, until
+from tests.unit.agents.fake_agent import JOB, StandIn, serving, until
 
 from elastipod_agent import authentication as agent_side
 from elastipod_agent.server.http import HttpServer, Request, Response
 from elastipod_operator.agents import authentication
 from elastipod_operator.agents.authentication import Authenticator, Authenticators, Credentials, Denied
-from elastipod_operator.agents.board import Address, Board, open_session
 from elastipod_operator.agents.commands import Command, Commander
+from elastipod_operator.agents.status_cache import Address, Board, open_session
 from elastipod_operator.core.snapshot import AgentState
 
 POD, NAME, KEY, TOKEN = "pod-uid", "job-workers-0", "5" * 64, "70ce" * 16

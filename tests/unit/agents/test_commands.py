@@ -8,7 +8,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.unit.agents.stand_in import StandIn, serving
+from tests.unit.agents.fake_agent import StandIn, serving
 
 from elastipod_operator.agents import commands as commands_module
 from elastipod_operator.agents.authentication import Credentials

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
-from tests.unit.agents.stand_in import JOB, StandIn, serving, until
+from tests.unit.agents.fake_agent import JOB, StandIn, serving, until
 
-from elastipod_operator.agents.board import Board, open_session
 from elastipod_operator.agents.polls import ConnectFailed, PollConnection, TooLarge, Unusual
+from elastipod_operator.agents.status_cache import Board, open_session
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -20,7 +20,7 @@ from tests.unit.core.builders import job
 from elastipod_agent.authentication import Credentials, challenge_in, signed
 from elastipod_agent.server.http import Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
-from elastipod_operator.kube.tokens import Tokens, key_entries
+from elastipod_operator.kube.job_keys import Tokens, key_entries
 
 SIZES = Sizes(starts=(64, 1000, 4000), restart=1000, jobs=100, pods=1000, repeat=1, churn=5.0)
 

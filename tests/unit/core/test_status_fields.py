@@ -11,14 +11,14 @@ import pytest
 from tests.fields import DOCUMENT, ROOT, SPEC, STATUS, UNWRITTEN, document, leaves, status_names
 from tests.unit.core.builders import pid, pod, trains
 
-from elastipod_operator.agents.board import Address, Board
-from elastipod_operator.agents.orders import Orders
+from elastipod_operator.agents.command_builder import Orders
+from elastipod_operator.agents.status_cache import Address, Board
 from elastipod_operator.api import JobSpec
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import StartWorkers
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob
+from elastipod_operator.kube.job_keys import Tokens
 from elastipod_operator.kube.pods import pod_manifest
-from elastipod_operator.kube.tokens import Tokens
 from elastipod_operator.kube.translate import policy_of
 
 CONTAINERS = [{"name": "train", "image": "train:1"}, {"name": "other", "image": "other:1"}]

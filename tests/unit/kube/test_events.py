@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 from prometheus_client import REGISTRY
-from tests.unit.agents.stand_in import until
+from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job
 
 from elastipod_operator.core.actions import JobEvent

@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 from tests.long_runs import LongRun
-from tests.unit.kube.worlds import JOB_UID, NOW, World, odd_world, sound_world
+from tests.unit.kube.random_clusters import JOB_UID, NOW, World, odd_world, sound_world
 
-from elastipod_operator.agents.answers import BadAnswer, read
-from elastipod_operator.agents.board import Address, Board
+from elastipod_operator.agents.command_builder import Orders
 from elastipod_operator.agents.commands import Command
-from elastipod_operator.agents.orders import Orders
+from elastipod_operator.agents.status import BadAnswer, read
+from elastipod_operator.agents.status_cache import Address, Board
 from elastipod_operator.core.actions import CreatePod, CreateWorkload, Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record_codec import decode, encode
@@ -31,7 +31,7 @@ from elastipod_operator.kube.placement import PlacementError, flavors_of, placem
 from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.workloads import Priority, base_wish, own_wish, workload_manifest
-from elastipod_operator.queueing.sight import workloads_of
+from elastipod_operator.queueing.queue_snapshot import workloads_of
 
 Body = dict[str, Any]
 QUICK, LONG = 250, 10_000

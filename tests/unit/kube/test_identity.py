@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.unit.kube.bodies import CREATED, JOB_UID, job_body
-from tests.unit.kube.worlds import NOW
-from tests.unit.kube.worlds import record as any_record
+from tests.unit.kube.random_clusters import NOW
+from tests.unit.kube.random_clusters import record as any_record
 
 from elastipod_operator.core.actions import CreatePod, Plan, SetQueueLabel
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history

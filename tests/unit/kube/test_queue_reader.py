@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
-from tests.unit.agents.stand_in import until
+from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.kube.queue_bodies import condition, flavor_body, workload_body
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
-from tests.unit.agents.stand_in import until
+from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.kube.queue_bodies import workload_body
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from tests.unit.agents.stand_in import until
+from tests.unit.agents.fake_agent import until
 
 from elastipod_operator import app
 from elastipod_operator.kube.api import Api, ApiError

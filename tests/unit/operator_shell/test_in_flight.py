@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from tests.unit.agents.stand_in import until
+from tests.unit.agents.fake_agent import until
 
 from elastipod_operator.in_flight import WRITE_PARALLEL, InFlight
 

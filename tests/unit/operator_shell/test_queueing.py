@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from tests.unit.agents.stand_in import until
+from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 from tests.unit.kube.queue_bodies import flavor_body
 from tests.unit.operator_shell.api_server import serving
@@ -35,7 +35,7 @@ from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.queueing import Queues
-from elastipod_operator.queueing.desk import CALLS_AT_A_TIME
+from elastipod_operator.queueing.workload_control import CALLS_AT_A_TIME
 
 Body = dict[str, Any]
 QUEUED = {"kueue.x-k8s.io/queue-name": "gpus"}

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from tests.unit.agents.stand_in import until
+from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.api_server import ApiServer
 from tests.unit.operator_shell.shells import Shell, open_shell
 
-from elastipod_operator import pod_desk
+from elastipod_operator import pod_control
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER, PodId
@@ -171,7 +171,7 @@ async def test_a_name_that_is_taken_by_a_foreign_pod_is_told(shell: Shell) -> No
 
 
 async def test_a_quota_is_told_and_asked_again_later(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_desk, "REFUSAL_FIRST_S", 0.05)
+    monkeypatch.setattr(pod_control, "REFUSAL_FIRST_S", 0.05)
     shell.server.refuse_pods = (403, "exceeded quota: compute")
     shell.submit()
     await until(lambda: "exceeded quota: compute" in shell.condition("PodsReady").get("message", ""))

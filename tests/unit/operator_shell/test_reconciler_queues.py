@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.agents.stand_in import until
+from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.kube.queue_bodies import flavor_body
 from tests.unit.operator_shell.api_server import serving
 from tests.unit.operator_shell.queue_server import CANNOT_CONVERT, QueueServer
 
-from elastipod_operator.agents.board import open_session
 from elastipod_operator.agents.ports import agents_over
+from elastipod_operator.agents.status_cache import open_session
 from elastipod_operator.core.names import ANNOTATION_STATE, ANNOTATION_WORKLOAD, workload_name
 from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Store

@@ -1,0 +1,115 @@
+"""From the actions of a decision to the calls at agents: what stands in each body. No call is made here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..core.actions import Action, AssignSpare, ShutDownAgent, StartWorkers, StopWorkers
+from ..core.names import master_port
+from ..core.record import Record, RestartMode
+from ..core.snapshot import ObservedAgent, ObservedPod
+from .commands import Command
+from .encoded_json import Fragment
+from .ports import AgentBoard
+from .status_cache import Address
+
+# Above this many pods the list of addresses is not sent (decision 22), nor with more entries: pods of thousands of workers.
+MAX_RANK_IPS = 512
+MAX_RANK_ENTRIES = 16_384
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Writes the calls of one decision. pods: the job's, by name; address: where a pod's agent is.
+
+    What all calls have in common is worked out once, and is one object in all of them: the Commander serializes it once.
+    """
+
+    spec: Mapping[str, Any]
+    pods: Mapping[str, ObservedPod]
+    record: Record
+    board: AgentBoard
+    address: Callable[[ObservedPod], Address]
+
+    def of(self, action: Action) -> Command | None:
+        """Give the call of one action; None for an action that is none, and while the pod has no address."""
+        if not isinstance(action, StartWorkers | AssignSpare | StopWorkers | ShutDownAgent):
+            return None
+        pod = self.pods.get(action.pod)
+        if pod is None or not pod.ip:
+            return None
+        fact = self.board.fact(pod.uid)
+        generation = str(self.record.generation)
+        if isinstance(action, StartWorkers):
+            path, key, body = "/start", ("start", generation), self._start(action.group_rank, fact)
+        elif isinstance(action, AssignSpare):
+            path, key, body = "/start", ("spare", generation), self._start(action.number, fact) | {"spare": True}
+        elif isinstance(action, StopWorkers):
+            path, key = "/stop", ("stop", f"{action.generation} {action.graceful} {action.reach}")
+            body = self._stop(action)
+        else:
+            return Command(pod.uid, self.address(pod), "/shutdown", None, ("shutdown",))
+        if fact.generation is None:  # of another make
+            for ours in ("generation", "leaves"):
+                body.pop(ours, None)
+        return Command(pod.uid, self.address(pod), path, body, key)
+
+    def _start(self, group_rank: int, fact: ObservedAgent) -> dict[str, Any]:
+        is_kept = fact.restart_mode == RestartMode.IN_PROCESS  # its workers hold state that others may want to reach
+        return {
+            "rank": group_rank,
+            "nnodes": len(self.record.members),
+            "faultCount": self.record.generation - 1,
+            "master_addr": self.record.master_addr,
+            "master_port": master_port(self.record.generation),
+            "log_monitoring_configuration": (self.spec.get("runPolicy") or {}).get("logMonitoringConfiguration")
+            or None,
+            "ipVersion": None,
+            "rankIps": self._rank_ips if is_kept else None,
+            "worker_data": self._worker_data if is_kept else None,
+            "spare": False,
+            "progress": self._progress,
+            "generation": self.record.generation,
+        }
+
+    def _stop(self, action: StopWorkers) -> dict[str, Any]:
+        body: dict[str, Any] = {"is_graceful": action.graceful, "generation": action.generation}
+        if action.graceful:
+            body["timeout"] = action.timeout_s
+            if action.leaves is not None:
+                body["leaves"] = action.leaves
+        elif action.reach is not RestartMode.IN_PROCESS:
+            body["restart_mode"] = (
+                action.reach.value
+            )  # absent means in process, where workers can outlive a fault at all
+        return body
+
+    @cached_property
+    def _progress(self) -> dict[str, Any]:
+        return self.board.progress(pod.uid for pod in self.pods.values())
+
+    @cached_property
+    def _worker_data(self) -> Fragment | list[Any] | None:
+        return self.board.worker_data(pod.uid for pod in self._members)
+
+    @cached_property
+    def _members(self) -> list[ObservedPod]:
+        by_id = {pod.id: pod for pod in self.pods.values()}
+        return [by_id[member] for member in self.record.members if member in by_id]
+
+    @cached_property
+    def _rank_ips(self) -> list[dict[str, Any]] | None:
+        """Give the address of each global rank, or of each group rank where the workers per pod are not a plain number."""
+        members = self._members
+        if len(members) > MAX_RANK_IPS:
+            return None
+        text = str(self.spec.get("nprocPerNode") or "")
+        per_pod = int(text) if re.fullmatch(r"[1-9][0-9]{0,3}", text) else 1
+        if len(members) * per_pod > MAX_RANK_ENTRIES:
+            return None
+        addresses = [pod.ip for pod in members for _ in range(per_pod)]
+        return [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]

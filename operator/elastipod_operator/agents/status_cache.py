@@ -1,0 +1,449 @@
+"""The board: the newest answer of every agent, kept current by one small task for each pod.
+
+Agents of ours are asked with a long poll, so that a state change arrives at once and nothing is sent while nothing
+happens but one heartbeat; agents of another make are polled every second (decision 22).
+
+Of thousands of agents the polls last longer, so that heartbeats stay few. What a heartbeat would tell of a machine the
+kernel tells instead (PollConnection.heard_at), and at the first doubt about one agent all of its job are asked at once,
+and with short polls from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import aiohttp
+
+from .. import clock
+from ..core.silence import HEARTBEAT, SILENCE_LIMIT
+from ..core.snapshot import ObservedAgent
+from .authentication import NO_CREDENTIALS, Authenticators, Credentials, Denied, Reply
+from .budgets import ByteBudget
+from .encoded_json import Fragment
+from .peer_reachability import Peers
+from .polls import ConnectFailed, Hurried, PollConnection, TooLarge, Unusual
+from .responses import decoded, reply_of
+from .status import MAX_ANSWER_BYTES, MAX_EXCESS, MAX_REASON, Answer, BadAnswer, read
+
+log = logging.getLogger(__name__)
+
+# The agent holds a long poll this long; with the limits below an answer comes at least once a heartbeat.
+LONG_POLL_S = HEARTBEAT.total_seconds() - 1
+# So many polls a second are good enough for a fleet at rest; but no poll lasts longer than this.
+POLLS_PER_S, LONGEST_POLL_S = 250, 45.0
+# Polls end together at such moments: a hundred answers in a row cost a quarter of what they cost one by one, between which the
+# processor sleeps and forgets.
+TICK_S = 0.1
+# So long after a call to one of its agents failed, a job is in doubt.
+DOUBT_S = 30.0
+# Agents that began to train in one moment do not answer in one moment for ever after.
+SPREAD = 0.1
+CONNECT_S = 2.0
+PLAIN_POLL_S = 1.0
+# While an agent is not yet there: it appears within a second of its container's start.
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
+# An agent that does not hold its long polls: so many answers in a row may come at once, then it is polled.
+QUICK_S, QUICK_ANSWERS = 0.05, 10
+# Jobs with silent agents are looked at again so often; how many of them there are does not matter.
+NAG_S = 1.0
+MAX_PREFIXES = 64
+# Bytes of progress and worker data that are kept; a /start of our agents takes 8 MiB, with the addresses.
+MAX_JOB_DATA, MAX_DATA, FREE_DATA = 6 << 20, 48 << 20, 256 * 1024
+# Bytes of messages of failures that are kept whole; further ones are cut.
+MAX_JOB_TEXTS, MAX_TEXTS, FREE_TEXTS = 2 << 20, 16 << 20, 128 * 1024
+# Bytes of answers whose end has not come.
+MAX_JOB_PARTS, MAX_PARTS, FREE_PARTS = 4 << 20, 48 << 20, 1 << 20
+# What of an agent changes with nearly every answer; the rest is news.
+_FLEETING = {
+    "message",
+    "step",
+    "step_at",
+    "step_pace",
+    "trying_since",
+    "last_answer",
+    "answering_since",
+    "peers_asked_at",
+}
+_LASTING = attrgetter(*(field.name for field in fields(ObservedAgent) if field.name not in _FLEETING))
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a pod's agent is, and whom to wake about it."""
+
+    job: str
+    ip: str
+    port: int
+    credentials: Credentials = NO_CREDENTIALS
+    """What proves the operator and the agent to each other."""
+    restarts: int = 0
+    """How often its container was started again: each time it is another process."""
+
+    def url(self, path: str) -> str:
+        return f"http://{self.place}{path}"
+
+    @property
+    def place(self) -> str:
+        """Host and port."""
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"{host}:{self.port}"
+
+
+@dataclass(slots=True)
+class Watched:
+    """One agent on the board."""
+
+    address: Address
+    fact: ObservedAgent = field(default_factory=ObservedAgent)
+    version: int | None = None
+    progress: str = ""
+    worker_data: str = ""
+    """Both as in Answer."""
+    num_text_bytes: int = 0
+    """Of its failure's message, as far as they are counted."""
+    task: asyncio.Task[None] | None = None
+    complaint: str = ""
+    line: PollConnection | None = None
+    """For its long polls; made with the first of them."""
+    is_unusual: bool = False
+    """It answers long polls in a way that only the general client understands."""
+    is_long: bool = False
+    """It is asked with a poll that lasts longer than a heartbeat."""
+    place: float = field(init=False)
+    """Where among others it is, from 0 to 1; as good as chance."""
+
+    def __post_init__(self) -> None:
+        self.place = zlib.crc32(self.address.url("").encode()) / 2**32
+
+    def stop(self) -> None:
+        """Ask it no more."""
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+        if self.line is not None:
+            self.line.close()
+            self.line = None
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Give a session for calls to agents: nothing is unpacked (a small answer must not become a large one), no cookies."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+    )
+
+
+class Board:
+    """Keeps an ObservedAgent for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        wake: Callable[[str], None],
+        authenticators: Authenticators | None = None,
+    ) -> None:
+        self._session = session
+        self._wake = wake
+        self._watched: dict[str, Watched] = {}
+        self._authenticators = authenticators or Authenticators()
+        self._jobs: dict[str, dict[str, Watched]] = {}
+        self._doubts: dict[str, float] = {}
+        self._nagged: dict[str, float] = {}
+        self._data = ByteBudget(per_job=MAX_JOB_DATA, in_all=MAX_DATA, free=FREE_DATA)
+        self._texts = ByteBudget(per_job=MAX_JOB_TEXTS, in_all=MAX_TEXTS, free=FREE_TEXTS)
+        self._parts = ByteBudget(per_job=MAX_JOB_PARTS, in_all=MAX_PARTS, free=FREE_PARTS)
+        self._peers = Peers(session, self._authenticators, wake, self._parts)
+
+    def watch(self, pod_uid: str, address: Address) -> None:
+        """Begin to ask an agent, or go on at its new address."""
+        known = self._watched.get(pod_uid)
+        if known is not None and known.address == address:
+            return
+        self.forget(pod_uid)
+        watched = Watched(address, ObservedAgent(trying_since=clock.now()))
+        self._watched[pod_uid] = watched
+        self._jobs.setdefault(address.job, {})[pod_uid] = watched
+        watched.task = asyncio.create_task(self._follow(watched), name=f"agent {address.ip}:{address.port}")
+
+    def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
+        """Whether the agent of a pod is asked at this address already; the credentials of a pod never change."""
+        watched = self._watched.get(pod_uid)
+        if watched is None:
+            return False
+        known = watched.address
+        return (known.ip, known.port, known.restarts) == (ip, port, restarts)
+
+    def retire(self, pod_uid: str) -> None:
+        """Stop asking an agent that has ended; what it said last stays known until its pod is gone."""
+        watched = self._watched.get(pod_uid)
+        if watched is None or watched.task is None:
+            return
+        watched.stop()
+        watched.fact = replace(watched.fact, refused=False, denied=False)
+
+    def forget(self, pod_uid: str) -> None:
+        """Stop asking an agent whose pod is gone."""
+        watched = self._watched.pop(pod_uid, None)
+        if watched is None:
+            return
+        self._authenticators.forget(watched.address.credentials)
+        job = watched.address.job
+        self._data.change(job, -len(watched.progress) - len(watched.worker_data))
+        self._texts.change(job, -watched.num_text_bytes)
+        self._nagged.pop(job, None)
+        del self._jobs[job][pod_uid]
+        if not self._jobs[job]:
+            del self._jobs[job]
+            self._doubts.pop(job, None)
+        watched.stop()
+
+    def fact(self, pod_uid: str) -> ObservedAgent:
+        """Give what is known of an agent; an empty fact for one that is not watched."""
+        watched = self._watched.get(pod_uid)
+        if watched is None:
+            return ObservedAgent()
+        return _vouched(watched) if watched.is_long else watched.fact
+
+    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+        """Give the newest complete checkpoint for each prefix, as the agents of a job report it (for the next /start).
+
+        At most MAX_PREFIXES of them.
+        """
+        newest: dict[str, Any] = {}
+        for uid in pod_uids:
+            watched = self._watched.get(uid)
+            told = json.loads(watched.progress) if watched is not None and watched.progress else {}
+            for prefix, entry in told.items():
+                is_better = prefix not in newest or _count(entry) > _count(newest[prefix])
+                if is_better and (prefix in newest or len(newest) < MAX_PREFIXES):
+                    newest[prefix] = entry
+        return newest
+
+    def worker_data(self, pod_uids: Iterable[str]) -> Fragment | None:
+        """Give what the workers of these pods left for each other, pod by pod (for the next /start).
+
+        None where somebody left more than is taken: who reads a part of it would take it for the whole.
+        """
+        watched = [w for uid in pod_uids if (w := self._watched.get(uid)) is not None]
+        if any(w.fact.refused_answer for w in watched):
+            return None
+        return Fragment(f"[{', '.join(w.worker_data for w in watched if w.worker_data)}]")
+
+    async def close(self) -> None:
+        """Stop asking everybody."""
+        tasks = [w.task for w in self._watched.values() if w.task is not None]
+        for uid in list(self._watched):
+            self.forget(uid)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._peers.close()
+
+    async def _follow(self, watched: Watched) -> None:
+        retry_s = FIRST_RETRY_S
+        quick = 0
+        while True:
+            began = time.monotonic()
+            try:
+                answer = await self._ask(watched)
+            except Hurried:
+                watched.version = None
+                continue
+            except Exception as error:
+                # The outer edge of one agent's task: nothing that it says may end the watch over it.
+                self._no_answer(watched, error)
+                await asyncio.sleep(retry_s)
+                retry_s = min(LAST_RETRY_S, retry_s * 1.5)
+                continue
+            retry_s = FIRST_RETRY_S
+            self._take(watched, answer)
+            quick = quick + 1 if time.monotonic() - began < QUICK_S else 0
+            if answer.version is None or quick > QUICK_ANSWERS:
+                await asyncio.sleep(PLAIN_POLL_S)
+
+    async def _ask(self, watched: Watched) -> Answer:
+        if watched.version is not None and not watched.is_unusual:
+            try:
+                return await self._poll(watched, watched.version)
+            except Unusual as error:
+                log.info("agent at %s is asked by the general client: %s", watched.address.url(""), error)
+                watched.is_unusual = True
+        target, limit_s = "/status", CONNECT_S + 1
+        if watched.version is not None:
+            target += f"?after={watched.version}&wait={LONG_POLL_S:g}"
+            limit_s += LONG_POLL_S
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
+        url = watched.address.url(target)
+        hold = partial(self._parts.change, watched.address.job)
+
+        async def send(headers: dict[str, str]) -> Reply:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False, headers=headers) as response:
+                return await reply_of(response, hold)
+
+        reply = await self._authenticators.of(watched.address.credentials).exchange("GET", target, b"", send)
+        _check(reply.status)
+        return read(decoded(reply.body), watched.fact, clock.now())
+
+    async def _poll(self, watched: Watched, version: int) -> Answer:
+        """Ask for what is newer, over a connection that is kept: nearly all that is asked while jobs train."""
+        if watched.line is None:
+            address = watched.address
+            hold = partial(self._parts.change, address.job)
+            watched.line = PollConnection(address.ip, address.port, MAX_ANSWER_BYTES, hold)
+        line = watched.line
+        wait_s = self._wait_s(watched)
+        watched.is_long = wait_s > LONG_POLL_S
+        target = f"/status?after={version}&wait={wait_s:g}"
+
+        async def send(headers: dict[str, str]) -> Reply:
+            return await line.ask(target, CONNECT_S, wait_s + CONNECT_S + 1, headers)
+
+        try:
+            reply = await self._authenticators.of(watched.address.credentials).exchange("GET", target, b"", send)
+        except TooLarge as error:
+            raise BadAnswer(str(error)) from error
+        except (OSError, Hurried) as error:
+            if watched.is_long and not isinstance(error, TimeoutError):
+                watched.fact = _vouched(watched)  # it was silent only from then on
+            raise
+        finally:
+            is_long, watched.is_long = watched.is_long, False
+        _check(reply.status)
+        now = clock.now()
+        answer = decoded(reply.body)
+        if is_long:  # who answers it was there all the time
+            watched.fact = replace(watched.fact, last_answer=now)
+        return read(answer, watched.fact, now)
+
+    def _wait_s(self, watched: Watched) -> float:
+        now = time.monotonic()
+        doubted = self._doubts.get(watched.address.job)
+        wait_s = LONG_POLL_S
+        if doubted is None or now - doubted >= DOUBT_S:
+            longest_s = min(LONGEST_POLL_S, len(self._watched) / POLLS_PER_S)
+            wait_s = max(LONG_POLL_S, longest_s * (1 - SPREAD * watched.place))
+        return to_tick(now, wait_s)
+
+    def _doubt(self, job: str) -> None:
+        """An agent of a job does not answer: what the others do must be known soon."""
+        self._doubts[job] = time.monotonic()
+        for watched in self._jobs.get(job, {}).values():
+            if watched.is_long and watched.line is not None:
+                watched.line.hurry()
+
+    def _take(self, watched: Watched, answer: Answer) -> None:
+        before, watched.fact = watched.fact, answer.fact
+        watched.version, watched.complaint = answer.version, ""
+        self._keep_data(watched, answer)
+        self._keep_text(watched)
+        if _matters(before) != _matters(watched.fact) or _was_silent(before, watched.fact):
+            self._wake(watched.address.job)
+
+    def _keep_data(self, watched: Watched, answer: Answer) -> None:
+        """Keep progress and worker data while there is room for those of the job."""
+        before, wanted = (
+            len(watched.progress) + len(watched.worker_data),
+            len(answer.progress) + len(answer.worker_data),
+        )
+        if self._data.change(watched.address.job, wanted - before):
+            watched.progress, watched.worker_data = answer.progress, answer.worker_data
+            return
+        self._data.change(watched.address.job, -before)
+        watched.progress = watched.worker_data = ""
+        limits = f"{MAX_JOB_DATA} of one job, or {MAX_DATA} of all"
+        excess = f"its {wanted} bytes of progress and worker_data are not taken, for they would be more than {limits}"
+        watched.fact = replace(watched.fact, refused_answer=excess)
+
+    def _keep_text(self, watched: Watched) -> None:
+        """Keep the message of a failure whole while there is room for those of the job: one of them is told."""
+        job, failure = watched.address.job, watched.fact.failure
+        self._texts.change(job, -watched.num_text_bytes)
+        watched.num_text_bytes = sys.getsizeof(failure.message) if failure is not None else 0
+        if failure is None or self._texts.change(job, watched.num_text_bytes):
+            return
+        watched.num_text_bytes = 0
+        watched.fact = replace(watched.fact, failure=replace(failure, message=failure.message[-MAX_REASON:]))
+
+    def _no_answer(self, watched: Watched, error: Exception) -> None:
+        # Other failures to connect tell of the way to the agent, not of the agent.
+        refused = isinstance(error, aiohttp.ClientConnectorError | ConnectFailed) and error.errno == errno.ECONNREFUSED
+        is_unreachable = isinstance(error, aiohttp.ClientError | TimeoutError | OSError)
+        complaint = "" if is_unreachable else f"{type(error).__name__}: {error}"
+        if complaint and complaint != watched.complaint:
+            log.warning("agent at %s: %s", watched.address.url(""), complaint)
+        if isinstance(error, BadAnswer) and str(error)[:MAX_EXCESS] != watched.fact.refused_answer:
+            watched.fact = replace(watched.fact, refused_answer=str(error)[:MAX_EXCESS])
+            self._wake(watched.address.job)
+        watched.complaint = complaint
+        watched.version = None
+        self._doubt(watched.address.job)
+        if refused != watched.fact.refused:
+            watched.fact = replace(watched.fact, refused=refused)
+        denied = isinstance(error, Denied)
+        if denied != watched.fact.denied:
+            watched.fact = replace(watched.fact, denied=denied)
+            self._wake(watched.address.job)
+        since = watched.fact.last_answer or watched.fact.trying_since
+        if since is None:
+            return
+        self._peers.consider(watched, self._jobs.get(watched.address.job, {}).values())
+        left_s = (since + SILENCE_LIMIT - clock.now()).total_seconds()
+        if left_s <= 0:
+            self._nag(watched.address.job)
+        elif left_s <= LAST_RETRY_S + CONNECT_S + 1:
+            # The limit falls between two attempts: the job is looked at when it passes, not at the attempt after.
+            asyncio.get_running_loop().call_later(left_s + 0.01, self._wake, watched.address.job)
+
+    def _nag(self, job: str) -> None:
+        now = time.monotonic()
+        if now - self._nagged.get(job, now - NAG_S) >= NAG_S:
+            self._nagged[job] = now
+            self._wake(job)
+
+
+def to_tick(now: float, wait_s: float) -> float:
+    """Shorten a wait, so that it ends with a tick of the monotonic clock. now, and all times, in seconds; wait_s: above TICK_S."""
+    return wait_s - (now + wait_s) % TICK_S
+
+
+def _check(status: int) -> None:
+    if status != 200:
+        raise BadAnswer(f"the agent answers /status with HTTP {status}")
+
+
+def _matters(fact: ObservedAgent) -> tuple[object, ...]:
+    """Give what of a fact does not change all the time; of the steps only whether there is one."""
+    return (fact.step is None, *_LASTING(fact))
+
+
+def _vouched(watched: Watched) -> ObservedAgent:
+    """Give the fact of an agent that is asked with a long poll: its machine's last sign of life counts as an answer."""
+    heard_at = watched.line.heard_at() if watched.line is not None else None
+    if heard_at is None:
+        return watched.fact
+    heard = clock.now() - timedelta(seconds=time.monotonic() - heard_at)
+    before = watched.fact.last_answer
+    return watched.fact if before is None or heard <= before else replace(watched.fact, last_answer=heard)
+
+
+def _was_silent(before: ObservedAgent, after: ObservedAgent) -> bool:
+    if before.last_answer is None or after.last_answer is None:
+        return True
+    return after.last_answer - before.last_answer >= SILENCE_LIMIT
+
+
+def _count(entry: Any) -> int:
+    count = entry.get("progressCount") if isinstance(entry, dict) else None
+    return count if isinstance(count, int) else -1

@@ -1,0 +1,78 @@
+"""Where pods may run: only on quota that is granted at this moment, and as Kueue placed them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.actions import CreatePod
+from ..kube.api import ApiError
+from ..kube.applied import effective_spec
+from ..kube.placement import Placement, PlacementError, flavors_of, placement
+from ..kube.queue_lookups import Trouble
+from ..kube.store import Job
+from .workload_control import Desk, is_for_good, is_kueue_away
+
+PLACING = "placing"
+
+Body = Mapping[str, Any]
+Placed = tuple[CreatePod, Placement | None]
+
+
+async def placed(desk: Desk, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
+    """Give the pods that may be created, each with what it gets from its quota (nothing without a queue), and a problem.
+
+    Left out are those whose Workload is not granted any more, and those that cannot be made as Kueue wants them: the problem
+    says why, in one sentence. Raises as Api does.
+    """
+    ready: list[Placed] = [(a, None) for a in actions if not a.workload]
+    if len(ready) == len(actions):
+        return ready, ""
+    templates = {s["name"]: s.get("template") or {} for s in effective_spec(job.body)["replicaSpecs"]}
+    problem = ""
+    for name in dict.fromkeys(a.workload for a in actions if a.workload):
+        body = await granted(desk, job, name)
+        if body is None:
+            continue
+        mine = [a for a in actions if a.workload == name]
+        try:
+            flavors = await desk.lookups.flavors(flavors_of(body))
+            by_spec = {s: placement(body, s, templates[s], flavors) for s in {a.pod.spec for a in mine}}
+        except PlacementError as error:
+            problem = str(error)
+            continue
+        except ApiError as error:
+            if not is_for_good(error):
+                raise
+            problem = f"the flavors of Workload {name} cannot be read: {error}"
+            continue
+        ready += [(a, by_spec[a.pod.spec]) for a in mine]
+    if problem:
+        desk.trouble(job, PLACING, Trouble("PodPlacementFailed", problem))
+    else:
+        desk.solved(job, PLACING)
+    return ready, problem
+
+
+async def granted(desk: Desk, job: Job, name: str) -> Body | None:
+    """Read a Workload; None when it is not granted any more, which the next pass sees. Raises as Api does.
+
+    Where Kueue is away it cannot be converted, and so not be read: then it is as it was, as long as no watch says otherwise.
+    """
+    kept = desk.memory(job).admitted
+    try:
+        body: Body = await desk.api.read_workload(job.fact.namespace, name)
+    except (ApiError, TimeoutError) as error:
+        if isinstance(error, ApiError) and error.status == 404:
+            desk.drop(job, name)
+            return None
+        if name not in kept or not is_kueue_away(error):
+            raise
+        body = kept[name]
+    desk.put(job, body)
+    fact = desk.workload(job, name)
+    if fact is None or not fact.is_granted:
+        kept.pop(name, None)
+        return None
+    kept[name] = body
+    return body

@@ -1,0 +1,71 @@
+"""Priorities that were edited while Workloads exist: Kueue's own jobs hand a new class on just so."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..core.actions import CreateWorkload, Plan, UpdateWorkloadPriority
+from ..core.snapshot import ObservedWorkload
+from ..kube.api import CALL_ERRORS, ApiError
+from ..kube.applied import effective_spec
+from ..kube.queue_lookups import Trouble
+from ..kube.store import Job
+from ..kube.workloads import class_ref
+from ..kube.writes import about, written
+from .workload_control import Desk, is_for_good
+
+log = logging.getLogger(__name__)
+
+RANKING = "ranking"
+
+
+async def rank(desk: Desk, job: Job, todo: Plan) -> None:
+    """Give Workloads the priority that the job wishes now. What fails is told, and tried again later."""
+    orders = [a for a in todo.actions if isinstance(a, UpdateWorkloadPriority)]
+    if not orders:
+        desk.solved(job, RANKING)
+        return
+    retry = desk.memory(job).ranking
+    if not retry.is_due():
+        return
+    try:
+        for order in orders:
+            workload = desk.workload(job, order.name)
+            if workload is not None and workload.uid == order.uid:
+                await _rank(desk, job, workload)
+    except (*CALL_ERRORS, Trouble) as error:
+        desk.failed(job, retry, "a priority could not be changed", error)
+        if isinstance(error, Trouble):
+            desk.trouble(job, RANKING, error)
+        elif is_for_good(error):
+            desk.trouble(
+                job, RANKING, Trouble("PriorityRefused", f"the API server refuses the edited priority: {error}")
+            )
+    else:
+        retry.worked()
+        desk.solved(job, RANKING)
+
+
+async def _rank(desk: Desk, job: Job, workload: ObservedWorkload) -> None:
+    base = next((one.fact for one in job.workloads.items if one.fact.number == 0), None)
+    if workload.number and base is None:
+        return
+    above: dict[str, Any] | None = (
+        {"spec": {"priority": base.priority}} if workload.number and base is not None else None
+    )
+    order = CreateWorkload(workload.number, workload.counts, workload.queue)
+    wanted = await desk.lookups.priority(job.body, effective_spec(job.body), order, above)
+    spec = {"priority": wanted.value, "priorityClassRef": class_ref(wanted)}
+    patch = {"metadata": {"uid": workload.uid}, "spec": spec}
+    try:
+        body = await written("workload", desk.api.patch_workload(job.fact.namespace, workload.name, patch))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        desk.drop(job, workload.name)
+        return
+    log.info("priority changed", extra={**about(job.fact), "workload": workload.name, "priority": wanted.value})
+    desk.put(job, body)
+    if (body.get("spec") or {}).get("priority") != wanted.value:
+        raise Trouble("PriorityRefused", f"the priority of Workload {workload.name} is changed back by somebody else")

@@ -1,0 +1,168 @@
+"""What a decision sees of Kueue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .. import clock, metrics
+from ..core.queue_facts import QueueFact
+from ..core.queue_warnings import eviction_due_at
+from ..core.quota import DEFAULT_QUEUE
+from ..core.snapshot import ObservedWorkload, Policy
+from ..kube.api import CALL_ERRORS, ApiError
+from ..kube.applied import effective_spec
+from ..kube.store import Job
+from ..kube.workloads import ranked, templates_digest
+from .workload_control import LAST_RETRY_S, RETURNING, Desk, Memory, is_kueue_away, not_returned, trouble_of
+
+log = logging.getLogger(__name__)
+
+LISTING, LEFT = "listing", "left"
+OF_RETURNS = (LEFT, RETURNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """As in `Snapshot`."""
+
+    workloads: tuple[ObservedWorkload, ...] = ()
+    default_queue: bool | None = None
+    trouble: tuple[str, str] | None = None
+    queue: QueueFact | None = None
+    quota_return_trouble: str = ""
+
+
+async def look(desk: Desk, job: Job) -> None:
+    """Ask what must be known before a decision about a job; nothing that is known is asked again."""
+    fact = job.fact
+    named = bool(fact.queue or fact.queue_in_template)
+    if fact.deleting_since is not None:
+        if named or _is_in_queue(desk, job):
+            await _list_what_is_left(desk, job)
+        return
+    if (fact.record is None or not fact.was_reconciled) and not named and desk.memory(job).default_queue is None:
+        desk.memory(job).default_queue = await _has_default(desk, fact.namespace)
+    if not job.workloads.is_listed and (named or _is_in_queue(desk, job)):
+        desk.wanted.set()
+        await _list(desk, job)
+
+
+def seen(desk: Desk, job: Job) -> Seen:
+    """Give what is known now."""
+    memory, workloads = desk.known(job), workloads_of(job)
+    if memory is None and not workloads:
+        return Seen()
+    memory = desk.memory(job)
+    _measure(memory, workloads, job.fact.policy)
+    trouble = next((said for what, said in memory.troubles.items() if what not in OF_RETURNS), None)
+    queue = desk.reader.fact(job.fact, workloads)
+    kept = next((memory.troubles[what][1] for what in OF_RETURNS if what in memory.troubles), "")
+    return Seen(workloads, memory.default_queue, trouble, queue, kept)
+
+
+def workloads_of(job: Job) -> tuple[ObservedWorkload, ...]:
+    """Give the Workloads of a job, compared with the templates from which its pods are made now, and with its priorities."""
+    asked = job.workloads.items
+    if not asked or job.fact.policy is None:
+        return tuple(one.fact for one in asked)
+    spec = effective_spec(job.body)
+    now = {names: templates_digest(spec, names) for names in {_names(one.fact) for one in asked}}
+    base = next((one.fact for one in asked if one.fact.number == 0), None)
+    return tuple(
+        replace(
+            ranked(one.fact, job.body, spec, base), is_outdated=bool(one.digest) and one.digest != now[_names(one.fact)]
+        )
+        for one in asked
+    )
+
+
+def _names(workload: ObservedWorkload) -> tuple[str, ...]:
+    return tuple(name for name, count in workload.counts if count)
+
+
+async def _has_default(desk: Desk, namespace: str) -> bool:
+    try:
+        await desk.api.read_local_queue(namespace, DEFAULT_QUEUE)
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        if error.status == 403:
+            log.warning("cannot look for LocalQueue %s in namespace %s: %s", DEFAULT_QUEUE, namespace, error)
+            return False
+        # Only what is there has to be converted.
+        if is_kueue_away(error) and "conversion" in str(error):
+            return True
+        raise
+    return True
+
+
+def _is_in_queue(desk: Desk, job: Job) -> bool:
+    record, memory = job.fact.record, desk.known(job)
+    if record is not None and record.queue:
+        return True
+    # A label that was taken off does not take the quota away that pods live on.
+    return bool(memory is not None and memory.default_queue) or any(pod.workload for pod in job.pods.values())
+
+
+async def _list(desk: Desk, job: Job) -> None:
+    fact = job.fact
+    try:
+        bodies, version = await desk.api.list_workloads(fact.namespace, fact.uid)
+    except ApiError as error:
+        if error.status == 404:
+            desk.store.replace_workloads(fact.uid, (), 0)
+        elif job.pods:
+            raise
+        # Without pods nothing is lost by taking it for a job that has no quota yet; the next pass asks again.
+        trouble = trouble_of(error)
+        desk.memory(job).troubles[LISTING] = (trouble.reason, str(trouble))
+        if error.status != 404:
+            desk.look_later(job, LAST_RETRY_S)  # nothing else wakes a job that rests
+        return
+    desk.memory(job).troubles.pop(LISTING, None)
+    desk.store.replace_workloads(fact.uid, bodies, version)
+
+
+async def _list_what_is_left(desk: Desk, job: Job) -> None:
+    """List the Workloads of a job that is being deleted, and again when its pods are gone: what was asked for last may not be known.
+
+    Where that fails the pods go all the same.
+    """
+    retry = desk.memory(job).giving
+    if (job.workloads.is_listed and job.pods) or not retry.is_due():
+        return
+    try:
+        bodies, version = await desk.api.list_workloads(job.fact.namespace, job.fact.uid)
+    except CALL_ERRORS as error:
+        if not isinstance(error, ApiError) or error.status != 404:
+            desk.failed(job, retry, "it could not be seen what quota a deleted job has", error)
+            desk.trouble(job, LEFT, not_returned(error))
+            return
+        job.workloads.clear()  # the API server knows no Workloads any more
+        bodies, version = [], 0
+    desk.store.replace_workloads(job.fact.uid, bodies, version)
+    desk.solved(job, LEFT)
+    if not job.workloads.items:
+        desk.solved(job, RETURNING)
+
+
+def _measure(memory: Memory, workloads: Sequence[ObservedWorkload], policy: Policy | None) -> None:
+    now = clock.now()
+    for workload in workloads:
+        share = "increment" if workload.number else "base"
+        if not (workload.admitted or workload.finished):
+            memory.waiting.setdefault(workload.uid, now)
+        elif (since := memory.waiting.pop(workload.uid, None)) is not None and workload.admitted:
+            metrics.QUOTA_WAIT_SECONDS.labels(share).observe((now - since).total_seconds())
+        if workload.eviction_reason and workload.uid not in memory.eviction_reason:
+            metrics.EVICTIONS.labels(share, metrics.eviction_cause(workload.eviction_reason)).inc()
+    present = {workload.uid for workload in workloads}
+    memory.late = (
+        sum((at := eviction_due_at(w, policy)) is not None and at <= now for w in workloads)
+        if policy is not None
+        else 0
+    )
+    memory.eviction_reason = {workload.uid for workload in workloads if workload.eviction_reason}
+    memory.waiting = {uid: since for uid, since in memory.waiting.items() if uid in present}

@@ -1,0 +1,111 @@
+"""Whom a fault hits, and what may be seen of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.sim.events import Event
+from tests.sim.objects import SimNode, SimPod
+
+if TYPE_CHECKING:
+    from tests.sim.agents import SimAgent
+    from tests.sim.simulation import Play
+
+# What keeps the operator from seeing or acting in time.
+HINDRANCES = {
+    *("api_down", "api_loses_answers", "api_throttles", "api_fails", "busy_job", "lossy_calls"),
+    *("slow_watch", "broken_watch", "repeated_watch"),
+    *(
+        "operator_dies",
+        "operator_dies_soon",
+        "operator_dies_after",
+        "operator_stands_still",
+        "second_operator",
+        "clock_jumps",
+    ),
+    *("hide_node", "hide_all", "deafen_node", "mute_node", "agent_hangs", "agent_lags", "agent_lies"),
+}
+# What keeps the operator from seeing in time how nodes are.
+BLINDNESS = {
+    *("slow_watch", "broken_watch", "repeated_watch", "operator_stands_still", "second_operator", "clock_jumps")
+}
+# What may keep a pod from being drained before it is killed.
+DELAYS = HINDRANCES | {"freeze_node", "cut_node", "part_nodes", "kill_node", "lose_rack", "delete_node"}
+# What ends an agent.
+ENDS_OF_PODS = {
+    "delete_pod",
+    "delete_pod_soon",
+    "force_delete_pod",
+    "kill_container",
+    "end_agent",
+    "drain_node",
+    "return_node",
+}
+# Calls without a generation are not fenced: what comes late or from somebody else does harm there.
+UNFENCED = {
+    *("lossy_calls", "wipe_record", "wipe_state", "stop_from_outside", "operator_stands_still", "second_operator"),
+    *("deafen_node", "mute_node", "agent_lags", "agent_lies"),
+}
+# From one fault to the next that is not disturbed by it, and from a crash to the training after it.
+CALM_S, RECOVERED_S = 60.0, 35.0
+# A power loss shows at last when its node is found not ready; a slow watch adds to it.
+AFTERMATH_S = 600.0
+
+Fault = Callable[["Play", "Event"], str]
+"""Does it; gives what happened in words, nothing when it hit nobody."""
+
+
+def a_pod(play: Play, event: Event, *, training: bool = False) -> SimPod | None:
+    pods = sorted((p for p in play.cluster.pods.values() if not p.ended), key=lambda p: p.name)
+    if training:
+        pods = [p for p in pods if p.agent is not None and p.agent.works(p.agent.generation)]
+    return pods[event.number % len(pods)] if pods else None
+
+
+def touch(play: Play, pod: SimPod, event: Event) -> None:
+    if any(other.what in HINDRANCES for other in play.story.events):
+        play.watchman.worker_faults += 1  # it may look like one to an operator that did not see it come
+    play.watchman.touched(pod.name, play.kernel.now + event.seconds + AFTERMATH_S)
+    if pod.agent is not None:
+        play.training.touched(pod.agent, event.what)
+
+
+def expect_notice(play: Play, agent: SimAgent, within_s: float) -> None:
+    """What happens to a generation that runs, and to nothing else, must be known so soon."""
+    generation = agent.generation
+    if agent.works(generation) and all(e.what == "add_node" for e in play.story.events[1:]):
+        play.kernel.after(within_s, lambda: play.watchman.must_notice(generation))
+
+
+def expect_recovery(play: Play, agent: SimAgent, event: Event) -> None:
+    """A fault while an edit cannot be used is recovered from as ever (decision 31), if nothing else disturbs that."""
+    generation, record, events = agent.generation, play.watchman.record, play.story.events
+    is_at_rest = record.generation == generation and record.transition is None and record.running_since is not None
+    is_hindered = play.server is not None or any(e.what in HINDRANCES for e in events)
+    others = [e for e in events if e != event and e.what not in ("break_spec", "add_node")]
+    is_alone = all(e.at + e.seconds + CALM_S < event.at or e.at > event.at + RECOVERED_S for e in others)
+    if not (play.is_spec_broken and is_at_rest and is_alone) or is_hindered:
+        return
+
+    def look() -> None:
+        if play.is_spec_broken:
+            play.watchman.must_have_recovered(generation)
+            play.met["recovered while an edit cannot be used"] += 1
+
+    play.kernel.after(RECOVERED_S, look)
+
+
+def a_node(play: Play, event: Event) -> SimNode | None:
+    nodes = [n for n in play.cluster.nodes.values() if n.powered]
+    return nodes[event.number % len(nodes)] if nodes else None
+
+
+def touch_node(play: Play, node: SimNode, event: Event) -> None:
+    for pod in play.cluster.on_node(node):
+        touch(play, pod, event)
+
+
+def hide(play: Play, node: SimNode, until: float) -> None:
+    for pod in play.cluster.on_node(node):
+        play.watchman.hidden(pod.name, until + AFTERMATH_S)

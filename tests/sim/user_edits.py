@@ -1,0 +1,213 @@
+"""What the user does to the job, and what somebody does to its annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from tests.sim.events import Event
+from tests.sim.fault_targets import DELAYS, ENDS_OF_PODS, touch
+from tests.sim.objects import Body
+
+from elastipod_operator.api import JobSpec
+from elastipod_operator.api.models import MAX_LOG_RULES, MAX_PATTERN
+from elastipod_operator.core.names import ANNOTATION_DRAIN_ON_DELETE
+from elastipod_operator.core.sizes import SizeError, Sizes
+from elastipod_operator.kube.applied import last_good_spec
+from elastipod_operator.kube.limits import MAX_TEMPLATE_BYTES
+from elastipod_operator.kube.translate import policy_of
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Play
+
+EDITS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
+    ("elasticPolicy", "scalingTimeoutInSeconds", (0, 5, 40)),
+    ("elasticPolicy", "gracefulShutdownTimeoutInSeconds", (40, 120)),
+    ("elasticPolicy", "faultyScaleDownTimeoutInSeconds", (5, 40)),
+    ("runPolicy", "cleanPodPolicy", ("All", "None", "Running", "OnlyComplete")),
+    ("runPolicy", "restartPolicy", ({"scaleUpSnoozeTimeInSeconds": 60}, {"maxNumRepeatOffendersToAvoid": 1})),
+    ("runPolicy", "ttlSecondsAfterFinished", (20, 0)),
+    ("elastipod", "payback", ("Off", "Auto")),
+    ("elastipod", "minStableSeconds", (0, 30)),
+)
+
+
+# An operator is back after so long, and has heard everybody.
+RETURN_S = 140.0
+
+
+def sizes(spec: Body) -> Sizes:
+    """Give the allowed sizes of a spec. Raises SizeError."""
+    return policy_of(JobSpec.model_validate(spec)).sizes
+
+
+def edit_times(play: Play, event: Event) -> str:
+    """Time-outs, budgets and policies that act at once."""
+    where, field, values = EDITS[event.number % len(EDITS)]
+    value = values[event.number // len(EDITS) % len(values)]
+    if play.cluster.job is None or where not in play.cluster.job.spec:
+        return ""
+    play.cluster.edit_job(lambda spec: spec[where].update({field: value}))
+    return f"{where}.{field} = {value}"
+
+
+def break_spec(play: Play, event: Event) -> str:
+    """An edit that cannot be used, mended later."""
+    if play.cluster.job is None or play.is_spec_broken or last_good_spec(play.cluster.job_body()) is None:
+        return ""
+    play.is_spec_broken = True
+    if play.cluster.tenant is not None:  # nobody drains what Kueue takes back meanwhile
+        for pod in play.cluster.pods.values():
+            touch(play, pod, event)
+    what, edit = _BAD_EDITS[event.number % len(_BAD_EDITS)]
+    play.watchman.met[f"edit: {what}"] += 1
+    play.cluster.edit_job(edit)
+    play.kernel.after(event.seconds, lambda: mend_spec(play))
+    return f"{what} for {event.seconds:g} s"
+
+
+def _rename(spec: Body) -> None:
+    spec["replicaSpecs"][0]["name"] = "other"
+
+
+def _swell_template(spec: Body) -> None:
+    spec["replicaSpecs"][0]["template"]["spec"]["containers"][0]["command"] = ["x" * 2 * MAX_TEMPLATE_BYTES]
+
+
+def _swell_rules(spec: Body) -> None:
+    rules = [{"name": f"rule-{n}", "logPattern": "x" * MAX_PATTERN} for n in range(MAX_LOG_RULES)]
+    spec["runPolicy"]["logMonitoringConfiguration"] = rules
+
+
+def _spoil_template(spec: Body) -> None:
+    spec["replicaSpecs"][0]["template"]["metadata"] = "nonsense"
+
+
+def _spoil_worker_count(spec: Body) -> None:
+    spec["nprocPerNode"] = "many"
+
+
+_BAD_EDITS: tuple[tuple[str, Callable[[Body], None]], ...] = (
+    ("replicaSpecs are renamed", _rename),
+    ("a template without end", _swell_template),
+    ("log rules without end", _swell_rules),
+    ("an invalid template", _spoil_template),
+    ("a worker count that is none", _spoil_worker_count),
+)
+
+
+def mend_spec(play: Play) -> None:
+    """Take a broken edit back."""
+    if not play.is_spec_broken:
+        return
+
+    def mend(spec: Body) -> None:
+        first = spec["replicaSpecs"][0]
+        first["name"] = play.story.specs[0]["name"]
+        first["template"]["spec"]["containers"][0].pop("command", None)
+        first["template"].pop("metadata", None)
+        spec["nprocPerNode"] = play.story.spec()["nprocPerNode"]
+        spec["runPolicy"].pop("logMonitoringConfiguration", None)
+
+    play.is_spec_broken = False
+    play.cluster.edit_job(mend)
+
+
+def scale(play: Play, event: Event) -> str:
+    job = play.cluster.job
+    if job is None:
+        return ""
+    spec = {**play.cluster.spec_in_force(), "replicas": 0}
+    allowed = sizes(spec).allowed
+    ceiling = (0, *allowed, allowed[-1] + 1)[event.number % (len(allowed) + 2)]
+    play.cluster.edit_job(lambda spec: spec.update(replicas=ceiling))
+    return str(ceiling)
+
+
+def set_bounds(play: Play, event: Event) -> str:
+    job = play.cluster.job
+    if job is None or "elasticPolicy" not in job.spec:
+        return ""
+    low, high = 1 + event.number % 3, 1 + event.number % 3 + event.number // 3 % 3
+    wish = {**job.spec, "elasticPolicy": {**job.spec["elasticPolicy"], "minReplicas": low, "maxReplicas": high}}
+    try:
+        sizes(wish)
+    except (SizeError, ValidationError):
+        return "refused"
+    play.cluster.edit_job(lambda spec: spec["elasticPolicy"].update(minReplicas=low, maxReplicas=high))
+    return f"{low} to {high}"
+
+
+def suspend(play: Play, event: Event) -> str:
+    play.cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=True))
+    play.kernel.after(event.seconds, lambda: resume(play, event))
+    return f"for {event.seconds:g} s"
+
+
+def resume(play: Play, event: Event) -> str:
+    play.cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=False))
+    return "resumed"
+
+
+def touch_job(play: Play, event: Event) -> str:
+    play.cluster.edit_job(lambda spec: None)
+    return "resourceVersion moves"
+
+
+def wipe_record(play: Play, event: Event) -> str:
+    if play.is_spec_broken or not play.watchman.record.generation or not _will_be_told(play, event):
+        return ""  # nobody could tell the generation, or which spec the pods are of
+    for run in play.training.runs.values():
+        run.spoiled.add(event.what)
+    play.cluster.wipe_record(leaves_history=False)
+    return "annotations are gone"
+
+
+def _will_be_told(play: Play, event: Event) -> bool:
+    """Whether an agent knows the generation, and nothing that comes soon keeps it from telling an operator that is away."""
+    now = play.kernel.now
+    knowing = [
+        pod
+        for pod in play.cluster.pods.values()
+        if pod.agent is not None
+        and pod.agent.generation >= play.watchman.record.generation
+        and pod.answers()
+        and pod.deleted_at is None
+        and max(pod.agent.lies_until, pod.agent.lags_until) <= now
+    ]
+    comes = [e.what for e in play.story.events if event.at < e.at < event.at + RETURN_S]
+    return bool(knowing) and not any(what in ENDS_OF_PODS or what in DELAYS for what in comes)
+
+
+def wipe_state(play: Play, event: Event) -> str:
+    """Only the state is gone: the history tells the generation, whether or not an agent lives."""
+    if not play.watchman.record.generation:
+        return ""
+    for run in play.training.runs.values():
+        run.spoiled.add(event.what)
+    play.cluster.wipe_record(leaves_history=True)
+    return "the state is gone"
+
+
+def edit_template(play: Play, event: Event) -> str:
+    """Another image: it acts when the job is resumed, or at once where it never trained."""
+
+    def edit(spec: Body) -> None:
+        for one in spec["replicaSpecs"]:
+            one["template"]["spec"]["containers"][0]["image"] = f"train:{event.number}"
+
+    play.cluster.edit_job(edit)
+    return f"train:{event.number}"
+
+
+def drain_and_delete_job(play: Play, event: Event) -> str:
+    play.cluster.annotate_job(ANNOTATION_DRAIN_ON_DELETE, "true")
+    return delete_job(play, event)
+
+
+def delete_job(play: Play, event: Event) -> str:
+    if play.cluster.job is None or play.cluster.job.deleted_at is not None:
+        return ""
+    play.cluster.delete_job()
+    return "deleted"

@@ -1,0 +1,109 @@
+"""What stands in the calls at agents: addresses and data for workers that outlive faults, and nothing that a stranger would not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import agent, pod, ready, running, trains
+
+from elastipod_operator.agents.command_builder import Orders
+from elastipod_operator.agents.status_cache import Address
+from elastipod_operator.core.actions import Action, AssignSpare, CreatePod, ShutDownAgent, StartWorkers, StopWorkers
+from elastipod_operator.core.names import PodId
+from elastipod_operator.core.record import RestartMode
+from elastipod_operator.core.snapshot import ObservedAgent
+
+DATA = [{"rank": 0, "data": "a"}]
+
+
+class Known:
+    """A board that knows these facts, by the pods' UIDs."""
+
+    def __init__(self, facts: dict[str, ObservedAgent]) -> None:
+        self._facts = facts
+
+    def fact(self, uid: str) -> ObservedAgent:
+        return self._facts.get(uid, ObservedAgent())
+
+    def progress(self, uids: Iterable[str]) -> dict[str, Any]:
+        return {"at": len(list(uids))}
+
+    def worker_data(self, uids: Iterable[str]) -> list[Any]:
+        return DATA
+
+
+def body_of(action: Action, *facts: ObservedAgent, nproc: str = "auto") -> Any:
+    """Give the body of the call for a job whose pods' agents say this."""
+    pods = [pod(number) for number in range(len(facts))]
+    board: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
+    orders = Orders(
+        {"nprocPerNode": nproc}, {one.name: one for one in pods}, trains(len(facts), 3), board,
+        lambda one: Address("job", one.ip, 8080),
+    )  # fmt: skip
+    call = orders.of(action)
+    return None if call is None else call.body
+
+
+START, STOP = StartWorkers(pod(1).name, 1), StopWorkers(pod(1).name, 3, graceful=False, timeout_s=0)
+
+
+def test_a_start() -> None:
+    body = body_of(START, ready(), ready())
+    assert (body["rank"], body["nnodes"], body["faultCount"], body["generation"]) == (1, 2, 2, 3)
+    assert (body["master_addr"], body["progress"], body["spare"]) == ("10.0.0.0", {"at": 2}, False)
+    assert (body["rankIps"], body["worker_data"]) == (None, None)
+
+
+def test_a_spare_is_told_so() -> None:
+    assert body_of(AssignSpare(pod(1).name, 2), ready(), ready())["spare"] is True
+
+
+@pytest.mark.parametrize(
+    ("nproc", "addresses"),
+    [
+        pytest.param("auto", ["10.0.0.0", "10.0.0.1"], id="group ranks, where nobody knows how many workers a pod has"),
+        pytest.param("2", ["10.0.0.0", "10.0.0.0", "10.0.0.1", "10.0.0.1"], id="global ranks"),
+    ],
+)
+def test_workers_that_outlive_faults_learn_of_each_other(nproc: str, addresses: list[str]) -> None:
+    kept = ready(restart_mode=RestartMode.IN_PROCESS)
+    body = body_of(START, kept, kept, nproc=nproc)
+    assert body["rankIps"] == [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]
+    assert body["worker_data"] == DATA
+
+
+@pytest.mark.parametrize(("pods", "is_told"), [(512, True), (513, False)])
+def test_the_addresses_of_many_are_not_sent(pods: int, is_told: bool) -> None:
+    body = body_of(START, *[ready(restart_mode=RestartMode.IN_PROCESS)] * pods)
+    assert (body["rankIps"] is not None) is is_told
+
+
+def test_an_agent_of_another_make_gets_no_generation() -> None:
+    assert "generation" not in body_of(START, ready(), agent(generation=None))
+    assert body_of(STOP, ready(), agent(generation=None)) == {"is_graceful": False}
+
+
+def test_a_graceful_stop_names_its_time() -> None:
+    stop = StopWorkers(pod(0).name, 3, graceful=True, timeout_s=60)
+    assert body_of(stop, running(3)) == {"is_graceful": True, "timeout": 60, "generation": 3}
+
+
+def test_a_drain_says_whether_the_pod_goes_where_that_is_known_to_agents_that_know_the_field() -> None:
+    stop = StopWorkers(pod(0).name, 3, graceful=True, timeout_s=60, leaves=False)
+    assert body_of(stop, running(3)) == {"is_graceful": True, "timeout": 60, "generation": 3, "leaves": False}
+    assert body_of(stop, agent(generation=None)) == {"is_graceful": True, "timeout": 60}
+
+
+@pytest.mark.parametrize("reach", RestartMode)
+def test_a_hard_stop_says_how_far_the_restart_reaches_unless_processes_are_kept(reach: RestartMode) -> None:
+    expected: dict[str, Any] = {"is_graceful": False, "generation": 3}
+    if reach is not RestartMode.IN_PROCESS:
+        expected["restart_mode"] = reach.value
+    assert body_of(StopWorkers(pod(0).name, 3, graceful=False, timeout_s=0, reach=reach), running(3)) == expected
+
+
+def test_shutdown_has_no_body_and_other_actions_no_call() -> None:
+    assert body_of(ShutDownAgent(pod(0).name), ready()) is None
+    assert body_of(CreatePod(PodId("workers", 5, 0), 2), ready()) is None

@@ -1,0 +1,164 @@
+"""What is made of an agent's answer: ours, one of another make, and nonsense."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastipod_operator.agents.status import (
+    MAX_MESSAGE,
+    MAX_PROGRESS_BYTES,
+    MAX_REASON,
+    MAX_TRACEBACK,
+    BadAnswer,
+    read,
+)
+from elastipod_operator.core.silence import SILENCE_LIMIT
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+OURS: dict[str, Any] = {
+    "status": "running", "reason": None, "message": None, "protocol": 1, "version": 7, "generation": 3, "drained": False,
+    "terminating": True, "saving": True, "unanswered": True,
+    "boot_id": "b", "failure": None, "worker": {"step": 5}, "progress": {"ckpt": {"progressCount": 4}},
+}  # fmt: skip
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def test_an_agent_of_ours_tells_everything() -> None:
+    answer = read(OURS, ObservedAgent(trying_since=NOW - seconds(9)), NOW)
+    fact = answer.fact
+    assert (fact.state, fact.generation, fact.terminating, fact.step, fact.step_at) == (
+        AgentState.RUNNING,
+        3,
+        True,
+        5,
+        NOW,
+    )
+    assert (fact.last_answer, fact.trying_since, fact.answering_since) == (NOW, NOW - seconds(9), NOW)
+    assert (fact.saving, fact.no_drain_handler, fact.warming) == (True, True, False)
+    assert (answer.version, json.loads(answer.progress)) == (7, {"ckpt": {"progressCount": 4}})
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_workers_that_left_at_a_checkpoint_are_told_from_others(drained: bool) -> None:
+    fact = read(OURS | {"status": "ready", "drained": drained}, ObservedAgent(), NOW).fact
+    assert (fact.state, fact.drained) == (AgentState.READY, drained)
+
+
+def test_an_agent_of_another_make_does_not_tell_its_generation() -> None:
+    answer = read({"status": "faulted", "generation": "x", "version": 4, "drained": True}, ObservedAgent(), NOW)
+    assert (answer.fact.state, answer.fact.generation, answer.version) == (AgentState.FAULTED, None, None)
+    assert not answer.fact.drained, "a name of ours may mean something else there"
+
+
+@pytest.mark.parametrize("state", [s.value for s in AgentState])
+def test_every_state_is_understood(state: str) -> None:
+    assert read({"status": state}, ObservedAgent(), NOW).fact.state == state
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        pytest.param(None, None, id="none"),
+        pytest.param(
+            {"global_rank": 2, "exitcode": 1, "signal": None, "message": "m"}, Failure(2, 1, "", "m"), id="an exit code"
+        ),
+        pytest.param(
+            {"global_rank": 2, "exitcode": None, "signal": "SIGKILL"}, Failure(2, None, "SIGKILL", ""), id="a signal"
+        ),
+        pytest.param(
+            {"signal": 9, "global_rank": None}, Failure(-1, None, "9", ""), id="a signal as a number, no rank"
+        ),
+    ],
+)
+def test_a_failure(failure: dict[str, Any] | None, expected: Failure | None) -> None:
+    assert read({**OURS, "failure": failure}, ObservedAgent(), NOW).fact.failure == expected
+
+
+def test_a_new_step_is_dated_and_an_old_one_keeps_its_time() -> None:
+    first = read(OURS, ObservedAgent(), NOW).fact
+    same = read(OURS, first, NOW + seconds(5)).fact
+    assert (same.step_at, same.step_pace) == (NOW, None)
+    later = read({**OURS, "worker": {"step": 7}}, same, NOW + seconds(10)).fact
+    assert (later.step, later.step_at, later.step_pace) == (7, NOW + seconds(10), seconds(5))
+    assert read({**OURS, "worker": None}, later, NOW + seconds(11)).fact.step is None
+
+
+def test_an_agent_that_comes_back_from_silence_answers_anew() -> None:
+    first = read(OURS, ObservedAgent(), NOW).fact
+    back = NOW + SILENCE_LIMIT
+    assert read(OURS, first, back - seconds(0.1)).fact.answering_since == NOW
+    assert read(OURS, first, back).fact.answering_since == back
+
+
+def test_texts_are_cut() -> None:
+    long = "x" * MAX_TRACEBACK + "the last line"
+    failure = {"message": long, "signal": long}
+    fact = read({**OURS, "reason": long, "message": long, "failure": failure}, ObservedAgent(), NOW).fact
+    assert fact.failure is not None
+    assert (len(fact.reason), len(fact.message), len(fact.failure.signal)) == (MAX_REASON, MAX_MESSAGE, MAX_REASON)
+    assert len(fact.failure.message) == MAX_TRACEBACK
+    assert fact.failure.message.endswith("the last line")
+
+
+def test_progress_that_is_too_large_to_be_handed_on_is_left_out() -> None:
+    assert read({**OURS, "progress": {"a": "x" * MAX_PROGRESS_BYTES}}, ObservedAgent(), NOW).progress == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        pytest.param(None, "body", id="null"),
+        pytest.param([1], "body", id="a list"),
+        pytest.param({}, "status", id="no status"),
+        pytest.param({"status": "dancing"}, "status", id="a state that is none"),
+        pytest.param({**OURS, "generation": "many"}, "generation", id="a generation that is no number"),
+        pytest.param({**OURS, "generation": -1}, "generation", id="a generation below zero"),
+        pytest.param({**OURS, "worker": {"step": 10**30}}, "worker", id="a step beyond all counting"),
+        pytest.param({**OURS, "worker": 3}, "worker", id="a worker that is a number"),
+    ],
+)
+def test_nonsense_is_refused_with_the_field_at_fault(body: Any, word: str) -> None:
+    with pytest.raises(BadAnswer, match=f"not understood: {word}"):
+        read(body, ObservedAgent(), NOW)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(OURS)), values))
+def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) -> None:
+    try:
+        answer = read(body, ObservedAgent(), NOW)
+    except BadAnswer as refusal:
+        assert len(str(refusal)) < 400  # noqa: PT017  # either outcome is right
+        return
+    assert answer.fact.state in set(AgentState)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_spare"),
+    [
+        pytest.param({**OURS, "spare": "True"}, True, id="told so"),
+        pytest.param({**OURS, "spare": "False"}, False, id="told otherwise"),
+        pytest.param(OURS, False, id="not told"),
+        pytest.param(
+            {"status": "ready", "spare": "True"}, False, id="an agent of another make means workers that wait"
+        ),
+    ],
+)
+def test_a_spare_says_that_it_is_one(body: dict[str, Any], is_spare: bool) -> None:
+    assert read(body, ObservedAgent(), NOW).fact.is_spare is is_spare

@@ -1,0 +1,32 @@
+"""An operator that stands by says nothing about jobs: it looks after none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# In a process of its own: the metrics are one set for a process.
+EXPORTS = """
+from prometheus_client import generate_latest
+from elastipod_operator import app, metrics
+def exported():
+    return sorted(line.split()[0].split("{")[0] for line in generate_latest().decode().splitlines() if not line.startswith("#"))
+before = exported()
+from elastipod_operator.job_metrics import JobCounts
+JobCounts(), JobCounts()
+after = exported()
+print("elastipod_goodput_ratio" in before, "elastipod_goodput_ratio" in after, "elastipod_jobs" in before, "elastipod_jobs" in after)
+print("elastipod_quota_evictions_overdue" in before, "elastipod_quota_evictions_overdue" in after)
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> list[list[str]]:
+    done = subprocess.run([sys.executable, "-c", EXPORTS], check=True, stdout=subprocess.PIPE, text=True, timeout=50)
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_only_who_looks_after_jobs_exports_what_it_knows_of_them(said: list[list[str]]) -> None:
+    assert said == [["False", "True", "False", "True"], ["False", "True"]]

@@ -1,0 +1,291 @@
+"""Pods that are created beside the decisions about their job: none twice, none that is not wanted any more, none forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from tests.unit.agents.fake_agent import until
+from tests.unit.core.builders import job, pid
+from tests.unit.kube.bodies import CREATED, JOB_UID, job_body
+from tests.unit.operator_shell.pod_controls import Told, desk_for
+from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_again, decisions, settled, shell
+
+from elastipod_operator.core.actions import CreatePod
+from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, LABEL_SPEC
+from elastipod_operator.in_flight import WRITE_PARALLEL
+from elastipod_operator.job_task import Decision, Worker
+from elastipod_operator.kube.api import ApiError
+from elastipod_operator.kube.applied import encode_applied
+from elastipod_operator.kube.store import Job
+from elastipod_operator.pod_creation import PodCreation
+from elastipod_operator.pod_deletion import PodDeletion
+
+__all__ = ["decisions", "shell"]
+
+Later = Callable[[float], None]
+
+
+class Pods:
+    """Creates pods; answers: what is said of them by name, in place of that."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.tries = 0
+        self.lists = 0
+        self.there: list[Any] = []
+        self.manifests: list[Mapping[str, Any]] = []
+        self.answers: dict[str, Exception] = {}
+        self.let = asyncio.Event()
+        self.let.set()
+
+    async def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        self.tries += 1
+        await self.let.wait()
+        name = manifest["metadata"]["name"]
+        if name in self.answers:
+            raise self.answers[name]
+        self.made.append(name)
+        self.manifests.append(manifest)
+        meta = {**manifest["metadata"], "uid": f"uid-{name}", "resourceVersion": "7", "creationTimestamp": CREATED}
+        return {**manifest, "kind": "Pod", "metadata": meta, "status": {"phase": "Pending"}}
+
+    async def list_pods(self, namespace: str, uid: str) -> tuple[list[Any], int]:
+        self.lists += 1
+        return self.there, 8
+
+
+class Creating:
+    """The creations of one job."""
+
+    def __init__(self) -> None:
+        self.api, self.told = Pods(), Told()
+        self.desk = desk_for(self.api, self.told)
+        self.creation = PodCreation(self.desk, JOB_UID)
+
+    async def decide(self, *ordinals: int) -> None:
+        """Have pods created, as one decision does, and wait for what comes of it."""
+        wanted = [CreatePod(pid(n), 2) for n in ordinals]
+        self.told.woken = 0
+        assert self.creation.keep_only(wanted)
+        held = Job(job_body(), job(), 1)
+        if await self.creation.create_secret(held, self.creation.missing(wanted)):
+            await self.creation.begin(held, self.creation.missing(wanted))
+        await until(lambda: self.creation.calls.is_idle)
+
+    @property
+    def why(self) -> str:
+        return self.creation.refusal.why
+
+
+async def test_what_is_created_is_known_at_once_and_decided_about_once() -> None:
+    creating = Creating()
+    await creating.decide(0, 1)
+    assert [pod.name for pod in creating.desk.store.jobs[JOB_UID].pods.values()] == creating.api.made
+    assert (len(creating.api.made), creating.told.woken) == (2, 1)
+    await creating.decide()
+    assert creating.told.woken == 0
+
+
+async def test_a_refusal_is_told_tried_again_later_and_then_told_no_more(later: Later) -> None:
+    creating = Creating()
+    creating.api.answers = dict.fromkeys(
+        (pid(0).name("job"), pid(2).name("job")), ApiError(403, "exceeded quota: team")
+    )
+    await creating.decide(0, 1, 2)
+    assert creating.why == "1 pod was refused by the API server, and 2 more not tried: exceeded quota: team"
+    assert (creating.told.woken, creating.api.tries, creating.told.failures) == (1, 1, [])
+    await creating.decide(0, 1, 2)
+    assert creating.api.tries == 1, "too early to try again"
+    later(7)
+    creating.api.answers = {}
+    await creating.decide(0, 1, 2)
+    assert (creating.why, creating.told.woken, len(creating.api.made)) == ("", 1, 3)
+
+
+async def test_a_failure_is_no_refusal_and_rests_for_less(later: Later) -> None:
+    creating = Creating()
+    creating.api.answers = {pid(0).name("job"): ApiError(503, "no etcd")}
+    for wait_s in (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15, 15):
+        tries = creating.api.tries
+        await creating.decide(0)
+        assert (creating.why, creating.api.tries) == ("", tries + 1)
+        later(wait_s * 0.9)
+        await creating.decide(0)
+        assert creating.api.tries == tries + 1, "too early to try again"
+        later(wait_s * 0.4)
+    assert creating.told.failures == ["no etcd"] * 9
+    creating.api.answers = {}
+    await creating.decide(0)
+    assert len(creating.api.made) == 1
+
+
+async def test_what_cannot_be_placed_is_told_and_told_no_more_once_nothing_is_wanted(later: Later) -> None:
+    creating = Creating()
+    creating.told.problem = "the flavor asks for another node"
+    await creating.decide(0)
+    assert (creating.why, creating.told.woken, creating.api.tries) == ("the flavor asks for another node", 1, 0)
+    later(7)
+    await creating.decide()
+    assert (creating.why, creating.told.woken) == ("", 1)
+
+
+async def test_a_name_that_somebody_else_bears_is_told() -> None:
+    creating = Creating()
+    creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0" already exists')}
+    await creating.decide(0, 1)
+    assert "pod job-workers-0 exists and does not belong to this job" in creating.why
+
+
+async def test_nothing_is_told_of_a_job_that_is_gone() -> None:
+    creating = Creating()
+    creating.api.answers = {pid(0).name("job"): ApiError(404, 'namespaces "team" not found')}
+    creating.desk.store.drop_job(JOB_UID)
+    await creating.decide(0)
+    assert (creating.told.failures, creating.told.woken) == ([], 0)
+
+
+async def test_decisions_rest_for_a_while_when_pods_are_on_their_way_and_no_longer_than_these() -> None:
+    creating = Creating()
+    worker = Worker(creating.creation, PodDeletion(creating.desk, JOB_UID))
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(5):
+        worker.rests_until = loop.time() + 1000
+        await worker.rest()  # nothing is on its way
+        creating.api.let.clear()
+        decision = asyncio.create_task(creating.decide(0, 1))
+        await until(lambda: creating.api.tries == 1)
+        worker.rests_until = loop.time() - 1
+        await worker.rest()  # it has been long enough
+        worker.rests_until = loop.time() + 1000
+        rests = asyncio.create_task(worker.rest())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not rests.done()
+        creating.api.let.set()
+        await rests
+        await decision
+
+
+async def test_a_job_that_is_refused_costs_few_calls_however_many_pods_it_wants(later: Later) -> None:
+    creating = Creating()
+    creating.api.answers = {pid(n).name("job"): ApiError(403, "exceeded quota: team") for n in range(5, 1000)}
+    await creating.decide(*range(1000))
+    assert (len(creating.api.made), creating.api.tries <= 5 + WRITE_PARALLEL) == (5, True)
+    assert "more not tried: exceeded quota: team" in creating.why
+    for tries in range(6, 9):
+        before = creating.api.tries
+        later(150)
+        await creating.decide(*range(5, 1000))
+        assert creating.api.tries == before + 1, tries
+
+
+async def test_failures_now_and_then_do_not_slow_a_start_down_more_and_more(later: Later) -> None:
+    """An API server that is busy refuses a call here and there; each ends a batch, of which most was done."""
+    creating = Creating()
+    for n in range(8):
+        creating.api.answers = {pid(10 * n + 9).name("job"): ApiError(429, "too many requests")}
+        await creating.decide(*range(10 * n, 10 * n + 10))
+        assert len(creating.api.made) == 9 * (n + 1)
+        later(0.3)  # the first wait is 0.2 s, and up to a quarter more; the eighth in a row would be 15 s
+    creating.api.answers = {}
+    await creating.decide(*(10 * n + 9 for n in range(8)))
+    assert len(creating.api.made) == 80
+
+
+async def test_a_name_that_is_taken_keeps_no_other_pod_from_being_made() -> None:
+    creating = Creating()
+    creating.api.answers = {pid(0).name("job"): ApiError(409, 'pods "job-workers-0" already exists')}
+    await creating.decide(*range(4))
+    assert len(creating.api.made) == 3
+    assert "pod job-workers-0 exists and does not belong to this job" in creating.why
+
+
+async def test_other_decisions_are_made_while_pods_are_created_and_none_is_made_twice(
+    shell: Shell, decisions: Decisions
+) -> None:
+    shell.server.hold_pods.clear()
+    shell.submit()
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == 1)
+    for _ in range(3):
+        await decide_again(shell, decisions)
+    assert shell.server.pods == {}
+    shell.server.hold_pods.set()
+    await settled(shell)
+    await decide_again(shell, decisions)
+    assert shell.server.calls.count(("POST", "pods")) == 4
+
+
+@pytest.mark.parametrize("change", ["suspended", "deleted"])
+async def test_no_pod_comes_after_its_job_was_let_go(shell: Shell, decisions: Decisions, change: str) -> None:
+    shell.server.hold_pods.clear()
+    shell.submit()
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == 1)
+    body = shell.server.jobs["job"]
+    if change == "deleted":
+        body["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:01Z"
+    else:
+        body["spec"]["runPolicy"] = {"suspend": True}
+    made = len(decisions)
+    shell.watch_shows(shell.server.put(shell.server.jobs, body))
+    await until(lambda: len(decisions) > made)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert FINALIZER in shell.server.jobs["job"]["metadata"]["finalizers"], "nothing is done before they are answered"
+    assert shell.state().get("reason") != "SuspendedByUser"
+    shell.server.hold_pods.set()
+    await until(
+        lambda: shell.server.jobs == {} if change == "deleted" else shell.state()["reason"] == "SuspendedByUser"
+    )
+    await until(lambda: shell.server.pods == {})
+    assert sum(call[0] == "DELETE" and call[1].startswith("job-workers") for call in shell.server.calls) == 1
+
+
+async def test_what_waits_for_its_turn_is_withdrawn_when_another_operator_wrote_the_record(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = 40
+    shell.server.hold_pods.clear()
+    spec = job_body()["spec"]["replicaSpecs"][0]
+    shell.submit(
+        {"replicaSpecs": [{**spec, "maxReplicas": pods}], "elasticPolicy": {"minReplicas": 2, "maxReplicas": pods}}
+    )
+    await until(lambda: shell.server.calls.count(("POST", "pods")) == 1)
+    creation = shell.reconciler._workers[JOB_UID].creation
+    last = CreatePod(pid(pods - 1), 2)
+    assert creation.missing([last]) == []
+    real, tries = shell.reconciler._write_record, list[bool]()
+
+    async def overtaken(made: Decision) -> None:
+        tries.append(bool(creation.missing([last])))
+        if len(tries) == 1:
+            raise ApiError(409, "the object has been modified")
+        await real(made)
+
+    monkeypatch.setattr(shell.reconciler, "_write_record", overtaken)
+    shell.reconciler.wake(JOB_UID)
+    await until(lambda: len(tries) >= 2)
+    assert tries[:2] == [False, True], "withdrawn, and ordered again by the next decision"
+    shell.server.hold_pods.set()
+    await until(lambda: len(shell.server.pods) == pods)
+    assert shell.server.calls.count(("POST", "pods")) == pods
+
+
+async def test_a_value_that_was_edited_is_taken_from_the_pods_that_run() -> None:
+    def spec(value: str) -> dict[str, Any]:
+        container = {"name": "train", "env": [{"name": "LR", "value": value}]}
+        return {"replicaSpecs": [{"name": "workers", "replicas": 4, "template": {"spec": {"containers": [container]}}}]}
+
+    creating = Creating()
+    annotations = {ANNOTATION_APPLIED: encode_applied(job_body(spec("1"))["spec"])}
+    edited = Job(job_body(spec("2"), annotations=annotations), job(), 1)
+    creating.api.there = [{"metadata": {"labels": {LABEL_SPEC: "workers"}}, **spec("1")["replicaSpecs"][0]["template"]}]
+    await creating.creation.begin(edited, [CreatePod(pid(n), 4) for n in (2, 3)])
+    await until(lambda: creating.creation.calls.is_idle)
+    values = [
+        e["value"] for m in creating.api.manifests for e in m["spec"]["containers"][0]["env"] if e["name"] == "LR"
+    ]
+    assert values == ["1", "1"], "those that run have it, too"
+    assert creating.api.lists == 1, "once for all pods of a decision"
