@@ -27,7 +27,7 @@ from elastipod_agent.authentication import Credentials, MacGuard
 from elastipod_agent.core.states import AgentState
 from elastipod_agent.server.http import Admission, Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
-from elastipod_operator.kube.job_keys import Tokens, read_install_keys, secret_of
+from elastipod_operator.kube.job_keys import JobKeys, key_secret_of, read_install_keys
 
 BACKLOG = 4096
 HEAD_LIMIT = 16 * 1024
@@ -63,8 +63,8 @@ class Starts:
 class Fleet:
     """All pods, and what happened to their agents."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
+    def __init__(self, keys: JobKeys) -> None:
+        self._keys = keys
         self.pods: dict[str, Pod] = {}
         self.by_job: dict[str, dict[str, Pod]] = {}
         self.by_address: dict[str, Pod] = {}
@@ -96,8 +96,10 @@ class Fleet:
     def _guard_of(self, body: Mapping[str, Any]) -> MacGuard | None:
         """Give what the agent of a pod admits calls with: it holds the key that is in the pod's Secret."""
         meta, container = body["metadata"], body["spec"]["containers"][0]["name"]
-        labels, secret = meta.get("labels") or {}, secret_of(body, container)
-        held = self._tokens.held(labels.get(LABEL_JOB, ""), labels.get(LABEL_UID, ""), meta.get("name", ""), secret)
+        labels, secret = meta.get("labels") or {}, key_secret_of(body, container)
+        held = self._keys.credentials(
+            labels.get(LABEL_JOB, ""), labels.get(LABEL_UID, ""), meta.get("name", ""), secret
+        )
         return MacGuard(Credentials(held.key, held.token, held.pod)) if held.key else None
 
     def _forget(self, uid: str) -> None:
@@ -319,7 +321,7 @@ def control(fleet: Fleet) -> web.Application:
 
 
 async def _main(kubeconfig: Path, agent_port: int, control_port: int, install_key: str) -> None:
-    fleet, loop, over = Fleet(Tokens(read_install_keys(install_key))), asyncio.get_running_loop(), asyncio.Event()
+    fleet, loop, over = Fleet(JobKeys(read_install_keys(install_key))), asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     server = await loop.create_server(lambda: Connection(fleet), "0.0.0.0", agent_port, backlog=BACKLOG)  # noqa: S104

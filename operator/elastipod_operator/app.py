@@ -21,19 +21,19 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from .agents.ports import agents_over
 from .agents.status_cache import open_session
 from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
-from .garbage_collection import collecting_by_hand, look_for_garbage
+from .garbage_collection import collect_garbage, manual_collection
 from .kopf_storage import NoComparison, NoProgress
 from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.events import Events
-from .kube.job_keys import KeyProblem, Tokens, read_install_keys
+from .kube.job_keys import InvalidInstallKey, JobKeys, read_install_keys
 from .kube.lease import Lease
 from .kube.queue_api import QueueApi
 from .kube.reading import name_of
 from .kube.store import Store
 from .kube.workload_watch import WorkloadWatch
 from .logs import set_up_logging
-from .missed_node_deletions import MissedNodes
-from .operator_errors import note_mistake
+from .missed_node_deletions import MissedNodeDeletions
+from .operator_errors import log_operator_error
 from .reconciler import Reconciler
 from .watch_events import WatchEvents
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[..., Awaitable[None]]
 
 LEASE_NAME = "elastipod-operator"
-LABEL_LIMIT_S = 2.0
+LABEL_TIMEOUT_S = 2.0
 LIST_RETRY_S = 1.0
 TOO_MANY_REQUESTS = 429
 # `hyp get-operator-logs` finds the operator by this label: only the leader's pod bears it.
@@ -113,7 +113,7 @@ def parse(argv: list[str] | None) -> Options:
     )
 
 
-def handlers(events: WatchEvents, missed: MissedNodes | None = None) -> kopf.OperatorRegistry:
+def handlers(events: WatchEvents, missed: MissedNodeDeletions | None = None) -> kopf.OperatorRegistry:
     """Give kopf's registry: event handlers only, which add no finalizer and no annotation (decision 8).
 
     missed: is told of each node that is shown.
@@ -125,36 +125,36 @@ def handlers(events: WatchEvents, missed: MissedNodes | None = None) -> kopf.Ope
         return _service_account() or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    @_surviving
+    @_logging_errors
     async def job_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         events.job(dict(body), is_gone=type == "DELETED")
 
     @kopf.on.event("", "v1", "pods", labels={LABEL_JOB: kopf.PRESENT}, registry=registry)
-    @_surviving
+    @_logging_errors
     async def pod_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         events.pod(dict(body), is_gone=type == "DELETED")
 
     @kopf.on.event("", "v1", "nodes", registry=registry)
-    @_surviving
+    @_logging_errors
     async def node_seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         events.node(dict(body), is_gone=type == "DELETED")
         if missed is not None:
-            missed.seen(name_of(body), is_listed=type is None)
+            missed.observe(name_of(body), is_listed=type is None)
 
     return registry
 
 
-def _surviving(handler: Handler) -> Handler:
+def _logging_errors(handler: Handler) -> Handler:
     """Have a handler outlive an object that it fails at: others come after it."""
 
     @functools.wraps(handler)
-    async def surviving(**event: Any) -> None:
+    async def logging_errors(**event: Any) -> None:
         try:
             await handler(**event)
         except Exception as error:  # one odd object must not end the watch of all others
-            note_mistake("object", error)
+            log_operator_error("object", error)
 
-    return surviving
+    return logging_errors
 
 
 def _service_account() -> kopf.ConnectionInfo | None:
@@ -184,21 +184,19 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
     """Run the watches and the decisions until cancelled. Only the leader calls this."""
     store = Store()
     async with open_session() as session:
-        tokens = Tokens(read_install_keys(options.install_key_file))
-        reconciler = Reconciler(api, store, agents_over(session), Events(api), tokens)
+        keys = JobKeys(read_install_keys(options.install_key_file))
+        reconciler = Reconciler(api, store, agents_over(session), Events(api), keys)
         # A pod on a node that was not seen yet would look like one on a deleted node.
         for node in await _all_nodes(api):
             store.put_node(node)
-        quota = WorkloadWatch(
-            QueueApi(api), store, reconciler.wake, reconciler.queues_are_back, reconciler.queues_wanted
-        )
-        missed = MissedNodes(store, QueueApi(api).read_node, reconciler.wake)
+        quota = WorkloadWatch(QueueApi(api), store, reconciler.wake, reconciler.retry_queues, reconciler.queues_needed)
+        missed = MissedNodeDeletions(store, QueueApi(api).read_node, reconciler.wake)
         watches = [
             asyncio.create_task(_kopf(options, handlers(WatchEvents(store, reconciler), missed), stop)),
             asyncio.create_task(missed.run()),
             asyncio.create_task(quota.run(options.namespaces)),
-            asyncio.create_task(reconciler.follow_queues(options.namespaces)),
-            asyncio.create_task(look_for_garbage(reconciler.gap)),
+            asyncio.create_task(reconciler.poll_queues(options.namespaces)),
+            asyncio.create_task(collect_garbage(reconciler.no_pass_running)),
         ]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -279,8 +277,8 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
             return 0
         health.leading = True
         await mark_leader(api, options, leads=True)
-        with collecting_by_hand():
-            return await _while_held(lease, options, api, stop)
+        with manual_collection():
+            return await _watch_while_leading(lease, options, api, stop)
     finally:
         if runner is not None:
             await runner.cleanup()
@@ -293,13 +291,13 @@ async def mark_leader(api: Api, options: Options, *, leads: bool) -> None:
     if not options.is_pod:
         return
     try:
-        async with asyncio.timeout(LABEL_LIMIT_S):
+        async with asyncio.timeout(LABEL_TIMEOUT_S):
             await api.label_pod(options.pod_namespace, options.pod_name, {LEADER_LABEL: "true" if leads else None})
     except CALL_ERRORS as error:
         log.warning("cannot %s label %s: %s", "set" if leads else "remove", LEADER_LABEL, error)
 
 
-async def _while_held(lease: Lease, options: Options, api: Api, stop: asyncio.Event) -> int:
+async def _watch_while_leading(lease: Lease, options: Options, api: Api, stop: asyncio.Event) -> int:
     is_lost = False
     try:
         first = await _race(lease.hold(), watch(options, api, stop), stop.wait())
@@ -347,7 +345,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         read_install_keys(options.install_key_file)  # one that stands by says so too, not only once it leads
         return asyncio.run(_run(options))
-    except KeyProblem as error:
+    except InvalidInstallKey as error:
         log.error("the operator cannot go on: %s", error)
         return 1
     except CALL_ERRORS as error:

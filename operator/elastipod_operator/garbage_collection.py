@@ -14,16 +14,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-WHOLE_EVERY_S = 3600.0
+FULL_EVERY_S = 3600.0
 # New containers (dicts, lists, objects) that are worth a look: some 20 ms, and a few MiB if all of them were garbage.
-ENOUGH = 20_000
-NEW_EVERY_S = 0.25
+MIN_NEW_OBJECTS = 20_000
+CHECK_EVERY_S = 0.25
 # When decisions leave no gap for so long, one of them is held up.
-PATIENCE_S = 2.0
+MAX_WAIT_S = 2.0
 
 
 @contextmanager
-def collecting_by_hand() -> Iterator[None]:
+def manual_collection() -> Iterator[None]:
     """Switch the collector off, and leave all that was imported by now out of what is looked at."""
     gc.freeze()
     gc.disable()
@@ -34,24 +34,24 @@ def collecting_by_hand() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def look_for_garbage(gap: asyncio.Event) -> None:
-    """Collect what is new whenever it is enough, and everything once an hour, until cancelled. gap: set between decisions."""
-    whole_at = time.monotonic() + WHOLE_EVERY_S
+async def collect_garbage(no_pass_running: asyncio.Event) -> None:
+    """Collect what is new whenever it is enough, and everything once an hour, until cancelled. no_pass_running: set between decisions."""
+    full_at = time.monotonic() + FULL_EVERY_S
     while True:
-        await asyncio.sleep(NEW_EVERY_S)
-        is_whole = time.monotonic() > whole_at
-        if not is_whole and gc.get_count()[0] < ENOUGH:
+        await asyncio.sleep(CHECK_EVERY_S)
+        is_full = time.monotonic() > full_at
+        if not is_full and gc.get_count()[0] < MIN_NEW_OBJECTS:
             continue
-        await _until(gap)
-        if is_whole:
+        await _until(no_pass_running)
+        if is_full:
             gc.unfreeze()
-            whole_at = time.monotonic() + WHOLE_EVERY_S
+            full_at = time.monotonic() + FULL_EVERY_S
         gc.collect()
         gc.freeze()
 
 
-async def _until(gap: asyncio.Event) -> None:
+async def _until(no_pass_running: asyncio.Event) -> None:
     with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
-            while not gap.is_set():  # the next decision may have begun before this goes on
-                await gap.wait()
+        async with asyncio.timeout(MAX_WAIT_S):
+            while not no_pass_running.is_set():  # the next decision may have begun before this goes on
+                await no_pass_running.wait()

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 Call = Callable[[], Awaitable[None]]
-Settle = Callable[[Mapping[K, Exception]], Awaitable[None]]
+OnIdle = Callable[[Mapping[K, Exception]], Awaitable[None]]
 
 WRITE_PARALLEL = 16
 
@@ -32,7 +32,7 @@ class InFlight(Generic[K]):
     """
 
     def __init__(
-        self, slots: asyncio.Semaphore, settle: Settle[K], stops: Callable[[Exception], bool] | None = None
+        self, slots: asyncio.Semaphore, settle: OnIdle[K], stops: Callable[[Exception], bool] | None = None
     ) -> None:
         self._slots = slots
         self._settle = settle
@@ -44,13 +44,13 @@ class InFlight(Generic[K]):
         self._is_stopped = False
         self._waiting: dict[K, Call] = {}
         self._sent: set[K] = set()
-        self._late: set[K] = set()
+        self._unwanted: set[K] = set()
         self._failed: dict[K, Exception] = {}
         self._answered = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._lanes: set[asyncio.Task[None]] = set()
-        self._open_lanes = 0
+        self._runners: set[asyncio.Task[None]] = set()
+        self._num_runners = 0
         self._is_settled = True
 
     def __contains__(self, key: K) -> bool:
@@ -66,7 +66,7 @@ class InFlight(Generic[K]):
         """How many calls were not made since another one failed; until that is settled."""
         return len(self._skipped)
 
-    async def settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until it is idle."""
         await self._idle.wait()
 
@@ -78,15 +78,15 @@ class InFlight(Generic[K]):
         ordered_at = time.perf_counter()
         self._waiting.update({key: _timed(call, ordered_at) for key, call in calls.items()})
         self._is_settled &= not calls
-        for _ in range(min(self._width - self._open_lanes, len(calls))):
-            self._open_lane()
+        for _ in range(min(self._width - self._num_runners, len(calls))):
+            self._add_runner()
 
-    def _open_lane(self) -> None:
-        self._open_lanes += 1
+    def _add_runner(self) -> None:
+        self._num_runners += 1
         self._idle.clear()
-        lane = asyncio.get_running_loop().create_task(self._lane())
-        self._lanes.add(lane)
-        lane.add_done_callback(self._lanes.discard)
+        runner = asyncio.get_running_loop().create_task(self._run_calls())
+        self._runners.add(runner)
+        runner.add_done_callback(self._runners.discard)
 
     def keep_only(self, wanted: Container[K]) -> bool:
         """Withdraw all others; False when some are on their way already, which are to be `answered` then.
@@ -96,41 +96,41 @@ class InFlight(Generic[K]):
         self._waiting = {key: call for key, call in self._waiting.items() if key in wanted}
         self._failed = {key: error for key, error in self._failed.items() if key in wanted}
         self._skipped = {key for key in self._skipped if key in wanted}
-        self._late = {key for key in self._sent if key not in wanted}
-        return not self._late
+        self._unwanted = {key for key in self._sent if key not in wanted}
+        return not self._unwanted
 
-    async def answered(self) -> None:
+    async def wait_unwanted(self) -> None:
         """Wait for what could not be withdrawn."""
-        while self._late & self._sent:
+        while self._unwanted & self._sent:
             self._answered.clear()
             await self._answered.wait()
 
-    def withdraw(self) -> None:
+    def cancel_waiting(self) -> None:
         """Make none of the calls that wait."""
         self._waiting.clear()
 
     async def close(self) -> None:
         """End all calls where they are."""
-        self.withdraw()
-        lanes = tuple(self._lanes)
-        for lane in lanes:
-            lane.cancel()
-        await asyncio.gather(*lanes, return_exceptions=True)
+        self.cancel_waiting()
+        runners = tuple(self._runners)
+        for runner in runners:
+            runner.cancel()
+        await asyncio.gather(*runners, return_exceptions=True)
 
-    async def _lane(self) -> None:
+    async def _run_calls(self) -> None:
         try:
-            while self._waiting or (self._open_lanes == 1 and not self._is_settled):
+            while self._waiting or (self._num_runners == 1 and not self._is_settled):
                 await (self._make_one() if self._waiting else self._settle_all())
         finally:
-            self._open_lanes -= 1
-            if not self._open_lanes:
+            self._num_runners -= 1
+            if not self._num_runners:
                 self._width = WRITE_PARALLEL if self._stops is None else 1
                 self._idle.set()
 
     async def _make_one(self) -> None:
         async with self._slots:
             if not self._waiting:
-                return  # withdrawn, or made by another lane, before it was its turn
+                return  # withdrawn, or made by another runner, before it was its turn
             key = next(iter(self._waiting))
             call = self._waiting.pop(key)
             self._sent.add(key)
@@ -150,8 +150,8 @@ class InFlight(Generic[K]):
         """One call succeeded: one more may be under way than before."""
         if self._width < WRITE_PARALLEL:
             self._width += 1
-            if self._waiting and self._open_lanes < self._width:
-                self._open_lane()
+            if self._waiting and self._num_runners < self._width:
+                self._add_runner()
 
     def _stop(self) -> None:
         """Make none of the calls that wait: what one of them failed of is in the way of all."""

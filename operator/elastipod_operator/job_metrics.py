@@ -10,7 +10,7 @@ from .core.phase_accounting import Phase, goodput, phase_times_since
 from .core.record import PhaseTimes, Record
 
 
-class JobCounts:
+class JobMetrics:
     """Jobs by state and by phase, and how their time was spent; by UID."""
 
     def __init__(self) -> None:
@@ -21,24 +21,24 @@ class JobCounts:
         for name in metrics.STATES:
             metrics.JOBS.labels(name).set(0)
 
-    def note(self, uid: str, state: str, phase_times: PhaseTimes) -> None:
+    def update(self, uid: str, state: str, phase_times: PhaseTimes) -> None:
         """Take what a job is in now."""
-        self._note_state(uid, state)
-        self._note_phase(uid, phase_times)
+        self._update_state(uid, state)
+        self._update_phase(uid, phase_times)
 
     def forget(self, uid: str) -> None:
         """Leave a job out that is gone."""
-        self._note_state(uid, None)
-        self._note_phase(uid, PhaseTimes())
+        self._update_state(uid, None)
+        self._update_phase(uid, PhaseTimes())
 
-    def written(self, before: Record, todo: Plan) -> None:
+    def record_written(self, before: Record, todo: Plan) -> None:
         """Count what became true with a record that was written: the ends of phases, and generations."""
         for phase, spent in phase_times_since(before.phase_times, todo.record.phase_times).items():
             metrics.PHASE_SECONDS.labels(phase).inc(spent.total_seconds())
         for entry in todo.history:
             metrics.GENERATIONS.labels(entry.kind.value).inc()
 
-    def _note_state(self, uid: str, state: str | None) -> None:
+    def _update_state(self, uid: str, state: str | None) -> None:
         if self._states.get(uid) == state:
             return
         before = self._states.pop(uid, None)
@@ -48,7 +48,7 @@ class JobCounts:
             self._states[uid] = state
             metrics.JOBS.labels(state).inc()
 
-    def _note_phase(self, uid: str, phase_times: PhaseTimes) -> None:
+    def _update_phase(self, uid: str, phase_times: PhaseTimes) -> None:
         before = self._ledgers.pop(uid, PhaseTimes())
         if phase_times != PhaseTimes():
             self._ledgers[uid] = phase_times

@@ -15,7 +15,7 @@ from .pod_deletion import PodDeletion
 
 A = TypeVar("A", CreatePod, DeletePod)
 # While pods of a job are on their way, deciding about it may take one part in so many of the time: each of them is news.
-PODS_FIRST = 20
+POD_CALLS_FACTOR = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Decision:
 
 
 @dataclass(slots=True)
-class Worker:
+class JobTask:
     """The task of one job and what it remembers between two passes; all of it may be lost without harm."""
 
     creation: PodCreation
@@ -45,7 +45,7 @@ class Worker:
     """Why the last pass failed, where that was a mistake of the operator's own; a sentence."""
     decision_s: float = 0.0
     """How long the last decision took."""
-    rests_until: float = 0.0
+    waits_until: float = 0.0
     """While its pods are on their way; by the clock of the event loop."""
 
     def keep_only(self, todo: Plan) -> bool:
@@ -56,23 +56,23 @@ class Worker:
         )
         return all(kept)
 
-    def decided(self, began: float) -> None:
+    def note_decision(self, began: float) -> None:
         """Note that a decision was made; began: when it was begun, by the clock of the event loop."""
         now = asyncio.get_running_loop().time()
         self.decision_s = now - began
-        self.rests_until = now + PODS_FIRST * self.decision_s
+        self.waits_until = now + POD_CALLS_FACTOR * self.decision_s
 
-    async def rest(self) -> None:
+    async def wait_for_pod_calls(self) -> None:
         """Leave the event loop to the calls for pods for as long as the last decision asks for, or until all are answered."""
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(self.rests_until):
-                await self.creation.calls.settled()
-                await self.deletion.calls.settled()
+            async with asyncio.timeout_at(self.waits_until):
+                await self.creation.calls.wait_idle()
+                await self.deletion.calls.wait_idle()
 
-    def withdraw(self) -> None:
+    def cancel_waiting(self) -> None:
         """Withdraw all calls for pods that are not on their way."""
-        self.creation.calls.withdraw()
-        self.deletion.calls.withdraw()
+        self.creation.calls.cancel_waiting()
+        self.deletion.calls.cancel_waiting()
 
 
 def actions_of(kind: type[A], todo: Plan) -> list[A]:

@@ -11,12 +11,12 @@ from .core.actions import JobEvent
 from .core.snapshot import ObservedJob
 from .kube.api import ApiError
 from .kube.ports import EventSink
-from .kube.writes import is_overtaken, is_refusal, written
+from .kube.writes import is_conflict, is_refusal, timed_write
 
 T = TypeVar("T")
 
 # The API server keeps Events for an hour: then it is told again.
-TOLD_FOR = timedelta(hours=1)
+REPORT_EVERY = timedelta(hours=1)
 # By kind of write: the Event's reason, and what it says before the API server's own words.
 REFUSED = {
     "record": (
@@ -36,29 +36,29 @@ class JobWrites:
 
     def __init__(self, events: EventSink) -> None:
         self._events = events
-        self._told: dict[str, dict[str, datetime]] = {}
+        self._reported_at: dict[str, dict[str, datetime]] = {}
         """When it was told last, by UID of the job and kind of write."""
 
-    async def written(self, what: str, job: ObservedJob, call: Awaitable[T]) -> T:
+    async def write(self, what: str, job: ObservedJob, call: Awaitable[T]) -> T:
         """Make a call that writes. what: a key of REFUSED. Raises as Api does."""
         try:
-            answer = await written(what, call)
+            answer = await timed_write(what, call)
         except ApiError as error:
-            if is_refusal(error) and not is_overtaken(error):
-                self._tell(what, job, error)
+            if is_refusal(error) and not is_conflict(error):
+                self._report_refusal(what, job, error)
             raise
-        if job.uid in self._told:
-            self._told[job.uid].pop(what, None)
+        if job.uid in self._reported_at:
+            self._reported_at[job.uid].pop(what, None)
         return answer
 
     def forget(self, uid: str) -> None:
         """Stop caring for a job that is gone."""
-        self._told.pop(uid, None)
+        self._reported_at.pop(uid, None)
 
-    def _tell(self, what: str, job: ObservedJob, error: ApiError) -> None:
-        told, now = self._told.setdefault(job.uid, {}), clock.now()
-        if what in told and now - told[what] < TOLD_FOR:
+    def _report_refusal(self, what: str, job: ObservedJob, error: ApiError) -> None:
+        reported_at, now = self._reported_at.setdefault(job.uid, {}), clock.now()
+        if what in reported_at and now - reported_at[what] < REPORT_EVERY:
             return
-        told[what] = now
+        reported_at[what] = now
         reason, text = REFUSED[what]
-        self._events.tell(job, [JobEvent(reason, f"{text}: {error}", warning=True)])
+        self._events.record(job, [JobEvent(reason, f"{text}: {error}", warning=True)])

@@ -22,7 +22,7 @@ QUIET_S = 10.0
 RETRY_S = 15.0
 
 
-class MissedNodes:
+class MissedNodeDeletions:
     """Listens to the watch of nodes. read: reads a node as the API server has it now. wake: have a job looked at soon."""
 
     def __init__(
@@ -39,7 +39,7 @@ class MissedNodes:
         self._is_listing = asyncio.Event()
         self._entry = asyncio.Event()
 
-    def seen(self, name: str, *, is_listed: bool) -> None:
+    def observe(self, name: str, *, is_listed: bool) -> None:
         """Take note of a node that the watch shows. is_listed: as an entry of a list, not as an event."""
         if is_listed:
             self._is_listing.set()

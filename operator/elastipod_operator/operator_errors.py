@@ -16,14 +16,14 @@ from .job_writes import JobWrites
 from .kube.changes import status_with_conditions
 from .kube.ports import EventSink, JobCalls
 from .kube.store import Job, Store
-from .kube.writes import about
+from .kube.writes import log_fields
 
 log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).resolve().parent
 
 
-def place_of(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """Give the kind of an error and the innermost line of ours that it passed, such as `KeyError in kube/pods.py line 88`."""
     place, step = "", error.__traceback__
     while step is not None:
@@ -34,28 +34,28 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__}{place}"
 
 
-def mistake_text(error: BaseException) -> str:
+def operator_error_text(error: BaseException) -> str:
     """Give the sentence for the user."""
     return (
-        f"the operator failed at this job by a mistake of its own ({place_of(error)}); it tries again every 15 s, and workers "
+        f"the operator failed at this job by a mistake of its own ({error_location(error)}); it tries again every 15 s, and workers "
         "that train go on meanwhile; please report it with the operator's log"
     )
 
 
-def note_mistake(what: str, error: BaseException, job: Job | None = None) -> None:
+def log_operator_error(what: str, error: BaseException, job: Job | None = None) -> None:
     """Log and count a mistake. what: pass, pods, handling, task or object."""
     metrics.OPERATOR_ERRORS.labels(what).inc()
-    fields = about(job.fact) if job is not None else {}
+    fields = log_fields(job.fact) if job is not None else {}
     log.error("the operator failed by a mistake of its own (%s)", what, exc_info=error, extra=fields)
 
 
-async def tell_mistake(
+async def report_operator_error(
     text: str, job: Job, now: datetime, *, api: JobCalls, store: Store, events: EventSink, writes: JobWrites
 ) -> None:
     """Put a failed pass into the status of its job, with an Event when it is new. Raises as Api does."""
     conditions = with_operator_error(job.fact.conditions, text, now)
     if conditions is None:
         return
-    events.tell(job.fact, [JobEvent(OPERATOR_ERROR, text, warning=True)])
+    events.record(job.fact, [JobEvent(OPERATOR_ERROR, text, warning=True)])
     status = status_with_conditions(job, conditions)
-    store.put_job(await writes.written("status", job.fact, api.apply_status(job.fact, status)))
+    store.put_job(await writes.write("status", job.fact, api.apply_status(job.fact, status)))

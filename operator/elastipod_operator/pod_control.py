@@ -11,7 +11,7 @@ from . import clock
 from .core.actions import CreatePod
 from .core.backoff import backoff
 from .in_flight import WRITE_PARALLEL
-from .kube.job_keys import Tokens
+from .kube.job_keys import JobKeys
 from .kube.placement import Placement
 from .kube.ports import PodCalls
 from .kube.store import Job, Store
@@ -25,7 +25,7 @@ Place = Callable[[Job, Sequence[CreatePod]], Awaitable[tuple[list[tuple[CreatePo
 
 
 @dataclass(slots=True)
-class Refusal:
+class RetryBackoff:
     """Why something is not done for now, and until when; may be lost without harm. Without a reason it has only failed."""
 
     why: str = ""
@@ -33,25 +33,25 @@ class Refusal:
     refused: int = 0
     broken: int = 0
 
-    def holds(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it is too early to try again."""
         return self.until is not None and clock.now() < self.until
 
-    def again(self, why: str, key: str) -> float:
+    def note_refusal(self, why: str, key: str) -> float:
         """Note that it was refused; gives the seconds until it is tried again. key: spreads the waits of different jobs."""
         self.why, self.refused = why, self.refused + 1
         return self._wait(REFUSAL_FIRST_S, REFUSAL_LAST_S, self.refused, key)
 
-    def failed(self, key: str) -> float:
+    def note_failure(self, key: str) -> float:
         """Note that it failed, for reasons that are not the job's; what was told of an earlier refusal is told on."""
         self.broken += 1
         return self._wait(FAILURE_FIRST_S, FAILURE_LAST_S, self.broken, key)
 
-    def progressed(self) -> None:
+    def note_progress(self) -> None:
         """Note that some of it was done: what is refused or fails now is the first of its row, not one more in vain."""
         self.refused = self.broken = 0
 
-    def is_over(self) -> bool:
+    def reset(self) -> bool:
         """Note that it was done; gives whether a reason has been told, which holds no more."""
         was_told = bool(self.why)
         self.why, self.until, self.refused, self.broken = "", None, 0, 0
@@ -64,7 +64,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class PodDesk:
+class PodControl:
     """What calls for pods need.
 
     place: where pods may run, and why others may not. list_pods: bring the store up to date. forget: the pod of a UID is
@@ -73,7 +73,7 @@ class PodDesk:
 
     api: PodCalls
     store: Store
-    tokens: Tokens
+    keys: JobKeys
     place: Place
     list_pods: Callable[[Job], Awaitable[None]]
     forget: Callable[[str], None]

@@ -14,15 +14,15 @@ from .kube.job_keys import secret_manifest
 from .kube.placement import Placement
 from .kube.pods import pod_manifest
 from .kube.store import Job
-from .kube.writes import is_refusal, is_taken, written
-from .operator_errors import place_of
-from .pod_control import PodDesk, Refusal
+from .kube.writes import is_name_taken, is_refusal, timed_write
+from .operator_errors import error_location
+from .pod_control import PodControl, RetryBackoff
 
 CANNOT_AUTHENTICATE = (
     "the Secret with the key of the job was refused by the API server (give the operator the right to create Secrets, or set "
     "spec.elastipod.authentication to Off)"
 )
-LOOK_AGAIN_S = 1.0
+RECHECK_S = 1.0
 
 
 class PodCreation:
@@ -33,15 +33,17 @@ class PodCreation:
     They start slowly: what refuses one pod of a job refuses all, and thousands of refusals would be everybody's burden.
     """
 
-    def __init__(self, desk: PodDesk, uid: str) -> None:
+    def __init__(self, control: PodControl, uid: str) -> None:
         """uid: the job's."""
-        self._desk, self._uid = desk, uid
-        self.calls: InFlight[CreatePod] = InFlight(desk.slots, self._settle, stops=lambda error: not is_taken(error))
+        self._control, self._uid = control, uid
+        self.calls: InFlight[CreatePod] = InFlight(
+            control.slots, self._settle, stops=lambda error: not is_name_taken(error)
+        )
         self._problem = ""
-        self.refusal = Refusal()
+        self.refusal = RetryBackoff()
 
     def keep_only(self, wanted: Sequence[CreatePod]) -> bool:
-        """Create no others any more; False when some are on their way: once `calls.answered()` it must be decided anew."""
+        """Create no others any more; False when some are on their way: once `calls.wait_unwanted()` it must be decided anew."""
         return self.calls.keep_only(frozenset(wanted))
 
     def missing(self, wanted: Sequence[CreatePod]) -> list[CreatePod]:
@@ -53,15 +55,15 @@ class PodCreation:
 
         It is there already but for the first time, or when somebody took it away.
         """
-        if self.refusal.holds():
+        if self.refusal.is_active():
             return False
-        token = self._desk.tokens.of(job.fact)
+        token = self._control.keys.of(job.fact)
         if token is None or not actions:
             return True
         try:
-            await written("secret", self._desk.api.create_secret(secret_manifest(job.fact, token)))
+            await timed_write("secret", self._control.api.create_secret(secret_manifest(job.fact, token)))
         except ApiError as error:
-            if is_taken(error):
+            if is_name_taken(error):
                 return True
             if not is_refusal(error):
                 raise
@@ -74,10 +76,10 @@ class PodCreation:
 
         job: as the decision saw it.
         """
-        placed, problem = await self._desk.place(job, actions) if actions else ([], "")
+        placed, problem = await self._control.place(job, actions) if actions else ([], "")
         self._problem = problem or self._problem
         if placed:
-            token = self._desk.tokens.of(job.fact)
+            token = self._control.keys.of(job.fact)
             secret = token.secret if token is not None else ""
             spec = await self._spec_for_pods(job)
             self.calls.begin(
@@ -85,44 +87,44 @@ class PodCreation:
             )
         elif self._problem and self.calls.is_idle:
             await self._settle({})
-        elif self.calls.is_idle and self.refusal.is_over():
-            self._desk.wake(self._uid)  # the status must not tell of it any more
+        elif self.calls.is_idle and self.refusal.reset():
+            self._control.wake(self._uid)  # the status must not tell of it any more
         if len(placed) < len(actions) and not problem:
             # The quota of the others is not granted any more.
-            self._desk.wake_in(LOOK_AGAIN_S, self._uid)
+            self._control.wake_in(RECHECK_S, self._uid)
 
     async def _spec_for_pods(self, job: Job) -> dict[str, Any]:
         """Give the spec from which pods are made; the job's pods are asked for values that only they still have."""
         if not needs_pods(job.body):
             return effective_spec(job.body)
-        bodies, _ = await self._desk.api.list_pods(job.fact.namespace, job.fact.uid)
+        bodies, _ = await self._control.api.list_pods(job.fact.namespace, job.fact.uid)
         return effective_spec(job.body, bodies)
 
     async def _create(
-        self, job: Job, spec: Mapping[str, Any], order: CreatePod, placed: Placement | None, token_secret: str
+        self, job: Job, spec: Mapping[str, Any], order: CreatePod, placed: Placement | None, key_secret: str
     ) -> None:
         assert job.fact.policy is not None
         manifest = pod_manifest(
-            job.fact, spec, job.fact.policy, order.pod, order.nnodes, token_secret,
+            job.fact, spec, job.fact.policy, order.pod, order.nnodes, key_secret,
             generation=order.generation, avoids=order.avoids, placed=placed,
         )  # fmt: skip
-        self._desk.store.put_pod(await written("pod", self._desk.api.create_pod(manifest)))
+        self._control.store.put_pod(await timed_write("pod", self._control.api.create_pod(manifest)))
 
     async def _settle(self, failed: Mapping[CreatePod, Exception]) -> None:
-        job = self._desk.store.jobs.get(self._uid)
+        job = self._control.store.jobs.get(self._uid)
         if job is None:
             return
-        taken = [action for action, error in failed.items() if is_taken(error)]
+        taken = [action for action, error in failed.items() if is_name_taken(error)]
         broken = [error for error in failed.values() if not is_refusal(error)]
-        refusals = [str(error) for error in failed.values() if is_refusal(error) and not is_taken(error)]
+        refusals = [str(error) for error in failed.values() if is_refusal(error) and not is_name_taken(error)]
         if taken:
             try:
-                refusals += await self._taken_by_others(job, taken)
+                refusals += await self._report_foreign_pods(job, taken)
             except Exception as error:  # reported below, after the refusals of the other pods
                 broken.append(error)
         problem, self._problem = self._problem, ""
         if self.calls.num_succeeded:
-            self.refusal.progressed()
+            self.refusal.note_progress()
         if refusals:
             were = "1 pod was" if len(refusals) == 1 else f"{len(refusals)} pods were"
             skipped = f", and {self.calls.num_skipped} more not tried" if self.calls.num_skipped else ""
@@ -130,24 +132,26 @@ class PodCreation:
         mistakes = [error for error in broken if not isinstance(error, CALL_ERRORS)]
         if mistakes and not problem:
             number = len(mistakes) + self.calls.num_skipped
-            problem = f"{number} pods could not be made by a mistake of the operator's own ({place_of(mistakes[0])})"
+            problem = (
+                f"{number} pods could not be made by a mistake of the operator's own ({error_location(mistakes[0])})"
+            )
         if broken:
-            await self._desk.failed(job, broken[0])
+            await self._control.failed(job, broken[0])
         if problem:
             self._refused(problem)
         elif broken:
-            self._desk.wake_in(self.refusal.failed(self._uid), self._uid)
+            self._control.wake_in(self.refusal.note_failure(self._uid), self._uid)
         else:
-            self.refusal.is_over()
-        self._desk.wake(self._uid)  # the status is to tell of it
+            self.refusal.reset()
+        self._control.wake(self._uid)  # the status is to tell of it
 
     def _refused(self, why: str) -> None:
         """Say why no pods are created for now, and have it tried again."""
-        self._desk.wake_in(self.refusal.again(why, self._uid), self._uid)
+        self._control.wake_in(self.refusal.note_refusal(why, self._uid), self._uid)
 
-    async def _taken_by_others(self, job: Job, actions: Sequence[CreatePod]) -> list[str]:
+    async def _report_foreign_pods(self, job: Job, actions: Sequence[CreatePod]) -> list[str]:
         """Tell of names that pods bear which are none of this job's; its own were only not known yet."""
-        await self._desk.list_pods(job)
+        await self._control.list_pods(job)
         ours = {pod.id for pod in job.pods.values()}
         return [
             f"pod {a.pod.name(job.fact.name)} exists and does not belong to this job; delete it or rename the job"

@@ -10,8 +10,8 @@ from .core.actions import DeletePod
 from .in_flight import InFlight
 from .kube.api import ApiError
 from .kube.store import Job
-from .kube.writes import about, is_overtaken, is_refusal, written
-from .pod_control import PodDesk, Refusal
+from .kube.writes import is_conflict, is_refusal, log_fields, timed_write
+from .pod_control import PodControl, RetryBackoff
 
 log = logging.getLogger(__name__)
 
@@ -26,25 +26,25 @@ class PodDeletion:
     decision wants to keep is not deleted any more (`keep_only`).
     """
 
-    def __init__(self, desk: PodDesk, uid: str) -> None:
+    def __init__(self, control: PodControl, uid: str) -> None:
         """uid: the job's."""
-        self._desk, self._uid = desk, uid
-        self.calls: InFlight[Key] = InFlight(desk.slots, self._settle)
-        self._kept: dict[str, tuple[str, Refusal]] = {}  # whose deletion was refused, by UID
-        self._failure = Refusal()
+        self._control, self._uid = control, uid
+        self.calls: InFlight[Key] = InFlight(control.slots, self._settle)
+        self._kept: dict[str, tuple[str, RetryBackoff]] = {}  # whose deletion was refused, by UID
+        self._failure = RetryBackoff()
 
     def keep_only(self, wanted: Sequence[DeletePod]) -> bool:
-        """Delete no others any more; False when some are on their way: once `calls.answered()` it must be decided anew."""
+        """Delete no others any more; False when some are on their way: once `calls.wait_unwanted()` it must be decided anew."""
         uids = {action.uid for action in wanted}
         kept = {uid: one for uid, one in self._kept.items() if uid in uids}
         if kept != self._kept:
             self._kept = kept
-            self._desk.wake(self._uid)  # the status is to tell of these no more
+            self._control.wake(self._uid)  # the status is to tell of these no more
         return self.calls.keep_only(frozenset(map(_key, wanted)))
 
     def missing(self, wanted: Sequence[DeletePod]) -> list[DeletePod]:
         """Give those that are to be deleted now: not yet under way, nor refused or failed just before."""
-        if self._failure.holds():
+        if self._failure.is_active():
             return []
         return [action for action in wanted if _key(action) not in self.calls and not self._rests(action)]
 
@@ -65,53 +65,53 @@ class PodDeletion:
         self.calls.begin({_key(action): partial(self._delete, job, action, then) for action in actions})
 
     def _rests(self, action: DeletePod) -> bool:
-        return action.uid in self._kept and self._kept[action.uid][1].holds()
+        return action.uid in self._kept and self._kept[action.uid][1].is_active()
 
     async def _delete(self, job: Job, action: DeletePod, then: Then) -> None:
         log.info(
             "pod deleted",
             extra={
-                **about(job.fact),
+                **log_fields(job.fact),
                 "pod": action.name,
                 "reason": action.why,
                 "force": action.force,
                 "grace_s": action.grace_s,
             },
         )
-        call = self._desk.api.delete_pod(
+        call = self._control.api.delete_pod(
             job.fact.namespace, action.name, action.uid, force=action.force, grace_s=action.grace_s
         )
         try:
-            body = await written("pod", call)
+            body = await timed_write("pod", call)
         except ApiError as error:
-            if is_refusal(error) and not is_overtaken(error):
+            if is_refusal(error) and not is_conflict(error):
                 self._keep(job, action, error)
                 return
-            if error.status != 404 and not is_overtaken(error):
+            if error.status != 404 and not is_conflict(error):
                 raise
             body = {}
         if body.get("kind") == "Pod" and not action.force:
-            self._desk.store.put_pod(body)
+            self._control.store.put_pod(body)
         else:
-            self._desk.store.drop_pod_uid(self._uid, action.uid)
-            self._desk.forget(action.uid)
-            self._desk.wake(self._uid)  # where the watch missed its end, nothing else tells
+            self._control.store.drop_pod_uid(self._uid, action.uid)
+            self._control.forget(action.uid)
+            self._control.wake(self._uid)  # where the watch missed its end, nothing else tells
         self._kept.pop(action.uid, None)
         then(action)
 
     def _keep(self, job: Job, action: DeletePod, error: ApiError) -> None:
-        log.warning("a pod could not be deleted: %s", error, extra={**about(job.fact), "pod": action.name})
-        _, refusal = self._kept.setdefault(action.uid, (action.name, Refusal()))
-        self._desk.wake_in(refusal.again(str(error), self._uid), self._uid)
+        log.warning("a pod could not be deleted: %s", error, extra={**log_fields(job.fact), "pod": action.name})
+        _, refusal = self._kept.setdefault(action.uid, (action.name, RetryBackoff()))
+        self._control.wake_in(refusal.note_refusal(str(error), self._uid), self._uid)
 
     async def _settle(self, failed: Mapping[Key, Exception]) -> None:
-        job = self._desk.store.jobs.get(self._uid)
+        job = self._control.store.jobs.get(self._uid)
         if failed and job is not None:
-            await self._desk.failed(job, next(iter(failed.values())))
-            self._desk.wake_in(self._failure.failed(self._uid), self._uid)
+            await self._control.failed(job, next(iter(failed.values())))
+            self._control.wake_in(self._failure.note_failure(self._uid), self._uid)
         else:
-            self._failure.is_over()
-        self._desk.wake(self._uid)  # the status is to tell of it
+            self._failure.reset()
+        self._control.wake(self._uid)  # the status is to tell of it
 
 
 def _key(action: DeletePod) -> Key:

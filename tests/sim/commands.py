@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tests.sim.shell import Shell
 
 
-class SimCommander:
-    """What the operator's `Commander` is to its Reconciler."""
+class SimCommandSender:
+    """What the operator's `CommandSender` is to its Reconciler."""
 
     def __init__(self, shell: Shell, kernel: Kernel, rng: Random, cluster: Cluster, watchman: Watchman) -> None:
         self._shell = shell

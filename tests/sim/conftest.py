@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.sim.operator_errors import see_mistakes
+from tests.sim.operator_errors import collect_operator_errors
 
 DEFAULT_SCHEDULES = 400
 
@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _errors_are_seen() -> None:
     """What the operator logs as an error ends a schedule."""
-    see_mistakes()
+    collect_operator_errors()
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ SOON_S = 16.0
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """A job at rest. heard: whether the board asks the agent of a pod."""
+    """A job at rest. heard: whether the statuses asks the agent of a pod."""
 
     job: Job
     todo: Plan
@@ -118,18 +118,18 @@ class RestWatch:
         return self._shell.alive and not self._loop.is_busy and self._kernel.now >= self._shell.held_until
 
     def _is_cared_for(self, uid: str, job: Job) -> None:
-        worker = self._shell.reconciler._workers.get(uid)
+        job_task = self._shell.reconciler._job_tasks.get(uid)
         will_wake = self._loop.will_call(self._shell.reconciler.wake)
-        if worker is None or worker.task is None or worker.task.done():
+        if job_task is None or job_task.task is None or job_task.task.done():
             if not will_wake:
                 raise Violation("nobody cares for the job: it has no task, and nothing will make one")
             return
         todo = self._shell.last_plan
-        if worker.due is not None or will_wake or todo is None:
+        if job_task.due is not None or will_wake or todo is None:
             return
         state = todo.conditions[-1]
         events = (ENDED[state.type],) if state.type in ENDED else WAITS_FOR.get((state.type, state.reason), ())
-        at = Resting(job, todo, self._shell.board.asks)
+        at = Resting(job, todo, self._shell.statuses.asks)
         if not any(event(at) for event in events):
             awaited = ", ".join(event.__name__ for event in events) or "nothing that is known here"
             raise Violation(
@@ -142,10 +142,10 @@ class RestWatch:
         if not self._is_at_rest() or self._loop.will_call(self._shell.reconciler.wake):
             return ""
         for uid, job in self._shell.store.jobs.items():
-            worker = self._shell.reconciler._workers.get(uid)
-            if worker is None or self._shell.is_due_soon(worker, SOON_S):
+            job_task = self._shell.reconciler._job_tasks.get(uid)
+            if job_task is None or self._shell.is_due_soon(job_task, SOON_S):
                 continue
-            todo = self._shell.decide(job, worker)
+            todo = self._shell.decide(job, job_task)
             if todo.actions or _is_new(job, todo):
                 state = todo.conditions[-1]
                 return f"{[*todo.actions]} in {state.type} {state.reason}, record {todo.record}"

@@ -245,8 +245,8 @@ class Watchman:
     def _counted(self, old: Record, new: Record, policy: Policy, now: datetime, bound: set[str]) -> None:
         """Restarts are counted once, in the window that is open, and a full one makes all pods anew."""
         window = new.window
-        unasked = max(0, window.full - self.asked_for_pods)
-        faults = window.restarts + (policy.restarts_before_full or 0) * unasked + window.full
+        unasked = max(0, window.full_restarts - self.asked_for_pods)
+        faults = window.restarts + (policy.restarts_before_full or 0) * unasked + window.full_restarts
         # Until all are accounted for, what turns out to be a lost node is counted too.
         is_settled = new.transition is None or new.transition.is_budget_checked or not new.transition.uses_budget
         if is_settled and faults > self.worker_faults:
@@ -259,8 +259,8 @@ class Watchman:
                 f"a restart is counted in a window that is over since {now - window.since - policy.eval_period}"
             )
         self.met["a window is over"] += window.number > old.window.number
-        if window.full > old.window.full:
-            self._say(f"full job restart {window.full} of window {window.number}")
+        if window.full_restarts > old.window.full_restarts:
+            self._say(f"full job restart {window.full_restarts} of window {window.number}")
             self.met["full job restart"] += 1
             self._given_up |= bound
 

@@ -21,7 +21,7 @@ class _Mistakes(logging.Handler):
 _MISTAKES = _Mistakes()
 
 
-def see_mistakes() -> None:
+def collect_operator_errors() -> None:
     """Have errors of the operator kept from here on; of its many warnings nothing is logged, which would only take time."""
     log = logging.getLogger("elastipod_operator")
     log.setLevel(logging.ERROR)
@@ -29,12 +29,12 @@ def see_mistakes() -> None:
     log.addHandler(_MISTAKES)
 
 
-def forget_mistakes() -> None:
+def forget_operator_errors() -> None:
     """Begin anew, with another schedule."""
     _MISTAKES.found.clear()
 
 
-def raise_mistakes() -> None:
+def raise_operator_errors() -> None:
     """Raise the first mistake since the last time, if there is one."""
     if not _MISTAKES.found:
         return

@@ -14,7 +14,7 @@ from typing import Any, cast
 from tests.sim.api_server import ApiFailure
 from tests.sim.invariants import Violation
 from tests.sim.kernel import Kernel, Process, Script
-from tests.sim.operator_errors import raise_mistakes
+from tests.sim.operator_errors import raise_operator_errors
 
 from elastipod_operator import clock
 from elastipod_operator.clock import SteadyClock
@@ -149,7 +149,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 steps += 1
                 if steps > MOST_STEPS:
                     raise Violation("the operator is busy without end and lets nothing else happen")
-        raise_mistakes()
+        raise_operator_errors()
         if not self._is_over:
             self.at_rest()
 

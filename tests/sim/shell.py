@@ -13,13 +13,13 @@ from typing import Any
 
 from tests.sim.api_calls import ApiCalls
 from tests.sim.cluster import Cluster
-from tests.sim.commands import SimCommander
+from tests.sim.commands import SimCommandSender
 from tests.sim.idle_watch import RestWatch
 from tests.sim.invariants import JOB_UID, Watchman
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
 from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop
-from tests.sim.status_cache import SimBoard
+from tests.sim.status_cache import SimStatusCache
 
 from elastipod_operator import reconciler
 from elastipod_operator.agents.commands import Command
@@ -27,7 +27,7 @@ from elastipod_operator.clock import SteadyClock
 from elastipod_operator.core.actions import JobEvent, Plan
 from elastipod_operator.core.snapshot import ObservedJob, Snapshot
 from elastipod_operator.in_flight import WRITE_PARALLEL
-from elastipod_operator.job_task import Decision, Worker
+from elastipod_operator.job_task import Decision, JobTask
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.workload_watch import WorkloadWatch
@@ -44,7 +44,7 @@ class SimEvents:
     def __init__(self, watchman: Watchman) -> None:
         self._watchman = watchman
 
-    def tell(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
+    def record(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
         for note in events:
             self._watchman.met[f"Event: {note.reason}"] += 1
 
@@ -56,21 +56,21 @@ class ObservedReconciler(Reconciler):
     """The Reconciler with the watchman at its side: nothing that it does is changed. slots: calls for pods at a time."""
 
     def __init__(self, shell: Shell, store: Store, slots: int) -> None:
-        super().__init__(shell.api, store, lambda _: (shell.board, shell.commander), SimEvents(shell.watchman))
+        super().__init__(shell.api, store, lambda _: (shell.statuses, shell.commander), SimEvents(shell.watchman))
         self._shell = shell
-        self._desk = replace(self._desk, slots=asyncio.Semaphore(slots))
+        self._control = replace(self._control, slots=asyncio.Semaphore(slots))
 
-    async def _decide(self, job: Job, worker: Worker) -> Decision:
+    async def _decide(self, job: Job, job_task: JobTask) -> Decision:
         self._shell.looks = 0
         self._shell.passes += 1
-        made = await super()._decide(job, worker)
+        made = await super()._decide(job, job_task)
         self._shell.watchman.met["a decision waits for calls that it does not want"] += self._shell.looks - 1
         self._shell.last_plan = made.todo
         return made
 
-    def _observe(self, job: Job, worker: Worker) -> Snapshot:
+    def _observe(self, job: Job, job_task: JobTask) -> Snapshot:
         self._shell.looks += 1
-        return super()._observe(job, worker)
+        return super()._observe(job, job_task)
 
     async def _send(self, job: Job, calls: list[Command]) -> None:
         self._shell.commander.is_ending = job.fact.deleting_since is not None
@@ -97,25 +97,25 @@ class Shell:
         self.held_until = 0.0
         """It stands still until then, and goes on where it was."""
         self._loop = VirtualLoop(kernel, clock, self._held)
-        self.board = SimBoard(kernel, rng, cluster, clock.now, self.wake, self._held)
-        self.commander = SimCommander(self, kernel, rng, cluster, watchman)
+        self.statuses = SimStatusCache(kernel, rng, cluster, clock.now, self.wake, self._held)
+        self.commander = SimCommandSender(self, kernel, rng, cluster, watchman)
         self.api = ApiCalls(self, cluster)
         self.store = Store(clock.now)
         with self._loop.inside():
             self.reconciler = ObservedReconciler(self, self.store, rng.choice(SLOTS))
         self._events = WatchEvents(self.store, self.reconciler)
-        cluster.followers.append(self.board.agent_changed)
+        cluster.followers.append(self.statuses.agent_changed)
         self._watch = cluster.watch(self._watched)
         self._rest = RestWatch(self, kernel, self._loop)
         self._loop.at_rest = self._rest.look
-        scripts = (self.board.beat(), self._rest.second_looks())
+        scripts = (self.statuses.beat(), self._rest.second_looks())
         self._beside: list[Process] = [kernel.spawn(script, self._held) for script in scripts]
         if cluster.tenant is not None:
             self._watch_workloads()
 
     def _watch_workloads(self) -> None:
         of = self.reconciler
-        watch = WorkloadWatch(QueueApi(self.api), self.store, of.wake, of.queues_are_back, of.queues_wanted)
+        watch = WorkloadWatch(QueueApi(self.api), self.store, of.wake, of.retry_queues, of.queues_needed)
         with self._loop.inside():
             self._workload_watch = asyncio.create_task(watch._follow(""))
 
@@ -125,8 +125,8 @@ class Shell:
             return
         self.alive = False
         self._cluster.unwatch(self._watch)
-        self._cluster.followers.remove(self.board.agent_changed)
-        self.board.is_open = False
+        self._cluster.followers.remove(self.statuses.agent_changed)
+        self.statuses.is_open = False
         for process in self._beside:
             process.kill()
         self._loop.end()
@@ -138,14 +138,14 @@ class Shell:
             with self._loop.inside():
                 self.reconciler.wake(uid)
 
-    def decide(self, job: Job, worker: Worker) -> Plan:
+    def decide(self, job: Job, job_task: JobTask) -> Plan:
         """Decide about a job as it is known now, and do nothing."""
         with self._loop.inside():
-            return reconciler.plan(Reconciler._observe(self.reconciler, job, worker))
+            return reconciler.plan(Reconciler._observe(self.reconciler, job, job_task))
 
-    def is_due_soon(self, worker: Worker, seconds: float) -> bool:
+    def is_due_soon(self, job_task: JobTask, seconds: float) -> bool:
         """Whether a job is looked at within some seconds in any case."""
-        return worker.due is not None and (worker.due - self._clock.now()).total_seconds() < seconds
+        return job_task.due is not None and (job_task.due - self._clock.now()).total_seconds() < seconds
 
     def may_die(self) -> Script:
         """A call to the API server or to an agent is about to be made."""

@@ -15,7 +15,7 @@ from tests.sim.invariants import Violation, Watchman, lineage
 from tests.sim.kernel import Kernel
 from tests.sim.kueue_server import LOCAL_QUEUE, KueueServer, priority_label
 from tests.sim.kueue_workload import Workload
-from tests.sim.operator_errors import forget_mistakes
+from tests.sim.operator_errors import forget_operator_errors
 from tests.sim.quota_invariants import is_base
 from tests.sim.random_schedules import CHAOS_S, Containers, InQueue, Story
 from tests.sim.shell import Shell
@@ -53,7 +53,7 @@ class Play:
     """The play that this job is a rival in."""
 
     def __post_init__(self) -> None:
-        forget_mistakes()
+        forget_operator_errors()
         self.kernel: Kernel = Kernel() if self.host is None else self.host.kernel
         self.rng = Random(self.story.seed * 7919 + 13)
         self.watchman = Watchman(self.say, heeds_events=self.story.heeds_events)

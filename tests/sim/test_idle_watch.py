@@ -65,15 +65,15 @@ async def _fail(*_: Any) -> None:
 
 
 def test_a_task_that_dies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reconciler, "_after_failed_pass", _fail)
+    monkeypatch.setattr(Reconciler, "_report_failed_pass", _fail)
     found = failure_of(STORIES["answers get lost from the beginning"])
     assert isinstance(found, Violation)
     assert "KeyError" in str(found)
 
 
 def test_a_dead_task_that_is_not_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reconciler, "_after_failed_pass", _fail)
-    monkeypatch.setattr(Reconciler, "_has_ended", lambda *_: None)
+    monkeypatch.setattr(Reconciler, "_report_failed_pass", _fail)
+    monkeypatch.setattr(Reconciler, "_task_ended", lambda *_: None)
     found = failure_of(STORIES["answers get lost from the beginning"])
     assert isinstance(found, Violation)
     assert "nobody cares for the job" in str(found)

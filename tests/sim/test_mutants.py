@@ -14,7 +14,7 @@ from tests.sim.scripted_schedules import STORIES
 from tests.sim.simulation import failure_of
 
 from elastipod_operator import in_flight, pod_creation, reconciler
-from elastipod_operator.agents.command_builder import Orders
+from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.core import (
     avoided_nodes,
     context,
@@ -266,7 +266,7 @@ def keep_processes_whatever_workers_ask(patch: pytest.MonkeyPatch) -> None:
 
 
 def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Orders, "_rank_ips", lambda self: None)
+    patch.setattr(CommandBuilder, "_rank_ips", lambda self: None)
 
 
 def wait_for_a_clock_that_was_wrong(patch: pytest.MonkeyPatch) -> None:

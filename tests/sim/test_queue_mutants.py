@@ -41,7 +41,7 @@ def believe_a_late_watch_about_pods(patch: pytest.MonkeyPatch) -> None:
 
 def ask_for_increments_at_the_priority_of_the_base(patch: pytest.MonkeyPatch) -> None:
     for module in (queue_lookups, workloads):
-        patch.setattr(module, "extras_priority", Priority)
+        patch.setattr(module, "increment_priority", Priority)
 
 
 def make_pods_before_they_are_admitted(patch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def take_increments_of_any_flavor(patch: pytest.MonkeyPatch) -> None:
     async def pins(*_: Any) -> dict[str, Any]:
         return {}
 
-    patch.setattr(queue_lookups.Lookups, "pins", pins)
+    patch.setattr(queue_lookups.KueueLookups, "pins", pins)
 
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -1,1 +1,1 @@
-"""Everything that talks to agents: the board of what they answered, and the commands they are given."""
+"""Everything that talks to agents: the cache of their statuses, and the commands that are sent to them."""

@@ -27,7 +27,7 @@ _NAMES = "elastipod-request-v1", "elastipod-answer-v1"
 _PARAMETER = re.compile(r'([a-z]+)="?([0-9a-f]{1,64})"?')
 
 
-class Denied(Exception):
+class AuthenticationFailed(Exception):
     """The agent does not accept the operator's proof, or its answer does not prove that it is the job's agent."""
 
 
@@ -44,7 +44,7 @@ class Credentials:
 NO_CREDENTIALS = Credentials()
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     """An answer. headers: those that authentication needs at least, names in lower case."""
 
     status: int
@@ -71,20 +71,20 @@ class Authenticator:
         self._is_proven = False  # it has signed an answer with the key
 
     async def exchange(
-        self, method: str, target: str, body: bytes, send: Callable[[dict[str, str]], Awaitable[Reply]]
-    ) -> Reply:
+        self, method: str, target: str, body: bytes, send: Callable[[dict[str, str]], Awaitable[Response]]
+    ) -> Response:
         """Make a call and give its checked answer, whatever its status but 401.
 
-        target: path and query as they are sent. send: sends the call once, with these headers. Raises Denied, and what
+        target: path and query as they are sent. send: sends the call once, with these headers. Raises AuthenticationFailed, and what
         `send` raises.
         """
         for _ in range(MAX_TRIES):
             call = self.sign(method, target, body)
-            reply = await send(call.headers)
-            if not self.is_to_repeat(call, reply):
+            response = await send(call.headers)
+            if not self.is_to_repeat(call, response):
                 break
-        self.check(call, reply)
-        return reply
+        self.check(call, response)
+        return response
 
     def sign(self, method: str, target: str, body: bytes = b"") -> Call:
         """Give what goes with one call."""
@@ -98,11 +98,11 @@ class Authenticator:
         proof = f"{SCHEME} challenge={challenge}, nonce={nonce}, body={digest}, mac={mac}"
         return Call({"Authorization": proof}, challenge, nonce)
 
-    def is_to_repeat(self, call: Call, reply: Reply) -> bool:
+    def is_to_repeat(self, call: Call, response: Response) -> bool:
         """Tell whether the agent asks for another proof than it got, and take note of what it asks for."""
-        if reply.status != 401 or not self.credentials.key:
+        if response.status != 401 or not self.credentials.key:
             return False
-        scheme, _, rest = reply.headers.get("www-authenticate", "").partition(" ")
+        scheme, _, rest = response.headers.get("www-authenticate", "").partition(" ")
         if scheme == SCHEME:
             self._challenge, self._takes_token = _parameters(rest).get("challenge", ""), False
             return self._challenge not in ("", call.challenge)
@@ -112,20 +112,22 @@ class Authenticator:
         self._takes_token = True
         return True
 
-    def check(self, call: Call, reply: Reply) -> None:
-        """Check an answer that asks for nothing more. Raises Denied."""
-        if reply.status == 401:
-            raise Denied("the agent does not accept the operator's proof (HTTP 401)")
+    def check(self, call: Call, response: Response) -> None:
+        """Check an answer that asks for nothing more. Raises AuthenticationFailed."""
+        if response.status == 401:
+            raise AuthenticationFailed("the agent does not accept the operator's proof (HTTP 401)")
         if not call.nonce:
             if self._is_proven:
-                raise Denied("the agent answered without a proof, though it holds the job's key")
+                raise AuthenticationFailed("the agent answered without a proof, though it holds the job's key")
             return
-        given = _parameters(reply.headers.get(ANSWER_HEADER.lower(), ""))
-        challenge, digest = given.get("challenge", ""), _digest(reply.body)
+        given = _parameters(response.headers.get(ANSWER_HEADER.lower(), ""))
+        challenge, digest = given.get("challenge", ""), _digest(response.body)
         key, pod = self.credentials.key, self.credentials.pod
-        right = _mac(key, _NAMES[1], pod, challenge, call.nonce, str(reply.status), digest)
+        right = _mac(key, _NAMES[1], pod, challenge, call.nonce, str(response.status), digest)
         if not hmac.compare_digest(given.get("mac", ""), right):
-            raise Denied("the answer does not carry the MAC of the job's key: it is not from the job's agent")
+            raise AuthenticationFailed(
+                "the answer does not carry the MAC of the job's key: it is not from the job's agent"
+            )
         self._challenge, self._is_proven = challenge, True
 
 

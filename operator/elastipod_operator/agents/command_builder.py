@@ -13,8 +13,8 @@ from ..core.names import master_port
 from ..core.record import Record, RestartMode
 from ..core.snapshot import ObservedAgent, ObservedPod
 from .commands import Command
-from .encoded_json import Fragment
-from .ports import AgentBoard
+from .encoded_json import EncodedJson
+from .ports import AgentStatuses
 from .status_cache import Address
 
 # Above this many pods the list of addresses is not sent (decision 22), nor with more entries: pods of thousands of workers.
@@ -23,26 +23,26 @@ MAX_RANK_ENTRIES = 16_384
 
 
 @dataclass(frozen=True)
-class Orders:
+class CommandBuilder:
     """Writes the calls of one decision. pods: the job's, by name; address: where a pod's agent is.
 
-    What all calls have in common is worked out once, and is one object in all of them: the Commander serializes it once.
+    What all calls have in common is worked out once, and is one object in all of them: the CommandSender serializes it once.
     """
 
     spec: Mapping[str, Any]
     pods: Mapping[str, ObservedPod]
     record: Record
-    board: AgentBoard
+    statuses: AgentStatuses
     address: Callable[[ObservedPod], Address]
 
-    def of(self, action: Action) -> Command | None:
+    def build(self, action: Action) -> Command | None:
         """Give the call of one action; None for an action that is none, and while the pod has no address."""
         if not isinstance(action, StartWorkers | AssignSpare | StopWorkers | ShutDownAgent):
             return None
         pod = self.pods.get(action.pod)
         if pod is None or not pod.ip:
             return None
-        fact = self.board.fact(pod.uid)
+        fact = self.statuses.fact(pod.uid)
         generation = str(self.record.generation)
         if isinstance(action, StartWorkers):
             path, key, body = "/start", ("start", generation), self._start(action.group_rank, fact)
@@ -90,11 +90,11 @@ class Orders:
 
     @cached_property
     def _progress(self) -> dict[str, Any]:
-        return self.board.progress(pod.uid for pod in self.pods.values())
+        return self.statuses.progress(pod.uid for pod in self.pods.values())
 
     @cached_property
-    def _worker_data(self) -> Fragment | list[Any] | None:
-        return self.board.worker_data(pod.uid for pod in self._members)
+    def _worker_data(self) -> EncodedJson | list[Any] | None:
+        return self.statuses.worker_data(pod.uid for pod in self._members)
 
     @cached_property
     def _members(self) -> list[ObservedPod]:

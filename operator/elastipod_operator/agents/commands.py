@@ -13,16 +13,16 @@ from typing import Any
 
 import aiohttp
 
-from .authentication import Authenticators, Denied, Reply
-from .encoded_json import Fragment
-from .responses import reply_of
-from .status import BadAnswer
+from .authentication import AuthenticationFailed, Authenticators, Response
+from .encoded_json import EncodedJson
+from .responses import read_response
+from .status import InvalidStatus
 from .status_cache import Address
 
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=5, sock_connect=2)
-# A command that was taken is not sent again while its effect is on its way to the board.
+# A command that was taken is not sent again while its effect is on its way to the status cache.
 SETTLE_S = 3.0
 MAX_PARALLEL = 256
 JSON = {"Content-Type": "application/json"}
@@ -39,7 +39,7 @@ class Command:
     key: tuple[object, ...]
 
 
-class Commander:
+class CommandSender:
     """Sends commands to agents, many at once, each at most once in SETTLE_S."""
 
     def __init__(self, session: aiohttp.ClientSession, authenticators: Authenticators | None = None) -> None:
@@ -67,39 +67,43 @@ class Commander:
         url = command.address.url(command.path)
         try:
             async with self._slots:
-                reply = await self._exchange(command, b"" if command.body is None else _serialized(command.body, parts))
-        except (aiohttp.ClientError, TimeoutError, OSError, Denied, BadAnswer) as error:
+                response = await self._exchange(
+                    command, b"" if command.body is None else _serialized(command.body, parts)
+                )
+        except (aiohttp.ClientError, TimeoutError, OSError, AuthenticationFailed, InvalidStatus) as error:
             return f"POST {url} failed: {type(error).__name__} {error}"
-        if reply.status == 409:
+        if response.status == 409:
             log.info("POST %s was refused as outdated", url)
             return ""
-        if reply.status != 200:
-            return f"POST {url} was answered with HTTP {reply.status}: {reply.body[:300].decode(errors='replace')}"
+        if response.status != 200:
+            return (
+                f"POST {url} was answered with HTTP {response.status}: {response.body[:300].decode(errors='replace')}"
+            )
         key = (command.pod_uid, *command.key)
         self._sent.pop(key, None)
         self._sent[key] = time.monotonic()
         return ""
 
-    async def _exchange(self, command: Command, body: bytes) -> Reply:
+    async def _exchange(self, command: Command, body: bytes) -> Response:
         url, content_type = command.address.url(command.path), JSON if body else {}
 
-        async def send(headers: dict[str, str]) -> Reply:
+        async def send(headers: dict[str, str]) -> Response:
             async with self._session.post(
                 url, data=body or None, timeout=CALL_TIMEOUT, allow_redirects=False, headers=headers | content_type
             ) as response:
-                return await reply_of(response)
+                return await read_response(response)
 
         return await self._authenticators.of(command.address.credentials).exchange("POST", command.path, body, send)
 
 
 def _serialized(body: Mapping[str, Any], parts: dict[int, str]) -> bytes:
     """Give a body as JSON. Lists and objects in it that many commands share are in `parts`, by id, once they were written."""
-    small = {key: value for key, value in body.items() if not isinstance(value, list | dict | Fragment)}
+    small = {key: value for key, value in body.items() if not isinstance(value, list | dict | EncodedJson)}
     text = json.dumps(small)[:-1]
     for key in body.keys() - small.keys():
         part = parts.get(id(body[key]))
         if part is None:
             value = body[key]
-            part = parts[id(value)] = value.text if isinstance(value, Fragment) else json.dumps(value)
+            part = parts[id(value)] = value.text if isinstance(value, EncodedJson) else json.dumps(value)
         text += f"{', ' if len(text) > 1 else ''}{json.dumps(key)}: {part}"
     return f"{text}}}".encode()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Fragment:
+class EncodedJson:
     """A part of a body that is JSON already."""
 
     text: str

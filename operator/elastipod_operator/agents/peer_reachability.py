@@ -16,13 +16,13 @@ from yarl import URL
 
 from .. import clock
 from ..core.silence import HEARTBEAT, is_answering
-from .authentication import Authenticators, Denied, Reply
+from .authentication import AuthenticationFailed, Authenticators, Response
 from .budgets import ByteBudget
-from .responses import decoded, reply_of
-from .status import BadAnswer, read_reach
+from .responses import decode_json, read_response
+from .status import InvalidStatus, parse_reachability
 
 if TYPE_CHECKING:
-    from .status_cache import Address, Watched
+    from .status_cache import Address, PolledAgent
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ ASK_EVERY_S = HEARTBEAT.total_seconds()
 PEERS_ASKED = 3
 # Silent agents about which others are asked in that time, over all jobs: a rack that goes must not bring thousands of calls.
 # Those that never answered may be coming up yet: they get half of the turns.
-MAX_AT_A_TIME, MAX_UNHEARD = 32, 16
+MAX_PARALLEL, MAX_NEVER_ANSWERED = 32, 16
 CALL_S = 4.0  # an agent tries for 2 s
 
 
-class Peers:
+class PeerReachability:
     """Makes these calls over the general client, so that the long polls under way go on. wake: is told of a job with news."""
 
     def __init__(
@@ -55,20 +55,21 @@ class Peers:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, float] = {}
 
-    def consider(self, silent: Watched, agents: Iterable[Watched]) -> None:
+    def check(self, silent: PolledAgent, agents: Iterable[PolledAgent]) -> None:
         """Ask others about an agent that does not answer, if it is time to and some of its job can tell."""
-        now, place = time.monotonic(), silent.address.place
+        now, place = time.monotonic(), silent.address.host_port
         since = silent.fact.last_answer or silent.fact.trying_since
         if since is None or clock.now() - since < ASK_AFTER:
             return
         self._asked = {
             known: at for known, at in self._asked.items() if now - at < ASK_EVERY_S or known in self._asking
         }
-        limit = MAX_UNHEARD if silent.fact.last_answer is None else MAX_AT_A_TIME
+        limit = MAX_NEVER_ANSWERED if silent.fact.last_answer is None else MAX_PARALLEL
         if place in self._asked or len(self._asked) >= limit:
             return
         able = sorted(
-            (one for one in agents if _can_tell(one, silent)), key=lambda one: (one.place < silent.place, one.place)
+            (one for one in agents if _can_tell(one, silent)),
+            key=lambda one: (one.hash_position < silent.hash_position, one.hash_position),
         )
         if not able:
             return
@@ -86,33 +87,33 @@ class Peers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, silent: Watched, peers: Sequence[Address]) -> None:
+    async def _ask(self, silent: PolledAgent, peers: Sequence[Address]) -> None:
         asked_at = clock.now()
-        words = await asyncio.gather(*(self._word(peer, silent.address.place) for peer in peers))
+        words = await asyncio.gather(*(self._ask_peer(peer, silent.address.host_port) for peer in peers))
         # One that reaches it proves more than others that do not.
         is_reached = any(words) if any(word is not None for word in words) else None
         silent.fact = replace(silent.fact, is_reached=is_reached, peers_asked_at=asked_at)
         self._wake(silent.address.job)
 
-    async def _word(self, peer: Address, place: str) -> bool | None:
+    async def _ask_peer(self, peer: Address, place: str) -> bool | None:
         """Give what one agent says; None where it does not tell."""
         url = URL(peer.url("/status")).with_query(reach=place)
         target = url.raw_path_qs  # as it is sent: that is what is signed
 
-        async def send(headers: dict[str, str]) -> Reply:
+        async def send(headers: dict[str, str]) -> Response:
             timeout = aiohttp.ClientTimeout(total=CALL_S, sock_connect=CALL_S / 2)
             async with self._session.get(url, timeout=timeout, allow_redirects=False, headers=headers) as response:
-                return await reply_of(response, partial(self._parts.change, peer.job))
+                return await read_response(response, partial(self._parts.change, peer.job))
 
         try:
             reply = await self._authenticators.of(peer.credentials).exchange("GET", target, b"", send)
-            return read_reach(decoded(reply.body), place) if reply.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, OSError, BadAnswer, Denied) as error:
-            log.info("agent at %s does not tell whether it reaches %s: %s", peer.place, place, error)
+            return parse_reachability(decode_json(reply.body), place) if reply.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, InvalidStatus, AuthenticationFailed) as error:
+            log.info("agent at %s does not tell whether it reaches %s: %s", peer.host_port, place, error)
             return None
 
 
-def _can_tell(agent: Watched, silent: Watched) -> bool:
+def _can_tell(agent: PolledAgent, silent: PolledAgent) -> bool:
     return (
         agent is not silent
         and agent.task is not None

@@ -1,7 +1,7 @@
 """Long polls, one kept connection for each agent. What one poll costs, times ten thousand agents, is what an idle operator costs.
 
 Speaks the little of HTTP/1.1 that our agents answer with: a status, a Content-Length and a body. Who answers in another way
-is Unusual and has to be asked by a general client.
+is UnsupportedResponse and has to be asked by a general client.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from .authentication import ANSWER_HEADER, Reply
+from .authentication import ANSWER_HEADER, Response
 
 MAX_HEAD_BYTES = 16 * 1024
 STATUS_LINE = re.compile(rb"HTTP/1\.1 ([0-9]{3})(?: |$)")
@@ -24,14 +24,14 @@ PROBES = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}
 # Where struct tcp_info of Linux says how many milliseconds ago data, and an acknowledgement, came.
 LAST_DATA_AND_ACK = struct.Struct("=52x2I")
 # Answers in these come in another form than as they are.
-UNUSUAL = frozenset({b"transfer-encoding", b"content-encoding", b"upgrade"})
+UNSUPPORTED_HEADERS = frozenset({b"transfer-encoding", b"content-encoding", b"upgrade"})
 
 
 # What of an answer's head the caller gets.
 KEPT_HEADERS = frozenset({b"www-authenticate", ANSWER_HEADER.lower().encode()})
 
 
-class Unusual(Exception):
+class UnsupportedResponse(Exception):
     """The answer has a form that only a general client understands."""
 
 
@@ -43,7 +43,7 @@ class ConnectFailed(OSError):
     """No connection was made; errno says why."""
 
 
-class Hurried(Exception):
+class PollInterrupted(Exception):
     """The caller wants an answer at once, and has to ask again for it."""
 
 
@@ -63,13 +63,13 @@ class PollConnection(asyncio.Protocol):
         self._num_held = 0
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._waiter: asyncio.Future[Reply] | None = None
+        self._waiter: asyncio.Future[Response] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at: float | None = None
 
-    async def ask(self, target: str, connect_s: float, limit_s: float, headers: Mapping[str, str]) -> Reply:
-        """GET a target. headers: what goes with the call. Raises OSError (no answer in time included), Unusual or TooLarge."""
+    async def ask(self, target: str, connect_s: float, limit_s: float, headers: Mapping[str, str]) -> Response:
+        """GET a target. headers: what goes with the call. Raises OSError (no answer in time included), UnsupportedResponse or TooLarge."""
         loop = asyncio.get_running_loop()
         if self._transport is None:
             try:
@@ -80,21 +80,21 @@ class PollConnection(asyncio.Protocol):
             except OSError as error:
                 raise ConnectFailed(error.errno, str(error)) from error
         assert self._transport is not None
-        waiter: asyncio.Future[Reply] = loop.create_future()
+        waiter: asyncio.Future[Response] = loop.create_future()
         self._waiter = waiter
         self._deadline = loop.time() + limit_s
         if self._timer is None:
-            self._timer = loop.call_at(self._deadline, self._look_at_time, loop)
+            self._timer = loop.call_at(self._deadline, self._check_deadline, loop)
         self._transport.write(f"GET {target} HTTP/1.1\r\n{self._headers}{_lines(headers)}\r\n".encode())
         try:
             return await waiter
         finally:
             self._waiter = None
 
-    def hurry(self) -> None:
-        """End the poll under way, if there is one: it raises Hurried."""
+    def interrupt(self) -> None:
+        """End the poll under way, if there is one: it raises PollInterrupted."""
         if self._waiter is not None:
-            self._fail(Hurried())
+            self._fail(PollInterrupted())
 
     def heard_at(self) -> float | None:
         """Give when the agent's machine was heard of last (monotonic), by its kernel's word; None where nobody knows.
@@ -108,8 +108,8 @@ class PollConnection(asyncio.Protocol):
     def _note_heard(self) -> None:
         with suppress(OSError, AttributeError, struct.error):
             assert self._transport is not None
-            line = self._transport.get_extra_info("socket")
-            told = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_AND_ACK.size)
+            sock = self._transport.get_extra_info("socket")
+            told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_AND_ACK.size)
             self._heard_at = asyncio.get_running_loop().time() - min(LAST_DATA_AND_ACK.unpack(told)) / 1000
 
     def close(self) -> None:
@@ -143,11 +143,11 @@ class PollConnection(asyncio.Protocol):
         """Called once it stands."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        line = transport.get_extra_info("socket")
+        sock = transport.get_extra_info("socket")
         with suppress(OSError, AttributeError):
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in PROBES.items():
-                line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called when the agent closed it, or it broke."""
@@ -171,7 +171,7 @@ class PollConnection(asyncio.Protocol):
             return
         try:
             status, length, is_kept, kept = _read_head(bytes(self._buffer[:end]))
-        except Unusual as error:
+        except UnsupportedResponse as error:
             self._fail(error)
             return
         if length > self._max_bytes:
@@ -182,12 +182,12 @@ class PollConnection(asyncio.Protocol):
             self._hold_buffer()
             return
         if have > length:
-            self._fail(Unusual("there is more after the answer"))
+            self._fail(UnsupportedResponse("there is more after the answer"))
             return
         body = bytes(self._buffer[end + 4 :])
         self._clear()
         if not self._waiter.done():
-            self._waiter.set_result(Reply(status, kept, body))
+            self._waiter.set_result(Response(status, kept, body))
         if not is_kept:
             self.close()
 
@@ -196,7 +196,7 @@ class PollConnection(asyncio.Protocol):
             self._waiter.set_exception(error)
         self.close()
 
-    def _look_at_time(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_deadline(self, loop: asyncio.AbstractEventLoop) -> None:
         """One timer serves poll after poll: it is set anew only when it rings too early."""
         self._timer = None
         if self._waiter is None or self._waiter.done():
@@ -204,7 +204,7 @@ class PollConnection(asyncio.Protocol):
         if loop.time() >= self._deadline:
             self._fail(TimeoutError("the agent did not answer in time"))
         else:
-            self._timer = loop.call_at(self._deadline, self._look_at_time, loop)
+            self._timer = loop.call_at(self._deadline, self._check_deadline, loop)
 
 
 def _lines(headers: Mapping[str, str]) -> str:
@@ -212,11 +212,11 @@ def _lines(headers: Mapping[str, str]) -> str:
 
 
 def _read_head(head: bytes) -> tuple[int, int, bool, dict[str, str]]:
-    """Give status, length of the body, whether the connection stays, and KEPT_HEADERS. Raises Unusual."""
+    """Give status, length of the body, whether the connection stays, and KEPT_HEADERS. Raises UnsupportedResponse."""
     first, *lines = head.split(b"\r\n")
     found = STATUS_LINE.match(first)
     if found is None:
-        raise Unusual("the answer is not HTTP/1.1")
+        raise UnsupportedResponse("the answer is not HTTP/1.1")
     length: int | None = None
     is_kept = True
     kept: dict[str, str] = {}
@@ -225,14 +225,14 @@ def _read_head(head: bytes) -> tuple[int, int, bool, dict[str, str]]:
         name, value = name.lower(), value.strip()
         if name == b"content-length":
             if length is not None or LENGTH.fullmatch(value) is None:
-                raise Unusual("Content-Length is no number, or there are two")
+                raise UnsupportedResponse("Content-Length is no number, or there are two")
             length = int(value)
         elif name == b"connection":
             is_kept = value.lower() != b"close"
         elif name in KEPT_HEADERS:
             kept[name.decode()] = value.decode("latin-1")
-        elif name in UNUSUAL:
-            raise Unusual(f"the answer has {name.decode()}")
+        elif name in UNSUPPORTED_HEADERS:
+            raise UnsupportedResponse(f"the answer has {name.decode()}")
     if length is None:
-        raise Unusual("the answer has no Content-Length")
+        raise UnsupportedResponse("the answer has no Content-Length")
     return int(found[1]), length, is_kept, kept

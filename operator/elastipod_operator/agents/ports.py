@@ -1,4 +1,4 @@
-"""What decisions need of the agents, and no more: the operator gives `Board` and `Commander`, the simulator its models."""
+"""What decisions need of the agents, and no more: the operator gives `AgentStatusCache` and `CommandSender`, the simulator its models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import aiohttp
 
 from ..core.snapshot import ObservedAgent
 from .authentication import Authenticators
-from .commands import Command, Commander
-from .encoded_json import Fragment
-from .status_cache import Address, Board
+from .commands import Command, CommandSender
+from .encoded_json import EncodedJson
+from .status_cache import Address, AgentStatusCache
 
 Wake = Callable[[str], None]
 
 
-class AgentBoard(Protocol):
+class AgentStatuses(Protocol):
     """The newest answers of the agents, by UID of the pod."""
 
     def watch(self, pod_uid: str, address: Address) -> None:
@@ -25,19 +25,19 @@ class AgentBoard(Protocol):
     def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
         """Whether the agent of a pod is asked at this address already. restarts: of its container."""
 
-    def retire(self, pod_uid: str) -> None:
+    def stop_polling(self, pod_uid: str) -> None:
         """Stop asking an agent that has ended; what it said last stays known until its pod is gone."""
 
     def forget(self, pod_uid: str) -> None:
         """Stop asking an agent whose pod is gone."""
 
     def fact(self, pod_uid: str) -> ObservedAgent:
-        """Give what is known of an agent; an empty fact for one that is not watched."""
+        """Give what is known of an agent; an empty fact for one that is not polled."""
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
         """Give the newest complete checkpoint for each prefix (for the next /start)."""
 
-    def worker_data(self, pod_uids: Iterable[str]) -> Fragment | list[Any] | None:
+    def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | list[Any] | None:
         """Give what the workers of these pods left for each other (for the next /start); None where it is too much."""
 
     async def close(self) -> None:
@@ -51,11 +51,11 @@ class AgentCalls(Protocol):
         """Send all that are due; gives one sentence for each that failed."""
 
 
-ConnectAgents = Callable[[Wake], tuple[AgentBoard, AgentCalls]]
+ConnectAgents = Callable[[Wake], tuple[AgentStatuses, AgentCalls]]
 """Gives the way to the agents. wake: to be called with a job's UID when something changed at its agents that may matter."""
 
 
 def agents_over(session: aiohttp.ClientSession) -> ConnectAgents:
     """Give the way to real agents."""
     known = Authenticators()
-    return lambda wake: (Board(session, wake, known), Commander(session, known))
+    return lambda wake: (AgentStatusCache(session, wake, known), CommandSender(session, known))

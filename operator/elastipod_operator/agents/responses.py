@@ -8,30 +8,30 @@ from typing import Any
 
 import aiohttp
 
-from .authentication import Reply
-from .status import MAX_ANSWER_BYTES, BadAnswer
+from .authentication import Response
+from .status import MAX_RESPONSE_BYTES, InvalidStatus
 
 
-def decoded(raw: bytes) -> Any:
-    """Decode the body of an answer. Raises BadAnswer."""
+def decode_json(raw: bytes) -> Any:
+    """Decode the body of an answer. Raises InvalidStatus."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise BadAnswer("the agent's /status is not JSON") from error
+        raise InvalidStatus("the agent's /status is not JSON") from error
 
 
-async def reply_of(response: aiohttp.ClientResponse, hold: Callable[[int], bool] = lambda _: True) -> Reply:
-    """Read an answer of at most MAX_ANSWER_BYTES. Raises BadAnswer for a larger one. hold: as in PollConnection."""
+async def read_response(response: aiohttp.ClientResponse, hold: Callable[[int], bool] = lambda _: True) -> Response:
+    """Read an answer of at most MAX_RESPONSE_BYTES. Raises InvalidStatus for a larger one. hold: as in PollConnection."""
     raw = bytearray()
     num_held = 0
     try:
         async for chunk in response.content.iter_chunked(65536):
             raw += chunk
-            if len(raw) > MAX_ANSWER_BYTES:
-                raise BadAnswer(f"the agent's answer is larger than {MAX_ANSWER_BYTES} bytes")
+            if len(raw) > MAX_RESPONSE_BYTES:
+                raise InvalidStatus(f"the agent's answer is larger than {MAX_RESPONSE_BYTES} bytes")
             if not hold(len(chunk)):
-                raise BadAnswer("the agents of the job send too many large answers at a time")
+                raise InvalidStatus("the agents of the job send too many large answers at a time")
             num_held += len(chunk)
     finally:
         hold(-num_held)
-    return Reply(response.status, {name.lower(): value for name, value in response.headers.items()}, bytes(raw))
+    return Response(response.status, {name.lower(): value for name, value in response.headers.items()}, bytes(raw))

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..core.silence import SILENCE_LIMIT
 from ..core.snapshot import AgentState, Failure, ObservedAgent
 
-MAX_ANSWER_BYTES = 1 << 20
+MAX_RESPONSE_BYTES = 1 << 20
 # Texts end up in the record, in conditions and in Events. A traceback is cut by who shows it.
 MAX_REASON, MAX_MESSAGE, MAX_TRACEBACK = 100, 500, 4096
 # As JSON, of one agent. Both go to other agents with the next /start: one of our own takes 8 MiB of it.
@@ -25,7 +25,7 @@ PLAIN_FIELDS = frozenset({"status", "reason", "message", "progress", "restartMod
 Number = Annotated[int, Field(ge=0, le=2**53)]
 
 
-class FailureAnswer(BaseModel):
+class FailureBody(BaseModel):
     model_config = ConfigDict(extra="ignore")
     global_rank: int | None = None
     exitcode: int | None = None
@@ -38,12 +38,12 @@ class FailureAnswer(BaseModel):
         return None if value is None else str(value)
 
 
-class WorkerAnswer(BaseModel):
+class WorkerBody(BaseModel):
     model_config = ConfigDict(extra="ignore")
     step: Number | None = None
 
 
-class ReachAnswer(BaseModel):
+class ReachBody(BaseModel):
     """What an agent says of another one; is_reached None: it cannot tell."""
 
     model_config = ConfigDict(extra="ignore")
@@ -51,7 +51,7 @@ class ReachAnswer(BaseModel):
     is_reached: bool | None = None
 
 
-class StatusAnswer(BaseModel):
+class StatusBody(BaseModel):
     """The answer to GET /status; fields beyond the plain protocol are absent in agents of another make."""
 
     model_config = ConfigDict(extra="ignore")
@@ -66,12 +66,12 @@ class StatusAnswer(BaseModel):
     warming: bool = False
     saving: bool = False
     unanswered: bool = False
-    failure: FailureAnswer | None = None
-    worker: WorkerAnswer | None = None
+    failure: FailureBody | None = None
+    worker: WorkerBody | None = None
     progress: dict[str, Any] | None = None
     spare: str | None = None
     features: list[Any] | None = None
-    reach: ReachAnswer | None = None
+    reach: ReachBody | None = None
     restart_mode: str | None = Field(None, alias="restartMode")
     worker_data: Any = None
 
@@ -89,12 +89,12 @@ class StatusAnswer(BaseModel):
         return data
 
 
-class BadAnswer(ValueError):
+class InvalidStatus(ValueError):
     """The answer is not a status of the agent protocol."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AgentStatus:
     """A well-formed answer and what the next calls need of it.
 
     progress: a JSON object, empty for none. worker_data: the entries of a JSON list, empty for none. What is too large is left
@@ -107,17 +107,17 @@ class Answer:
     worker_data: str = ""
 
 
-def read(body: Any, before: ObservedAgent, now: datetime) -> Answer:
-    """Turn a decoded /status body into facts. Raises BadAnswer with one sentence."""
+def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus:
+    """Turn a decoded /status body into facts. Raises InvalidStatus with one sentence."""
     try:
-        answer = StatusAnswer.model_validate(body)
+        answer = StatusBody.model_validate(body)
         progress, worker_data, excess = _extras(answer)
     except RecursionError as error:
-        raise BadAnswer("the agent's /status is not understood: too deep") from error
+        raise InvalidStatus("the agent's /status is not understood: too deep") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "body"
-        raise BadAnswer(f"the agent's /status is not understood: {where}: {first['msg']}") from error
+        raise InvalidStatus(f"the agent's /status is not understood: {where}: {first['msg']}") from error
     ours = answer.protocol is not None and answer.protocol >= PROTOCOL
     step = answer.worker.step if answer.worker else None
     moved = step is not None and step != before.step
@@ -144,19 +144,19 @@ def read(body: Any, before: ObservedAgent, now: datetime) -> Answer:
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
         refused_answer=excess,
     )
-    return Answer(fact, answer.version if ours else None, progress, worker_data)
+    return AgentStatus(fact, answer.version if ours else None, progress, worker_data)
 
 
-def read_reach(body: Any, address: str) -> bool | None:
-    """Give what an agent says of whether it reaches another one; None where it does not tell. Raises BadAnswer."""
+def parse_reachability(body: Any, address: str) -> bool | None:
+    """Give what an agent says of whether it reaches another one; None where it does not tell. Raises InvalidStatus."""
     try:
-        told = StatusAnswer.model_validate(body).reach
+        told = StatusBody.model_validate(body).reach
     except ValidationError as error:
-        raise BadAnswer("the agent's /status is not understood") from error
+        raise InvalidStatus("the agent's /status is not understood") from error
     return told.is_reached if told is not None and told.address == address else None
 
 
-def _extras(answer: StatusAnswer) -> tuple[str, str, str]:
+def _extras(answer: StatusBody) -> tuple[str, str, str]:
     """Give progress and worker data as they are kept, and a sentence about what is too large to be."""
     excess = ""
     progress = json.dumps(answer.progress) if answer.progress else ""
@@ -180,7 +180,7 @@ def _pace(before: ObservedAgent, step: int | None, now: datetime) -> timedelta |
     return (now - before.step_at) / (step - before.step)
 
 
-def _failure(answer: FailureAnswer | None) -> Failure | None:
+def _failure(answer: FailureBody | None) -> Failure | None:
     if answer is None:
         return None
     rank = -1 if answer.global_rank is None else answer.global_rank

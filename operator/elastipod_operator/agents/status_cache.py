@@ -1,4 +1,4 @@
-"""The board: the newest answer of every agent, kept current by one small task for each pod.
+"""The agent status cache: the newest answer of every agent, kept current by one small task for each pod.
 
 Agents of ours are asked with a long poll, so that a state change arrives at once and nothing is sent while nothing
 happens but one heartbeat; agents of another make are polled every second (decision 22).
@@ -29,13 +29,13 @@ import aiohttp
 from .. import clock
 from ..core.silence import HEARTBEAT, SILENCE_LIMIT
 from ..core.snapshot import ObservedAgent
-from .authentication import NO_CREDENTIALS, Authenticators, Credentials, Denied, Reply
+from .authentication import NO_CREDENTIALS, AuthenticationFailed, Authenticators, Credentials, Response
 from .budgets import ByteBudget
-from .encoded_json import Fragment
-from .peer_reachability import Peers
-from .polls import ConnectFailed, Hurried, PollConnection, TooLarge, Unusual
-from .responses import decoded, reply_of
-from .status import MAX_ANSWER_BYTES, MAX_EXCESS, MAX_REASON, Answer, BadAnswer, read
+from .encoded_json import EncodedJson
+from .peer_reachability import PeerReachability
+from .polls import ConnectFailed, PollConnection, PollInterrupted, TooLarge, UnsupportedResponse
+from .responses import decode_json, read_response
+from .status import MAX_EXCESS, MAX_REASON, MAX_RESPONSE_BYTES, AgentStatus, InvalidStatus, parse_status
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ POLLS_PER_S, LONGEST_POLL_S = 250, 45.0
 # processor sleeps and forgets.
 TICK_S = 0.1
 # So long after a call to one of its agents failed, a job is in doubt.
-DOUBT_S = 30.0
+SUSPECT_FOR_S = 30.0
 # Agents that began to train in one moment do not answer in one moment for ever after.
 SPREAD = 0.1
 CONNECT_S = 2.0
@@ -57,7 +57,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
 # An agent that does not hold its long polls: so many answers in a row may come at once, then it is polled.
 QUICK_S, QUICK_ANSWERS = 0.05, 10
 # Jobs with silent agents are looked at again so often; how many of them there are does not matter.
-NAG_S = 1.0
+SILENCE_WAKE_S = 1.0
 MAX_PREFIXES = 64
 # Bytes of progress and worker data that are kept; a /start of our agents takes 8 MiB, with the addresses.
 MAX_JOB_DATA, MAX_DATA, FREE_DATA = 6 << 20, 48 << 20, 256 * 1024
@@ -66,7 +66,7 @@ MAX_JOB_TEXTS, MAX_TEXTS, FREE_TEXTS = 2 << 20, 16 << 20, 128 * 1024
 # Bytes of answers whose end has not come.
 MAX_JOB_PARTS, MAX_PARTS, FREE_PARTS = 4 << 20, 48 << 20, 1 << 20
 # What of an agent changes with nearly every answer; the rest is news.
-_FLEETING = {
+_VOLATILE = {
     "message",
     "step",
     "step_at",
@@ -76,7 +76,7 @@ _FLEETING = {
     "answering_since",
     "peers_asked_at",
 }
-_LASTING = attrgetter(*(field.name for field in fields(ObservedAgent) if field.name not in _FLEETING))
+_STABLE = attrgetter(*(field.name for field in fields(ObservedAgent) if field.name not in _VOLATILE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,49 +92,49 @@ class Address:
     """How often its container was started again: each time it is another process."""
 
     def url(self, path: str) -> str:
-        return f"http://{self.place}{path}"
+        return f"http://{self.host_port}{path}"
 
     @property
-    def place(self) -> str:
+    def host_port(self) -> str:
         """Host and port."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
         return f"{host}:{self.port}"
 
 
 @dataclass(slots=True)
-class Watched:
-    """One agent on the board."""
+class PolledAgent:
+    """An agent that is polled, and its newest status."""
 
     address: Address
     fact: ObservedAgent = field(default_factory=ObservedAgent)
     version: int | None = None
     progress: str = ""
     worker_data: str = ""
-    """Both as in Answer."""
+    """Both as in AgentStatus."""
     num_text_bytes: int = 0
     """Of its failure's message, as far as they are counted."""
     task: asyncio.Task[None] | None = None
-    complaint: str = ""
-    line: PollConnection | None = None
+    last_error: str = ""
+    connection: PollConnection | None = None
     """For its long polls; made with the first of them."""
-    is_unusual: bool = False
+    needs_http_client: bool = False
     """It answers long polls in a way that only the general client understands."""
     is_long: bool = False
     """It is asked with a poll that lasts longer than a heartbeat."""
-    place: float = field(init=False)
+    hash_position: float = field(init=False)
     """Where among others it is, from 0 to 1; as good as chance."""
 
     def __post_init__(self) -> None:
-        self.place = zlib.crc32(self.address.url("").encode()) / 2**32
+        self.hash_position = zlib.crc32(self.address.url("").encode()) / 2**32
 
     def stop(self) -> None:
         """Ask it no more."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
-        if self.line is not None:
-            self.line.close()
-            self.line = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -147,7 +147,7 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-class Board:
+class AgentStatusCache:
     """Keeps an ObservedAgent for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
 
     def __init__(
@@ -158,65 +158,65 @@ class Board:
     ) -> None:
         self._session = session
         self._wake = wake
-        self._watched: dict[str, Watched] = {}
+        self._polled: dict[str, PolledAgent] = {}
         self._authenticators = authenticators or Authenticators()
-        self._jobs: dict[str, dict[str, Watched]] = {}
-        self._doubts: dict[str, float] = {}
-        self._nagged: dict[str, float] = {}
+        self._jobs: dict[str, dict[str, PolledAgent]] = {}
+        self._suspected_at: dict[str, float] = {}
+        self._woken_at: dict[str, float] = {}
         self._data = ByteBudget(per_job=MAX_JOB_DATA, in_all=MAX_DATA, free=FREE_DATA)
         self._texts = ByteBudget(per_job=MAX_JOB_TEXTS, in_all=MAX_TEXTS, free=FREE_TEXTS)
         self._parts = ByteBudget(per_job=MAX_JOB_PARTS, in_all=MAX_PARTS, free=FREE_PARTS)
-        self._peers = Peers(session, self._authenticators, wake, self._parts)
+        self._peers = PeerReachability(session, self._authenticators, wake, self._parts)
 
     def watch(self, pod_uid: str, address: Address) -> None:
         """Begin to ask an agent, or go on at its new address."""
-        known = self._watched.get(pod_uid)
+        known = self._polled.get(pod_uid)
         if known is not None and known.address == address:
             return
         self.forget(pod_uid)
-        watched = Watched(address, ObservedAgent(trying_since=clock.now()))
-        self._watched[pod_uid] = watched
-        self._jobs.setdefault(address.job, {})[pod_uid] = watched
-        watched.task = asyncio.create_task(self._follow(watched), name=f"agent {address.ip}:{address.port}")
+        polled = PolledAgent(address, ObservedAgent(trying_since=clock.now()))
+        self._polled[pod_uid] = polled
+        self._jobs.setdefault(address.job, {})[pod_uid] = polled
+        polled.task = asyncio.create_task(self._follow(polled), name=f"agent {address.ip}:{address.port}")
 
     def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
         """Whether the agent of a pod is asked at this address already; the credentials of a pod never change."""
-        watched = self._watched.get(pod_uid)
-        if watched is None:
+        polled = self._polled.get(pod_uid)
+        if polled is None:
             return False
-        known = watched.address
+        known = polled.address
         return (known.ip, known.port, known.restarts) == (ip, port, restarts)
 
-    def retire(self, pod_uid: str) -> None:
+    def stop_polling(self, pod_uid: str) -> None:
         """Stop asking an agent that has ended; what it said last stays known until its pod is gone."""
-        watched = self._watched.get(pod_uid)
-        if watched is None or watched.task is None:
+        polled = self._polled.get(pod_uid)
+        if polled is None or polled.task is None:
             return
-        watched.stop()
-        watched.fact = replace(watched.fact, refused=False, denied=False)
+        polled.stop()
+        polled.fact = replace(polled.fact, refused=False, denied=False)
 
     def forget(self, pod_uid: str) -> None:
         """Stop asking an agent whose pod is gone."""
-        watched = self._watched.pop(pod_uid, None)
-        if watched is None:
+        polled = self._polled.pop(pod_uid, None)
+        if polled is None:
             return
-        self._authenticators.forget(watched.address.credentials)
-        job = watched.address.job
-        self._data.change(job, -len(watched.progress) - len(watched.worker_data))
-        self._texts.change(job, -watched.num_text_bytes)
-        self._nagged.pop(job, None)
+        self._authenticators.forget(polled.address.credentials)
+        job = polled.address.job
+        self._data.change(job, -len(polled.progress) - len(polled.worker_data))
+        self._texts.change(job, -polled.num_text_bytes)
+        self._woken_at.pop(job, None)
         del self._jobs[job][pod_uid]
         if not self._jobs[job]:
             del self._jobs[job]
-            self._doubts.pop(job, None)
-        watched.stop()
+            self._suspected_at.pop(job, None)
+        polled.stop()
 
     def fact(self, pod_uid: str) -> ObservedAgent:
-        """Give what is known of an agent; an empty fact for one that is not watched."""
-        watched = self._watched.get(pod_uid)
-        if watched is None:
+        """Give what is known of an agent; an empty fact for one that is not polled."""
+        polled = self._polled.get(pod_uid)
+        if polled is None:
             return ObservedAgent()
-        return _vouched(watched) if watched.is_long else watched.fact
+        return _with_kernel_activity(polled) if polled.is_long else polled.fact
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
         """Give the newest complete checkpoint for each prefix, as the agents of a job report it (for the next /start).
@@ -225,217 +225,217 @@ class Board:
         """
         newest: dict[str, Any] = {}
         for uid in pod_uids:
-            watched = self._watched.get(uid)
-            told = json.loads(watched.progress) if watched is not None and watched.progress else {}
+            polled = self._polled.get(uid)
+            told = json.loads(polled.progress) if polled is not None and polled.progress else {}
             for prefix, entry in told.items():
                 is_better = prefix not in newest or _count(entry) > _count(newest[prefix])
                 if is_better and (prefix in newest or len(newest) < MAX_PREFIXES):
                     newest[prefix] = entry
         return newest
 
-    def worker_data(self, pod_uids: Iterable[str]) -> Fragment | None:
+    def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | None:
         """Give what the workers of these pods left for each other, pod by pod (for the next /start).
 
         None where somebody left more than is taken: who reads a part of it would take it for the whole.
         """
-        watched = [w for uid in pod_uids if (w := self._watched.get(uid)) is not None]
-        if any(w.fact.refused_answer for w in watched):
+        polled = [w for uid in pod_uids if (w := self._polled.get(uid)) is not None]
+        if any(w.fact.refused_answer for w in polled):
             return None
-        return Fragment(f"[{', '.join(w.worker_data for w in watched if w.worker_data)}]")
+        return EncodedJson(f"[{', '.join(w.worker_data for w in polled if w.worker_data)}]")
 
     async def close(self) -> None:
         """Stop asking everybody."""
-        tasks = [w.task for w in self._watched.values() if w.task is not None]
-        for uid in list(self._watched):
+        tasks = [w.task for w in self._polled.values() if w.task is not None]
+        for uid in list(self._polled):
             self.forget(uid)
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._peers.close()
 
-    async def _follow(self, watched: Watched) -> None:
+    async def _follow(self, polled: PolledAgent) -> None:
         retry_s = FIRST_RETRY_S
         quick = 0
         while True:
             began = time.monotonic()
             try:
-                answer = await self._ask(watched)
-            except Hurried:
-                watched.version = None
+                answer = await self._ask(polled)
+            except PollInterrupted:
+                polled.version = None
                 continue
             except Exception as error:
                 # The outer edge of one agent's task: nothing that it says may end the watch over it.
-                self._no_answer(watched, error)
+                self._note_failure(polled, error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(LAST_RETRY_S, retry_s * 1.5)
                 continue
             retry_s = FIRST_RETRY_S
-            self._take(watched, answer)
+            self._take(polled, answer)
             quick = quick + 1 if time.monotonic() - began < QUICK_S else 0
             if answer.version is None or quick > QUICK_ANSWERS:
                 await asyncio.sleep(PLAIN_POLL_S)
 
-    async def _ask(self, watched: Watched) -> Answer:
-        if watched.version is not None and not watched.is_unusual:
+    async def _ask(self, polled: PolledAgent) -> AgentStatus:
+        if polled.version is not None and not polled.needs_http_client:
             try:
-                return await self._poll(watched, watched.version)
-            except Unusual as error:
-                log.info("agent at %s is asked by the general client: %s", watched.address.url(""), error)
-                watched.is_unusual = True
+                return await self._poll(polled, polled.version)
+            except UnsupportedResponse as error:
+                log.info("agent at %s is asked by the general client: %s", polled.address.url(""), error)
+                polled.needs_http_client = True
         target, limit_s = "/status", CONNECT_S + 1
-        if watched.version is not None:
-            target += f"?after={watched.version}&wait={LONG_POLL_S:g}"
+        if polled.version is not None:
+            target += f"?after={polled.version}&wait={LONG_POLL_S:g}"
             limit_s += LONG_POLL_S
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
-        url = watched.address.url(target)
-        hold = partial(self._parts.change, watched.address.job)
+        url = polled.address.url(target)
+        hold = partial(self._parts.change, polled.address.job)
 
-        async def send(headers: dict[str, str]) -> Reply:
+        async def send(headers: dict[str, str]) -> Response:
             async with self._session.get(url, timeout=timeout, allow_redirects=False, headers=headers) as response:
-                return await reply_of(response, hold)
+                return await read_response(response, hold)
 
-        reply = await self._authenticators.of(watched.address.credentials).exchange("GET", target, b"", send)
+        reply = await self._authenticators.of(polled.address.credentials).exchange("GET", target, b"", send)
         _check(reply.status)
-        return read(decoded(reply.body), watched.fact, clock.now())
+        return parse_status(decode_json(reply.body), polled.fact, clock.now())
 
-    async def _poll(self, watched: Watched, version: int) -> Answer:
+    async def _poll(self, polled: PolledAgent, version: int) -> AgentStatus:
         """Ask for what is newer, over a connection that is kept: nearly all that is asked while jobs train."""
-        if watched.line is None:
-            address = watched.address
+        if polled.connection is None:
+            address = polled.address
             hold = partial(self._parts.change, address.job)
-            watched.line = PollConnection(address.ip, address.port, MAX_ANSWER_BYTES, hold)
-        line = watched.line
-        wait_s = self._wait_s(watched)
-        watched.is_long = wait_s > LONG_POLL_S
+            polled.connection = PollConnection(address.ip, address.port, MAX_RESPONSE_BYTES, hold)
+        connection = polled.connection
+        wait_s = self._poll_s(polled)
+        polled.is_long = wait_s > LONG_POLL_S
         target = f"/status?after={version}&wait={wait_s:g}"
 
-        async def send(headers: dict[str, str]) -> Reply:
-            return await line.ask(target, CONNECT_S, wait_s + CONNECT_S + 1, headers)
+        async def send(headers: dict[str, str]) -> Response:
+            return await connection.ask(target, CONNECT_S, wait_s + CONNECT_S + 1, headers)
 
         try:
-            reply = await self._authenticators.of(watched.address.credentials).exchange("GET", target, b"", send)
+            reply = await self._authenticators.of(polled.address.credentials).exchange("GET", target, b"", send)
         except TooLarge as error:
-            raise BadAnswer(str(error)) from error
-        except (OSError, Hurried) as error:
-            if watched.is_long and not isinstance(error, TimeoutError):
-                watched.fact = _vouched(watched)  # it was silent only from then on
+            raise InvalidStatus(str(error)) from error
+        except (OSError, PollInterrupted) as error:
+            if polled.is_long and not isinstance(error, TimeoutError):
+                polled.fact = _with_kernel_activity(polled)  # it was silent only from then on
             raise
         finally:
-            is_long, watched.is_long = watched.is_long, False
+            is_long, polled.is_long = polled.is_long, False
         _check(reply.status)
         now = clock.now()
-        answer = decoded(reply.body)
+        answer = decode_json(reply.body)
         if is_long:  # who answers it was there all the time
-            watched.fact = replace(watched.fact, last_answer=now)
-        return read(answer, watched.fact, now)
+            polled.fact = replace(polled.fact, last_answer=now)
+        return parse_status(answer, polled.fact, now)
 
-    def _wait_s(self, watched: Watched) -> float:
+    def _poll_s(self, polled: PolledAgent) -> float:
         now = time.monotonic()
-        doubted = self._doubts.get(watched.address.job)
+        suspected_at = self._suspected_at.get(polled.address.job)
         wait_s = LONG_POLL_S
-        if doubted is None or now - doubted >= DOUBT_S:
-            longest_s = min(LONGEST_POLL_S, len(self._watched) / POLLS_PER_S)
-            wait_s = max(LONG_POLL_S, longest_s * (1 - SPREAD * watched.place))
-        return to_tick(now, wait_s)
+        if suspected_at is None or now - suspected_at >= SUSPECT_FOR_S:
+            longest_s = min(LONGEST_POLL_S, len(self._polled) / POLLS_PER_S)
+            wait_s = max(LONG_POLL_S, longest_s * (1 - SPREAD * polled.hash_position))
+        return align_to_tick(now, wait_s)
 
-    def _doubt(self, job: str) -> None:
+    def _suspect(self, job: str) -> None:
         """An agent of a job does not answer: what the others do must be known soon."""
-        self._doubts[job] = time.monotonic()
-        for watched in self._jobs.get(job, {}).values():
-            if watched.is_long and watched.line is not None:
-                watched.line.hurry()
+        self._suspected_at[job] = time.monotonic()
+        for polled in self._jobs.get(job, {}).values():
+            if polled.is_long and polled.connection is not None:
+                polled.connection.interrupt()
 
-    def _take(self, watched: Watched, answer: Answer) -> None:
-        before, watched.fact = watched.fact, answer.fact
-        watched.version, watched.complaint = answer.version, ""
-        self._keep_data(watched, answer)
-        self._keep_text(watched)
-        if _matters(before) != _matters(watched.fact) or _was_silent(before, watched.fact):
-            self._wake(watched.address.job)
+    def _take(self, polled: PolledAgent, answer: AgentStatus) -> None:
+        before, polled.fact = polled.fact, answer.fact
+        polled.version, polled.last_error = answer.version, ""
+        self._keep_data(polled, answer)
+        self._keep_text(polled)
+        if _stable_part(before) != _stable_part(polled.fact) or _was_silent(before, polled.fact):
+            self._wake(polled.address.job)
 
-    def _keep_data(self, watched: Watched, answer: Answer) -> None:
+    def _keep_data(self, polled: PolledAgent, answer: AgentStatus) -> None:
         """Keep progress and worker data while there is room for those of the job."""
         before, wanted = (
-            len(watched.progress) + len(watched.worker_data),
+            len(polled.progress) + len(polled.worker_data),
             len(answer.progress) + len(answer.worker_data),
         )
-        if self._data.change(watched.address.job, wanted - before):
-            watched.progress, watched.worker_data = answer.progress, answer.worker_data
+        if self._data.change(polled.address.job, wanted - before):
+            polled.progress, polled.worker_data = answer.progress, answer.worker_data
             return
-        self._data.change(watched.address.job, -before)
-        watched.progress = watched.worker_data = ""
+        self._data.change(polled.address.job, -before)
+        polled.progress = polled.worker_data = ""
         limits = f"{MAX_JOB_DATA} of one job, or {MAX_DATA} of all"
         excess = f"its {wanted} bytes of progress and worker_data are not taken, for they would be more than {limits}"
-        watched.fact = replace(watched.fact, refused_answer=excess)
+        polled.fact = replace(polled.fact, refused_answer=excess)
 
-    def _keep_text(self, watched: Watched) -> None:
+    def _keep_text(self, polled: PolledAgent) -> None:
         """Keep the message of a failure whole while there is room for those of the job: one of them is told."""
-        job, failure = watched.address.job, watched.fact.failure
-        self._texts.change(job, -watched.num_text_bytes)
-        watched.num_text_bytes = sys.getsizeof(failure.message) if failure is not None else 0
-        if failure is None or self._texts.change(job, watched.num_text_bytes):
+        job, failure = polled.address.job, polled.fact.failure
+        self._texts.change(job, -polled.num_text_bytes)
+        polled.num_text_bytes = sys.getsizeof(failure.message) if failure is not None else 0
+        if failure is None or self._texts.change(job, polled.num_text_bytes):
             return
-        watched.num_text_bytes = 0
-        watched.fact = replace(watched.fact, failure=replace(failure, message=failure.message[-MAX_REASON:]))
+        polled.num_text_bytes = 0
+        polled.fact = replace(polled.fact, failure=replace(failure, message=failure.message[-MAX_REASON:]))
 
-    def _no_answer(self, watched: Watched, error: Exception) -> None:
+    def _note_failure(self, polled: PolledAgent, error: Exception) -> None:
         # Other failures to connect tell of the way to the agent, not of the agent.
         refused = isinstance(error, aiohttp.ClientConnectorError | ConnectFailed) and error.errno == errno.ECONNREFUSED
         is_unreachable = isinstance(error, aiohttp.ClientError | TimeoutError | OSError)
-        complaint = "" if is_unreachable else f"{type(error).__name__}: {error}"
-        if complaint and complaint != watched.complaint:
-            log.warning("agent at %s: %s", watched.address.url(""), complaint)
-        if isinstance(error, BadAnswer) and str(error)[:MAX_EXCESS] != watched.fact.refused_answer:
-            watched.fact = replace(watched.fact, refused_answer=str(error)[:MAX_EXCESS])
-            self._wake(watched.address.job)
-        watched.complaint = complaint
-        watched.version = None
-        self._doubt(watched.address.job)
-        if refused != watched.fact.refused:
-            watched.fact = replace(watched.fact, refused=refused)
-        denied = isinstance(error, Denied)
-        if denied != watched.fact.denied:
-            watched.fact = replace(watched.fact, denied=denied)
-            self._wake(watched.address.job)
-        since = watched.fact.last_answer or watched.fact.trying_since
+        problem = "" if is_unreachable else f"{type(error).__name__}: {error}"
+        if problem and problem != polled.last_error:
+            log.warning("agent at %s: %s", polled.address.url(""), problem)
+        if isinstance(error, InvalidStatus) and str(error)[:MAX_EXCESS] != polled.fact.refused_answer:
+            polled.fact = replace(polled.fact, refused_answer=str(error)[:MAX_EXCESS])
+            self._wake(polled.address.job)
+        polled.last_error = problem
+        polled.version = None
+        self._suspect(polled.address.job)
+        if refused != polled.fact.refused:
+            polled.fact = replace(polled.fact, refused=refused)
+        denied = isinstance(error, AuthenticationFailed)
+        if denied != polled.fact.denied:
+            polled.fact = replace(polled.fact, denied=denied)
+            self._wake(polled.address.job)
+        since = polled.fact.last_answer or polled.fact.trying_since
         if since is None:
             return
-        self._peers.consider(watched, self._jobs.get(watched.address.job, {}).values())
+        self._peers.check(polled, self._jobs.get(polled.address.job, {}).values())
         left_s = (since + SILENCE_LIMIT - clock.now()).total_seconds()
         if left_s <= 0:
-            self._nag(watched.address.job)
+            self._wake_for_silence(polled.address.job)
         elif left_s <= LAST_RETRY_S + CONNECT_S + 1:
             # The limit falls between two attempts: the job is looked at when it passes, not at the attempt after.
-            asyncio.get_running_loop().call_later(left_s + 0.01, self._wake, watched.address.job)
+            asyncio.get_running_loop().call_later(left_s + 0.01, self._wake, polled.address.job)
 
-    def _nag(self, job: str) -> None:
+    def _wake_for_silence(self, job: str) -> None:
         now = time.monotonic()
-        if now - self._nagged.get(job, now - NAG_S) >= NAG_S:
-            self._nagged[job] = now
+        if now - self._woken_at.get(job, now - SILENCE_WAKE_S) >= SILENCE_WAKE_S:
+            self._woken_at[job] = now
             self._wake(job)
 
 
-def to_tick(now: float, wait_s: float) -> float:
+def align_to_tick(now: float, wait_s: float) -> float:
     """Shorten a wait, so that it ends with a tick of the monotonic clock. now, and all times, in seconds; wait_s: above TICK_S."""
     return wait_s - (now + wait_s) % TICK_S
 
 
 def _check(status: int) -> None:
     if status != 200:
-        raise BadAnswer(f"the agent answers /status with HTTP {status}")
+        raise InvalidStatus(f"the agent answers /status with HTTP {status}")
 
 
-def _matters(fact: ObservedAgent) -> tuple[object, ...]:
+def _stable_part(fact: ObservedAgent) -> tuple[object, ...]:
     """Give what of a fact does not change all the time; of the steps only whether there is one."""
-    return (fact.step is None, *_LASTING(fact))
+    return (fact.step is None, *_STABLE(fact))
 
 
-def _vouched(watched: Watched) -> ObservedAgent:
+def _with_kernel_activity(polled: PolledAgent) -> ObservedAgent:
     """Give the fact of an agent that is asked with a long poll: its machine's last sign of life counts as an answer."""
-    heard_at = watched.line.heard_at() if watched.line is not None else None
+    heard_at = polled.connection.heard_at() if polled.connection is not None else None
     if heard_at is None:
-        return watched.fact
+        return polled.fact
     heard = clock.now() - timedelta(seconds=time.monotonic() - heard_at)
-    before = watched.fact.last_answer
-    return watched.fact if before is None or heard <= before else replace(watched.fact, last_answer=heard)
+    before = polled.fact.last_answer
+    return polled.fact if before is None or heard <= before else replace(polled.fact, last_answer=heard)
 
 
 def _was_silent(before: ObservedAgent, after: ObservedAgent) -> bool:

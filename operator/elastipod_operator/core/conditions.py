@@ -355,9 +355,9 @@ def _token_refused(replicas: Replicas) -> ConditionDraft | None:
         return None
     pod, others = pods[0], f" (and those of {len(pods) - 1} more pods)" if len(pods) > 1 else ""
     text = f"the agent of pod {pod.name}{others} and the operator do not accept each other: "
-    if pod.token_secret:
+    if pod.key_secret:
         text += (
-            f"Secret {pod.token_secret} does not hold the key that the operator derives, because it or the operator's install "
+            f"Secret {pod.key_secret} does not hold the key that the operator derives, because it or the operator's install "
             "key was changed, or something else answers at the pod's address; put the old install key back, or delete that "
             "Secret and the pod: both are recreated"
         )

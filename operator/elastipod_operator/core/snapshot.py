@@ -80,7 +80,7 @@ class Policy:
     fault_deadline: timedelta | None = None
     agent_port: int = 8080
     container: str = ""
-    has_token: bool = True
+    has_key: bool = True
     """New pods get a key of the job, when the operator has an install key (decision 34)."""
     warnings: tuple[str, ...] = ()
     """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
@@ -217,7 +217,7 @@ class ObservedPod:
     trouble_reason: str = ""
     trouble_since: datetime | None = None
     """Since when there is trouble of this reason, as this operator saw it; None: not known."""
-    token_secret: str = ""
+    key_secret: str = ""
     """The Secret from which its agent has the job's key; empty for none."""
     generation: int = 0
     """The job's generation when it was made, as its label says."""

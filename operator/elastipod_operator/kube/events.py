@@ -18,18 +18,18 @@ from .. import metrics
 from ..core.actions import JobEvent
 from ..core.snapshot import ObservedJob
 from .api import CALL_ERRORS, Api
-from .writes import about, written
+from .writes import log_fields, timed_write
 
 log = logging.getLogger(__name__)
 
-# So many are written at once, of different jobs; so many wait in each line.
-LINES, LIMIT = 4, 1000
+# So many are written at once, of different jobs; so many wait in each queue.
+QUEUES, LIMIT = 4, 1000
 # Those that wait at the end get so long; the lease is given back only then.
 FLUSH_S = 1.0
 
 
 @dataclass(slots=True)
-class Line:
+class EventQueue:
     """Events that wait for each other."""
 
     waiting: deque[tuple[ObservedJob, JobEvent, datetime]] = field(default_factory=deque)
@@ -42,55 +42,55 @@ class Events:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._lines = [Line() for _ in range(LINES)]
+        self._queues = [EventQueue() for _ in range(QUEUES)]
         self._closed = False
 
-    def tell(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
+    def record(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
         """Have Events written soon, with the time of now; none after the end."""
         if self._closed:
             return
-        line, at = self._lines[zlib.crc32(job.uid.encode()) % LINES], datetime.now(UTC)
+        queue, at = self._queues[zlib.crc32(job.uid.encode()) % QUEUES], datetime.now(UTC)
         for event in events:
-            if len(line.waiting) >= LIMIT:
-                self._drop(line, job)
+            if len(queue.waiting) >= LIMIT:
+                self._drop(queue, job)
             else:
-                line.waiting.append((job, event, at))
-        if line.waiting and line.task is None:
-            line.task = asyncio.create_task(self._write(line), name="events")
+                queue.waiting.append((job, event, at))
+        if queue.waiting and queue.task is None:
+            queue.task = asyncio.create_task(self._write(queue), name="events")
 
     async def close(self) -> None:
         """Write those that wait, not longer than FLUSH_S, and no more after that."""
         self._closed = True
-        tasks = [line.task for line in self._lines if line.task is not None]
+        tasks = [queue.task for queue in self._queues if queue.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=FLUSH_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if left := sum(len(line.waiting) for line in self._lines):
+        if left := sum(len(queue.waiting) for queue in self._queues):
             log.warning("%d events were not written before the end", left)
 
-    async def _write(self, line: Line) -> None:
+    async def _write(self, queue: EventQueue) -> None:
         try:
-            while line.waiting:
-                job, event, at = line.waiting[0]
+            while queue.waiting:
+                job, event, at = queue.waiting[0]
                 await self._try(job, event, at)
-                line.waiting.popleft()
-                line.is_full = False
+                queue.waiting.popleft()
+                queue.is_full = False
         finally:
-            line.task = None
+            queue.task = None
 
     async def _try(self, job: ObservedJob, event: JobEvent, at: datetime) -> None:
         try:
-            await written("event", self._api.emit(job, event, at))
+            await timed_write("event", self._api.emit(job, event, at))
         except CALL_ERRORS as error:
-            log.warning("an event could not be written: %s %s", type(error).__name__, error, extra=about(job))
+            log.warning("an event could not be written: %s %s", type(error).__name__, error, extra=log_fields(job))
         except Exception:
             # The outer edge of this task: whatever is wrong with one Event must not keep the others back.
-            log.exception("an event could not be written", extra=about(job))
+            log.exception("an event could not be written", extra=log_fields(job))
 
-    def _drop(self, line: Line, job: ObservedJob) -> None:
+    def _drop(self, queue: EventQueue, job: ObservedJob) -> None:
         metrics.API_CALLS.labels("event", "dropped").inc()
-        if not line.is_full:
-            line.is_full = True
-            log.warning("events are left out, for too many wait to be written", extra=about(job))
+        if not queue.is_full:
+            queue.is_full = True
+            log.warning("events are left out, for too many wait to be written", extra=log_fields(job))

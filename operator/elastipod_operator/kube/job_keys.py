@@ -29,7 +29,7 @@ TOKEN_ENV, TOKEN_ENTRY = "ELASTIPOD_TOKEN", "token"  # names
 MIN_KEY_BYTES = 32
 
 
-class KeyProblem(ValueError):
+class InvalidInstallKey(ValueError):
     """The install key cannot be used; the sentence says why."""
 
 
@@ -42,33 +42,33 @@ class JobKey:
     token: str = field(repr=False)
 
     @property
-    def former_secret(self) -> str:
+    def legacy_secret(self) -> str:
         """Give the name of the Secret of an operator of the previous version, which holds the token alone."""
         return self.secret.rpartition("-elastipod-key-")[0] + f"-elastipod-token-{_fingerprint(self.token)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class JobKeys:
     """Derives the keys of jobs. keys: the install key, then earlier ones, whose pods may still run; empty: no keys."""
 
     keys: tuple[bytes, ...] = field(default=(), repr=False)
 
     def of(self, job: ObservedJob) -> JobKey | None:
         """Give the key that the job's new pods get; None when they get none."""
-        is_wanted = job.policy is not None and job.policy.has_token
+        is_wanted = job.policy is not None and job.policy.has_key
         return _job_key(self.keys[0], job.name, job.uid) if self.keys and is_wanted else None
 
-    def held_by(self, job: ObservedJob, pod: ObservedPod) -> Credentials:
+    def credentials_of(self, job: ObservedJob, pod: ObservedPod) -> Credentials:
         """Give what a pod's agent shares with the operator; empty for a pod without a key, or with one that is not known here."""
-        return self.held(job.name, job.uid, pod.name, pod.token_secret)
+        return self.credentials(job.name, job.uid, pod.name, pod.key_secret)
 
-    def held(self, job_name: str, job_uid: str, pod_name: str, secret: str) -> Credentials:
+    def credentials(self, job_name: str, job_uid: str, pod_name: str, secret: str) -> Credentials:
         """Give the credentials of a pod that refers to a Secret ("" for none)."""
         for install_key in self.keys if secret else ():
             known = _job_key(install_key, job_name, job_uid)
             if known.secret == secret:
                 return Credentials(pod_name, known.key, known.token)
-            if known.former_secret == secret:
+            if known.legacy_secret == secret:
                 return Credentials(pod_name, token=known.token)
         return NO_CREDENTIALS
 
@@ -111,7 +111,7 @@ def key_entries(secret: str) -> list[dict[str, Any]]:
     return [{"name": env, "valueFrom": {"secretKeyRef": {"name": secret, "key": entry}}} for env, entry in entries]
 
 
-def secret_of(body: Mapping[str, Any], container: str) -> str:
+def key_secret_of(body: Mapping[str, Any], container: str) -> str:
     """Give the Secret from which a pod's agent has its key, or only a token; "" for none."""
     containers = mappings(mapping(body.get("spec")).get("containers"))
     agent = next((one for one in containers if one.get("name") == container), {})
@@ -122,14 +122,16 @@ def secret_of(body: Mapping[str, Any], container: str) -> str:
 
 
 def read_install_keys(path: str) -> tuple[bytes, ...]:
-    """Read the install key from a file; further lines are earlier keys. No path, no keys. Raises KeyProblem."""
+    """Read the install key from a file; further lines are earlier keys. No path, no keys. Raises InvalidInstallKey."""
     if not path:
         return ()
     try:
         lines = [line.strip() for line in Path(path).read_bytes().splitlines()]
     except OSError as error:
-        raise KeyProblem(f"the install key cannot be read: {path}: {error.strerror}") from error
+        raise InvalidInstallKey(f"the install key cannot be read: {path}: {error.strerror}") from error
     keys = tuple(line for line in lines if line)
     if not keys or min(map(len, keys)) < MIN_KEY_BYTES:
-        raise KeyProblem(f"the install key in {path} must have at least {MIN_KEY_BYTES} bytes in each of its lines")
+        raise InvalidInstallKey(
+            f"the install key in {path} must have at least {MIN_KEY_BYTES} bytes in each of its lines"
+        )
     return keys

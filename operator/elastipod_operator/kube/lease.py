@@ -31,7 +31,7 @@ class Lease:
     holder: str
     _seen: str = ""
     _seen_at: float = 0.0
-    _complaint: str = ""
+    _last_error: str = ""
     _is_foreign: bool = False
 
     async def acquire(self) -> None:
@@ -72,12 +72,12 @@ class Lease:
             async with asyncio.timeout(RENEW_DEADLINE_S / 2):
                 held = await self._take()
         except CALL_ERRORS as error:
-            complaint = f"cannot {what} the lease: {type(error).__name__} {error}"
-            if complaint != self._complaint:
-                log.warning(complaint)
-            self._complaint = complaint
+            problem = f"cannot {what} the lease: {type(error).__name__} {error}"
+            if problem != self._last_error:
+                log.warning(problem)
+            self._last_error = problem
             return False
-        self._complaint = ""
+        self._last_error = ""
         return held
 
     async def _take(self) -> bool:

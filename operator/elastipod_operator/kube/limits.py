@@ -23,7 +23,7 @@ OWN = frozenset({ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTA
 Body = Mapping[str, Any]
 
 
-def excess(body: Body) -> str:
+def limit_violation(body: Body) -> str:
     """Say what of a job is too large or too deep, naming the field; empty when nothing is. Its spec must be one that can be read."""
     spec = body["spec"]
     if deep := _deep_field(spec):
@@ -40,7 +40,7 @@ def excess(body: Body) -> str:
             f"spec.runPolicy.logMonitoringConfiguration takes {rules} bytes as JSON; at most {MAX_LOG_RULE_BYTES} are taken, so use "
             "fewer rules or shorter patterns"
         )
-    return _excess_of_annotations(body)
+    return _annotation_violation(body)
 
 
 def _deep_field(spec: Body) -> str:
@@ -60,7 +60,7 @@ def _bytes_of_others(annotations: Mapping[str, str]) -> int:
     return sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items() if name not in OWN)
 
 
-def _excess_of_annotations(body: Body) -> str:
+def _annotation_violation(body: Body) -> str:
     """What does not fit makes the API server refuse every record. A job that has one keeps it."""
     annotations = annotations_of(body)
     if ANNOTATION_STATE in annotations:
@@ -77,7 +77,7 @@ def _excess_of_annotations(body: Body) -> str:
     )
 
 
-def slim(body: Body) -> Body:
+def without_unused_parts(body: Body) -> Body:
     """Give a job without what nobody needs to keep of it: who wrote which field, and templates that are too large to be used."""
     meta = {name: value for name, value in mapping(body.get("metadata")).items() if name != "managedFields"}
     spec = body.get("spec")

@@ -38,7 +38,7 @@ def pod_manifest(
     policy: Policy,
     pod: PodId,
     nnodes: int,
-    token_secret: str = "",
+    key_secret: str = "",
     *,
     generation: int = 0,
     avoids: tuple[str, ...] = (),
@@ -48,7 +48,7 @@ def pod_manifest(
 
     Name and namespace in the template's metadata are ignored. Variables that the user set are left alone, but for those
     that authentication rests on: with another key, token or pod name the agent would refuse the operator's calls.
-    token_secret: the Secret with the job's key, "" for none.
+    key_secret: the Secret with the job's key, "" for none.
     generation: the newest one of the job. avoids: nodes that it is kept off. placed: what it gets from its quota.
     Labels and annotations of Kueue's in the template speak for the job: on the pod they would make it a job of its own.
     """
@@ -61,12 +61,12 @@ def pod_manifest(
         body["terminationGracePeriodSeconds"] = int(policy.graceful_timeout.total_seconds()) + GRACE_MARGIN_S
     container = _agent_container(body, policy)
     name = pod.name(job.name)
-    if token_secret:
+    if key_secret:
         fixed = (KEY_ENV, TOKEN_ENV, POD_ENV)
         container["env"] = [entry for entry in container.get("env") or () if entry.get("name") not in fixed]
     _add_environment(container, _environment(job, spec, policy, name, nnodes))
-    if token_secret:
-        container["env"] += key_entries(token_secret)
+    if key_secret:
+        container["env"] += key_entries(key_secret)
     if body.get("hostNetwork"):
         _add_port(container, policy.agent_port)
     _keep_away(body, avoids)

@@ -64,7 +64,7 @@ class JobCalls(RawCalls, PodCalls, Protocol):
 class EventSink(Protocol):
     """Where Events about jobs go; none is waited for."""
 
-    def tell(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
+    def record(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
         """Have Events written soon, with the time of now; none after the end."""
 
     async def close(self) -> None:

@@ -14,11 +14,11 @@ from .queue_api import QueueApi
 from .workloads import (
     CLASS_OF_QUEUES,
     Priority,
-    PriorityWish,
-    base_wish,
-    extras_priority,
+    PrioritySource,
+    base_priority_source,
+    increment_priority,
     is_placed_alike,
-    own_wish,
+    own_priority_source,
     required_level,
 )
 
@@ -29,7 +29,7 @@ HOSTNAME = "kubernetes.io/hostname"
 Body = Mapping[str, Any]
 
 
-class Trouble(Exception):
+class QuotaError(Exception):
     """Quota cannot be asked for; reason is CamelCase, the text one sentence."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -37,12 +37,12 @@ class Trouble(Exception):
         self.reason = reason
 
 
-class NotYet(Exception):
+class BaseNotPlaced(Exception):
     """It is too early to ask: the base has no place yet beside which the others could be."""
 
 
-class Lookups:
-    """Reads flavors and classes. Raises Trouble where one is missing, otherwise as Api does."""
+class KueueLookups:
+    """Reads flavors and classes. Raises QuotaError where one is missing, otherwise as Api does."""
 
     def __init__(self, api: QueueApi) -> None:
         self._api = api
@@ -50,19 +50,19 @@ class Lookups:
 
     async def priority(self, job: Body, spec: Body, order: CreateWorkload, base: Body | None) -> Priority:
         """Work out the priority of a Workload to be made. base: the job's base, for increments."""
-        wish = base_wish(job, spec) if base is None else own_wish(spec, order)
+        wish = base_priority_source(job, spec) if base is None else own_priority_source(spec, order)
         if wish is not None:
             return await self._of_class(wish)
         assert base is not None
-        return extras_priority(_value((base.get("spec") or {}).get("priority")))
+        return increment_priority(_value((base.get("spec") or {}).get("priority")))
 
-    async def _of_class(self, wish: PriorityWish) -> Priority:
+    async def _of_class(self, wish: PrioritySource) -> Priority:
         if not wish.name:
             return await self._default()
         body = await self._read(wish.kind, wish.name, lambda: self._api.read_class(wish.kind, wish.name))
         if body is None:
             what = "label kueue.x-k8s.io/priority-class" if wish.kind == CLASS_OF_QUEUES else "priorityClassName"
-            raise Trouble("PriorityClassMissing", f"{wish.kind} {wish.name}, which {what} names, does not exist")
+            raise QuotaError("PriorityClassMissing", f"{wish.kind} {wish.name}, which {what} names, does not exist")
         return Priority(_value(body.get("value")), wish.kind, wish.name)
 
     async def _default(self) -> Priority:
@@ -88,7 +88,7 @@ class Lookups:
         """Give the node labels by spec that pods of an increment must have: training is as slow as its slowest replica.
 
         They are those of the flavors of the base, where the spec asks for the same nodes; and where all pods of a spec are
-        to be in one domain of the topology, this domain. nodes: those of the base's pods. Raises NotYet where the domain is
+        to be in one domain of the topology, this domain. nodes: those of the base's pods. Raises BaseNotPlaced where the domain is
         not known.
         """
         by_name = {s["name"]: s for s in spec["replicaSpecs"]}
@@ -113,7 +113,7 @@ class Lookups:
             value = ((body or {}).get("metadata", {}).get("labels") or {}).get(level)
             if value:
                 return str(value)
-        raise NotYet(f"no pod of the base has a place yet whose {level} is known")
+        raise BaseNotPlaced(f"no pod of the base has a place yet whose {level} is known")
 
     async def _read(self, kind: str, name: str, read: Callable[[], Awaitable[Body]]) -> Body | None:
         now = clock.now()

@@ -16,7 +16,7 @@ from ..core.snapshot import ObservedJob, ObservedWorkload
 from .api import CALL_ERRORS, ApiError
 from .cluster_queues import QueueTable
 from .queue_api import QueueApi
-from .queue_lookups import Lookups
+from .queue_lookups import KueueLookups
 from .store import Store
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ class QueueReader:
     """Keeps the queues of all jobs. wake: have a job looked at soon. wanted: set once there is a job with a queue."""
 
     def __init__(
-        self, api: QueueApi, lookups: Lookups, store: Store, wake: Callable[[str], None], wanted: asyncio.Event
+        self, api: QueueApi, lookups: KueueLookups, store: Store, wake: Callable[[str], None], needed: asyncio.Event
     ) -> None:
         self._api, self._lookups = api, lookups
-        self._store, self._wake, self._wanted = store, wake, wanted
+        self._store, self._wake, self._needed = store, wake, needed
         self._hurry = asyncio.Event()
         self._facts: dict[Key, QueueFact | None] = {}
         """None: asked for, and not read since."""
@@ -74,7 +74,7 @@ class QueueReader:
 
     async def run(self, namespaces: Sequence[str]) -> None:
         """Read the queues of these namespaces, or of all when there are none, until cancelled."""
-        await self._wanted.wait()
+        await self._needed.wait()
         while True:
             self._hurry.clear()
             is_read = False

@@ -14,10 +14,10 @@ from .. import clock
 from ..core.names import LABEL_UID
 from ..core.snapshot import ObservedJob, ObservedNode, ObservedPod, ObservedWorkload
 from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
-from .limits import slim
+from .limits import without_unused_parts
 from .reading import labels_of, mapping, mappings, name_of, text, uid_of
 from .translate import Disruption, disruption_of, effective_job, node_fact, pod_fact, tolerations_of
-from .versioned_cache import Kept
+from .versioned_cache import VersionedCache
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
 # etcd counts in 64 bits.
@@ -25,7 +25,7 @@ MAX_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CachedWorkload:
     """A Workload of a job, and the digest of the templates for which it was made."""
 
     fact: ObservedWorkload
@@ -49,7 +49,7 @@ class Job:
     """Version of the last list: a pod that is neither in it nor newer is gone, whatever a late event says."""
     pod_versions: dict[str, int] = field(default_factory=dict)
     """The newest version seen of each pod, of those that are gone too."""
-    workloads: Kept[Asked] = field(default_factory=Kept)
+    workloads: VersionedCache[CachedWorkload] = field(default_factory=VersionedCache)
 
 
 class Store:
@@ -74,10 +74,10 @@ class Store:
         body, read = effective_job(body)
         fact = job_as_seen(read, known.fact if known is not None else None, self._now())
         if known is None:
-            self.jobs[uid] = Job(slim(body), fact, version)
+            self.jobs[uid] = Job(without_unused_parts(body), fact, version)
             return True
         had_ended = _has_ended(known.fact)
-        known.body, known.fact, known.version = slim(body), fact, version
+        known.body, known.fact, known.version = without_unused_parts(body), fact, version
         if _has_ended(known.fact) and not had_ended:
             self.capacity_freed_at = self._now()
         return True
@@ -154,7 +154,7 @@ class Store:
         fact = self._workload_of(job, body) if job is not None else None
         if job is None or fact is None:
             return None
-        changed = job.workloads.put(fact.uid, version_of(body), Asked(fact, digest_of(body)))
+        changed = job.workloads.put(fact.uid, version_of(body), CachedWorkload(fact, digest_of(body)))
         return job.fact.uid if changed else None
 
     def drop_workload(self, body: Mapping[str, Any]) -> str | None:
@@ -170,7 +170,11 @@ class Store:
         if job is None:
             return False
         own = [(body, self._workload_of(job, body)) for body in bodies if _is_owned(body, job.fact)]
-        found = {fact.uid: (version_of(body), Asked(fact, digest_of(body))) for body, fact in own if fact is not None}
+        found = {
+            fact.uid: (version_of(body), CachedWorkload(fact, digest_of(body)))
+            for body, fact in own
+            if fact is not None
+        }
         return job.workloads.replace(found, version)
 
     def replace_all_workloads(self, namespace: str, bodies: Sequence[Mapping[str, Any]], version: int) -> list[str]:

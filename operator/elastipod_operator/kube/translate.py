@@ -47,8 +47,8 @@ from ..core.snapshot import (
 from .applied import any_applied_of, changed_specs, effective_spec, last_good_spec, pending_edits
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .identity import is_own, was_reconciled
-from .job_keys import secret_of
-from .limits import excess
+from .job_keys import key_secret_of
+from .limits import limit_violation
 from .needs import pod_needs
 from .object_warnings import object_warnings
 from .placement import Placement
@@ -190,7 +190,7 @@ def _checked_policy(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
         spec = effective_spec(body) if isinstance(body.get("spec"), Mapping) else body.get("spec")
         about = {name: part for name, part in body.items() if name != "status"}
         job = HyperPodPyTorchJob.model_validate(about | {"spec": spec} if "spec" in body else about)
-        refusal = changed_specs(body) or excess(body)
+        refusal = changed_specs(body) or limit_violation(body)
         return (None, refusal) if refusal else (policy_of(job.spec), "")
     except ValidationError as error:
         return None, explain(error)
@@ -269,7 +269,7 @@ def policy_of(spec: JobSpec) -> Policy:
             *snooze_warnings(spec),
             *_recovery_warnings(ours.recovery),
         ),
-        has_token=ours.authentication is Switch.AUTO,
+        has_key=ours.authentication is Switch.AUTO,
     )
     if ours.graceful_shutdown_timeout_in_seconds is not None:
         policy = replace(policy, graceful_timeout=timedelta(seconds=ours.graceful_shutdown_timeout_in_seconds))
@@ -410,7 +410,7 @@ def pod_fact(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         disruption=_shortened(disruption.get("reason") or "Disruption") if disruption else "",
         trouble=trouble,
         trouble_reason=reason,
-        token_secret=secret_of(body, container),
+        key_secret=key_secret_of(body, container),
         generation=_number(labels.get(LABEL_GENERATION)),
         avoids=tuple(filter(None, annotations.get(ANNOTATION_AVOIDS, "").split(","))),
         workload=annotations.get(ANNOTATION_WORKLOAD, ""),

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class VersionedCache(Generic[T]):
     """Objects by UID. Reads may be stale: older versions never replace newer ones, nor bring back what is gone."""
 
     def __init__(self) -> None:

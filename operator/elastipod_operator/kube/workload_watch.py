@@ -38,17 +38,17 @@ class WorkloadWatch:
         store: Store,
         wake: Callable[[str], None],
         is_back: Callable[[], None],
-        wanted: asyncio.Event,
+        needed: asyncio.Event,
     ) -> None:
         self._api = api
         self._store = store
         self._wake = wake
         self._is_back = is_back
-        self._wanted = wanted
+        self._needed = needed
 
     async def run(self, namespaces: Sequence[str]) -> None:
         """Watch these namespaces, or all when there are none, until cancelled."""
-        await self._wanted.wait()
+        await self._needed.wait()
         async with asyncio.TaskGroup() as group:
             for namespace in namespaces or ("",):
                 group.create_task(self._follow(namespace), name=f"workloads of {namespace or 'all namespaces'}")

@@ -30,7 +30,7 @@ POD_FIELDS = (
 )  # fmt: skip
 PLACE_FIELDS = ("nodeSelector", "affinity", "tolerations")
 # Extras stand below every base, also of less important jobs (decision 33).
-EXTRAS_BAND = -1_000_000_000
+INCREMENTS_BAND = -1_000_000_000
 BAND_WIDTH = 1_000_000
 CLASS_OF_QUEUES = "WorkloadPriorityClass"
 
@@ -49,7 +49,7 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class PriorityWish:
+class PrioritySource:
     """The class that a Workload's priority comes from; without a name it is the cluster's default."""
 
     kind: str = "PriorityClass"
@@ -65,18 +65,18 @@ class Priority:
     name: str = ""
 
 
-def base_wish(job: Body, spec: Body) -> PriorityWish:
+def base_priority_source(job: Body, spec: Body) -> PrioritySource:
     """Say where the priority of a job's base comes from: labels of the job, then of its templates, then the pods' class."""
     templates = [mapping(s.get("template")) for s in spec["replicaSpecs"]]
     owners = [mapping(job.get("metadata")), *(mapping(t.get("metadata")) for t in templates)]
     for meta in owners:
         name = mapping(meta.get("labels")).get(LABEL_QUEUE_PRIORITY)
         if name:
-            return PriorityWish(CLASS_OF_QUEUES, text(name))
-    return PriorityWish(name=_class_of(templates[0]))
+            return PrioritySource(CLASS_OF_QUEUES, text(name))
+    return PrioritySource(name=_class_of(templates[0]))
 
 
-def own_wish(spec: Body, order: CreateWorkload) -> PriorityWish | None:
+def own_priority_source(spec: Body, order: CreateWorkload) -> PrioritySource | None:
     """Give the class of an increment whose pods are all of one elastic spec that has another than the base spec; else None."""
     base, *others = spec["replicaSpecs"]
     names = [name for name, count in order.counts if count]
@@ -84,12 +84,12 @@ def own_wish(spec: Body, order: CreateWorkload) -> PriorityWish | None:
         return None
     elastic = next((s for s in others if s["name"] == names[0]), None)
     name = _class_of(mapping(elastic.get("template"))) if elastic is not None else ""
-    return PriorityWish(name=name) if name and name != _class_of(mapping(base.get("template"))) else None
+    return PrioritySource(name=name) if name and name != _class_of(mapping(base.get("template"))) else None
 
 
-def extras_priority(base: int) -> Priority:
+def increment_priority(base: int) -> Priority:
     """Give the priority of increments of a job whose base has this one: the same order among jobs, in the band of extras."""
-    return Priority(EXTRAS_BAND + max(-BAND_WIDTH, min(BAND_WIDTH, base)))
+    return Priority(INCREMENTS_BAND + max(-BAND_WIDTH, min(BAND_WIDTH, base)))
 
 
 def workload_manifest(
@@ -252,12 +252,12 @@ def ranked(fact: ObservedWorkload, job: Body, spec: Body, base: ObservedWorkload
     A class is compared by its name: what becomes of Workloads when its value is edited is Kueue's business.
     """
     wish = (
-        base_wish(job, spec)
+        base_priority_source(job, spec)
         if fact.number == 0
-        else own_wish(spec, CreateWorkload(fact.number, fact.counts, fact.queue))
+        else own_priority_source(spec, CreateWorkload(fact.number, fact.counts, fact.queue))
     )
     if wish is None:  # a plain number that follows the base
-        differs = base is not None and (fact.priority, fact.class_name) != (extras_priority(base.priority).value, "")
+        differs = base is not None and (fact.priority, fact.class_name) != (increment_priority(base.priority).value, "")
         kind = ""
     elif wish.name:
         differs = (fact.class_kind, fact.class_name) != (wish.kind, wish.name)

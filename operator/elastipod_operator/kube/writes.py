@@ -13,7 +13,7 @@ from .api import ApiError
 T = TypeVar("T")
 
 
-async def written(what: str, call: Awaitable[T]) -> T:
+async def timed_write(what: str, call: Awaitable[T]) -> T:
     """Make a call that writes. what: its kind, for the metrics."""
     try:
         with metrics.API_SECONDS.labels(what).time():
@@ -25,7 +25,7 @@ async def written(what: str, call: Awaitable[T]) -> T:
     return answer
 
 
-async def together(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
+async def gather_all(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
     """Wait for all, whatever becomes of the others. Raises what the first of them raised, in their order."""
     results = await asyncio.gather(*parts, return_exceptions=True)
     for result in results:
@@ -44,16 +44,16 @@ def is_refusal(error: BaseException) -> bool:
     return error.status in (400, 403, 409, 422) or (error.status >= 500 and "failed calling webhook" in str(error))
 
 
-def is_overtaken(error: BaseException) -> bool:
+def is_conflict(error: BaseException) -> bool:
     """Whether somebody wrote it just now, or it is another one by now: the watch tells what it is."""
     return isinstance(error, ApiError) and error.status == 409
 
 
-def is_taken(error: BaseException) -> bool:
+def is_name_taken(error: BaseException) -> bool:
     """Whether there is an object of that name."""
-    return is_overtaken(error) and "already exists" in str(error)
+    return is_conflict(error) and "already exists" in str(error)
 
 
-def about(job: ObservedJob) -> dict[str, str]:
+def log_fields(job: ObservedJob) -> dict[str, str]:
     """Give what a line of the log says of a job."""
     return {"job": f"{job.namespace}/{job.name}"}

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..core.actions import CreatePod, Plan
 from ..kube.queue_api import QueueApi
 from ..kube.store import Job, Store
-from .pod_placement import Placed, placed
-from .priorities import rank
-from .queue_snapshot import Seen, look, seen
-from .quota_release import give_back, mark
-from .workload_control import Desk
-from .workload_creation import ask
+from .pod_placement import Placed, place_pods
+from .priorities import update_priorities
+from .queue_snapshot import QueueSnapshot, observe, snapshot
+from .quota_release import release_quota, report_pods_ready
+from .workload_control import WorkloadControl
+from .workload_creation import request_quota
 
 
 class Queues:
@@ -27,47 +27,47 @@ class Queues:
     def __init__(
         self, api: QueueApi, store: Store, wake: Callable[[str], None], list_pods: Callable[[Job], Awaitable[None]]
     ) -> None:
-        self._desk = Desk(api, store, wake)
+        self._workloads = WorkloadControl(api, store, wake)
         self._list_pods = list_pods
 
     @property
-    def wanted(self) -> asyncio.Event:
+    def needed(self) -> asyncio.Event:
         """Set once there is a job with a queue."""
-        return self._desk.wanted
+        return self._workloads.needed
 
-    async def follow(self, namespaces: Sequence[str]) -> None:
+    async def poll(self, namespaces: Sequence[str]) -> None:
         """Keep what is known of the queues themselves up to date, in these namespaces or in all, until cancelled."""
-        await self._desk.reader.run(namespaces)
+        await self._workloads.reader.run(namespaces)
 
     def forget(self, uid: str) -> None:
         """Stop caring for a job that is gone."""
-        self._desk.forget(uid)
+        self._workloads.forget(uid)
 
-    def are_back(self) -> None:
+    def retry_all(self) -> None:
         """Have all that waits for Kueue tried again: it has just been seen again."""
-        self._desk.retry_all()
+        self._workloads.retry_all()
 
-    async def look(self, job: Job) -> None:
+    async def observe(self, job: Job) -> None:
         """Ask what must be known before a decision about a job. Raises as Api does."""
-        await look(self._desk, job)
+        await observe(self._workloads, job)
 
-    def seen(self, job: Job) -> Seen:
+    def snapshot(self, job: Job) -> QueueSnapshot:
         """Give what is known now."""
-        return seen(self._desk, job)
+        return snapshot(self._workloads, job)
 
-    async def ask(self, job: Job, todo: Plan) -> None:
+    async def request_quota(self, job: Job, todo: Plan) -> None:
         """Ask for the quota that a decision wants, at the priority it wants. What is refused is told, and tried again later."""
-        await rank(self._desk, job, todo)
-        await ask(self._desk, job, todo)
+        await update_priorities(self._workloads, job, todo)
+        await request_quota(self._workloads, job, todo)
 
-    async def placed(self, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
+    async def place_pods(self, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
         """Give the pods that may be created now, each with what it gets from its quota, and why others may not.
 
         Raises as Api does.
         """
-        return await placed(self._desk, job, actions)
+        return await place_pods(self._workloads, job, actions)
 
-    async def give_back(self, job: Job, todo: Plan) -> None:
+    async def release_quota(self, job: Job, todo: Plan) -> None:
         """Give quota back of which the API server shows no living pod, and tell Kueue how pods are."""
-        await give_back(self._desk, job, todo, self._list_pods)
-        await mark(self._desk, job, todo)
+        await release_quota(self._workloads, job, todo, self._list_pods)
+        await report_pods_ready(self._workloads, job, todo)

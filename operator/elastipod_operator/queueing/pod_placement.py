@@ -9,9 +9,9 @@ from ..core.actions import CreatePod
 from ..kube.api import ApiError
 from ..kube.applied import effective_spec
 from ..kube.placement import Placement, PlacementError, flavors_of, placement
-from ..kube.queue_lookups import Trouble
+from ..kube.queue_lookups import QuotaError
 from ..kube.store import Job
-from .workload_control import Desk, is_for_good, is_kueue_away
+from .workload_control import WorkloadControl, is_for_good, is_kueue_away
 
 PLACING = "placing"
 
@@ -19,7 +19,7 @@ Body = Mapping[str, Any]
 Placed = tuple[CreatePod, Placement | None]
 
 
-async def placed(desk: Desk, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
+async def place_pods(control: WorkloadControl, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
     """Give the pods that may be created, each with what it gets from its quota (nothing without a queue), and a problem.
 
     Left out are those whose Workload is not granted any more, and those that cannot be made as Kueue wants them: the problem
@@ -31,12 +31,12 @@ async def placed(desk: Desk, job: Job, actions: Sequence[CreatePod]) -> tuple[li
     templates = {s["name"]: s.get("template") or {} for s in effective_spec(job.body)["replicaSpecs"]}
     problem = ""
     for name in dict.fromkeys(a.workload for a in actions if a.workload):
-        body = await granted(desk, job, name)
+        body = await read_if_granted(control, job, name)
         if body is None:
             continue
         mine = [a for a in actions if a.workload == name]
         try:
-            flavors = await desk.lookups.flavors(flavors_of(body))
+            flavors = await control.lookups.flavors(flavors_of(body))
             by_spec = {s: placement(body, s, templates[s], flavors) for s in {a.pod.spec for a in mine}}
         except PlacementError as error:
             problem = str(error)
@@ -48,29 +48,29 @@ async def placed(desk: Desk, job: Job, actions: Sequence[CreatePod]) -> tuple[li
             continue
         ready += [(a, by_spec[a.pod.spec]) for a in mine]
     if problem:
-        desk.trouble(job, PLACING, Trouble("PodPlacementFailed", problem))
+        control.report_problem(job, PLACING, QuotaError("PodPlacementFailed", problem))
     else:
-        desk.solved(job, PLACING)
+        control.clear_problem(job, PLACING)
     return ready, problem
 
 
-async def granted(desk: Desk, job: Job, name: str) -> Body | None:
+async def read_if_granted(control: WorkloadControl, job: Job, name: str) -> Body | None:
     """Read a Workload; None when it is not granted any more, which the next pass sees. Raises as Api does.
 
     Where Kueue is away it cannot be converted, and so not be read: then it is as it was, as long as no watch says otherwise.
     """
-    kept = desk.memory(job).admitted
+    kept = control.state(job).admitted
     try:
-        body: Body = await desk.api.read_workload(job.fact.namespace, name)
+        body: Body = await control.api.read_workload(job.fact.namespace, name)
     except (ApiError, TimeoutError) as error:
         if isinstance(error, ApiError) and error.status == 404:
-            desk.drop(job, name)
+            control.drop(job, name)
             return None
         if name not in kept or not is_kueue_away(error):
             raise
         body = kept[name]
-    desk.put(job, body)
-    fact = desk.workload(job, name)
+    control.put(job, body)
+    fact = control.workload(job, name)
     if fact is None or not fact.is_granted:
         kept.pop(name, None)
         return None

@@ -9,45 +9,45 @@ from ..core.actions import CreateWorkload, Plan, UpdateWorkloadPriority
 from ..core.snapshot import ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
-from ..kube.queue_lookups import Trouble
+from ..kube.queue_lookups import QuotaError
 from ..kube.store import Job
 from ..kube.workloads import class_ref
-from ..kube.writes import about, written
-from .workload_control import Desk, is_for_good
+from ..kube.writes import log_fields, timed_write
+from .workload_control import WorkloadControl, is_for_good
 
 log = logging.getLogger(__name__)
 
-RANKING = "ranking"
+PRIORITIES = "ranking"
 
 
-async def rank(desk: Desk, job: Job, todo: Plan) -> None:
+async def update_priorities(control: WorkloadControl, job: Job, todo: Plan) -> None:
     """Give Workloads the priority that the job wishes now. What fails is told, and tried again later."""
     orders = [a for a in todo.actions if isinstance(a, UpdateWorkloadPriority)]
     if not orders:
-        desk.solved(job, RANKING)
+        control.clear_problem(job, PRIORITIES)
         return
-    retry = desk.memory(job).ranking
+    retry = control.state(job).prioritizing
     if not retry.is_due():
         return
     try:
         for order in orders:
-            workload = desk.workload(job, order.name)
+            workload = control.workload(job, order.name)
             if workload is not None and workload.uid == order.uid:
-                await _rank(desk, job, workload)
-    except (*CALL_ERRORS, Trouble) as error:
-        desk.failed(job, retry, "a priority could not be changed", error)
-        if isinstance(error, Trouble):
-            desk.trouble(job, RANKING, error)
+                await _update_priority(control, job, workload)
+    except (*CALL_ERRORS, QuotaError) as error:
+        control.retry_later(job, retry, "a priority could not be changed", error)
+        if isinstance(error, QuotaError):
+            control.report_problem(job, PRIORITIES, error)
         elif is_for_good(error):
-            desk.trouble(
-                job, RANKING, Trouble("PriorityRefused", f"the API server refuses the edited priority: {error}")
+            control.report_problem(
+                job, PRIORITIES, QuotaError("PriorityRefused", f"the API server refuses the edited priority: {error}")
             )
     else:
-        retry.worked()
-        desk.solved(job, RANKING)
+        retry.reset()
+        control.clear_problem(job, PRIORITIES)
 
 
-async def _rank(desk: Desk, job: Job, workload: ObservedWorkload) -> None:
+async def _update_priority(control: WorkloadControl, job: Job, workload: ObservedWorkload) -> None:
     base = next((one.fact for one in job.workloads.items if one.fact.number == 0), None)
     if workload.number and base is None:
         return
@@ -55,17 +55,19 @@ async def _rank(desk: Desk, job: Job, workload: ObservedWorkload) -> None:
         {"spec": {"priority": base.priority}} if workload.number and base is not None else None
     )
     order = CreateWorkload(workload.number, workload.counts, workload.queue)
-    wanted = await desk.lookups.priority(job.body, effective_spec(job.body), order, above)
+    wanted = await control.lookups.priority(job.body, effective_spec(job.body), order, above)
     spec = {"priority": wanted.value, "priorityClassRef": class_ref(wanted)}
     patch = {"metadata": {"uid": workload.uid}, "spec": spec}
     try:
-        body = await written("workload", desk.api.patch_workload(job.fact.namespace, workload.name, patch))
+        body = await timed_write("workload", control.api.patch_workload(job.fact.namespace, workload.name, patch))
     except ApiError as error:
         if error.status != 404:
             raise
-        desk.drop(job, workload.name)
+        control.drop(job, workload.name)
         return
-    log.info("priority changed", extra={**about(job.fact), "workload": workload.name, "priority": wanted.value})
-    desk.put(job, body)
+    log.info("priority changed", extra={**log_fields(job.fact), "workload": workload.name, "priority": wanted.value})
+    control.put(job, body)
     if (body.get("spec") or {}).get("priority") != wanted.value:
-        raise Trouble("PriorityRefused", f"the priority of Workload {workload.name} is changed back by somebody else")
+        raise QuotaError(
+            "PriorityRefused", f"the priority of Workload {workload.name} is changed back by somebody else"
+        )

@@ -15,16 +15,24 @@ from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
 from ..kube.store import Job
 from ..kube.workloads import ranked, templates_digest
-from .workload_control import LAST_RETRY_S, RETURNING, Desk, Memory, is_kueue_away, not_returned, trouble_of
+from .workload_control import (
+    LAST_RETRY_S,
+    RELEASING,
+    QuotaState,
+    WorkloadControl,
+    is_kueue_away,
+    quota_error,
+    release_error,
+)
 
 log = logging.getLogger(__name__)
 
-LISTING, LEFT = "listing", "left"
-OF_RETURNS = (LEFT, RETURNING)
+LISTING, LEFTOVERS = "listing", "left"
+RELEASE_PROBLEMS = (LEFTOVERS, RELEASING)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class QueueSnapshot:
     """As in `Snapshot`."""
 
     workloads: tuple[ObservedWorkload, ...] = ()
@@ -34,32 +42,32 @@ class Seen:
     quota_return_trouble: str = ""
 
 
-async def look(desk: Desk, job: Job) -> None:
+async def observe(control: WorkloadControl, job: Job) -> None:
     """Ask what must be known before a decision about a job; nothing that is known is asked again."""
     fact = job.fact
     named = bool(fact.queue or fact.queue_in_template)
     if fact.deleting_since is not None:
-        if named or _is_in_queue(desk, job):
-            await _list_what_is_left(desk, job)
+        if named or _is_in_queue(control, job):
+            await _list_what_is_left(control, job)
         return
-    if (fact.record is None or not fact.was_reconciled) and not named and desk.memory(job).default_queue is None:
-        desk.memory(job).default_queue = await _has_default(desk, fact.namespace)
-    if not job.workloads.is_listed and (named or _is_in_queue(desk, job)):
-        desk.wanted.set()
-        await _list(desk, job)
+    if (fact.record is None or not fact.was_reconciled) and not named and control.state(job).default_queue is None:
+        control.state(job).default_queue = await _has_default(control, fact.namespace)
+    if not job.workloads.is_listed and (named or _is_in_queue(control, job)):
+        control.needed.set()
+        await _list(control, job)
 
 
-def seen(desk: Desk, job: Job) -> Seen:
+def snapshot(control: WorkloadControl, job: Job) -> QueueSnapshot:
     """Give what is known now."""
-    memory, workloads = desk.known(job), workloads_of(job)
-    if memory is None and not workloads:
-        return Seen()
-    memory = desk.memory(job)
-    _measure(memory, workloads, job.fact.policy)
-    trouble = next((said for what, said in memory.troubles.items() if what not in OF_RETURNS), None)
-    queue = desk.reader.fact(job.fact, workloads)
-    kept = next((memory.troubles[what][1] for what in OF_RETURNS if what in memory.troubles), "")
-    return Seen(workloads, memory.default_queue, trouble, queue, kept)
+    state, workloads = control.known_state(job), workloads_of(job)
+    if state is None and not workloads:
+        return QueueSnapshot()
+    state = control.state(job)
+    _measure(state, workloads, job.fact.policy)
+    trouble = next((said for what, said in state.problems.items() if what not in RELEASE_PROBLEMS), None)
+    queue = control.reader.fact(job.fact, workloads)
+    kept = next((state.problems[what][1] for what in RELEASE_PROBLEMS if what in state.problems), "")
+    return QueueSnapshot(workloads, state.default_queue, trouble, queue, kept)
 
 
 def workloads_of(job: Job) -> tuple[ObservedWorkload, ...]:
@@ -82,9 +90,9 @@ def _names(workload: ObservedWorkload) -> tuple[str, ...]:
     return tuple(name for name, count in workload.counts if count)
 
 
-async def _has_default(desk: Desk, namespace: str) -> bool:
+async def _has_default(control: WorkloadControl, namespace: str) -> bool:
     try:
-        await desk.api.read_local_queue(namespace, DEFAULT_QUEUE)
+        await control.api.read_local_queue(namespace, DEFAULT_QUEUE)
     except ApiError as error:
         if error.status == 404:
             return False
@@ -98,71 +106,71 @@ async def _has_default(desk: Desk, namespace: str) -> bool:
     return True
 
 
-def _is_in_queue(desk: Desk, job: Job) -> bool:
-    record, memory = job.fact.record, desk.known(job)
+def _is_in_queue(control: WorkloadControl, job: Job) -> bool:
+    record, state = job.fact.record, control.known_state(job)
     if record is not None and record.queue:
         return True
     # A label that was taken off does not take the quota away that pods live on.
-    return bool(memory is not None and memory.default_queue) or any(pod.workload for pod in job.pods.values())
+    return bool(state is not None and state.default_queue) or any(pod.workload for pod in job.pods.values())
 
 
-async def _list(desk: Desk, job: Job) -> None:
+async def _list(control: WorkloadControl, job: Job) -> None:
     fact = job.fact
     try:
-        bodies, version = await desk.api.list_workloads(fact.namespace, fact.uid)
+        bodies, version = await control.api.list_workloads(fact.namespace, fact.uid)
     except ApiError as error:
         if error.status == 404:
-            desk.store.replace_workloads(fact.uid, (), 0)
+            control.store.replace_workloads(fact.uid, (), 0)
         elif job.pods:
             raise
         # Without pods nothing is lost by taking it for a job that has no quota yet; the next pass asks again.
-        trouble = trouble_of(error)
-        desk.memory(job).troubles[LISTING] = (trouble.reason, str(trouble))
+        trouble = quota_error(error)
+        control.state(job).problems[LISTING] = (trouble.reason, str(trouble))
         if error.status != 404:
-            desk.look_later(job, LAST_RETRY_S)  # nothing else wakes a job that rests
+            control.wake_later(job, LAST_RETRY_S)  # nothing else wakes a job that rests
         return
-    desk.memory(job).troubles.pop(LISTING, None)
-    desk.store.replace_workloads(fact.uid, bodies, version)
+    control.state(job).problems.pop(LISTING, None)
+    control.store.replace_workloads(fact.uid, bodies, version)
 
 
-async def _list_what_is_left(desk: Desk, job: Job) -> None:
+async def _list_what_is_left(control: WorkloadControl, job: Job) -> None:
     """List the Workloads of a job that is being deleted, and again when its pods are gone: what was asked for last may not be known.
 
     Where that fails the pods go all the same.
     """
-    retry = desk.memory(job).giving
+    retry = control.state(job).releasing
     if (job.workloads.is_listed and job.pods) or not retry.is_due():
         return
     try:
-        bodies, version = await desk.api.list_workloads(job.fact.namespace, job.fact.uid)
+        bodies, version = await control.api.list_workloads(job.fact.namespace, job.fact.uid)
     except CALL_ERRORS as error:
         if not isinstance(error, ApiError) or error.status != 404:
-            desk.failed(job, retry, "it could not be seen what quota a deleted job has", error)
-            desk.trouble(job, LEFT, not_returned(error))
+            control.retry_later(job, retry, "it could not be seen what quota a deleted job has", error)
+            control.report_problem(job, LEFTOVERS, release_error(error))
             return
         job.workloads.clear()  # the API server knows no Workloads any more
         bodies, version = [], 0
-    desk.store.replace_workloads(job.fact.uid, bodies, version)
-    desk.solved(job, LEFT)
+    control.store.replace_workloads(job.fact.uid, bodies, version)
+    control.clear_problem(job, LEFTOVERS)
     if not job.workloads.items:
-        desk.solved(job, RETURNING)
+        control.clear_problem(job, RELEASING)
 
 
-def _measure(memory: Memory, workloads: Sequence[ObservedWorkload], policy: Policy | None) -> None:
+def _measure(state: QuotaState, workloads: Sequence[ObservedWorkload], policy: Policy | None) -> None:
     now = clock.now()
     for workload in workloads:
         share = "increment" if workload.number else "base"
         if not (workload.admitted or workload.finished):
-            memory.waiting.setdefault(workload.uid, now)
-        elif (since := memory.waiting.pop(workload.uid, None)) is not None and workload.admitted:
+            state.waiting.setdefault(workload.uid, now)
+        elif (since := state.waiting.pop(workload.uid, None)) is not None and workload.admitted:
             metrics.QUOTA_WAIT_SECONDS.labels(share).observe((now - since).total_seconds())
-        if workload.eviction_reason and workload.uid not in memory.eviction_reason:
+        if workload.eviction_reason and workload.uid not in state.eviction_reason:
             metrics.EVICTIONS.labels(share, metrics.eviction_cause(workload.eviction_reason)).inc()
     present = {workload.uid for workload in workloads}
-    memory.late = (
+    state.late = (
         sum((at := eviction_due_at(w, policy)) is not None and at <= now for w in workloads)
         if policy is not None
         else 0
     )
-    memory.eviction_reason = {workload.uid for workload in workloads if workload.eviction_reason}
-    memory.waiting = {uid: since for uid, since in memory.waiting.items() if uid in present}
+    state.eviction_reason = {workload.uid for workload in workloads if workload.eviction_reason}
+    state.waiting = {uid: since for uid, since in state.waiting.items() if uid in present}

@@ -14,10 +14,10 @@ from ..core.snapshot import ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.placement import PlacementError
 from ..kube.queue_api import QueueApi
-from ..kube.queue_lookups import Lookups, Trouble
+from ..kube.queue_lookups import KueueLookups, QuotaError
 from ..kube.queue_reader import QueueReader
 from ..kube.store import Job, Store
-from ..kube.writes import about, is_overtaken, is_refusal, together
+from ..kube.writes import gather_all, is_conflict, is_refusal, log_fields
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,9 +25,9 @@ T = TypeVar("T")
 # What failed is tried again after so long, twice as long each time.
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 # So many calls for one job are under way at the same time: its increments may be hundreds.
-CALLS_AT_A_TIME = 8
-RETURNING = "returning"
-NOT_THERE = (
+MAX_PARALLEL_CALLS = 8
+RELEASING = "returning"
+KUEUE_MISSING = (
     "the API server knows no Workloads of kueue.x-k8s.io/v1beta2; install Kueue 0.15 or newer, or take the label "
     "kueue.x-k8s.io/queue-name off the job and its templates"
 )
@@ -44,31 +44,31 @@ class Retry:
         """Whether it may be tried now."""
         return self.at is None or clock.now() >= self.at
 
-    def failed(self) -> float:
+    def note_failure(self) -> float:
         """Note a failure; gives the seconds until it is tried again."""
         wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**self.tries)
         self.tries, self.at = self.tries + 1, clock.now() + timedelta(seconds=wait_s)
         return wait_s
 
-    def worked(self) -> None:
+    def reset(self) -> None:
         """Note that it worked."""
         self.tries, self.at = 0, None
 
 
 @dataclass(slots=True)
-class Memory:
+class QuotaState:
     """What is remembered of a job; all of it may be lost without harm."""
 
     default_queue: bool | None = None
-    troubles: dict[str, tuple[str, str]] = field(default_factory=dict)
+    problems: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Reasons and sentences by what came to nothing."""
-    asking: Retry = field(default_factory=Retry)
-    giving: Retry = field(default_factory=Retry)
-    marking: Retry = field(default_factory=Retry)
-    ranking: Retry = field(default_factory=Retry)
-    look: asyncio.TimerHandle | None = None
+    requesting: Retry = field(default_factory=Retry)
+    releasing: Retry = field(default_factory=Retry)
+    reporting_ready: Retry = field(default_factory=Retry)
+    prioritizing: Retry = field(default_factory=Retry)
+    timer: asyncio.TimerHandle | None = None
     """The next look that was asked for."""
-    vain_releases: dict[str, int] = field(default_factory=dict)
+    failed_releases: dict[str, int] = field(default_factory=dict)
     """By UID of the Workload."""
     admitted: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Workloads as they were last read, by name: pods can be replaced while Kueue is away."""
@@ -79,69 +79,74 @@ class Memory:
     """How many of those should be back by now."""
 
 
-class Desk:
+class WorkloadControl:
     """The API, the store and the memories. wake: have a job looked at soon."""
 
     def __init__(self, api: QueueApi, store: Store, wake: Callable[[str], None]) -> None:
         self.api = api
         self.store = store
         self.wake = wake
-        self.lookups = Lookups(api)
-        self.wanted = asyncio.Event()
+        self.lookups = KueueLookups(api)
+        self.needed = asyncio.Event()
         """Set once there is a job with a queue."""
-        self.reader = QueueReader(api, self.lookups, store, wake, self.wanted)
-        self._memories: dict[str, Memory] = {}
-        metrics.EVICTIONS_LATE.set_function(lambda: sum(one.late for one in self._memories.values()))
+        self.reader = QueueReader(api, self.lookups, store, wake, self.needed)
+        self._states: dict[str, QuotaState] = {}
+        metrics.EVICTIONS_LATE.set_function(lambda: sum(one.late for one in self._states.values()))
 
-    def memory(self, job: Job) -> Memory:
+    def state(self, job: Job) -> QuotaState:
         """Give what is remembered of a job."""
-        return self._memories.setdefault(job.fact.uid, Memory())
+        return self._states.setdefault(job.fact.uid, QuotaState())
 
-    def known(self, job: Job) -> Memory | None:
+    def known_state(self, job: Job) -> QuotaState | None:
         """Give what is remembered of a job, if anything ever was."""
-        return self._memories.get(job.fact.uid)
+        return self._states.get(job.fact.uid)
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered of a job."""
-        self._memories.pop(uid, None)
+        self._states.pop(uid, None)
         self.reader.forget(uid)
 
     def retry_all(self) -> None:
         """Have everything that failed tried at once."""
-        for uid, memory in list(self._memories.items()):
-            if memory.troubles or any(
-                one.tries for one in (memory.asking, memory.giving, memory.marking, memory.ranking)
+        for uid, state in list(self._states.items()):
+            if state.problems or any(
+                one.tries for one in (state.requesting, state.releasing, state.reporting_ready, state.prioritizing)
             ):
-                memory.asking, memory.giving, memory.marking, memory.ranking = Retry(), Retry(), Retry(), Retry()
+                state.requesting, state.releasing, state.reporting_ready, state.prioritizing = (
+                    Retry(),
+                    Retry(),
+                    Retry(),
+                    Retry(),
+                )
                 self.wake(uid)
 
-    def trouble(self, job: Job, what: str, trouble: Trouble) -> None:
+    def report_problem(self, job: Job, what: str, trouble: QuotaError) -> None:
         """Have the user told what is wrong."""
-        troubles, said = self.memory(job).troubles, (trouble.reason, str(trouble))
-        if troubles.get(what) != said:
-            troubles[what] = said
+        problems, said = self.state(job).problems, (trouble.reason, str(trouble))
+        if problems.get(what) != said:
+            problems[what] = said
             self.wake(job.fact.uid)
 
-    def solved(self, job: Job, what: str) -> None:
+    def clear_problem(self, job: Job, what: str) -> None:
         """Have the user told of it no more."""
-        memory = self.known(job)
-        if memory is not None and memory.troubles.pop(what, None) is not None:
+        state = self.known_state(job)
+        if state is not None and state.problems.pop(what, None) is not None:
             self.wake(job.fact.uid)
 
-    def failed(self, job: Job, retry: Retry, what: str, error: Exception) -> None:
+    def retry_later(self, job: Job, retry: Retry, what: str, error: Exception) -> None:
         """Note a failure, and have the job looked at when it is to be tried again."""
-        level = logging.INFO if is_overtaken(error) else logging.WARNING
-        log.log(level, "%s: %s %s", what, type(error).__name__, error, extra=about(job.fact))
-        asyncio.get_running_loop().call_later(retry.failed(), self.wake, job.fact.uid)
+        level = logging.INFO if is_conflict(error) else logging.WARNING
+        log.log(level, "%s: %s %s", what, type(error).__name__, error, extra=log_fields(job.fact))
+        asyncio.get_running_loop().call_later(retry.note_failure(), self.wake, job.fact.uid)
 
-    def look_later(self, job: Job, seconds: float) -> None:
+    def wake_later(self, job: Job, seconds: float) -> None:
         """Have a job looked at after a while, or sooner where that was asked for."""
-        loop, memory = asyncio.get_running_loop(), self.memory(job)
-        if memory.look is not None:
-            if loop.time() < memory.look.when() <= loop.time() + seconds:
+        loop, state = asyncio.get_running_loop(), self.state(job)
+        if state.timer is not None:
+            if loop.time() < state.timer.when() <= loop.time() + seconds:
                 return  # a timer for each pass would make ever more passes
-            memory.look.cancel()
-        memory.look = loop.call_later(seconds, self.wake, job.fact.uid)
+            state.timer.cancel()
+        state.timer = loop.call_later(seconds, self.wake, job.fact.uid)
 
     def workload(self, job: Job, name: str) -> ObservedWorkload | None:
         """Give a Workload of a job as it is known."""
@@ -159,12 +164,12 @@ class Desk:
             self.wake(job.fact.uid)
 
 
-async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
+async def call_for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
     """Make calls for many things side by side, begun in their order. What fails keeps no other from its turn, unless nobody answers.
 
     Raises what the first of those raised that failed, after all are done.
     """
-    slots, is_vain = asyncio.Semaphore(CALLS_AT_A_TIME), False
+    slots, is_vain = asyncio.Semaphore(MAX_PARALLEL_CALLS), False
 
     async def do_one(item: T) -> None:
         nonlocal is_vain
@@ -177,12 +182,12 @@ async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]]) -> No
                 is_vain = is_vain or not isinstance(error, ApiError) or is_kueue_away(error)
                 raise
 
-    await together(*map(do_one, items))
+    await gather_all(*map(do_one, items))
 
 
 def is_for_good(error: Exception) -> bool:
     """Whether the API server refuses it, and time alone does not mend that."""
-    return is_refusal(error) and not is_overtaken(error) and not (isinstance(error, ApiError) and is_kueue_away(error))
+    return is_refusal(error) and not is_conflict(error) and not (isinstance(error, ApiError) and is_kueue_away(error))
 
 
 def is_kueue_away(error: ApiError | TimeoutError) -> bool:
@@ -193,24 +198,24 @@ def is_kueue_away(error: ApiError | TimeoutError) -> bool:
     return error.status >= 500 and ("failed calling webhook" in text or "conversion webhook" in text)
 
 
-def trouble_of(error: Exception) -> Trouble:
+def quota_error(error: Exception) -> QuotaError:
     """Put into words why quota could not be asked for."""
-    if isinstance(error, Trouble):
+    if isinstance(error, QuotaError):
         return error
     if isinstance(error, PlacementError):
-        return Trouble("PodPlacementFailed", str(error))
+        return QuotaError("PodPlacementFailed", str(error))
     if not isinstance(error, ApiError):
-        return Trouble(
+        return QuotaError(
             "KueueUnavailable", f"the API server, or Kueue behind it, does not answer: {type(error).__name__}"
         )
     if error.status == 404 and 'namespaces "' not in str(error):
-        return Trouble("KueueUnavailable", NOT_THERE)
+        return QuotaError("KueueUnavailable", KUEUE_MISSING)
     if is_kueue_away(error):
-        return Trouble("KueueUnavailable", f"Kueue does not answer the API server: {error}")
-    return Trouble("WorkloadRefused", f"the API server refused to ask for quota: {error}")
+        return QuotaError("KueueUnavailable", f"Kueue does not answer the API server: {error}")
+    return QuotaError("WorkloadRefused", f"the API server refused to ask for quota: {error}")
 
 
-def not_returned(error: Exception) -> Trouble:
+def release_error(error: Exception) -> QuotaError:
     """Put into words why quota could not be given back."""
     told = error if isinstance(error, ApiError) else f"the API server does not answer ({type(error).__name__})"
-    return Trouble("QuotaNotReturned", f"the job's quota could not be given back: {told}")
+    return QuotaError("QuotaNotReturned", f"the job's quota could not be given back: {told}")

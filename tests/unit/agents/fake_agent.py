@@ -16,7 +16,7 @@ JOB = "job-uid"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class StandIn:
+class FakeAgent:
     """Answers /status with `status`, as a long poll where asked so, and notes every POST."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def _refusal() -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def serving(agent: StandIn) -> AsyncIterator[StandIn]:
+async def serving(agent: FakeAgent) -> AsyncIterator[FakeAgent]:
     """Serve a stand-in on a port of loopback."""
     application = web.Application()
     application.add_routes([web.get("/status", agent.get), web.post("/{path}", agent.post)])

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from tests.unit.agents.fake_agent import JOB, StandIn, serving, until
+from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_agent import authentication as agent_side
 from elastipod_agent.server.http import HttpServer, Request, Response
 from elastipod_operator.agents import authentication
-from elastipod_operator.agents.authentication import Authenticator, Authenticators, Credentials, Denied
-from elastipod_operator.agents.commands import Command, Commander
-from elastipod_operator.agents.status_cache import Address, Board, open_session
+from elastipod_operator.agents.authentication import AuthenticationFailed, Authenticator, Authenticators, Credentials
+from elastipod_operator.agents.commands import Command, CommandSender
+from elastipod_operator.agents.status_cache import Address, AgentStatusCache, open_session
 from elastipod_operator.core.snapshot import AgentState
 
 POD, NAME, KEY, TOKEN = "pod-uid", "job-workers-0", "5" * 64, "70ce" * 16
@@ -69,24 +69,24 @@ async def running(agent: Agent) -> AsyncIterator[Agent]:
 
 @pytest.fixture
 def known() -> Authenticators:
-    """What a Board and a Commander share."""
+    """What an AgentStatusCache and a CommandSender share."""
     return Authenticators()
 
 
 @pytest.fixture
-async def board(known: Authenticators) -> AsyncIterator[Board]:
-    """A board that watches nobody yet."""
+async def statuses(known: Authenticators) -> AsyncIterator[AgentStatusCache]:
+    """A status cache that watches nobody yet."""
     async with open_session() as session:
-        board = Board(session, lambda job: None, known)
-        yield board
-        await board.close()
+        statuses = AgentStatusCache(session, lambda job: None, known)
+        yield statuses
+        await statuses.close()
 
 
 @pytest.fixture
-async def commander(known: Authenticators) -> AsyncIterator[Commander]:
-    """A commander with a session of its own."""
+async def command_sender(known: Authenticators) -> AsyncIterator[CommandSender]:
+    """A command sender with a session of its own."""
     async with open_session() as session:
-        yield Commander(session, known)
+        yield CommandSender(session, known)
 
 
 def stop_at(port: int, credentials: Credentials, generation: int = 3) -> Command:
@@ -108,30 +108,32 @@ def test_both_sides_sign_alike() -> None:
     assert ours == agent_side.answer_mac(held, "c1", "a2", 409, "d3")
 
 
-async def test_polls_and_commands_are_signed_and_taken(board: Board, commander: Commander) -> None:
+async def test_polls_and_commands_are_signed_and_taken(
+    statuses: AgentStatusCache, command_sender: CommandSender
+) -> None:
     async with running(our_agent()) as agent:
         address = Address(JOB, "127.0.0.1", agent.port, HELD)
-        board.watch(POD, address)
-        await until(lambda: board.fact(POD).state is AgentState.READY and agent.polls >= 3)
-        assert await commander.send([stop_at(agent.port, HELD)]) == []
+        statuses.watch(POD, address)
+        await until(lambda: statuses.fact(POD).state is AgentState.READY and agent.polls >= 3)
+        assert await command_sender.send([stop_at(agent.port, HELD)]) == []
         assert [(path, json.loads(body)) for path, body in agent.posts] == [("/stop", {"generation": 3})]
-        assert not board.fact(POD).denied
+        assert not statuses.fact(POD).denied
         assert agent.refusals == [401], "the very first call asks for the challenge"
 
 
-async def test_an_agent_that_restarts_is_called_with_its_new_challenge(commander: Commander) -> None:
+async def test_an_agent_that_restarts_is_called_with_its_new_challenge(command_sender: CommandSender) -> None:
     async with running(our_agent()) as agent:
-        assert await commander.send([stop_at(agent.port, HELD, 1)]) == []
+        assert await command_sender.send([stop_at(agent.port, HELD, 1)]) == []
         await agent.stop()
         await agent.start()
-        assert await commander.send([stop_at(agent.port, HELD, 2)]) == []
+        assert await command_sender.send([stop_at(agent.port, HELD, 2)]) == []
         assert len(agent.posts) == 2
 
 
-async def test_calls_at_once_survive_a_change_of_the_challenge(commander: Commander) -> None:
+async def test_calls_at_once_survive_a_change_of_the_challenge(command_sender: CommandSender) -> None:
     async with running(our_agent(max_nonces=4)) as agent:
         for generation in range(12):
-            assert await commander.send([stop_at(agent.port, HELD, generation)]) == []
+            assert await command_sender.send([stop_at(agent.port, HELD, generation)]) == []
         assert len(agent.posts) == 12
 
 
@@ -139,18 +141,18 @@ async def test_calls_at_once_survive_a_change_of_the_challenge(commander: Comman
     ("key", "pod"), [("6" * 64, NAME), (KEY, "job-workers-1")], ids=["another key", "the agent of another pod"]
 )
 async def test_an_agent_with_other_credentials_is_told_of(
-    board: Board, commander: Commander, key: str, pod: str
+    statuses: AgentStatusCache, command_sender: CommandSender, key: str, pod: str
 ) -> None:
     async with running(our_agent(key, pod)) as agent:
         address = Address(JOB, "127.0.0.1", agent.port, HELD)
-        board.watch(POD, address)
-        await until(lambda: board.fact(POD).denied)
-        (problem,) = await commander.send([stop_at(agent.port, HELD)])
+        statuses.watch(POD, address)
+        await until(lambda: statuses.fact(POD).denied)
+        (problem,) = await command_sender.send([stop_at(agent.port, HELD)])
         assert "does not accept the operator's proof (HTTP 401)" in problem
         assert agent.posts == []
 
 
-class Impostor(StandIn):
+class Impostor(FakeAgent):
     """Answers at a pod's address, notes what it is shown, and says what a test has it say."""
 
     def __init__(self, challenge: str, status: int = 401, scheme: str = "") -> None:
@@ -177,22 +179,22 @@ class Impostor(StandIn):
     ],
 )
 async def test_who_takes_a_proven_agents_address_learns_and_tells_nothing(
-    commander: Commander, status: int, scheme: str
+    command_sender: CommandSender, status: int, scheme: str
 ) -> None:
     async with running(our_agent()) as agent:
-        assert await commander.send([stop_at(agent.port, HELD, 1)]) == []
+        assert await command_sender.send([stop_at(agent.port, HELD, 1)]) == []
     async with serving(Impostor("c" * 32, status, scheme)) as impostor:
-        (problem,) = await commander.send([stop_at(impostor.address.port, HELD, 2)])
-        assert "Denied" in problem
+        (problem,) = await command_sender.send([stop_at(impostor.address.port, HELD, 2)])
+        assert "AuthenticationFailed" in problem
         assert isinstance(impostor, Impostor)
         assert KEY not in impostor.seen
         assert TOKEN not in impostor.seen
 
 
-async def test_what_an_impostor_is_sent_is_of_no_use_with_another_agent(commander: Commander) -> None:
+async def test_what_an_impostor_is_sent_is_of_no_use_with_another_agent(command_sender: CommandSender) -> None:
     """It hands on the challenge of another pod's agent, and what the operator signs with it."""
     async with running(our_agent(pod="job-workers-1")) as other:
-        answer = await commander.send([stop_at(other.port, Credentials("job-workers-1", KEY), 1)])
+        answer = await command_sender.send([stop_at(other.port, Credentials("job-workers-1", KEY), 1)])
         assert answer == []
         challenge = agent_side.challenge_in(
             (await _refusal(other.port))["WWW-Authenticate"],
@@ -200,7 +202,7 @@ async def test_what_an_impostor_is_sent_is_of_no_use_with_another_agent(commande
         known = Authenticator(HELD)
         known.is_to_repeat(
             known.sign("POST", "/stop"),
-            authentication.Reply(401, {"www-authenticate": f'{authentication.SCHEME} challenge="{challenge}"'}, b""),
+            authentication.Response(401, {"www-authenticate": f'{authentication.SCHEME} challenge="{challenge}"'}, b""),
         )
         relayed = known.sign("POST", "/stop").headers
         async with (
@@ -218,25 +220,25 @@ async def _refusal(port: int) -> dict[str, str]:
 
 def test_an_answer_without_or_with_a_wrong_mac_is_refused() -> None:
     known = Authenticator(HELD)
-    challenge = authentication.Reply(401, {"www-authenticate": f'{authentication.SCHEME} challenge="ab"'}, b"")
+    challenge = authentication.Response(401, {"www-authenticate": f'{authentication.SCHEME} challenge="ab"'}, b"")
     assert known.is_to_repeat(known.sign("GET", "/status"), challenge)
     call = known.sign("GET", "/status")
     wrong = {"elastipod-answer": f"challenge=ab, mac={'0' * 64}"}
     for headers in ({}, wrong):
-        with pytest.raises(Denied, match="does not carry the MAC"):
-            known.check(call, authentication.Reply(200, headers, b"{}"))
+        with pytest.raises(AuthenticationFailed, match="does not carry the MAC"):
+            known.check(call, authentication.Response(200, headers, b"{}"))
 
 
-async def test_an_agent_of_the_previous_version_is_shown_the_token(board: Board) -> None:
+async def test_an_agent_of_the_previous_version_is_shown_the_token(statuses: AgentStatusCache) -> None:
     async with running(Agent(agent_side.Credentials(token=TOKEN))) as agent:
-        board.watch(POD, Address(JOB, "127.0.0.1", agent.port, HELD))
-        await until(lambda: board.fact(POD).state is AgentState.READY and agent.polls >= 2)
+        statuses.watch(POD, Address(JOB, "127.0.0.1", agent.port, HELD))
+        await until(lambda: statuses.fact(POD).state is AgentState.READY and agent.polls >= 2)
 
 
-async def test_a_pod_of_the_previous_operator_is_shown_the_token_at_once(board: Board) -> None:
+async def test_a_pod_of_the_previous_operator_is_shown_the_token_at_once(statuses: AgentStatusCache) -> None:
     async with running(Agent(agent_side.Credentials(token=TOKEN))) as agent:
-        board.watch(POD, Address(JOB, "127.0.0.1", agent.port, replace(HELD, key="")))
-        await until(lambda: board.fact(POD).state is AgentState.READY)
+        statuses.watch(POD, Address(JOB, "127.0.0.1", agent.port, replace(HELD, key="")))
+        await until(lambda: statuses.fact(POD).state is AgentState.READY)
         assert agent.refusals == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.core.builders import agent, pod, ready, running, trains
 
-from elastipod_operator.agents.command_builder import Orders
+from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.status_cache import Address
 from elastipod_operator.core.actions import Action, AssignSpare, CreatePod, ShutDownAgent, StartWorkers, StopWorkers
 from elastipod_operator.core.names import PodId
@@ -19,7 +19,7 @@ DATA = [{"rank": 0, "data": "a"}]
 
 
 class Known:
-    """A board that knows these facts, by the pods' UIDs."""
+    """A status cache that knows these facts, by the pods' UIDs."""
 
     def __init__(self, facts: dict[str, ObservedAgent]) -> None:
         self._facts = facts
@@ -37,12 +37,12 @@ class Known:
 def body_of(action: Action, *facts: ObservedAgent, nproc: str = "auto") -> Any:
     """Give the body of the call for a job whose pods' agents say this."""
     pods = [pod(number) for number in range(len(facts))]
-    board: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
-    orders = Orders(
-        {"nprocPerNode": nproc}, {one.name: one for one in pods}, trains(len(facts), 3), board,
+    statuses: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
+    commands = CommandBuilder(
+        {"nprocPerNode": nproc}, {one.name: one for one in pods}, trains(len(facts), 3), statuses,
         lambda one: Address("job", one.ip, 8080),
     )  # fmt: skip
-    call = orders.of(action)
+    call = commands.build(action)
     return None if call is None else call.body
 
 

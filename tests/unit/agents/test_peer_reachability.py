@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.agents.fake_agent import JOB, StandIn, serving, until
+from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_operator.agents import peer_reachability as peers_module
-from elastipod_operator.agents.peer_reachability import MAX_UNHEARD, PEERS_ASKED
-from elastipod_operator.agents.status import BadAnswer, read_reach
-from elastipod_operator.agents.status_cache import Address, Board, open_session
+from elastipod_operator.agents.peer_reachability import MAX_NEVER_ANSWERED, PEERS_ASKED
+from elastipod_operator.agents.status import InvalidStatus, parse_reachability
+from elastipod_operator.agents.status_cache import Address, AgentStatusCache, open_session
 
 SILENT = "silent-pod"
 
 
-class Peer(StandIn):
+class Peer(FakeAgent):
     """An agent of ours that says what the test wants of another one."""
 
     def __init__(self, word: Any) -> None:
@@ -50,28 +50,28 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def board() -> AsyncIterator[Board]:
-    """A board with a session of its own."""
+async def statuses() -> AsyncIterator[AgentStatusCache]:
+    """A status cache with a session of its own."""
     async with open_session() as session:
-        board = Board(session, lambda _: None)
-        yield board
-        await board.close()
+        statuses = AgentStatusCache(session, lambda _: None)
+        yield statuses
+        await statuses.close()
 
 
 async def gone() -> Address:
     """Give an address at which nobody listens any more."""
-    agent = StandIn()
+    agent = FakeAgent()
     async with serving(agent):
         return agent.address
 
 
-async def watched_with(board: Board, stack: AsyncExitStack, *others: StandIn) -> None:
+async def watched_with(statuses: AgentStatusCache, stack: AsyncExitStack, *others: FakeAgent) -> None:
     """Watch agents that answer, and then one that does not."""
     for number, other in enumerate(others):
         await stack.enter_async_context(serving(other))
-        board.watch(f"pod-{number}", other.address)
-    await until(lambda: all(board.fact(f"pod-{n}").state is not None for n in range(len(others))))
-    board.watch(SILENT, await gone())
+        statuses.watch(f"pod-{number}", other.address)
+    await until(lambda: all(statuses.fact(f"pod-{n}").state is not None for n in range(len(others))))
+    statuses.watch(SILENT, await gone())
 
 
 @pytest.mark.parametrize(
@@ -85,76 +85,76 @@ async def watched_with(board: Board, stack: AsyncExitStack, *others: StandIn) ->
         pytest.param(["maybe"], None, id="nonsense"),
     ],
 )
-async def test_the_word_of_others(board: Board, words: list[Any], is_reached: bool | None) -> None:
+async def test_the_word_of_others(statuses: AgentStatusCache, words: list[Any], is_reached: bool | None) -> None:
     async with AsyncExitStack() as stack:
         others = [Peer(word) for word in words]
-        await watched_with(board, stack, *others)
-        await until(lambda: board.fact(SILENT).peers_asked_at is not None)
-        assert board.fact(SILENT).is_reached is is_reached
+        await watched_with(statuses, stack, *others)
+        await until(lambda: statuses.fact(SILENT).peers_asked_at is not None)
+        assert statuses.fact(SILENT).is_reached is is_reached
         await until(lambda: all(len(other.asked) > 1 for other in others))  # again and again, while it is silent
         for number in range(len(others)):
-            board.forget(f"pod-{number}")
+            statuses.forget(f"pod-{number}")
 
 
-async def test_what_is_sent_is_what_is_signed(board: Board) -> None:
+async def test_what_is_sent_is_what_is_signed(statuses: AgentStatusCache) -> None:
     async with AsyncExitStack() as stack:
         peer = Peer(False)
-        await watched_with(board, stack, peer)
+        await watched_with(statuses, stack, peer)
         await until(lambda: bool(peer.asked))
         place = peer.asked[0]
         assert peer.targets[0] == f"/status?reach={place}"
-        board.forget("pod-0")
+        statuses.forget("pod-0")
 
 
-async def test_only_agents_that_can_tell_and_answer_are_asked(board: Board) -> None:
+async def test_only_agents_that_can_tell_and_answer_are_asked(statuses: AgentStatusCache) -> None:
     async with AsyncExitStack() as stack:
         older = Peer(False)
         older.say(features=None)
-        await watched_with(board, stack, older)
-        await until(lambda: board.fact(SILENT).refused)
+        await watched_with(statuses, stack, older)
+        await until(lambda: statuses.fact(SILENT).refused)
         await asyncio.sleep(0.2)  # it would have been asked three times by now
         assert older.asked == []
-        assert board.fact(SILENT).peers_asked_at is None
-        board.forget("pod-0")
+        assert statuses.fact(SILENT).peers_asked_at is None
+        statuses.forget("pod-0")
 
 
-async def test_of_many_only_a_few_are_asked(board: Board) -> None:
+async def test_of_many_only_a_few_are_asked(statuses: AgentStatusCache) -> None:
     async with AsyncExitStack() as stack:
         others = [Peer(False) for _ in range(PEERS_ASKED + 3)]
-        await watched_with(board, stack, *others)
-        await until(lambda: board.fact(SILENT).peers_asked_at is not None)
+        await watched_with(statuses, stack, *others)
+        await until(lambda: statuses.fact(SILENT).peers_asked_at is not None)
         assert sum(bool(other.asked) for other in others) == PEERS_ASKED
         for number in range(len(others)):
-            board.forget(f"pod-{number}")
+            statuses.forget(f"pod-{number}")
 
 
 async def test_of_many_silent_ones_only_some_are_asked_about_at_a_time(
-    board: Board, monkeypatch: pytest.MonkeyPatch
+    statuses: AgentStatusCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that never answered may be coming up: a large job that starts must not bring thousands of calls."""
     monkeypatch.setattr(peers_module, "ASK_EVERY_S", 60.0)
     async with AsyncExitStack() as stack:
         peer = Peer(False)
-        await watched_with(board, stack, peer)
+        await watched_with(statuses, stack, peer)
         nowhere = await gone()
-        for number in range(MAX_UNHEARD + 10):
-            board.watch(f"silent-{number}", replace(nowhere, ip=f"127.0.0.{2 + number}"))
-        await until(lambda: len(peer.asked) == MAX_UNHEARD)
-        await until(lambda: all(board.fact(f"silent-{n}").refused for n in range(MAX_UNHEARD + 10)))
+        for number in range(MAX_NEVER_ANSWERED + 10):
+            statuses.watch(f"silent-{number}", replace(nowhere, ip=f"127.0.0.{2 + number}"))
+        await until(lambda: len(peer.asked) == MAX_NEVER_ANSWERED)
+        await until(lambda: all(statuses.fact(f"silent-{n}").refused for n in range(MAX_NEVER_ANSWERED + 10)))
         await asyncio.sleep(0.2)
-        assert len(peer.asked) == MAX_UNHEARD
-        board.forget("pod-0")
+        assert len(peer.asked) == MAX_NEVER_ANSWERED
+        statuses.forget("pod-0")
 
 
-async def test_silence_is_first_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_first_waited_for(statuses: AgentStatusCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "ASK_AFTER", timedelta(minutes=1))
     async with AsyncExitStack() as stack:
         peer = Peer(False)
-        await watched_with(board, stack, peer)
-        await until(lambda: board.fact(SILENT).refused)
+        await watched_with(statuses, stack, peer)
+        await until(lambda: statuses.fact(SILENT).refused)
         await asyncio.sleep(0.2)
         assert peer.asked == []
-        board.forget("pod-0")
+        statuses.forget("pod-0")
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ async def test_silence_is_first_waited_for(board: Board, monkeypatch: pytest.Mon
     ],
 )
 def test_what_an_agent_says_is_read_with_care(body: Any, word: bool | None) -> None:
-    assert read_reach(body, "a") is word
+    assert parse_reachability(body, "a") is word
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(BadAnswer):
-        read_reach({"status": "running", "protocol": 1, "reach": 7}, "a")
+    with pytest.raises(InvalidStatus):
+        parse_reachability({"status": "running", "protocol": 1, "reach": 7}, "a")
 
 
 def test_an_address_with_its_port() -> None:
-    given: Callable[[str], str] = lambda ip: Address(JOB, ip, 8080).place  # noqa: E731
+    given: Callable[[str], str] = lambda ip: Address(JOB, ip, 8080).host_port  # noqa: E731
     assert (given("10.0.0.7"), given("fd00::7")) == ("10.0.0.7:8080", "[fd00::7]:8080")

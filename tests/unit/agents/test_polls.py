@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
-from tests.unit.agents.fake_agent import JOB, StandIn, serving, until
+from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
-from elastipod_operator.agents.polls import ConnectFailed, PollConnection, TooLarge, Unusual
-from elastipod_operator.agents.status_cache import Board, open_session
+from elastipod_operator.agents.polls import ConnectFailed, PollConnection, TooLarge, UnsupportedResponse
+from elastipod_operator.agents.status_cache import AgentStatusCache, open_session
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -137,14 +137,24 @@ async def test_where_nobody_listens_the_connection_fails() -> None:
     ("answer", "error"),
     [
         pytest.param(
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", Unusual, id="chunks"
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+            UnsupportedResponse,
+            id="chunks",
         ),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", Unusual, id="packed"),
-        pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", Unusual, id="an old server"),
-        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", Unusual, id="no length"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n{}", Unusual, id="a length below nothing"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}", Unusual, id="two lengths"),
-        pytest.param(GOOD + b"{}", Unusual, id="more than was said"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", UnsupportedResponse, id="packed"
+        ),
+        pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", UnsupportedResponse, id="an old server"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", UnsupportedResponse, id="no length"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n{}", UnsupportedResponse, id="a length below nothing"
+        ),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+            UnsupportedResponse,
+            id="two lengths",
+        ),
+        pytest.param(GOOD + b"{}", UnsupportedResponse, id="more than was said"),
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", TooLarge, id="too large a body"),
         pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 20_000, TooLarge, id="too large a head"),
     ],
@@ -161,7 +171,7 @@ async def test_what_is_not_understood_is_refused_and_the_connection_dropped(
 
 async def test_the_board_asks_who_answers_in_an_unusual_way_with_the_general_client() -> None:
     wakes: list[str] = []
-    chunked = StandIn()
+    chunked = FakeAgent()
 
     async def in_chunks(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -173,12 +183,12 @@ async def test_the_board_asks_who_answers_in_an_unusual_way_with_the_general_cli
 
     chunked.respond = in_chunks
     async with serving(chunked), open_session() as session:
-        board = Board(session, wakes.append)
-        board.watch("pod", chunked.address)
+        statuses = AgentStatusCache(session, wakes.append)
+        statuses.watch("pod", chunked.address)
         await until(lambda: len(chunked.polls) >= 3)  # the first, the one that was not understood, and it again
         chunked.status = {**chunked.status, "version": 9, "status": "running", "generation": 4}
-        await until(lambda: board.fact("pod").generation == 4)
-        await board.close()
+        await until(lambda: statuses.fact("pod").generation == 4)
+        await statuses.close()
     assert wakes == [JOB, JOB]
 
 

@@ -15,8 +15,8 @@ from elastipod_operator.agents.status import (
     MAX_PROGRESS_BYTES,
     MAX_REASON,
     MAX_TRACEBACK,
-    BadAnswer,
-    read,
+    InvalidStatus,
+    parse_status,
 )
 from elastipod_operator.core.silence import SILENCE_LIMIT
 from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent
@@ -34,7 +34,7 @@ def seconds(number: float) -> timedelta:
 
 
 def test_an_agent_of_ours_tells_everything() -> None:
-    answer = read(OURS, ObservedAgent(trying_since=NOW - seconds(9)), NOW)
+    answer = parse_status(OURS, ObservedAgent(trying_since=NOW - seconds(9)), NOW)
     fact = answer.fact
     assert (fact.state, fact.generation, fact.terminating, fact.step, fact.step_at) == (
         AgentState.RUNNING,
@@ -50,19 +50,19 @@ def test_an_agent_of_ours_tells_everything() -> None:
 
 @pytest.mark.parametrize("drained", [True, False])
 def test_workers_that_left_at_a_checkpoint_are_told_from_others(drained: bool) -> None:
-    fact = read(OURS | {"status": "ready", "drained": drained}, ObservedAgent(), NOW).fact
+    fact = parse_status(OURS | {"status": "ready", "drained": drained}, ObservedAgent(), NOW).fact
     assert (fact.state, fact.drained) == (AgentState.READY, drained)
 
 
 def test_an_agent_of_another_make_does_not_tell_its_generation() -> None:
-    answer = read({"status": "faulted", "generation": "x", "version": 4, "drained": True}, ObservedAgent(), NOW)
+    answer = parse_status({"status": "faulted", "generation": "x", "version": 4, "drained": True}, ObservedAgent(), NOW)
     assert (answer.fact.state, answer.fact.generation, answer.version) == (AgentState.FAULTED, None, None)
     assert not answer.fact.drained, "a name of ours may mean something else there"
 
 
 @pytest.mark.parametrize("state", [s.value for s in AgentState])
 def test_every_state_is_understood(state: str) -> None:
-    assert read({"status": state}, ObservedAgent(), NOW).fact.state == state
+    assert parse_status({"status": state}, ObservedAgent(), NOW).fact.state == state
 
 
 @pytest.mark.parametrize(
@@ -81,29 +81,29 @@ def test_every_state_is_understood(state: str) -> None:
     ],
 )
 def test_a_failure(failure: dict[str, Any] | None, expected: Failure | None) -> None:
-    assert read({**OURS, "failure": failure}, ObservedAgent(), NOW).fact.failure == expected
+    assert parse_status({**OURS, "failure": failure}, ObservedAgent(), NOW).fact.failure == expected
 
 
 def test_a_new_step_is_dated_and_an_old_one_keeps_its_time() -> None:
-    first = read(OURS, ObservedAgent(), NOW).fact
-    same = read(OURS, first, NOW + seconds(5)).fact
+    first = parse_status(OURS, ObservedAgent(), NOW).fact
+    same = parse_status(OURS, first, NOW + seconds(5)).fact
     assert (same.step_at, same.step_pace) == (NOW, None)
-    later = read({**OURS, "worker": {"step": 7}}, same, NOW + seconds(10)).fact
+    later = parse_status({**OURS, "worker": {"step": 7}}, same, NOW + seconds(10)).fact
     assert (later.step, later.step_at, later.step_pace) == (7, NOW + seconds(10), seconds(5))
-    assert read({**OURS, "worker": None}, later, NOW + seconds(11)).fact.step is None
+    assert parse_status({**OURS, "worker": None}, later, NOW + seconds(11)).fact.step is None
 
 
 def test_an_agent_that_comes_back_from_silence_answers_anew() -> None:
-    first = read(OURS, ObservedAgent(), NOW).fact
+    first = parse_status(OURS, ObservedAgent(), NOW).fact
     back = NOW + SILENCE_LIMIT
-    assert read(OURS, first, back - seconds(0.1)).fact.answering_since == NOW
-    assert read(OURS, first, back).fact.answering_since == back
+    assert parse_status(OURS, first, back - seconds(0.1)).fact.answering_since == NOW
+    assert parse_status(OURS, first, back).fact.answering_since == back
 
 
 def test_texts_are_cut() -> None:
     long = "x" * MAX_TRACEBACK + "the last line"
     failure = {"message": long, "signal": long}
-    fact = read({**OURS, "reason": long, "message": long, "failure": failure}, ObservedAgent(), NOW).fact
+    fact = parse_status({**OURS, "reason": long, "message": long, "failure": failure}, ObservedAgent(), NOW).fact
     assert fact.failure is not None
     assert (len(fact.reason), len(fact.message), len(fact.failure.signal)) == (MAX_REASON, MAX_MESSAGE, MAX_REASON)
     assert len(fact.failure.message) == MAX_TRACEBACK
@@ -111,7 +111,7 @@ def test_texts_are_cut() -> None:
 
 
 def test_progress_that_is_too_large_to_be_handed_on_is_left_out() -> None:
-    assert read({**OURS, "progress": {"a": "x" * MAX_PROGRESS_BYTES}}, ObservedAgent(), NOW).progress == ""
+    assert parse_status({**OURS, "progress": {"a": "x" * MAX_PROGRESS_BYTES}}, ObservedAgent(), NOW).progress == ""
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_progress_that_is_too_large_to_be_handed_on_is_left_out() -> None:
     ],
 )
 def test_nonsense_is_refused_with_the_field_at_fault(body: Any, word: str) -> None:
-    with pytest.raises(BadAnswer, match=f"not understood: {word}"):
-        read(body, ObservedAgent(), NOW)
+    with pytest.raises(InvalidStatus, match=f"not understood: {word}"):
+        parse_status(body, ObservedAgent(), NOW)
 
 
 values = st.recursive(
@@ -142,8 +142,8 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(OURS)), values))
 def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) -> None:
     try:
-        answer = read(body, ObservedAgent(), NOW)
-    except BadAnswer as refusal:
+        answer = parse_status(body, ObservedAgent(), NOW)
+    except InvalidStatus as refusal:
         assert len(str(refusal)) < 400  # noqa: PT017  # either outcome is right
         return
     assert answer.fact.state in set(AgentState)
@@ -161,4 +161,4 @@ def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) ->
     ],
 )
 def test_a_spare_says_that_it_is_one(body: dict[str, Any], is_spare: bool) -> None:
-    assert read(body, ObservedAgent(), NOW).fact.is_spare is is_spare
+    assert parse_status(body, ObservedAgent(), NOW).fact.is_spare is is_spare

@@ -1,4 +1,4 @@
-"""The board against agents in this process: current, patient, and not to be upset."""
+"""The status cache against agents in this process: current, patient, and not to be upset."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from datetime import timedelta
 
 import pytest
 from aiohttp import web
-from tests.unit.agents.fake_agent import JOB, StandIn, serving, until
+from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_operator.agents import status_cache as status_cache
 from elastipod_operator.agents.authentication import Credentials
-from elastipod_operator.agents.status import MAX_ANSWER_BYTES
-from elastipod_operator.agents.status_cache import Address, Board, open_session
+from elastipod_operator.agents.status import MAX_RESPONSE_BYTES
+from elastipod_operator.agents.status_cache import Address, AgentStatusCache, open_session
 from elastipod_operator.core.snapshot import AgentState
 
 POD = "pod-uid"
@@ -33,93 +33,99 @@ async def wakes() -> Wakes:
 
 
 @pytest.fixture
-async def board(wakes: Wakes) -> AsyncIterator[Board]:
-    """A board with a session of its own."""
+async def statuses(wakes: Wakes) -> AsyncIterator[AgentStatusCache]:
+    """A status cache with a session of its own."""
     async with open_session() as session:
-        board = Board(session, wakes.append)
-        yield board
-        await board.close()
+        statuses = AgentStatusCache(session, wakes.append)
+        yield statuses
+        await statuses.close()
 
 
 @pytest.fixture
-async def agent() -> AsyncIterator[StandIn]:
+async def agent() -> AsyncIterator[FakeAgent]:
     """An agent that serves."""
-    async with serving(StandIn()) as agent:
+    async with serving(FakeAgent()) as agent:
         yield agent
 
 
-def state(board: Board) -> AgentState | None:
-    return board.fact(POD).state
+def state(statuses: AgentStatusCache) -> AgentState | None:
+    return statuses.fact(POD).state
 
 
-async def test_a_change_arrives_at_once_and_wakes_the_job(board: Board, agent: StandIn, wakes: Wakes) -> None:
-    board.watch(POD, agent.address)
-    await until(lambda: state(board) is AgentState.READY)
+async def test_a_change_arrives_at_once_and_wakes_the_job(
+    statuses: AgentStatusCache, agent: FakeAgent, wakes: Wakes
+) -> None:
+    statuses.watch(POD, agent.address)
+    await until(lambda: state(statuses) is AgentState.READY)
     assert wakes == [JOB]
     await until(lambda: len(agent.polls) == 2)
     agent.say(status="running", generation=1)
-    await until(lambda: state(board) is AgentState.RUNNING)
+    await until(lambda: state(statuses) is AgentState.RUNNING)
     assert wakes == [JOB, JOB]
     assert agent.polls[1]["after"] == "1"
     assert status_cache.LONG_POLL_S - status_cache.TICK_S < float(agent.polls[1]["wait"]) <= status_cache.LONG_POLL_S
 
 
-async def test_a_newcomer_that_has_become_warm_wakes_the_job(board: Board, agent: StandIn, wakes: Wakes) -> None:
+async def test_a_newcomer_that_has_become_warm_wakes_the_job(
+    statuses: AgentStatusCache, agent: FakeAgent, wakes: Wakes
+) -> None:
     agent.say(warming=True)
-    board.watch(POD, agent.address)
-    await until(lambda: board.fact(POD).warming)
+    statuses.watch(POD, agent.address)
+    await until(lambda: statuses.fact(POD).warming)
     await until(lambda: len(agent.polls) == 2)
     agent.say(warming=False)
-    await until(lambda: not board.fact(POD).warming)
+    await until(lambda: not statuses.fact(POD).warming)
     assert wakes == [JOB, JOB]
 
 
-async def test_progress_after_the_first_step_wakes_nobody(board: Board, agent: StandIn, wakes: Wakes) -> None:
-    board.watch(POD, agent.address)
+async def test_progress_after_the_first_step_wakes_nobody(
+    statuses: AgentStatusCache, agent: FakeAgent, wakes: Wakes
+) -> None:
+    statuses.watch(POD, agent.address)
     await until(lambda: len(agent.polls) == 2)
     agent.say(worker={"step": 12})
-    await until(lambda: board.fact(POD).step == 12)
+    await until(lambda: statuses.fact(POD).step == 12)
     assert wakes == [JOB, JOB]
     agent.say(worker={"step": 13})
-    await until(lambda: board.fact(POD).step == 13)
+    await until(lambda: statuses.fact(POD).step == 13)
     assert wakes == [JOB, JOB]
 
 
 async def test_an_agent_of_another_make_is_polled(
-    board: Board, agent: StandIn, monkeypatch: pytest.MonkeyPatch
+    statuses: AgentStatusCache, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_cache, "PLAIN_POLL_S", 0.01)
     agent.status = {"status": "ready"}
-    board.watch(POD, agent.address)
+    statuses.watch(POD, agent.address)
     await until(lambda: len(agent.polls) >= 3)
     assert all(query == {} for query in agent.polls)
-    assert board.fact(POD).generation is None
+    assert statuses.fact(POD).generation is None
 
 
-async def test_watching_the_same_agent_again_changes_nothing(board: Board, agent: StandIn) -> None:
-    board.watch(POD, agent.address)
-    await until(lambda: state(board) is AgentState.READY)
-    board.watch(POD, agent.address)
-    assert state(board) is AgentState.READY
+async def test_watching_the_same_agent_again_changes_nothing(statuses: AgentStatusCache, agent: FakeAgent) -> None:
+    statuses.watch(POD, agent.address)
+    await until(lambda: state(statuses) is AgentState.READY)
+    statuses.watch(POD, agent.address)
+    assert state(statuses) is AgentState.READY
 
 
-async def test_an_agent_at_a_new_address_is_a_new_one(board: Board, agent: StandIn) -> None:
-    board.watch(POD, agent.address)
-    await until(lambda: state(board) is AgentState.READY)
-    async with serving(StandIn()) as other:
+async def test_an_agent_at_a_new_address_is_a_new_one(statuses: AgentStatusCache, agent: FakeAgent) -> None:
+    statuses.watch(POD, agent.address)
+    await until(lambda: state(statuses) is AgentState.READY)
+    async with serving(FakeAgent()) as other:
         other.say(status="init")
-        board.watch(POD, other.address)
-        assert state(board) is None
-        await until(lambda: state(board) is AgentState.INIT)
-        board.forget(POD)
+        statuses.watch(POD, other.address)
+        assert state(statuses) is None
+        await until(lambda: state(statuses) is AgentState.INIT)
+        statuses.forget(POD)
 
 
-async def test_a_pod_that_is_forgotten_is_not_asked_any_more(board: Board, agent: StandIn) -> None:
-    board.watch(POD, agent.address)
-    await until(lambda: state(board) is AgentState.READY)
-    board.forget(POD)
-    assert board.fact(POD).last_answer is None
-    board.forget("never watched")
+async def test_a_pod_that_is_forgotten_is_not_asked_any_more(statuses: AgentStatusCache, agent: FakeAgent) -> None:
+    statuses.watch(POD, agent.address)
+    await until(lambda: state(statuses) is AgentState.READY)
+    statuses.forget(POD)
+    assert statuses.fact(POD).last_answer is None
+    statuses.forget("never watched")
 
 
 @pytest.mark.parametrize(
@@ -129,27 +135,27 @@ async def test_a_pod_that_is_forgotten_is_not_asked_any_more(board: Board, agent
         pytest.param(200, b"not json", id="no JSON"),
         pytest.param(200, b'{"status":"dancing"}', id="a state that is none"),
         pytest.param(200, b"\xff\xfe\xfd", id="no text"),
-        pytest.param(200, b"[" + b" " * MAX_ANSWER_BYTES + b"]", id="too much of it"),
+        pytest.param(200, b"[" + b" " * MAX_RESPONSE_BYTES + b"]", id="too much of it"),
         pytest.param(200, b"[" * 200_000, id="nesting without end"),
         pytest.param(302, b"", id="a redirect to somewhere else"),
     ],
 )
 async def test_nonsense_is_no_answer_and_the_next_good_one_counts(
-    board: Board, agent: StandIn, status: int, body: bytes
+    statuses: AgentStatusCache, agent: FakeAgent, status: int, body: bytes
 ) -> None:
     async def nonsense(request: web.Request) -> web.Response:
         return web.Response(status=status, body=body, headers={"Location": "/elsewhere"})
 
     agent.respond = nonsense
-    board.watch(POD, agent.address)
+    statuses.watch(POD, agent.address)
     await until(lambda: len(agent.polls) >= 2)
-    assert board.fact(POD).last_answer is None
+    assert statuses.fact(POD).last_answer is None
     agent.respond = None
-    await until(lambda: state(board) is AgentState.READY)
+    await until(lambda: state(statuses) is AgentState.READY)
 
 
 async def test_an_agent_that_does_not_hold_its_long_polls_is_polled(
-    board: Board, agent: StandIn, monkeypatch: pytest.MonkeyPatch
+    statuses: AgentStatusCache, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_cache, "PLAIN_POLL_S", 0.2)
     times: list[float] = []
@@ -160,108 +166,108 @@ async def test_an_agent_that_does_not_hold_its_long_polls_is_polled(
         return web.json_response(agent.status)
 
     agent.respond = hasty
-    board.watch(POD, agent.address)
+    statuses.watch(POD, agent.address)
     await until(lambda: len(times) > status_cache.QUICK_ANSWERS + 2)
     assert times[-1] - times[-2] >= 0.2
 
 
-async def test_what_is_packed_is_not_unpacked(board: Board, agent: StandIn) -> None:
+async def test_what_is_packed_is_not_unpacked(statuses: AgentStatusCache, agent: FakeAgent) -> None:
     async def packed(request: web.Request) -> web.Response:
         headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
         return web.Response(body=gzip.compress(b'{"status":"ready"}'), headers=headers)
 
     agent.respond = packed
-    board.watch(POD, agent.address)
+    statuses.watch(POD, agent.address)
     await until(lambda: len(agent.polls) >= 2)
-    assert board.fact(POD).last_answer is None
+    assert statuses.fact(POD).last_answer is None
 
 
 async def test_many_silent_agents_of_one_job_wake_it_no_oftener_than_one(
-    board: Board, wakes: Wakes, monkeypatch: pytest.MonkeyPatch
+    statuses: AgentStatusCache, wakes: Wakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_cache, "SILENCE_LIMIT", timedelta(0))
-    agent = StandIn()
+    agent = FakeAgent()
     async with serving(agent):
         address = agent.address
     for number in range(20):
-        board.watch(f"pod-{number}", address)
-    await until(lambda: all(board.fact(f"pod-{number}").refused for number in range(20)))
+        statuses.watch(f"pod-{number}", address)
+    await until(lambda: all(statuses.fact(f"pod-{number}").refused for number in range(20)))
     assert wakes == [JOB]
 
 
-async def test_an_agent_that_is_not_there_yet_is_tried_again(board: Board) -> None:
-    agent = StandIn()
+async def test_an_agent_that_is_not_there_yet_is_tried_again(statuses: AgentStatusCache) -> None:
+    agent = FakeAgent()
     async with serving(agent):
         address = agent.address
-    board.watch(POD, address)
-    await until(lambda: board.fact(POD).refused)
-    assert board.fact(POD).trying_since is not None
-    assert board.fact(POD).last_answer is None
+    statuses.watch(POD, address)
+    await until(lambda: statuses.fact(POD).refused)
+    assert statuses.fact(POD).trying_since is not None
+    assert statuses.fact(POD).last_answer is None
 
 
 async def test_silence_wakes_the_job_once_it_is_long_enough(
-    board: Board, wakes: Wakes, monkeypatch: pytest.MonkeyPatch
+    statuses: AgentStatusCache, wakes: Wakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_cache, "SILENCE_LIMIT", timedelta(milliseconds=50))
-    agent = StandIn()
+    agent = FakeAgent()
     async with serving(agent):
         address = agent.address
-    board.watch(POD, address)
+    statuses.watch(POD, address)
     await until(lambda: wakes[:1] == [JOB])
 
 
-async def test_the_newest_checkpoint_of_all_agents_is_handed_on(board: Board, agent: StandIn) -> None:
+async def test_the_newest_checkpoint_of_all_agents_is_handed_on(statuses: AgentStatusCache, agent: FakeAgent) -> None:
     agent.status["progress"] = {"a": {"progressCount": 4, "data": "old"}, "b": {"progressCount": 1}}
-    async with serving(StandIn()) as other:
+    async with serving(FakeAgent()) as other:
         other.status["progress"] = {"a": {"progressCount": 7, "data": "new"}, "c": "nonsense"}
-        board.watch(POD, agent.address)
-        board.watch("other", other.address)
-        await until(lambda: state(board) is not None and board.fact("other").state is not None)
-        found = board.progress([POD, "other", "unknown"])
-        board.forget("other")
+        statuses.watch(POD, agent.address)
+        statuses.watch("other", other.address)
+        await until(lambda: state(statuses) is not None and statuses.fact("other").state is not None)
+        found = statuses.progress([POD, "other", "unknown"])
+        statuses.forget("other")
     assert found == {"a": {"progressCount": 7, "data": "new"}, "b": {"progressCount": 1}, "c": "nonsense"}
 
 
-def shown(agent: StandIn, token: str) -> Address:
+def shown(agent: FakeAgent, token: str) -> Address:
     """Give the address of an agent whose pod has a token of the previous version."""
     return replace(agent.address, credentials=Credentials(token=token))
 
 
-async def test_the_token_is_shown_with_every_call(board: Board, agent: StandIn) -> None:
+async def test_the_token_is_shown_with_every_call(statuses: AgentStatusCache, agent: FakeAgent) -> None:
     agent.token = "abc"
-    board.watch(POD, shown(agent, "abc"))
-    await until(lambda: state(board) is AgentState.READY and len(agent.polls) == 2)
+    statuses.watch(POD, shown(agent, "abc"))
+    await until(lambda: state(statuses) is AgentState.READY and len(agent.polls) == 2)
     assert set(agent.shown) == {"Bearer abc"}
     assert "abc" not in repr(shown(agent, "abc"))
 
 
-async def test_who_needs_no_token_is_shown_none(board: Board, agent: StandIn) -> None:
-    board.watch(POD, agent.address)
-    await until(lambda: state(board) is AgentState.READY)
+async def test_who_needs_no_token_is_shown_none(statuses: AgentStatusCache, agent: FakeAgent) -> None:
+    statuses.watch(POD, agent.address)
+    await until(lambda: state(statuses) is AgentState.READY)
     assert agent.shown[0] is None
 
 
 async def test_an_agent_that_does_not_know_us_is_told_of_at_once_and_once(
-    board: Board, agent: StandIn, wakes: Wakes, caplog: pytest.LogCaptureFixture
+    statuses: AgentStatusCache, agent: FakeAgent, wakes: Wakes, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent.token = "theirs"
-    board.watch(POD, shown(agent, "ours"))
+    statuses.watch(POD, shown(agent, "ours"))
     await until(lambda: len(agent.polls) >= 3)
-    assert board.fact(POD).denied
+    assert statuses.fact(POD).denied
     assert wakes == [JOB]
     assert caplog.text.count("HTTP 401") == 1
     assert "ours" not in caplog.text
     agent.token = "ours"
-    await until(lambda: state(board) is AgentState.READY)
-    assert not board.fact(POD).denied
+    await until(lambda: state(statuses) is AgentState.READY)
+    assert not statuses.fact(POD).denied
 
 
-async def test_after_close_nothing_is_left_running(agent: StandIn) -> None:
+async def test_after_close_nothing_is_left_running(agent: FakeAgent) -> None:
     before = asyncio.all_tasks()
     async with open_session() as session:
-        board = Board(session, lambda job: None)
-        board.watch(POD, agent.address)
-        await board.close()
+        statuses = AgentStatusCache(session, lambda job: None)
+        statuses.watch(POD, agent.address)
+        await statuses.close()
         assert not [task for task in asyncio.all_tasks() - before if task.get_name().startswith("agent ")]
 
 

@@ -1,4 +1,4 @@
-"""The board of a fleet so large that polls last longer than a heartbeat: silence and news are known as early as ever."""
+"""The status cache of a fleet so large that polls last longer than a heartbeat: silence and news are known as early as ever."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from aiohttp import web
-from tests.unit.agents.fake_agent import JOB, StandIn, serving, until
+from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_operator.agents import polls as polls_module
 from elastipod_operator.agents import status as answers_module
 from elastipod_operator.agents import status_cache as status_cache
-from elastipod_operator.agents.status_cache import Board, open_session
+from elastipod_operator.agents.status_cache import AgentStatusCache, open_session
 
 ONE, OTHER = "one", "other"
 
@@ -25,40 +25,42 @@ async def wakes() -> list[str]:
 
 
 @pytest.fixture
-async def board(wakes: list[str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Board]:
-    """A board to which two agents are very many."""
+async def statuses(wakes: list[str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AgentStatusCache]:
+    """A status cache to which two agents are very many."""
     monkeypatch.setattr(status_cache, "POLLS_PER_S", 0.01)
     async with open_session() as session:
-        board = Board(session, wakes.append)
-        yield board
-        await board.close()
+        statuses = AgentStatusCache(session, wakes.append)
+        yield statuses
+        await statuses.close()
 
 
 @pytest.fixture
-async def agent() -> AsyncIterator[StandIn]:
+async def agent() -> AsyncIterator[FakeAgent]:
     """An agent that serves."""
-    async with serving(StandIn()) as agent:
+    async with serving(FakeAgent()) as agent:
         yield agent
 
 
-def answered(board: Board, pod: str = ONE) -> datetime:
-    at = board.fact(pod).last_answer
+def answered(statuses: AgentStatusCache, pod: str = ONE) -> datetime:
+    at = statuses.fact(pod).last_answer
     assert at is not None
     return at
 
 
-async def held(board: Board, agent: StandIn, pod: str = ONE) -> None:
+async def held(statuses: AgentStatusCache, agent: FakeAgent, pod: str = ONE) -> None:
     """Watch an agent until it holds a long poll."""
-    board.watch(pod, agent.address)
+    statuses.watch(pod, agent.address)
     await until(lambda: len(agent.polls) == 2)
 
 
-async def test_polls_of_many_agents_last_longer_and_not_equally_long(board: Board, agent: StandIn) -> None:
-    async with serving(StandIn()) as other:
-        await held(board, agent)
-        await held(board, other, OTHER)
+async def test_polls_of_many_agents_last_longer_and_not_equally_long(
+    statuses: AgentStatusCache, agent: FakeAgent
+) -> None:
+    async with serving(FakeAgent()) as other:
+        await held(statuses, agent)
+        await held(statuses, other, OTHER)
         waits = [float(agent.polls[1]["wait"]), float(other.polls[1]["wait"])]
-        board.forget(OTHER)
+        statuses.forget(OTHER)
     longest = status_cache.LONGEST_POLL_S
     shortest = (1 - status_cache.SPREAD) * longest - status_cache.TICK_S
     assert all(shortest <= wait <= longest for wait in waits)
@@ -68,65 +70,69 @@ async def test_polls_of_many_agents_last_longer_and_not_equally_long(board: Boar
 @pytest.mark.parametrize("wait_s", [3.5, 27.3, 45.0])
 @pytest.mark.parametrize("now", [0.0, 1234.56789, 98765.4999])
 def test_polls_end_with_a_tick_and_not_later_than_asked(now: float, wait_s: float) -> None:
-    wait = status_cache.to_tick(now, wait_s)
+    wait = status_cache.align_to_tick(now, wait_s)
     assert wait_s - status_cache.TICK_S < wait <= wait_s
     assert (now + wait) / status_cache.TICK_S == pytest.approx(round((now + wait) / status_cache.TICK_S), abs=1e-6)
 
 
-async def test_a_change_arrives_at_once_all_the_same(board: Board, agent: StandIn, wakes: list[str]) -> None:
-    await held(board, agent)
+async def test_a_change_arrives_at_once_all_the_same(
+    statuses: AgentStatusCache, agent: FakeAgent, wakes: list[str]
+) -> None:
+    await held(statuses, agent)
     agent.say(status="running", generation=1)
-    await until(lambda: board.fact(ONE).generation == 1)
+    await until(lambda: statuses.fact(ONE).generation == 1)
     assert wakes == [JOB, JOB]
 
 
 async def test_while_a_poll_is_held_the_kernel_tells_that_the_machine_lives(
-    board: Board, agent: StandIn, monkeypatch: pytest.MonkeyPatch
+    statuses: AgentStatusCache, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(polls_module.PROBES, "TCP_KEEPIDLE", 1)
-    await held(board, agent)
-    first = answered(board)
-    await until(lambda: answered(board) - first > timedelta(seconds=0.9))
+    await held(statuses, agent)
+    first = answered(statuses)
+    await until(lambda: answered(statuses) - first > timedelta(seconds=0.9))
     assert len(agent.polls) == 2
 
 
 async def test_an_answer_after_a_long_poll_is_no_return_from_silence(
-    board: Board, agent: StandIn, wakes: list[str], monkeypatch: pytest.MonkeyPatch
+    statuses: AgentStatusCache, agent: FakeAgent, wakes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (status_cache, answers_module):
         monkeypatch.setattr(module, "SILENCE_LIMIT", timedelta(seconds=0.1))
-    await held(board, agent)
-    since, first = board.fact(ONE).answering_since, answered(board)
+    await held(statuses, agent)
+    since, first = statuses.fact(ONE).answering_since, answered(statuses)
     await until(lambda: datetime.now(UTC) - first > timedelta(seconds=0.15))
     agent.say(message="nothing that matters")
-    await until(lambda: answered(board) - first > timedelta(seconds=0.1) and len(agent.polls) == 3)
-    assert (wakes, board.fact(ONE).answering_since) == ([JOB], since)
+    await until(lambda: answered(statuses) - first > timedelta(seconds=0.1) and len(agent.polls) == 3)
+    assert (wakes, statuses.fact(ONE).answering_since) == ([JOB], since)
 
 
-async def test_at_the_first_doubt_about_one_all_agents_of_its_job_are_asked(board: Board, agent: StandIn) -> None:
-    async with serving(StandIn()) as other:
-        await held(board, agent)
-        await held(board, other, OTHER)
+async def test_at_the_first_doubt_about_one_all_agents_of_its_job_are_asked(
+    statuses: AgentStatusCache, agent: FakeAgent
+) -> None:
+    async with serving(FakeAgent()) as other:
+        await held(statuses, agent)
+        await held(statuses, other, OTHER)
         agent.status["worker"] = {"step": 7}  # no new version: only who asks learns of it
-    await until(lambda: board.fact(OTHER).refused)
-    await until(lambda: board.fact(ONE).step == 7 and len(agent.polls) == 4)
+    await until(lambda: statuses.fact(OTHER).refused)
+    await until(lambda: statuses.fact(ONE).step == 7 and len(agent.polls) == 4)
     first, second = agent.polls[2:]
     assert (first, second["after"], float(second["wait"]) <= status_cache.LONG_POLL_S) == ({}, "1", True)
-    board.forget(OTHER)
+    statuses.forget(OTHER)
 
 
-async def test_agents_of_other_jobs_are_left_alone(board: Board, agent: StandIn) -> None:
-    async with serving(StandIn()) as other:
-        await held(board, agent)
+async def test_agents_of_other_jobs_are_left_alone(statuses: AgentStatusCache, agent: FakeAgent) -> None:
+    async with serving(FakeAgent()) as other:
+        await held(statuses, agent)
         other.address = status_cache.Address("another job", other.address.ip, other.address.port)
-        await held(board, other, OTHER)
-    await until(lambda: board.fact(OTHER).refused)
+        await held(statuses, other, OTHER)
+    await until(lambda: statuses.fact(OTHER).refused)
     assert len(agent.polls) == 2
-    board.forget(OTHER)
+    statuses.forget(OTHER)
 
 
 async def test_a_process_that_hangs_is_silent_since_its_last_answer(
-    board: Board, agent: StandIn, monkeypatch: pytest.MonkeyPatch
+    statuses: AgentStatusCache, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel lives and acknowledges everything."""
     for name, value in (("TICK_S", 0.001), ("LONG_POLL_S", 0.01), ("LONGEST_POLL_S", 0.05), ("CONNECT_S", 0.05)):
@@ -137,12 +143,12 @@ async def test_a_process_that_hangs_is_silent_since_its_last_answer(
         await forever.wait()
         return web.json_response(agent.status)
 
-    board.watch(ONE, agent.address)
+    statuses.watch(ONE, agent.address)
     await until(lambda: len(agent.polls) >= 2)
     agent.respond = never
-    await until(lambda: board.fact(ONE).last_answer is not None and len(agent.polls) >= 4)
-    first = answered(board)
+    await until(lambda: statuses.fact(ONE).last_answer is not None and len(agent.polls) >= 4)
+    first = answered(statuses)
     asked = len(agent.polls)
     await until(lambda: len(agent.polls) > asked)
-    assert answered(board) == first
+    assert answered(statuses) == first
     forever.set()

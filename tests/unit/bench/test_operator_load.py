@@ -20,7 +20,7 @@ from tests.unit.core.builders import job
 from elastipod_agent.authentication import Credentials, challenge_in, signed
 from elastipod_agent.server.http import Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
-from elastipod_operator.kube.job_keys import Tokens, key_entries
+from elastipod_operator.kube.job_keys import JobKeys, key_entries
 
 SIZES = Sizes(starts=(64, 1000, 4000), restart=1000, jobs=100, pods=1000, repeat=1, churn=5.0)
 
@@ -58,7 +58,7 @@ def pod(uid: str, address: str = "", job: str = "one") -> dict[str, Any]:
 
 
 def test_a_fleet_gives_an_address_to_the_agent_of_the_pod_that_has_it_now() -> None:
-    fleet = Fleet(Tokens())
+    fleet = Fleet(JobKeys())
     fleet.take("ADDED", pod("a"))
     fleet.take("MODIFIED", pod("a", "127.128.0.1"))
     first = fleet.by_address["127.128.0.1"].agent
@@ -73,7 +73,7 @@ def test_a_fleet_gives_an_address_to_the_agent_of_the_pod_that_has_it_now() -> N
 
 
 def test_a_fleets_agent_holds_the_key_of_the_pods_secret() -> None:
-    tokens = Tokens((b"k" * 32,))
+    tokens = JobKeys((b"k" * 32,))
     body = pod("a", "127.128.0.1")
     body["metadata"] |= {"name": "one-workers-0", "labels": {LABEL_JOB: "one", LABEL_UID: "uid"}}
     key = tokens.of(replace(job(), name="one", uid="uid"))

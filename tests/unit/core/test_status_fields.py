@@ -11,13 +11,13 @@ import pytest
 from tests.fields import DOCUMENT, ROOT, SPEC, STATUS, UNWRITTEN, document, leaves, status_names
 from tests.unit.core.builders import pid, pod, trains
 
-from elastipod_operator.agents.command_builder import Orders
-from elastipod_operator.agents.status_cache import Address, Board
+from elastipod_operator.agents.command_builder import CommandBuilder
+from elastipod_operator.agents.status_cache import Address, AgentStatusCache
 from elastipod_operator.api import JobSpec
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import StartWorkers
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob
-from elastipod_operator.kube.job_keys import Tokens
+from elastipod_operator.kube.job_keys import JobKeys
 from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.translate import policy_of
 
@@ -103,14 +103,14 @@ WISHES: dict[str, tuple[str, object]] = {
     "elastipod.backoff.maxSeconds": ("backoff_max", LATER),
     "elastipod.payback": ("payback", False),
     "elastipod.recovery": ("new_processes", True),
-    "elastipod.authentication": ("has_token", False),
+    "elastipod.authentication": ("has_key", False),
     "elastipod.gracefulShutdownTimeoutInSeconds": ("graceful_timeout", LATER),
     "elastipod.agentPort": ("agent_port", 7777),
     "elastipod.container": ("container", "other"),
 }
 
 
-class NoBoard:
+class NoStatuses:
     """Agents that were never heard."""
 
     def fact(self, pod_uid: str) -> ObservedAgent:
@@ -137,16 +137,16 @@ def outcome(spec: dict[str, Any]) -> tuple[object, ...]:
     first = pid(0, spec=spec["replicaSpecs"][0]["name"])
     manifest = pod_manifest(fact, spec, policy, first, 2)
     one = pod(first)
-    orders = Orders(
+    commands = CommandBuilder(
         spec,
         {one.name: one},
         trains(members=(first,)),
-        cast(Board, NoBoard()),
+        cast(AgentStatusCache, NoStatuses()),
         lambda p: Address("uid", p.ip, policy.agent_port),
     )
-    order = orders.of(StartWorkers(one.name, 0))
+    order = commands.build(StartWorkers(one.name, 0))
     assert order is not None
-    return policy, manifest, order.body, order.address, Tokens((b"0123456789abcdef",)).of(fact)
+    return policy, manifest, order.body, order.address, JobKeys((b"0123456789abcdef",)).of(fact)
 
 
 def changed(path: str, value: object) -> dict[str, Any]:

@@ -25,7 +25,7 @@ DENIED = ObservedAgent(trying_since=NOW - seconds(1), denied=True)
     ],
 )
 def test_it_is_said_at_once_with_what_to_do(secret: str, words: tuple[str, ...]) -> None:
-    pods = [(pod(0, token_secret=secret), DENIED), (pod(1, token_secret=secret), DENIED)]
+    pods = [(pod(0, key_secret=secret), DENIED), (pod(1, key_secret=secret), DENIED)]
     made = plan(observed(job(), pods))
     told = next(c for c in made.conditions if c.type == "PodsReady")
     assert (told.reason, told.status) == ("TokenRefused", False)
@@ -38,7 +38,7 @@ def test_it_is_said_at_once_with_what_to_do(secret: str, words: tuple[str, ...])
 
 def test_a_job_that_trains_goes_on_when_no_agent_knows_the_operator_any_more() -> None:
     long_silent = replace(agent(), last_answer=NOW - seconds(60), denied=True)
-    pods = [(pod(0, token_secret="s"), long_silent), (pod(1, token_secret="s"), long_silent)]
+    pods = [(pod(0, key_secret="s"), long_silent), (pod(1, key_secret="s"), long_silent)]
     made = plan(observed(job(trains(2)), pods))
     assert next(c for c in made.conditions if c.type == "PodsReady").reason == "TokenRefused"
     assert made.conditions[-1].type == "Running"

@@ -53,13 +53,13 @@ async def test_those_of_one_job_keep_their_order_and_those_of_others_do_not_wait
     writer = Writer()
     events = Events(cast(Api, writer))
     writer.go.clear()
-    events.tell(JOB, notes("a", "b"))
+    events.record(JOB, notes("a", "b"))
     others = [replace(JOB, uid=f"other-{n}") for n in range(50)]
     for n, other in enumerate(others):
-        events.tell(other, notes(f"other-{n}"))
-    await until(lambda: len(writer.begun) == module.LINES)
+        events.record(other, notes(f"other-{n}"))
+    await until(lambda: len(writer.begun) == module.QUEUES)
     writer.go.set()
-    events.tell(JOB, notes("c"))
+    events.record(JOB, notes("c"))
     await events.close()
     assert [reason for reason in writer.written if not reason.startswith("other")] == ["a", "b", "c"]
     assert len(writer.written) == 3 + len(others)
@@ -72,7 +72,7 @@ async def test_one_that_cannot_be_written_is_told_and_keeps_the_others_from_noth
     writer = Writer()
     writer.fails["a"] = error
     events = Events(cast(Api, writer))
-    events.tell(JOB, notes("a", "b"))
+    events.record(JOB, notes("a", "b"))
     await events.close()
     assert writer.written == ["b"]
     assert [record.getMessage() for record in caplog.records if "could not be written" in record.getMessage()]
@@ -85,12 +85,12 @@ async def test_the_newest_are_left_out_while_too_many_wait_which_is_counted_and_
     before, writer = dropped(), Writer()
     events = Events(cast(Api, writer))
     writer.go.clear()
-    events.tell(JOB, notes("a", "b", "c", "d"))
+    events.record(JOB, notes("a", "b", "c", "d"))
     assert dropped() - before == 2
     assert len([r for r in caplog.records if "are left out" in r.getMessage()]) == 1
     writer.go.set()
     await until(lambda: writer.written == ["a", "b"])
-    events.tell(JOB, notes("e"))
+    events.record(JOB, notes("e"))
     await events.close()
     assert writer.written == ["a", "b", "e"]
 
@@ -103,11 +103,11 @@ async def test_the_end_waits_for_them_but_not_for_ever(
     writer = Writer()
     events = Events(cast(Api, writer))
     writer.go.clear()
-    events.tell(JOB, notes("a", "b"))
+    events.record(JOB, notes("a", "b"))
     await events.close()
     assert (writer.begun, writer.written) == (["a"], [])
     assert "2 events were not written" in caplog.text
-    events.tell(JOB, notes("c"))
+    events.record(JOB, notes("c"))
     writer.go.set()
     await events.close()
     assert writer.written == []

@@ -15,10 +15,10 @@ import pytest
 from tests.long_runs import LongRun
 from tests.unit.kube.random_clusters import JOB_UID, NOW, World, odd_world, sound_world
 
-from elastipod_operator.agents.command_builder import Orders
+from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.commands import Command
-from elastipod_operator.agents.status import BadAnswer, read
-from elastipod_operator.agents.status_cache import Address, Board
+from elastipod_operator.agents.status import InvalidStatus, parse_status
+from elastipod_operator.agents.status_cache import Address, AgentStatusCache
 from elastipod_operator.core.actions import CreatePod, CreateWorkload, Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record_codec import decode, encode
@@ -30,7 +30,7 @@ from elastipod_operator.kube.cluster_queues import QueueTable
 from elastipod_operator.kube.placement import PlacementError, flavors_of, placement
 from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.store import Job, Store
-from elastipod_operator.kube.workloads import Priority, base_wish, own_wish, workload_manifest
+from elastipod_operator.kube.workloads import Priority, base_priority_source, own_priority_source, workload_manifest
 from elastipod_operator.queueing.queue_snapshot import workloads_of
 
 Body = dict[str, Any]
@@ -66,8 +66,8 @@ class Operator:
             store.put_workload(workload)
         for name, answer in world.answers.items():
             try:
-                found = read(answer, ObservedAgent(trying_since=NOW), NOW)
-            except BadAnswer:
+                found = parse_status(answer, ObservedAgent(trying_since=NOW), NOW)
+            except InvalidStatus:
                 self.agents[name] = ObservedAgent(trying_since=NOW)
                 continue
             self.agents[name], self.progress[name] = found.fact, found.progress
@@ -104,13 +104,13 @@ class Operator:
         for action in [a for a in todo.actions if isinstance(a, CreatePod)][:5]:
             self._create(job, spec, action)
         for ask in (a for a in todo.actions if isinstance(a, CreateWorkload)):
-            base_wish(job.body, spec), own_wish(spec, ask)
+            base_priority_source(job.body, spec), own_priority_source(spec, ask)
             json.dumps(workload_manifest(job.fact, spec, ask, Priority(0))).encode()
-        board = Board(None, lambda _: None)  # type: ignore[arg-type]  # no agent is asked
-        orders = Orders(
+        board = AgentStatusCache(None, lambda _: None)  # type: ignore[arg-type]  # no agent is asked
+        orders = CommandBuilder(
             spec, {p.name: p for p in job.pods.values()}, todo.record, board, lambda p: Address(JOB_UID, p.ip, 1)
         )
-        for command in filter(None, map(orders.of, todo.actions)):
+        for command in filter(None, map(orders.build, todo.actions)):
             assert isinstance(command, Command)
             json.dumps(command.body).encode()
 

@@ -14,53 +14,53 @@ from tests.unit.kube.bodies import job_body, pod_body
 from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.kube.job_keys import (
     NO_CREDENTIALS,
-    KeyProblem,
-    Tokens,
+    InvalidInstallKey,
+    JobKeys,
     key_entries,
+    key_secret_of,
     read_install_keys,
     secret_manifest,
-    secret_of,
 )
 from elastipod_operator.kube.translate import job_fact, pod_fact
 
 KEY, NEW_KEY = b"k" * 32, b"n" * 32
-TOKENS = Tokens((KEY,))
+JOB_KEYS = JobKeys((KEY,))
 
 
 def job(spec: dict[str, Any] | None = None, **meta: Any) -> ObservedJob:
     return job_fact(job_body(spec, **meta))
 
 
-def held(tokens: Tokens, secret: str, fact: ObservedJob | None = None) -> tuple[str, str]:
+def held(keys: JobKeys, secret: str, fact: ObservedJob | None = None) -> tuple[str, str]:
     """Give key and token of a pod that refers to a Secret."""
     pod = pod_fact(pod_body(), "train")
     assert pod is not None
-    credentials = tokens.held_by(fact or job(), replace(pod, token_secret=secret))
+    credentials = keys.credentials_of(fact or job(), replace(pod, key_secret=secret))
     assert not secret or credentials == NO_CREDENTIALS or credentials.pod == pod.name
     return credentials.key, credentials.token
 
 
 def test_key_and_token_are_hmacs_of_the_jobs_uid() -> None:
-    token = TOKENS.of(job())
+    token = JOB_KEYS.of(job())
     assert token is not None
     assert token.token == hmac.new(KEY, b"job-uid", hashlib.sha256).hexdigest(), "as the previous version derives it"
     assert token.key == hmac.new(KEY, b"elastipod-mac-key job-uid", hashlib.sha256).hexdigest()
     assert token.secret.startswith("job-elastipod-key-")
     for secret in (token.token, token.key):
-        assert secret not in repr(token) + repr(TOKENS)
+        assert secret not in repr(token) + repr(JOB_KEYS)
 
 
 def test_a_pod_of_the_previous_version_holds_the_token_alone() -> None:
-    token = TOKENS.of(job())
+    token = JOB_KEYS.of(job())
     assert token is not None
     fingerprint = hashlib.sha256(token.token.encode()).hexdigest()[:10]
-    assert token.former_secret == f"job-elastipod-token-{fingerprint}"
-    assert held(TOKENS, token.former_secret) == ("", token.token)
-    assert KEY.decode() not in repr(TOKENS)
+    assert token.legacy_secret == f"job-elastipod-token-{fingerprint}"
+    assert held(JOB_KEYS, token.legacy_secret) == ("", token.token)
+    assert KEY.decode() not in repr(JOB_KEYS)
 
 
 def test_every_job_has_its_own_also_under_the_same_name() -> None:
-    one, other = TOKENS.of(job()), TOKENS.of(job(uid="made anew"))
+    one, other = JOB_KEYS.of(job()), JOB_KEYS.of(job(uid="made anew"))
     assert one is not None
     assert other is not None
     assert one.token != other.token
@@ -68,44 +68,44 @@ def test_every_job_has_its_own_also_under_the_same_name() -> None:
 
 
 def test_the_longest_job_name_fits() -> None:
-    token = TOKENS.of(job(name="j" * 63))
+    token = JOB_KEYS.of(job(name="j" * 63))
     assert token is not None
     assert len(token.secret) <= 253
 
 
 @pytest.mark.parametrize(
-    ("tokens", "spec"),
+    ("keys", "spec"),
     [
-        pytest.param(Tokens(), {}, id="no install key"),
-        pytest.param(TOKENS, {"elastipod": {"authentication": "Off"}}, id="turned off"),
-        pytest.param(TOKENS, {"nprocPerNode": "many"}, id="a job that cannot be used"),
+        pytest.param(JobKeys(), {}, id="no install key"),
+        pytest.param(JOB_KEYS, {"elastipod": {"authentication": "Off"}}, id="turned off"),
+        pytest.param(JOB_KEYS, {"nprocPerNode": "many"}, id="a job that cannot be used"),
     ],
 )
-def test_who_gets_none(tokens: Tokens, spec: dict[str, Any]) -> None:
-    assert tokens.of(job(spec)) is None
+def test_who_gets_none(keys: JobKeys, spec: dict[str, Any]) -> None:
+    assert keys.of(job(spec)) is None
 
 
 def test_a_pod_keeps_its_token_when_the_job_gets_none_any_more_or_the_key_is_changed() -> None:
-    before = TOKENS.of(job())
+    before = JOB_KEYS.of(job())
     assert before is not None
     off = job({"elastipod": {"authentication": "Off"}})
-    assert held(TOKENS, before.secret, off) == (before.key, before.token)
-    rotated = Tokens((NEW_KEY, KEY))
+    assert held(JOB_KEYS, before.secret, off) == (before.key, before.token)
+    rotated = JobKeys((NEW_KEY, KEY))
     after = rotated.of(job())
     assert after is not None
     assert after.secret != before.secret
     assert held(rotated, before.secret) == (before.key, before.token)
     assert held(rotated, after.secret) == (after.key, after.token)
-    assert held(Tokens((NEW_KEY,)), before.secret) == ("", "")
+    assert held(JobKeys((NEW_KEY,)), before.secret) == ("", "")
 
 
 @pytest.mark.parametrize("secret", ["", "foreign"])
 def test_what_is_not_ours_is_shown_no_token(secret: str) -> None:
-    assert held(TOKENS, secret) == ("", "")
+    assert held(JOB_KEYS, secret) == ("", "")
 
 
 def test_the_secret_goes_with_the_job_and_is_never_changed() -> None:
-    token = TOKENS.of(job())
+    token = JOB_KEYS.of(job())
     assert token is not None
     made = secret_manifest(job(), token)
     meta = made["metadata"]
@@ -130,10 +130,10 @@ def test_the_secret_goes_with_the_job_and_is_never_changed() -> None:
 def test_which_token_a_pod_holds_is_read_from_its_environment(containers: list[dict[str, Any]], secret: str) -> None:
     body = pod_body()
     body["spec"]["containers"] = containers
-    assert secret_of(body, "train") == secret
+    assert key_secret_of(body, "train") == secret
     fact = pod_fact(body, "train")
     assert fact is not None
-    assert fact.token_secret == secret
+    assert fact.key_secret == secret
 
 
 def test_keys_are_read_from_a_file_the_newest_first(tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_keys_are_read_from_a_file_the_newest_first(tmp_path: Path) -> None:
 def test_a_key_that_could_be_guessed_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "install-key"
     path.write_bytes(content)
-    with pytest.raises(KeyProblem, match="at least 32 bytes") as refused:
+    with pytest.raises(InvalidInstallKey, match="at least 32 bytes") as refused:
         read_install_keys(str(path))
     assert "short" not in str(refused.value)
 
 
 def test_a_key_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(KeyProblem, match=r"cannot be read: .*none: No such file"):
+    with pytest.raises(InvalidInstallKey, match=r"cannot be read: .*none: No such file"):
         read_install_keys(str(tmp_path / "none"))

@@ -15,7 +15,13 @@ from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube import applied
 from elastipod_operator.kube.applied import applied_of, encode_applied
-from elastipod_operator.kube.limits import MAX_ANNOTATION_BYTES, MAX_LOG_RULE_BYTES, MAX_TEMPLATE_BYTES, excess, slim
+from elastipod_operator.kube.limits import (
+    MAX_ANNOTATION_BYTES,
+    MAX_LOG_RULE_BYTES,
+    MAX_TEMPLATE_BYTES,
+    limit_violation,
+    without_unused_parts,
+)
 from elastipod_operator.kube.store import Store
 from elastipod_operator.kube.translate import job_fact
 
@@ -72,7 +78,7 @@ def test_a_large_manifest_that_fits_is_accepted() -> None:
 
 def test_annotations_that_grow_under_a_running_job_do_not_end_its_care() -> None:
     body = job_body(annotations={"notes": noise(200_000), ANNOTATION_STATE: encode(Record(generation=3))})
-    assert excess(body) == ""
+    assert limit_violation(body) == ""
 
 
 def test_of_a_job_that_is_refused_for_its_size_the_templates_are_not_kept() -> None:
@@ -98,7 +104,7 @@ def test_who_wrote_which_field_is_not_kept_and_what_is_needed_is() -> None:
 
 @pytest.mark.parametrize("spec", [None, 7, {}, {"replicaSpecs": 7}, {"replicaSpecs": [7, None, {"template": "x"}]}])
 def test_an_odd_object_is_made_slim_too(spec: object) -> None:
-    assert slim({"metadata": {"uid": "u"}, "spec": spec}) == {"metadata": {"uid": "u"}, "spec": spec}
+    assert without_unused_parts({"metadata": {"uid": "u"}, "spec": spec}) == {"metadata": {"uid": "u"}, "spec": spec}
 
 
 def test_templates_that_were_read_are_kept_up_to_a_size() -> None:

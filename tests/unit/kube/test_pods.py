@@ -13,14 +13,14 @@ from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.translate import job_fact
 
 
-def manifest(template: dict[str, Any] | None = None, token_secret: str = "", **spec: Any) -> dict[str, Any]:
+def manifest(template: dict[str, Any] | None = None, key_secret: str = "", **spec: Any) -> dict[str, Any]:
     """Give the manifest of replica 1, third incarnation."""
     wish = template if template is not None else {"spec": {"containers": [{"name": "train"}]}}
     body = job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "maxReplicas": 4, "template": wish}], **spec})
     fact = job_fact(body)
     assert fact.policy is not None, fact.refusal
     before = copy.deepcopy(body["spec"])
-    made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3, token_secret)
+    made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3, key_secret)
     assert body["spec"] == before, "the job's own template is left alone"
     return made
 

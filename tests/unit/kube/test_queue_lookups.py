@@ -15,7 +15,7 @@ from elastipod_operator.core.actions import CreateWorkload
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.placement import PlacementError
 from elastipod_operator.kube.queue_api import QueueApi
-from elastipod_operator.kube.queue_lookups import Lookups, NotYet, Trouble
+from elastipod_operator.kube.queue_lookups import BaseNotPlaced, KueueLookups, QuotaError
 from elastipod_operator.kube.workloads import Priority
 
 Body = dict[str, Any]
@@ -51,8 +51,8 @@ class Cluster:
         return list(self.objects.get("PriorityClass", {}).values())
 
 
-def lookups(cluster: Cluster) -> Lookups:
-    return Lookups(cast(QueueApi, cluster))
+def lookups(cluster: Cluster) -> KueueLookups:
+    return KueueLookups(cast(QueueApi, cluster))
 
 
 def spec(base: Body | None = None, elastic: Body | None = None) -> Body:
@@ -74,11 +74,11 @@ async def test_a_class_gives_its_value_and_is_named() -> None:
 
 
 async def test_a_missing_class_is_a_sentence() -> None:
-    with pytest.raises(Trouble, match=r"WorkloadPriorityClass high, which label .* names, does not exist") as caught:
+    with pytest.raises(QuotaError, match=r"WorkloadPriorityClass high, which label .* names, does not exist") as caught:
         await lookups(Cluster()).priority(LABELLED, spec(), BASE, None)
     assert caught.value.reason == "PriorityClassMissing"
     own = spec({"spec": {"priorityClassName": "pods"}})
-    with pytest.raises(Trouble, match="PriorityClass pods, which priorityClassName names"):
+    with pytest.raises(QuotaError, match="PriorityClass pods, which priorityClassName names"):
         await lookups(Cluster()).priority(job_body(), own, BASE, None)
 
 
@@ -180,5 +180,5 @@ REQUIRES = spec({"metadata": {"annotations": {"kueue.x-k8s.io/podset-required-to
 
 @pytest.mark.parametrize("nodes", [[], ["gone"], ["plain"]], ids=str)
 async def test_it_is_too_early_while_the_base_has_no_place(nodes: list[str]) -> None:
-    with pytest.raises(NotYet, match=RACK):
+    with pytest.raises(BaseNotPlaced, match=RACK):
         await lookups(RACKED).pins(in_topology(), REQUIRES, MORE, FLAVORS, nodes)

@@ -16,7 +16,7 @@ from elastipod_operator.core.snapshot import ObservedJob, ObservedWorkload
 from elastipod_operator.kube import queue_reader
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.queue_api import QueueApi
-from elastipod_operator.kube.queue_lookups import Lookups
+from elastipod_operator.kube.queue_lookups import KueueLookups
 from elastipod_operator.kube.queue_reader import QueueReader
 from elastipod_operator.kube.store import Store
 from elastipod_operator.kube.workloads import workload_fact
@@ -70,7 +70,7 @@ class Reading:
         self.cluster, self.store, self.told = Cluster(), Store(), list[str]()
         api = cast(QueueApi, self.cluster)
         self._wanted = asyncio.Event()
-        self.reader = QueueReader(api, Lookups(api), self.store, self.told.append, self._wanted)
+        self.reader = QueueReader(api, KueueLookups(api), self.store, self.told.append, self._wanted)
         self._task: asyncio.Task[None] | None = None
 
     def know(self, name: str = "job", **meta: Any) -> ObservedJob:

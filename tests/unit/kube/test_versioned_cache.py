@@ -6,11 +6,11 @@ from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.kube.queue_bodies import workload_body
 
 from elastipod_operator.kube.store import Store
-from elastipod_operator.kube.versioned_cache import Kept
+from elastipod_operator.kube.versioned_cache import VersionedCache
 
 
-def kept(**versions: int) -> Kept[str]:
-    found: Kept[str] = Kept()
+def kept(**versions: int) -> VersionedCache[str]:
+    found: VersionedCache[str] = VersionedCache()
     for uid, version in versions.items():
         assert found.put(uid, version, f"{uid}{version}")
     return found
@@ -57,7 +57,7 @@ def test_clearing_forgets_all() -> None:
 
 
 def test_what_comes_back_unchanged_after_its_kind_was_gone_is_there_again() -> None:
-    found: Kept[str] = Kept()
+    found: VersionedCache[str] = VersionedCache()
     found.replace({"a": (5, "a5")}, 10)
     found.clear()
     assert found.replace({"a": (5, "a5")}, 20)

@@ -13,12 +13,12 @@ from elastipod_operator.core.actions import CreateWorkload
 from elastipod_operator.kube.translate import job_fact
 from elastipod_operator.kube.workloads import (
     Priority,
-    PriorityWish,
-    base_wish,
+    PrioritySource,
+    base_priority_source,
     digest_of,
-    extras_priority,
+    increment_priority,
     is_placed_alike,
-    own_wish,
+    own_priority_source,
     ranked,
     required_level,
     templates_digest,
@@ -153,17 +153,17 @@ def labelled(name: str) -> Body:
 @pytest.mark.parametrize(
     ("labels", "base", "elastic", "wish"),
     [
-        ({"kueue.x-k8s.io/priority-class": "a"}, labelled("b"), None, PriorityWish("WorkloadPriorityClass", "a")),
-        ({}, labelled("b"), labelled("c"), PriorityWish("WorkloadPriorityClass", "b")),
-        ({}, {"spec": POD}, labelled("c"), PriorityWish("WorkloadPriorityClass", "c")),
-        ({}, {"spec": POD}, None, PriorityWish("PriorityClass", "high")),
-        ({}, {"spec": {}}, {"spec": POD}, PriorityWish()),
-        ({}, {"metadata": None, "spec": None}, {}, PriorityWish()),
+        ({"kueue.x-k8s.io/priority-class": "a"}, labelled("b"), None, PrioritySource("WorkloadPriorityClass", "a")),
+        ({}, labelled("b"), labelled("c"), PrioritySource("WorkloadPriorityClass", "b")),
+        ({}, {"spec": POD}, labelled("c"), PrioritySource("WorkloadPriorityClass", "c")),
+        ({}, {"spec": POD}, None, PrioritySource("PriorityClass", "high")),
+        ({}, {"spec": {}}, {"spec": POD}, PrioritySource()),
+        ({}, {"metadata": None, "spec": None}, {}, PrioritySource()),
     ],
 )
-def test_where_the_priority_of_a_base_comes_from(labels: Body, base: Body, elastic: Body, wish: PriorityWish) -> None:
+def test_where_the_priority_of_a_base_comes_from(labels: Body, base: Body, elastic: Body, wish: PrioritySource) -> None:
     spec = {"replicaSpecs": [{"name": "base", "template": base}, {"name": "elastic", "template": elastic}]}
-    assert base_wish(job_body(labels=labels), spec) == wish
+    assert base_priority_source(job_body(labels=labels), spec) == wish
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_an_elastic_spec_with_a_class_of_its_own_uses_it(
     number: int, counts: dict[str, int], base: str, elastic: str, name: str
 ) -> None:
     spec = two_specs({"spec": {"priorityClassName": base}}, {"spec": {"priorityClassName": elastic}})
-    assert own_wish(spec, ask(number, **counts)) == (PriorityWish(name=name) if name else None)
+    assert own_priority_source(spec, ask(number, **counts)) == (PrioritySource(name=name) if name else None)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_an_elastic_spec_with_a_class_of_its_own_uses_it(
     ],
 )
 def test_extras_stand_below_every_base(base: int, extras: int) -> None:
-    assert extras_priority(base) == Priority(extras)
+    assert increment_priority(base) == Priority(extras)
     assert -(2**31) <= extras < 2**31
 
 

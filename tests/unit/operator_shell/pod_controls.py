@@ -1,4 +1,4 @@
-"""A desk for the calls of one job's pods, without a reconciler: it notes what it is told."""
+"""A control for the calls of one job's pods, without a reconciler: it notes what it is told."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.unit.kube.bodies import job_body
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.kube.api import Api
-from elastipod_operator.kube.job_keys import Tokens
+from elastipod_operator.kube.job_keys import JobKeys
 from elastipod_operator.kube.store import Job, Store
-from elastipod_operator.pod_control import PodDesk
+from elastipod_operator.pod_control import PodControl
 
 
 class Told:
@@ -32,8 +32,8 @@ class Told:
         return [] if self.problem else [(action, None) for action in actions], self.problem
 
 
-def desk_for(api: object, told: Told) -> PodDesk:
-    """Give a desk whose store knows the job of `job_body` and no pods."""
+def pod_control_for(api: object, told: Told) -> PodControl:
+    """Give a control whose store knows the job of `job_body` and no pods."""
     store = Store()
     store.put_job(job_body())
 
@@ -41,7 +41,7 @@ def desk_for(api: object, told: Told) -> PodDesk:
         bodies, version = await cast(Api, api).list_pods(job.fact.namespace, job.fact.uid)
         store.replace_pods(job.fact.uid, bodies, version)
 
-    return PodDesk(
-        cast(Api, api), store, Tokens(), place=told.place, list_pods=list_pods, forget=lambda _: None, wake=told.wake,
+    return PodControl(
+        cast(Api, api), store, JobKeys(), place=told.place, list_pods=list_pods, forget=lambda _: None, wake=told.wake,
         failed=told.failed,
     )  # fmt: skip

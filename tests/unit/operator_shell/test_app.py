@@ -52,7 +52,7 @@ async def test_how_the_leader_ends(
 ) -> None:
     monkeypatch.setattr(app, "watch", never)
     lease, stop = FakeLease(), asyncio.Event()
-    leading = asyncio.create_task(app._while_held(cast(Lease, lease), OPTIONS, cast(Api, None), stop))
+    leading = asyncio.create_task(app._watch_while_leading(cast(Lease, lease), OPTIONS, cast(Api, None), stop))
     event(lease, stop)
     assert await leading == code
     assert lease.released is released
@@ -65,7 +65,7 @@ async def test_a_leader_that_may_not_watch_gives_the_lease_up(monkeypatch: pytes
     monkeypatch.setattr(app, "watch", forbidden)
     lease = FakeLease()
     with pytest.raises(ApiError, match="forbidden"):
-        await app._while_held(cast(Lease, lease), OPTIONS, cast(Api, None), asyncio.Event())
+        await app._watch_while_leading(cast(Lease, lease), OPTIONS, cast(Api, None), asyncio.Event())
     assert lease.released
 
 

@@ -6,20 +6,20 @@ import asyncio
 
 from tests.unit.operator_shell.test_in_flight import turn
 
-from elastipod_operator.decision_limiter import REST, SLOW_S, Turns
+from elastipod_operator.decision_limiter import IDLE_FACTOR, SLOW_S, DecisionLimiter
 
 
 class Loop:
     """A clock of the event loop that stands still until it is moved."""
 
     def __init__(self) -> None:
-        self.gap = asyncio.Event()
-        self.turns = Turns(self.gap)
+        self.no_pass_running = asyncio.Event()
+        self.limiter = DecisionLimiter(self.no_pass_running)
         self.order: list[str] = []
 
     def begin(self, name: str, decision_s: float) -> asyncio.Task[None]:
         async def decide() -> None:
-            await self.turns.take(decision_s)
+            await self.limiter.wait(decision_s)
             self.order.append(name)
 
         return asyncio.create_task(decide())
@@ -34,7 +34,7 @@ async def test_quick_jobs_never_wait_and_slow_ones_follow_each_other() -> None:
     quick = [loop.begin(f"quick {n}", SLOW_S / 2) for n in range(3)]
     await asyncio.gather(*quick)
     assert loop.order == ["first", "quick 0", "quick 1", "quick 2"]
-    loop.gap.set()
+    loop.no_pass_running.set()
     await asyncio.gather(*slow)
     assert loop.order[-1] == "second", "while nobody else has anything to do it need not wait"
 
@@ -44,7 +44,7 @@ async def test_slow_jobs_rest_for_as_long_as_their_decisions_take_and_longer() -
     began = clock.time()
     for n in range(3):
         await loop.begin(str(n), SLOW_S)
-    assert clock.time() - began >= 2 * (1 + REST) * SLOW_S
+    assert clock.time() - began >= 2 * (1 + IDLE_FACTOR) * SLOW_S
     assert loop.order == ["0", "1", "2"]
 
 
@@ -54,6 +54,6 @@ async def test_a_job_that_is_gone_while_it_waits_keeps_no_other_from_its_turn() 
     waiting = [loop.begin(name, 1000.0) for name in ("gone", "next")]
     await turn()
     waiting[0].cancel()
-    loop.gap.set()
+    loop.no_pass_running.set()
     await waiting[1]
     assert loop.order == ["first", "next"]

@@ -23,12 +23,12 @@ class Thing:
 
 @asynccontextmanager
 async def looking() -> AsyncIterator[asyncio.Event]:
-    gap = asyncio.Event()
-    gap.set()
-    with garbage_collection.collecting_by_hand():
-        task = asyncio.create_task(garbage_collection.look_for_garbage(gap))
+    no_pass_running = asyncio.Event()
+    no_pass_running.set()
+    with garbage_collection.manual_collection():
+        task = asyncio.create_task(garbage_collection.collect_garbage(no_pass_running))
         try:
-            yield gap
+            yield no_pass_running
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -37,7 +37,7 @@ async def looking() -> AsyncIterator[asyncio.Event]:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage_collection, "NEW_EVERY_S", 0.001)
+    monkeypatch.setattr(garbage_collection, "CHECK_EVERY_S", 0.001)
 
 
 def lost_thing() -> weakref.ref[Thing]:
@@ -49,14 +49,14 @@ async def test_nothing_is_looked_for_until_enough_is_new() -> None:
         seen = lost_thing()
         await asyncio.sleep(0.05)
         assert seen() is not None
-        new: list[list[int]] = [[] for _ in range(2 * garbage_collection.ENOUGH)]
+        new: list[list[int]] = [[] for _ in range(2 * garbage_collection.MIN_NEW_OBJECTS)]
         await until(lambda: seen() is None)
-        assert len(new) == 2 * garbage_collection.ENOUGH
+        assert len(new) == 2 * garbage_collection.MIN_NEW_OBJECTS
     assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
 
 
 async def test_what_was_found_alive_is_looked_at_again_only_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage_collection, "ENOUGH", 0)
+    monkeypatch.setattr(garbage_collection, "MIN_NEW_OBJECTS", 0)
     old = Thing()
     seen_old = weakref.ref(old)
     async with looking():
@@ -65,21 +65,21 @@ async def test_what_was_found_alive_is_looked_at_again_only_with_everything(monk
             await until(lambda seen=seen: seen() is None)
             old = None  # type: ignore[assignment]
         assert seen_old() is not None
-    monkeypatch.setattr(garbage_collection, "WHOLE_EVERY_S", 0.001)
+    monkeypatch.setattr(garbage_collection, "FULL_EVERY_S", 0.001)
     async with looking():
         await until(lambda: seen_old() is None)
 
 
 async def test_a_decision_is_not_held_up_unless_there_is_no_gap_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage_collection, "ENOUGH", 0)
-    async with looking() as gap:
-        gap.clear()
+    monkeypatch.setattr(garbage_collection, "MIN_NEW_OBJECTS", 0)
+    async with looking() as no_pass_running:
+        no_pass_running.clear()
         seen = lost_thing()
         await asyncio.sleep(0.05)
         assert seen() is not None
-        gap.set()
+        no_pass_running.set()
         await until(lambda: seen() is None)
-        gap.clear()
-        monkeypatch.setattr(garbage_collection, "PATIENCE_S", 0.0)
+        no_pass_running.clear()
+        monkeypatch.setattr(garbage_collection, "MAX_WAIT_S", 0.0)
         seen_after = lost_thing()
         await until(lambda: seen_after() is None)

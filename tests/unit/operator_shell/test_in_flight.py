@@ -71,7 +71,7 @@ async def test_what_waits_is_withdrawn_and_what_is_under_way_is_waited_for() -> 
     assert calls.flight.keep_only(range(20)), "all that is under way is wanted"
     assert [number in calls.flight for number in (0, 19, 20, 39)] == [True, True, False, False]
     assert not calls.flight.keep_only({3, 19}), "others are under way"
-    waits = asyncio.create_task(calls.flight.answered())
+    waits = asyncio.create_task(calls.flight.wait_unwanted())
     await turn()
     assert not waits.done()
     await calls.end()

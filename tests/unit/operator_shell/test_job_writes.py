@@ -12,7 +12,7 @@ from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import LONG_AGO, job, pid, pod
 from tests.unit.kube.bodies import JOB_UID, container, job_body, pod_body
 from tests.unit.operator_shell.api_server import ApiServer
-from tests.unit.operator_shell.pod_controls import Told, desk_for
+from tests.unit.operator_shell.pod_controls import Told, pod_control_for
 from tests.unit.operator_shell.test_reconciler import Shell
 
 from elastipod_operator import job_writes, pod_control
@@ -44,7 +44,7 @@ class Writes:
         self.gone: list[str] = []
         for ordinal in range(3):
             server.put(server.pods, pod_body(ordinal))
-        self.deletion = PodDeletion(desk_for(api, self.told), JOB_UID)
+        self.deletion = PodDeletion(pod_control_for(api, self.told), JOB_UID)
 
     async def delete(self, *ordinals: int) -> None:
         """Have pods deleted, as one decision does, and wait for what comes of it."""
@@ -185,8 +185,8 @@ async def test_a_job_that_cannot_be_written_gets_one_event(shell: Shell, what: s
     ended = Record(
         generation=1, outcome="Completed", outcome_reason="Completed", ended_at=datetime(2026, 3, 1, tzinfo=UTC)
     )
-    events = {ANNOTATION_STATE: encode(ended)} if what == "job" else {}
-    shell.submit({"runPolicy": {"ttlSecondsAfterFinished": 1}}, annotations=events)
+    annotations = {ANNOTATION_STATE: encode(ended)} if what == "job" else {}
+    shell.submit({"runPolicy": {"ttlSecondsAfterFinished": 1}}, annotations=annotations)
     await until(lambda: len(events(shell, reason)) == 1)
     assert "no more writes today" in events(shell, reason)[0]
     tries = len(shell.server.calls)
@@ -200,7 +200,7 @@ async def test_it_is_told_again_when_the_event_is_gone_and_when_it_worked_meanwh
     told: list[str] = []
 
     class Noted:
-        def tell(self, job: Any, events: Any) -> None:
+        def record(self, job: Any, events: Any) -> None:
             told.extend(note.reason for note in events)
 
     noted: Any = Noted()
@@ -217,7 +217,7 @@ async def test_it_is_told_again_when_the_event_is_gone_and_when_it_worked_meanwh
 
     async def make(call: Any) -> None:
         with contextlib.suppress(ApiError):
-            await writes.written("status", job(), call())
+            await writes.write("status", job(), call())
 
     for call, so_far in ((conflict, 0), (refused, 1), (refused, 1), (worked, 1), (refused, 2)):
         await make(call)

@@ -14,8 +14,8 @@ from elastipod_operator import app, metrics
 def exported():
     return sorted(line.split()[0].split("{")[0] for line in generate_latest().decode().splitlines() if not line.startswith("#"))
 before = exported()
-from elastipod_operator.job_metrics import JobCounts
-JobCounts(), JobCounts()
+from elastipod_operator.job_metrics import JobMetrics
+JobMetrics(), JobMetrics()
 after = exported()
 print("elastipod_goodput_ratio" in before, "elastipod_goodput_ratio" in after, "elastipod_jobs" in before, "elastipod_jobs" in after)
 print("elastipod_quota_evictions_overdue" in before, "elastipod_quota_evictions_overdue" in after)

@@ -12,7 +12,7 @@ from tests.unit.kube.bodies import JOB_UID, job_body, node_body, pod_body
 from elastipod_operator import missed_node_deletions
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.store import Store
-from elastipod_operator.missed_node_deletions import MissedNodes
+from elastipod_operator.missed_node_deletions import MissedNodeDeletions
 
 
 class Nodes:
@@ -24,7 +24,7 @@ class Nodes:
         self.reads: list[str] = []
         self.woken: list[str] = []
         self.errors: list[Exception] = []
-        self.missed = MissedNodes(self.store, self.read, self.woken.append, quiet_s=0.02)
+        self.missed = MissedNodeDeletions(self.store, self.read, self.woken.append, quiet_s=0.02)
         for name in self.there:
             self.store.put_node(node_body(name))
         self.store.put_job(job_body())
@@ -51,22 +51,22 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 async def test_a_node_that_a_new_list_does_not_show_is_forgotten_and_its_jobs_are_woken(nodes: Nodes) -> None:
     nodes.there = {"node-2", "node-3"}
-    nodes.missed.seen("node-2", is_listed=True)
-    nodes.missed.seen("node-3", is_listed=True)
+    nodes.missed.observe("node-2", is_listed=True)
+    nodes.missed.observe("node-3", is_listed=True)
     await until(lambda: set(nodes.store.nodes) == {"node-2", "node-3"})
     assert nodes.reads == ["node-1"]
     assert nodes.woken == [JOB_UID]
 
 
 async def test_events_alone_ask_for_nothing(nodes: Nodes) -> None:
-    nodes.missed.seen("node-2", is_listed=False)
+    nodes.missed.observe("node-2", is_listed=False)
     await asyncio.sleep(0.1)
     assert nodes.reads == []
 
 
 async def test_a_node_that_an_event_showed_or_that_is_there_stays(nodes: Nodes) -> None:
-    nodes.missed.seen("node-2", is_listed=True)
-    nodes.missed.seen("node-3", is_listed=False)
+    nodes.missed.observe("node-2", is_listed=True)
+    nodes.missed.observe("node-3", is_listed=False)
     await until(lambda: nodes.reads == ["node-1"])
     await asyncio.sleep(0)
     assert len(nodes.store.nodes) == 3
@@ -74,12 +74,12 @@ async def test_a_node_that_an_event_showed_or_that_is_there_stays(nodes: Nodes) 
 
 async def test_every_list_is_looked_at_for_itself(nodes: Nodes) -> None:
     for name in sorted(nodes.there):
-        nodes.missed.seen(name, is_listed=True)
+        nodes.missed.observe(name, is_listed=True)
     await until(lambda: not nodes.missed._is_listing.is_set())
     assert nodes.reads == []
     nodes.there = {"node-1", "node-3"}
-    nodes.missed.seen("node-1", is_listed=True)
-    nodes.missed.seen("node-3", is_listed=True)
+    nodes.missed.observe("node-1", is_listed=True)
+    nodes.missed.observe("node-3", is_listed=True)
     await until(lambda: set(nodes.store.nodes) == nodes.there)
 
 
@@ -87,7 +87,7 @@ async def test_an_api_server_that_does_not_answer_is_asked_again(nodes: Nodes, m
     monkeypatch.setattr(missed_node_deletions, "RETRY_S", 0.01)
     nodes.errors = [ApiError(500, "out of order"), TimeoutError()]
     nodes.there = {"node-2", "node-3"}
-    nodes.missed.seen("node-2", is_listed=True)
-    nodes.missed.seen("node-3", is_listed=True)
+    nodes.missed.observe("node-2", is_listed=True)
+    nodes.missed.observe("node-3", is_listed=True)
     await until(lambda: set(nodes.store.nodes) == nodes.there)
     assert nodes.reads == ["node-1"] * 3

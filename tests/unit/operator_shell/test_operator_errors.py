@@ -94,7 +94,7 @@ async def test_a_pass_that_fails_after_its_decision_is_told_too_and_its_warning_
     shell.submit()
     await until(lambda: len(shell.server.pods) == 4 and bool(shell.state()))
     with monkeypatch.context() as patch:
-        patch.setattr(reconciler_module.Reconciler, "_orders", no_orders)
+        patch.setattr(reconciler_module.Reconciler, "_command_builder", no_orders)
         shell.reconciler.wake(JOB_UID)
         await until(lambda: shell.condition("Warning").get("reason") == "OperatorError")
         before, counted = shell.server.calls.count(("PATCH", "status")), failed_passes()
@@ -140,8 +140,8 @@ async def test_a_task_that_ended_all_the_same_is_replaced(shell: Shell, decision
     """Whatever ended it: a cancellation that came out of a call is no Exception."""
     shell.submit()
     await until(lambda: len(shell.server.pods) == 4 and bool(shell.state()))
-    worker = shell.reconciler._workers[JOB_UID]
-    task = worker.task
+    job_task = shell.reconciler._job_tasks[JOB_UID]
+    task = job_task.task
     assert task is not None
     task.cancel()
     await asyncio.wait([task])

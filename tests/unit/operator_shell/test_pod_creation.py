@@ -10,13 +10,13 @@ import pytest
 from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job, pid
 from tests.unit.kube.bodies import CREATED, JOB_UID, job_body
-from tests.unit.operator_shell.pod_controls import Told, desk_for
+from tests.unit.operator_shell.pod_controls import Told, pod_control_for
 from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_again, decisions, settled, shell
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, LABEL_SPEC
 from elastipod_operator.in_flight import WRITE_PARALLEL
-from elastipod_operator.job_task import Decision, Worker
+from elastipod_operator.job_task import Decision, JobTask
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.store import Job
@@ -62,8 +62,8 @@ class Creating:
 
     def __init__(self) -> None:
         self.api, self.told = Pods(), Told()
-        self.desk = desk_for(self.api, self.told)
-        self.creation = PodCreation(self.desk, JOB_UID)
+        self.control = pod_control_for(self.api, self.told)
+        self.creation = PodCreation(self.control, JOB_UID)
 
     async def decide(self, *ordinals: int) -> None:
         """Have pods created, as one decision does, and wait for what comes of it."""
@@ -83,7 +83,7 @@ class Creating:
 async def test_what_is_created_is_known_at_once_and_decided_about_once() -> None:
     creating = Creating()
     await creating.decide(0, 1)
-    assert [pod.name for pod in creating.desk.store.jobs[JOB_UID].pods.values()] == creating.api.made
+    assert [pod.name for pod in creating.control.store.jobs[JOB_UID].pods.values()] == creating.api.made
     assert (len(creating.api.made), creating.told.woken) == (2, 1)
     await creating.decide()
     assert creating.told.woken == 0
@@ -142,25 +142,25 @@ async def test_a_name_that_somebody_else_bears_is_told() -> None:
 async def test_nothing_is_told_of_a_job_that_is_gone() -> None:
     creating = Creating()
     creating.api.answers = {pid(0).name("job"): ApiError(404, 'namespaces "team" not found')}
-    creating.desk.store.drop_job(JOB_UID)
+    creating.control.store.drop_job(JOB_UID)
     await creating.decide(0)
     assert (creating.told.failures, creating.told.woken) == ([], 0)
 
 
 async def test_decisions_rest_for_a_while_when_pods_are_on_their_way_and_no_longer_than_these() -> None:
     creating = Creating()
-    worker = Worker(creating.creation, PodDeletion(creating.desk, JOB_UID))
+    job_task = JobTask(creating.creation, PodDeletion(creating.control, JOB_UID))
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(5):
-        worker.rests_until = loop.time() + 1000
-        await worker.rest()  # nothing is on its way
+        job_task.waits_until = loop.time() + 1000
+        await job_task.wait_for_pod_calls()  # nothing is on its way
         creating.api.let.clear()
         decision = asyncio.create_task(creating.decide(0, 1))
         await until(lambda: creating.api.tries == 1)
-        worker.rests_until = loop.time() - 1
-        await worker.rest()  # it has been long enough
-        worker.rests_until = loop.time() + 1000
-        rests = asyncio.create_task(worker.rest())
+        job_task.waits_until = loop.time() - 1
+        await job_task.wait_for_pod_calls()  # it has been long enough
+        job_task.waits_until = loop.time() + 1000
+        rests = asyncio.create_task(job_task.wait_for_pod_calls())
         for _ in range(10):
             await asyncio.sleep(0)
         assert not rests.done()
@@ -253,7 +253,7 @@ async def test_what_waits_for_its_turn_is_withdrawn_when_another_operator_wrote_
         {"replicaSpecs": [{**spec, "maxReplicas": pods}], "elasticPolicy": {"minReplicas": 2, "maxReplicas": pods}}
     )
     await until(lambda: shell.server.calls.count(("POST", "pods")) == 1)
-    creation = shell.reconciler._workers[JOB_UID].creation
+    creation = shell.reconciler._job_tasks[JOB_UID].creation
     last = CreatePod(pid(pods - 1), 2)
     assert creation.missing([last]) == []
     real, tries = shell.reconciler._write_record, list[bool]()

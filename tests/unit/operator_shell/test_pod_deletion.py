@@ -9,7 +9,7 @@ from typing import Any
 from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job, pod
 from tests.unit.kube.bodies import JOB_UID, job_body
-from tests.unit.operator_shell.pod_controls import Told, desk_for
+from tests.unit.operator_shell.pod_controls import Told, pod_control_for
 
 from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.in_flight import WRITE_PARALLEL
@@ -51,7 +51,7 @@ async def delete_all(
     failures: Told | None = None,
 ) -> None:
     """Have all pods deleted by one decision; then: what follows, given a way to decide the same again."""
-    deletion = PodDeletion(desk_for(api, failures or Told()), JOB_UID)
+    deletion = PodDeletion(pod_control_for(api, failures or Told()), JOB_UID)
     actions = [DeletePod(pod(n).name, pod(n).uid, "a test", False) for n in range(PODS)]
 
     def decide() -> None:
@@ -87,7 +87,7 @@ async def test_who_is_to_stay_after_all_is_not_deleted_any_more() -> None:
         await until(lambda: api.waiting == WRITE_PARALLEL)
         assert not deletion.keep_only(()), "some were on their way"
         api.let.set()
-        await deletion.calls.answered()
+        await deletion.calls.wait_unwanted()
         assert deletion.keep_only(())
 
     await delete_all(api, told, nobody_is_to_go)
@@ -97,16 +97,16 @@ async def test_who_is_to_stay_after_all_is_not_deleted_any_more() -> None:
 async def test_one_that_cannot_be_deleted_keeps_no_other_and_is_tried_again_after_a_while(
     later: Callable[[float], None],
 ) -> None:
-    api, told, desk = SlowApi(broken=pod(3).name), list[str](), Told()
+    api, told, control = SlowApi(broken=pod(3).name), list[str](), Told()
 
     async def again(_: PodDeletion, decide: Callable[[], None]) -> None:
-        await until(lambda: desk.failures == ["out of order"])
+        await until(lambda: control.failures == ["out of order"])
         decide()
         assert api.tries == PODS, "too early"
         later(0.3)  # 0.2 s and up to a quarter more
         decide()
-        await until(lambda: len(desk.failures) == 2)
+        await until(lambda: len(control.failures) == 2)
 
-    await delete_all(api, told, again, desk)
+    await delete_all(api, told, again, control)
     assert (len(api.deleted), api.tries) == (PODS - 1, PODS + 1)
     assert sorted(told) == sorted(api.deleted), "only who was deleted is told to leave"

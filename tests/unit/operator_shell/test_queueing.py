@@ -14,7 +14,7 @@ from tests.unit.kube.queue_bodies import flavor_body
 from tests.unit.operator_shell.api_server import serving
 from tests.unit.operator_shell.queue_server import AWAY, CANNOT_CONVERT, QueueServer
 
-from elastipod_operator import clock
+from elastipod_operator import clock, metrics
 from elastipod_operator.core.actions import (
     Action,
     CreatePod,
@@ -35,7 +35,7 @@ from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.queueing import Queues
-from elastipod_operator.queueing.workload_control import CALLS_AT_A_TIME
+from elastipod_operator.queueing.workload_control import MAX_PARALLEL_CALLS
 
 Body = dict[str, Any]
 QUEUED = {"kueue.x-k8s.io/queue-name": "gpus"}
@@ -67,8 +67,8 @@ class Shell:
     async def do(self, *actions: Action, adopts_spec: bool = False) -> None:
         """Carry a decision out."""
         todo = Plan(record=Record(), actions=actions, adopts_spec=adopts_spec)
-        await self.queues.ask(self.job, todo)
-        await self.queues.give_back(self.job, todo)
+        await self.queues.request_quota(self.job, todo)
+        await self.queues.release_quota(self.job, todo)
 
     async def granted(self, number: int = 0) -> ObservedWorkload:
         """Ask for a share and have it admitted."""
@@ -80,10 +80,10 @@ class Shell:
         return next(one.fact for one in self.job.workloads.items if one.fact.number == number)
 
     def next_gang_check(self) -> asyncio.TimerHandle | None:
-        return self.queues._desk.memory(self.job).look
+        return self.queues._workloads.state(self.job).timer
 
     def trouble(self) -> tuple[str, str] | None:
-        return self.queues.seen(self.job).trouble
+        return self.queues.snapshot(self.job).trouble
 
     def asked(self, what: str) -> int:
         """Give how often something was called so far, as "GET workloads"."""
@@ -113,25 +113,25 @@ async def shell() -> AsyncIterator[Shell]:
 async def test_a_job_without_a_label_costs_one_question_ever(shell: Shell) -> None:
     shell.know(labels={})
     for _ in range(3):
-        await shell.queues.look(shell.job)
+        await shell.queues.observe(shell.job)
     assert shell.server.calls == [("GET", "default")]
-    assert shell.queues.seen(shell.job).default_queue is False
+    assert shell.queues.snapshot(shell.job).default_queue is False
 
 
 async def test_a_job_that_has_begun_without_a_queue_costs_nothing(shell: Shell) -> None:
     shell.know(labels={}, record=Record(generation=1))
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     await shell.do()
-    await shell.queues.placed(shell.job, [CreatePod(PodId("workers", 0, 0), 1)])
+    await shell.queues.place_pods(shell.job, [CreatePod(PodId("workers", 0, 0), 1)])
     assert shell.server.calls == []
-    assert shell.queues.seen(shell.job).workloads == ()
+    assert shell.queues.snapshot(shell.job).workloads == ()
 
 
 async def test_the_default_queue_is_found(shell: Shell) -> None:
     shell.server.objects["localqueues/default"] = {}
     shell.know(labels={})
-    await shell.queues.look(shell.job)
-    assert shell.queues.seen(shell.job).default_queue is True
+    await shell.queues.observe(shell.job)
+    assert shell.queues.snapshot(shell.job).default_queue is True
     assert shell.job.workloads.is_listed
 
 
@@ -150,27 +150,27 @@ async def test_a_question_for_the_default_queue_that_fails(
     shell.know(labels={})
     if found is None:
         with pytest.raises(ApiError):
-            await shell.queues.look(shell.job)
+            await shell.queues.observe(shell.job)
     else:
-        await shell.queues.look(shell.job)
-    assert shell.queues.seen(shell.job).default_queue is found
+        await shell.queues.observe(shell.job)
+    assert shell.queues.snapshot(shell.job).default_queue is found
 
 
 async def test_workloads_are_listed_before_the_first_decision_and_not_again(shell: Shell) -> None:
     shell.know(record=Record(generation=1, queue="gpus"))
-    await shell.queues.look(shell.job)
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
+    await shell.queues.observe(shell.job)
     assert shell.server.calls == [("GET", "workloads")]
 
 
 async def test_a_label_that_was_taken_off_does_not_hide_the_quota(shell: Shell) -> None:
     shell.know(labels={}, record=Record(generation=1, queue="gpus"))
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert shell.asked("GET workloads") == 1
     shell.store.drop_job(JOB_UID)
     shell.know(labels={}, record=Record(generation=1), version=11)
     shell.store.replace_pods(JOB_UID, [pod_body(annotations={ANNOTATION_WORKLOAD: BASE})], 50)
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert shell.asked("GET workloads") == 2
 
 
@@ -179,23 +179,23 @@ async def test_a_job_with_pods_is_not_decided_on_while_its_quota_is_unknown(shel
     shell.store.replace_pods(JOB_UID, [pod_body()], 50)
     shell.server.refuse["list"] = CANNOT_CONVERT
     with pytest.raises(ApiError, match="conversion"):
-        await shell.queues.look(shell.job)
+        await shell.queues.observe(shell.job)
     del shell.server.refuse["list"]
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert shell.job.workloads.is_listed
 
 
 async def test_a_job_without_pods_is_told_of_and_looked_at_again(shell: Shell) -> None:
     shell.know()
     shell.server.refuse["list"] = CANNOT_CONVERT
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     trouble = shell.trouble()
     assert trouble is not None
     assert trouble[0] == "KueueUnavailable"
     assert (shell.job.workloads.is_listed, shell.woken) == (False, 0), "a job that wakes itself would never rest"
     assert shell.next_gang_check() is not None, "nothing else may wake it"
     del shell.server.refuse["list"]
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert (shell.job.workloads.is_listed, shell.trouble()) == (True, None)
 
 
@@ -203,7 +203,7 @@ async def test_where_kueue_is_missing_there_is_no_quota(shell: Shell) -> None:
     shell.know(record=Record(generation=1, queue="gpus"))
     shell.store.replace_pods(JOB_UID, [pod_body()], 50)
     shell.server.refuse["list"] = (404, "the server could not find the requested resource")
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     trouble = shell.trouble()
     assert trouble is not None
     assert trouble[0] == "KueueUnavailable"
@@ -217,7 +217,7 @@ DELETED = {"deletionTimestamp": "2026-03-01T12:00:00Z", "resourceVersion": "900"
 
 def left(shell: Shell) -> tuple[int, str]:
     """Give how many Workloads of the job are known, and why they are still there."""
-    seen = shell.queues.seen(shell.job)
+    seen = shell.queues.snapshot(shell.job)
     return len(seen.workloads), seen.quota_return_trouble
 
 
@@ -228,18 +228,18 @@ async def test_a_deleted_job_is_asked_for_what_it_has_and_again_when_its_pods_ar
     living(shell, 0, BASE)
     await shell.queues._list_pods(shell.job)
     shell.know(**DELETED)
-    await shell.queues.look(shell.job)
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
+    await shell.queues.observe(shell.job)
     assert (shell.asked("GET workloads"), left(shell)) == (1, (1, ""))
     shell.server.pods.clear()
     await shell.queues._list_pods(shell.job)
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert shell.asked("GET workloads") == 2
 
 
 async def test_a_deleted_job_without_a_queue_asks_nobody(shell: Shell) -> None:
     shell.know(labels={}, record=Record(), **DELETED)
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert shell.server.calls == []
 
 
@@ -248,12 +248,12 @@ async def test_where_kueue_is_away_a_deletion_goes_on_and_says_why_it_waits(shel
     living(shell, 0, BASE)
     shell.server.refuse["list"] = AWAY
     for _ in range(2):
-        await shell.queues.look(shell.job)
+        await shell.queues.observe(shell.job)
     assert shell.asked("GET workloads") == 1, "the next try has its time"
     assert left(shell) == (0, f"the job's quota could not be given back: {AWAY[1]}")
     shell.server.refuse.clear()
     later(1)
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert left(shell) == (0, "")
 
 
@@ -265,7 +265,7 @@ async def test_what_cannot_be_deleted_is_told_until_it_can(shell: Shell, later: 
     order = DeleteWorkload(BASE, fact.uid, "a test")
     await shell.do(order)
     later(1)
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert left(shell) == (1, "the job's quota could not be given back: forbidden")
     shell.server.refuse.clear()
     await shell.do(order)
@@ -280,21 +280,21 @@ async def test_what_somebody_else_took_away_is_told_no_more(shell: Shell, later:
     await shell.do(DeleteWorkload(BASE, fact.uid, "a test"))
     later(1)
     shell.server.refuse["list"] = (404, "the server could not find the requested resource")
-    await shell.queues.look(shell.job)
+    await shell.queues.observe(shell.job)
     assert left(shell) == (0, ""), "the API server knows no Workloads any more"
 
 
 async def test_a_workload_of_other_templates_is_outdated(shell: Shell) -> None:
     shell.know()
     await shell.granted()
-    assert [w.is_outdated for w in shell.queues.seen(shell.job).workloads] == [False]
+    assert [w.is_outdated for w in shell.queues.snapshot(shell.job).workloads] == [False]
     spec = job_body()["spec"]
     spec["replicaSpecs"][0]["template"]["spec"]["nodeSelector"] = {"pool": "b"}
     shell.store.put_job(job_body(spec, labels=QUEUED, version=1000))
-    assert [w.is_outdated for w in shell.queues.seen(shell.job).workloads] == [True]
+    assert [w.is_outdated for w in shell.queues.snapshot(shell.job).workloads] == [True]
     del shell.server.workloads[BASE]["metadata"]["annotations"]
     shell.store.put_workload(shell.server.put(shell.server.workloads, shell.server.workloads[BASE]))
-    assert [w.is_outdated for w in shell.queues.seen(shell.job).workloads] == [False], "it does not tell"
+    assert [w.is_outdated for w in shell.queues.snapshot(shell.job).workloads] == [False], "it does not tell"
 
 
 def counted(name: str, **labels: str) -> float:
@@ -311,16 +311,16 @@ async def test_waits_and_evictions_are_counted_once(shell: Shell, later: Any) ->
     shell.know()
     await shell.do(ASK_BASE)
     for _ in range(2):
-        shell.queues.seen(shell.job)
+        shell.queues.snapshot(shell.job)
         later(20)
     shell.store.put_workload(shell.server.admit(BASE))
-    shell.queues.seen(shell.job)
+    shell.queues.snapshot(shell.job)
     later(20)
-    shell.queues.seen(shell.job)
+    shell.queues.snapshot(shell.job)
     assert counted("elastipod_quota_wait_seconds_sum", **waits) - before[0] == 40
     shell.store.put_workload(shell.server.evict(BASE, "DeactivatedDueToRequeuingLimitExceeded"))
-    shell.queues.seen(shell.job)
-    shell.queues.seen(shell.job)
+    shell.queues.snapshot(shell.job)
+    shell.queues.snapshot(shell.job)
     assert counted("elastipod_quota_evictions_total", **evictions) - before[1] == 1
 
 
@@ -408,7 +408,7 @@ async def test_the_wait_ends_when_kueue_is_back(shell: Shell, later: Any) -> Non
     await shell.do(ASK_BASE)
     del shell.server.refuse["create"]
     woken = shell.woken
-    shell.queues.are_back()
+    shell.queues.retry_all()
     assert shell.woken == woken + 1
     await shell.do(ASK_BASE)
     assert shell.trouble() is None
@@ -453,7 +453,7 @@ def create(workload: str, ordinal: int = 0) -> CreatePod:
 async def test_pods_are_placed_as_kueue_says(shell: Shell) -> None:
     shell.know()
     await shell.granted()
-    ((order, placed),), _ = await shell.queues.placed(shell.job, [create(BASE)])
+    ((order, placed),), _ = await shell.queues.place_pods(shell.job, [create(BASE)])
     assert order == create(BASE)
     assert placed is not None
     assert placed.node_selector == {"type": "p5"}
@@ -467,12 +467,12 @@ async def test_no_pod_on_quota_that_is_gone_by_now(shell: Shell) -> None:
     await shell.granted(1)
     shell.server.evict(BASE)
     woken = shell.woken
-    ready, _ = await shell.queues.placed(shell.job, [create(BASE), create(MORE, 1), create("", 2)])
+    ready, _ = await shell.queues.place_pods(shell.job, [create(BASE), create(MORE, 1), create("", 2)])
     assert [order.workload for order, _ in ready] == ["", MORE]
     assert shell.fact(0).eviction_reason == "Preempted"
     assert shell.woken > woken
     del shell.server.workloads[MORE]
-    assert await shell.queues.placed(shell.job, [create(MORE, 1)]) == ([], "")
+    assert await shell.queues.place_pods(shell.job, [create(MORE, 1)]) == ([], "")
     assert [one.fact.number for one in shell.job.workloads.items] == [0]
 
 
@@ -480,12 +480,12 @@ async def test_a_clash_is_told_and_no_pod_is_made(shell: Shell) -> None:
     shell.know()
     await shell.granted()
     shell.server.admit(BASE, flavor="gone")
-    ready, problem = await shell.queues.placed(shell.job, [create(BASE)])
+    ready, problem = await shell.queues.place_pods(shell.job, [create(BASE)])
     assert ready == []
     assert "ResourceFlavor gone" in problem
     assert shell.trouble() == ("PodPlacementFailed", problem)
     shell.server.admit(BASE)
-    assert len((await shell.queues.placed(shell.job, [create(BASE)]))[0]) == 1
+    assert len((await shell.queues.place_pods(shell.job, [create(BASE)]))[0]) == 1
     assert shell.trouble() is None
 
 
@@ -493,12 +493,12 @@ async def test_a_flavor_that_may_not_be_read_is_told_and_no_pod_is_made(shell: S
     shell.know()
     await shell.granted()
     shell.server.refuse["resourceflavors/gpus"] = (403, "resourceflavors is forbidden")
-    ready, problem = await shell.queues.placed(shell.job, [create(BASE)])
+    ready, problem = await shell.queues.place_pods(shell.job, [create(BASE)])
     assert (ready, problem) == ([], f"the flavors of Workload {BASE} cannot be read: resourceflavors is forbidden")
     assert shell.trouble() == ("PodPlacementFailed", problem)
     shell.server.refuse["resourceflavors/gpus"] = (503, "later")
     with pytest.raises(ApiError):
-        await shell.queues.placed(shell.job, [create(BASE)])
+        await shell.queues.place_pods(shell.job, [create(BASE)])
 
 
 async def test_pods_can_be_replaced_while_kueue_is_away(shell: Shell) -> None:
@@ -506,13 +506,13 @@ async def test_pods_can_be_replaced_while_kueue_is_away(shell: Shell) -> None:
     await shell.granted()
     shell.server.refuse["read"] = CANNOT_CONVERT
     with pytest.raises(ApiError):
-        await shell.queues.placed(shell.job, [create(BASE)])
+        await shell.queues.place_pods(shell.job, [create(BASE)])
     del shell.server.refuse["read"]
-    await shell.queues.placed(shell.job, [create(BASE)])
+    await shell.queues.place_pods(shell.job, [create(BASE)])
     shell.server.refuse["read"] = CANNOT_CONVERT
-    assert len((await shell.queues.placed(shell.job, [create(BASE)]))[0]) == 1
+    assert len((await shell.queues.place_pods(shell.job, [create(BASE)]))[0]) == 1
     shell.store.put_workload(shell.server.evict(BASE))
-    assert await shell.queues.placed(shell.job, [create(BASE)]) == ([], ""), "the watch knows better"
+    assert await shell.queues.place_pods(shell.job, [create(BASE)]) == ([], ""), "the watch knows better"
 
 
 # -- giving back
@@ -598,7 +598,7 @@ async def many(shell: Shell) -> list[ObservedWorkload]:
     """Have a job that holds quota for more shares than calls are made at a time."""
     shell.know()
     await shell.granted()
-    numbers = range(1, 3 * CALLS_AT_A_TIME)
+    numbers = range(1, 3 * MAX_PARALLEL_CALLS)
     await shell.do(*(CreateWorkload(number, (("workers", 1),), "gpus") for number in numbers))
     for number in numbers:
         shell.store.put_workload(shell.server.admit(workload_name("job", JOB_UID, number)))
@@ -607,30 +607,30 @@ async def many(shell: Shell) -> list[ObservedWorkload]:
 
 async def test_what_a_job_holds_is_given_back_side_by_side(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = await many(shell)
-    api = shell.queues._desk.api
+    api = shell.queues._workloads.api
     monkeypatch.setattr(api, "delete_workload", calls := Calls(api.delete_workload))
     await shell.do(*(DeleteWorkload(fact.name, fact.uid, "a test") for fact in facts))
     assert shell.server.workloads == {}
-    assert (calls.made, calls.most) == (len(facts), CALLS_AT_A_TIME)
+    assert (calls.made, calls.most) == (len(facts), MAX_PARALLEL_CALLS)
 
 
 async def test_pods_are_told_of_side_by_side_and_one_that_is_refused_keeps_no_other(
     shell: Shell, later: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = await many(shell)
-    api = shell.queues._desk.api
+    api = shell.queues._workloads.api
     monkeypatch.setattr(api, "apply_workload_status", calls := Calls(api.apply_workload_status))
     shell.server.workloads[facts[0].name]["metadata"]["uid"] = "another"
     await shell.do(*(SetPodsReady(fact.name, fact.uid, True, False) for fact in facts))
     assert [one.fact.pods_ready for one in shell.job.workloads.items] == [None, *[True] * (len(facts) - 1)]
-    assert calls.most == CALLS_AT_A_TIME
+    assert calls.most == MAX_PARALLEL_CALLS
 
 
 async def test_while_kueue_is_away_the_others_are_not_tried_in_vain(shell: Shell) -> None:
     facts = await many(shell)
     shell.server.refuse["delete"] = AWAY
     await shell.do(*(DeleteWorkload(fact.name, fact.uid, "a test") for fact in facts))
-    assert 1 <= len([call for call in shell.server.calls if call[0] == "DELETE"]) <= CALLS_AT_A_TIME
+    assert 1 <= len([call for call in shell.server.calls if call[0] == "DELETE"]) <= MAX_PARALLEL_CALLS
 
 
 async def test_pods_of_other_shares_do_not_matter(shell: Shell) -> None:
@@ -659,16 +659,16 @@ async def test_what_others_wait_for_is_given_back_first(shell: Shell, caplog: py
 
 async def test_a_job_is_looked_at_once_for_all_who_wait(shell: Shell) -> None:
     shell.know()
-    desk = shell.queues._desk
-    desk.look_later(shell.job, 60)
+    control = shell.queues._workloads
+    control.wake_later(shell.job, 60)
     first = shell.next_gang_check()
-    desk.look_later(shell.job, 90)
+    control.wake_later(shell.job, 90)
     assert shell.next_gang_check() is first, "that comes early enough"
-    desk.look_later(shell.job, 0)
+    control.wake_later(shell.job, 0)
     assert first is not None
     assert first.cancelled()
     await until(lambda: shell.woken == 1)
-    desk.look_later(shell.job, 60)
+    control.wake_later(shell.job, 60)
     second = shell.next_gang_check()
     shell.server.refuse["create"] = AWAY
     await shell.do(ASK_BASE)
@@ -742,14 +742,14 @@ async def test_quota_that_may_not_be_given_back_is_told_until_it_was(shell: Shel
         shell.server.refuse["delete"] = answer
         later(60)
         await shell.do(order)
-        told.append(shell.queues.seen(shell.job).quota_return_trouble)
+        told.append(shell.queues.snapshot(shell.job).quota_return_trouble)
     refused = "the job's quota could not be given back: forbidden"
     assert told == ["", "", refused, refused]
     assert shell.trouble() is None, "that is no reason for which quota is not asked for"
     shell.server.refuse.clear()
     del shell.server.workloads[BASE]  # somebody else did it
     await shell.do()
-    assert shell.queues.seen(shell.job).quota_return_trouble == ""
+    assert shell.queues.snapshot(shell.job).quota_return_trouble == ""
 
 
 async def test_a_workload_that_is_gone_or_another_one_by_now_is_forgotten(shell: Shell) -> None:
@@ -812,7 +812,7 @@ async def test_a_job_that_is_gone_is_forgotten(shell: Shell) -> None:
     shell.server.refuse["create"] = (403, "no")
     await shell.do(ASK_BASE)
     shell.queues.forget(JOB_UID)
-    shell.queues.are_back()
+    shell.queues.retry_all()
     assert shell.trouble() is None
     await asyncio.sleep(0)
 
@@ -844,7 +844,7 @@ def ranks(shell: Shell) -> dict[int, tuple[int, Any]]:
 
 async def rank_all(shell: Shell) -> None:
     """Do what a decision would have done about the priorities that are seen to differ."""
-    wrong = [w for w in shell.queues.seen(shell.job).workloads if w.has_outdated_priority]
+    wrong = [w for w in shell.queues.snapshot(shell.job).workloads if w.has_outdated_priority]
     await shell.do(*(UpdateWorkloadPriority(w.name, w.uid) for w in wrong))
 
 
@@ -855,13 +855,13 @@ async def test_an_edited_class_reaches_the_base_and_then_the_increments(shell: S
     await shell.granted()
     await shell.do(ASK_MORE)
     assert ranks(shell) == {0: (10, "low"), 1: (-999_999_990, None)}
-    assert not any(w.has_outdated_priority for w in shell.queues.seen(shell.job).workloads)
+    assert not any(w.has_outdated_priority for w in shell.queues.snapshot(shell.job).workloads)
     shell.know(labels={**QUEUED, CLASS: "high"}, version=99)
     await rank_all(shell)
     assert ranks(shell) == {0: (1000, "high"), 1: (-999_999_990, None)}
     await rank_all(shell)
     assert ranks(shell) == {0: (1000, "high"), 1: (-999_999_000, None)}
-    assert not any(w.has_outdated_priority for w in shell.queues.seen(shell.job).workloads)
+    assert not any(w.has_outdated_priority for w in shell.queues.snapshot(shell.job).workloads)
     shell.know(labels={**QUEUED, CLASS: "none"}, version=100)
     await rank_all(shell)
     assert shell.trouble() == (
@@ -913,8 +913,10 @@ async def test_a_priority_that_is_changed_back_is_told(shell: Shell, later: Any)
 
 
 async def test_quota_that_should_be_back_is_counted(shell: Shell, later: Any) -> None:
+    metrics.export_leading()
+
     def late() -> float | None:
-        shell.queues.seen(shell.job)
+        shell.queues.snapshot(shell.job)
         return REGISTRY.get_sample_value("elastipod_quota_evictions_overdue")
 
     shell.know()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.agents.fake_agent import StandIn, serving, until
+from tests.unit.agents.fake_agent import FakeAgent, serving, until
 from tests.unit.agents.test_authentication import Agent, running
 from tests.unit.kube.bodies import CREATED, container
 from tests.unit.operator_shell.api_server import ApiServer
@@ -18,11 +18,11 @@ from elastipod_operator.agents.ports import agents_over
 from elastipod_operator.agents.status_cache import open_session
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.events import Events
-from elastipod_operator.kube.job_keys import Tokens
+from elastipod_operator.kube.job_keys import JobKeys
 from elastipod_operator.kube.store import Store
 from elastipod_operator.reconciler import Reconciler
 
-TOKENS = Tokens((b"k" * 32,))
+JOB_KEYS = JobKeys((b"k" * 32,))
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
     """A shell with an install key that knows no job."""
     store = Store()
     async with open_session() as session:
-        reconciler = Reconciler(api, store, agents_over(session), Events(api), TOKENS)
+        reconciler = Reconciler(api, store, agents_over(session), Events(api), JOB_KEYS)
         yield Shell(reconciler, store, server)
         await reconciler.close()
 
@@ -116,7 +116,7 @@ async def test_agents_of_pods_with_a_key_are_asked_with_it(shell: Shell) -> None
 
 
 async def test_an_agent_of_the_previous_version_is_asked_with_the_token(shell: Shell) -> None:
-    async with serving(StandIn()) as agent:
+    async with serving(FakeAgent()) as agent:
         agent.token = "to be known"
         agent.token = (await ask_agent_at(shell, agent.address.port))["token"]
         await until(lambda: shell.condition("PodsReady").get("reason") == "AgentsAnswer")

@@ -25,11 +25,11 @@ from elastipod_operator.core.actions import (
     StopWorkers,
 )
 from elastipod_operator.core.snapshot import Condition
-from elastipod_operator.job_task import Decision, Worker, actions_of
+from elastipod_operator.job_task import Decision, JobTask, actions_of
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Job, Store
-from elastipod_operator.kube.writes import together
+from elastipod_operator.kube.writes import gather_all
 from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
 from elastipod_operator.reconciler import Reconciler
@@ -69,19 +69,19 @@ def decided(*actions: Action) -> Plan:
 class Queue(Notes):
     """Quota beside these, where pods cannot be placed."""
 
-    async def give_back(self, job: Job, todo: Plan) -> None:
+    async def release_quota(self, job: Job, todo: Plan) -> None:
         self.done.append("give back")
 
-    async def ask(self, job: Job, todo: Plan) -> None:
+    async def request_quota(self, job: Job, todo: Plan) -> None:
         self.done.append("ask")
 
-    async def placed(self, job: Job, actions: list[CreatePod]) -> Any:
+    async def place_pods(self, job: Job, actions: list[CreatePod]) -> Any:
         self.done.append("create")
         raise ApiError(409, "out of order")
 
 
-def worker_of(reconciler: Reconciler) -> Worker:
-    return Worker(PodCreation(reconciler._desk, JOB_UID), PodDeletion(reconciler._desk, JOB_UID))
+def job_task_of(reconciler: Reconciler) -> JobTask:
+    return JobTask(PodCreation(reconciler._control, JOB_UID), PodDeletion(reconciler._control, JOB_UID))
 
 
 def decision(todo: Plan) -> Decision:
@@ -92,28 +92,28 @@ def decision(todo: Plan) -> Decision:
 
 async def carry_out(reconciler: Reconciler, todo: Plan) -> None:
     """Do what follows from a decision, and wait for what comes of its calls for pods."""
-    worker, made = worker_of(reconciler), decision(todo)
+    job_task, made = job_task_of(reconciler), decision(todo)
     calls = reconciler._calls(made)
     try:
         await reconciler._write_record(made)
-        await together(reconciler._act(made, calls), reconciler._supply(worker, made, calls, may_create=True))
+        await gather_all(reconciler._act(made, calls), reconciler._supply(job_task, made, calls, may_create=True))
     finally:
-        await asyncio.gather(*worker.deletion.calls._lanes)
+        await asyncio.gather(*job_task.deletion.calls._runners)
 
 
 async def carried_out(events: Notes, todo: Plan) -> list[str]:
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, events), Store(), agents_over(session), Events(cast(Api, events)))
-        reconciler._commander = cast(Any, events)
+        reconciler._command_sender = cast(Any, events)
         if isinstance(events, Queue):
             reconciler._queues = cast(Any, events)
-            reconciler._desk = replace(reconciler._desk, place=events.placed)
+            reconciler._control = replace(reconciler._control, place=events.place_pods)
         try:
             await carry_out(reconciler, todo)
         except ApiError:
             events.done.append("409")
         finally:
-            await asyncio.gather(*reconciler._farewells)
+            await asyncio.gather(*reconciler._shutdowns)
             await reconciler.close()
             await asyncio.sleep(0)
     return events.done
@@ -147,7 +147,7 @@ async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave(
     events, name = Deaf(), pod(0).name
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, events), Store(), agents_over(session), Events(cast(Api, events)))
-        reconciler._commander = cast(Any, events)
+        reconciler._command_sender = cast(Any, events)
         async with asyncio.timeout(30):
             await carry_out(reconciler, decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test")))
             await reconciler.close()

@@ -112,6 +112,6 @@ async def test_kueue_that_comes_later_is_asked_at_once(shell: Shell) -> None:
     shell.submit(job_body(labels=QUEUED))
     await until(lambda: shell.state().get("reason") == "KueueUnavailable")
     shell.server.refuse = {}
-    shell.reconciler.queues_are_back()
+    shell.reconciler.retry_queues()
     await until(lambda: BASE in shell.server.workloads)
     await until(lambda: shell.state().get("reason") != "KueueUnavailable")
