@@ -1,0 +1,32 @@
+"""The architecture page leads to files: each row of its tables names one that exists, and functions that are in it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.unit.docs.pages import ROOT, page
+
+ROWS = {
+    heading: list(page("docs/architecture.md").table_rows(heading))[1:]
+    for heading in ("## Where to look", "## Where do I change ...")
+}
+LINK = re.compile(r"\[`([^`]+)`\]\(\.\./([^)]+)\)")
+
+
+@pytest.mark.parametrize("row", [row for rows in ROWS.values() for row in rows], ids=lambda row: str(row[0]))
+def test_each_row_names_one_file_that_exists(row: list[str]) -> None:
+    shown, path = LINK.fullmatch(row[1]).groups()  # type: ignore[union-attr]
+    assert (ROOT / path).is_file()
+    assert path.endswith(shown)
+
+
+@pytest.mark.parametrize("row", ROWS["## Where to look"], ids=lambda row: str(row[0]))
+def test_functions_that_an_answer_names_are_in_its_file(row: list[str]) -> None:
+    text = (ROOT / LINK.fullmatch(row[1])[2]).read_text()  # type: ignore[index]
+    for name in re.findall(r"`(_?[a-z]+_[a-z_]+)`", row[2]):
+        assert f"def {name}(" in text, name
+
+
+def test_twenty_usual_changes_are_listed() -> None:
+    assert len(ROWS["## Where do I change ..."]) >= 20
