@@ -11,7 +11,7 @@ NAME ?=
 SEED ?=
 ARGS ?=
 
-.PHONY: help env demo test sim test-long lint format generate requirements bench clean $(TIERS:%=test-%)
+.PHONY: help env demo test sim test-long proven lint format generate requirements bench clean $(TIERS:%=test-%)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ sim: env ## one schedule of the simulator, told step by step (SEED=number, as a 
 
 test-long: env ## large counts (NAME=one of the long runs, SEED=number); writes .run/long/<name>.json
 	@$(PY) tests/tiers.py --long "$(NAME)" $(TIERS) -- $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+proven: env ## write docs/reference/proven.md from the reports of test and test-long
+	@$(PY) -m tests.proven
 
 lint: env ## ruff, mypy --strict, import directions, generated files, and gates of our own (tests/lint)
 	@status=0; \

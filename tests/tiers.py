@@ -11,10 +11,12 @@ of their own (-k, -s, --pdb, a long run) gets it in one process, as pytest does 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,8 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "chart": (FILES_IN_TWO,),
 }
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
+COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
+SECONDS = re.compile(r"in ([0-9.]+)s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     arguments = [*rest] if options.long is None else [f"--long={options.long}", *rest]
     outcomes: list[Outcome] = []
+    run_whole = not arguments
     sys.path.insert(0, str(TESTS.parent))
     try:
         if not arguments:
@@ -123,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for tier in options.tiers:
             print(f"\n--- {tier} ---", flush=True)
             outcomes.append(run_tier(tier, arguments))
+            if run_whole:
+                _write_report(outcomes[-1])
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
@@ -130,6 +137,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for outcome in outcomes:
         print(f"{outcome.tier}\n{outcome.line}")
     return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+def _write_report(outcome: Outcome) -> None:
+    """Keep what the closing lines of a whole tier count, in .run/tests/<tier>.json, for tests/proven.py."""
+    counts: Counter[str] = Counter()
+    seconds = 0.0
+    for line in filter(CLOSING_LINE.match, outcome.line.splitlines()):
+        counts.update({kind.rstrip("s"): int(number) for number, kind in COUNTED.findall(line)})
+        seconds += float(SECONDS.findall(line)[-1])
+    folder = TESTS.parent / ".run" / "tests"
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"tier": outcome.tier, "ok": outcome.ok, "counts": counts, "seconds": round(seconds, 1)}
+    (folder / f"{outcome.tier}.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
