@@ -162,6 +162,7 @@ class Workshop:
         self._part = part
         self._root = root
         self._mutated = folder / "mutants"
+        self._hits = folder / "hits"  # which tests run which functions in processes of their own
 
     def prepare(self) -> None:
         """Copy what is needed and have mutmut make the mutants and see which tests run which functions."""
@@ -176,15 +177,17 @@ class Workshop:
         for left_out in ("tests/conftest.py", *self._part.tests_left_out):
             (self._folder / left_out).unlink()
         shutil.copy(self._root / "tests" / "mutants_plugin.py", self._folder)
+        shutil.copy(self._root / "tests" / "mutants_sitecustomize.py", self._folder / "sitecustomize.py")
         lists = {
             "sources": [_path_of(self._part.package)], "tests": self._part.tests,
             "spared": [f"{_path_of(module)}{end}" for module in self._part.not_mutated for end in (".py", "/*")],
-            "copied": [*copied, "conftest.py", "mutants_plugin.py"],
+            "copied": [*copied, "conftest.py", "mutants_plugin.py", "sitecustomize.py"],
         }  # fmt: skip
         settings = SETTINGS.format(**{name: json.dumps(list(values)) for name, values in lists.items()})
         (self._folder / "pyproject.toml").write_text(settings)
         (self._folder / "conftest.py").write_text(CONFTEST)
-        self._run(self._folder, "mutmut", "run", f"{self._part.smallest}.*")
+        self._hits.touch()
+        self._run(self._folder, "mutmut", "run", f"{self._part.smallest}.*", MUTANTS_HITS=str(self._hits))
 
     def mutants(self) -> list[Mutant]:
         """Give every mutant that was made."""
@@ -202,6 +205,9 @@ class Workshop:
         stats = json.loads((self._mutated / "mutmut-stats.json").read_text())
         tests, seconds = stats["tests_by_mangled_function_name"], stats["duration_by_test"]
         assert tests, "mutmut saw no test run any function"
+        for test, function in (line.split("\t") for line in set(self._hits.read_text().splitlines())):
+            if test in seconds and test not in tests.setdefault(function, []):
+                tests[function].append(test)
         todo = {
             m.name: sorted(tests.get(_function_of(m.name), []), key=lambda test: (seconds[test], test)) for m in mutants
         }

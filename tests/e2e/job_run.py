@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.e2e.agent_process import ask_agent
+from tests.agent_client import ask_agent
 
 from elastipod_agent.authentication import Credentials
 from elastipod_local.cluster import Cluster

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.agent_process import PACKAGES, free_port
+from tests.agent_client import free_port
+from tests.e2e.agent_process import PACKAGES
 from tests.peers import peer_python
 
 SETTLED_S = 0.25  # a state that did not change for this long is taken to stay

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.agent_process import until
+from tests.agent_client import until
 from tests.e2e.original_agents import MASTER_PORT, PATIENCE_S, ControlledAgent, Reply
 
 Observation = dict[str, Any]  # field -> value; fields are flat, so that a difference names one of them

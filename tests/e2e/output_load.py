@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.e2e.agent_process import AgentProcess, until
+from tests.agent_client import until
+from tests.e2e.agent_process import AgentProcess
 
 # Prints numbered lines of 100 bytes, each with a write of its own, at so many bytes a second (0: as fast as it can) until
 # it has printed so many, to both streams in turn. Every so many lines comes one that a log rule looks for.

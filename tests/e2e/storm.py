@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.e2e.agent_process import AgentProcess, free_port, until
+from tests.agent_client import free_port, until
+from tests.e2e.agent_process import AgentProcess
 
 from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
 from elastipod_agent import endpoint_file

@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.agent_process import PACKAGES, AgentProcess, free_port, until, until_gone
+from tests.agent_client import free_port, until
+from tests.e2e.agent_process import PACKAGES, AgentProcess, until_gone
 
 pytestmark = pytest.mark.timeout(60)
 

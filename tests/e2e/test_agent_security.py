@@ -17,7 +17,8 @@ from http.client import HTTPConnection
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.e2e.agent_process import PACKAGES, AgentProcess, free_port, until
+from tests.agent_client import free_port, until
+from tests.e2e.agent_process import PACKAGES, AgentProcess
 from tests.e2e.test_agent_process import POLL, RunAgent, run_agent, worker_pids
 
 from elastipod_agent.authentication import Credentials

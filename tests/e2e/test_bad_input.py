@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.agent_process import AgentProcess, until, until_gone
+from tests.agent_client import until
+from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.test_agent_process import FAMILY, POLL, RunAgent, run_agent, worker_pids
 
 __all__ = ["run_agent"]

@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.agent_client import free_port, until
 from tests.api.compat_jobs import EXPECTED
-from tests.e2e.agent_process import PACKAGES, AgentProcess, free_port, until
+from tests.e2e.agent_process import PACKAGES, AgentProcess
 from tests.long_runs import LongRun
 from tests.unit.compat.test_command_lines import INPROCESS, container_of
 

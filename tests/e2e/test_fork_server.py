@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.agent_process import PACKAGES, AgentProcess, suspend, until, until_gone
+from tests.agent_client import until
+from tests.e2e.agent_process import PACKAGES, AgentProcess, suspend, until_gone
 from tests.e2e.warm_start_run import WarmStartRun, make_bare_python, run_warm
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.agent_process import AgentProcess, until
+from tests.agent_client import until
+from tests.e2e.agent_process import AgentProcess
 from tests.e2e.test_agent_process import RunAgent, run_agent
 
 __all__ = ["run_agent"]

@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.agent_process import AgentProcess, free_port, until, until_gone
+from tests.agent_client import free_port, until
+from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
 from tests.long_runs import LongRun
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.agent_process import AgentProcess, until
+from tests.agent_client import until
+from tests.e2e.agent_process import AgentProcess
 from tests.e2e.output_load import run_load
 from tests.e2e.test_agent_process import RunAgent, run_agent
 

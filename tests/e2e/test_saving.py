@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.e2e.agent_process import until
+from tests.agent_client import until
 from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.e2e.agent_process import free_port
+from tests.agent_client import free_port
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
 
 from elastipod.worker_file import EventLevel, WorkerFile

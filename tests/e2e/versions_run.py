@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import peers
-from tests.e2e.agent_process import AgentProcess, free_port, until
+from tests.agent_client import free_port, until
+from tests.e2e.agent_process import AgentProcess
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.e2e.agent_process import AgentProcess, until, until_gone
+from tests.agent_client import until
+from tests.e2e.agent_process import AgentProcess, until_gone
 
 SERVER_PATIENCE_S = 90.0
 
