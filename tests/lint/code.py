@@ -22,13 +22,7 @@ FAMILIES: Mapping[str, str] = {
     "localcluster/": "the local cluster",
 }
 # Names that two files or classes of a family still share; each goes from here with its rename.
-SHARED_YET = frozenset(
-    {
-        *("alike", "ipc", "plan", "progress"),
-        *("Part",),
-        *("asking", "ports", "status", "Condition", "Health", "Limits", "Line"),
-    }
-)
+SHARED_YET = frozenset({"ports", "status", "Health", "Limits"})
 # Names that two may share, each with the reason.
 SHARED: Mapping[str, str] = {
     "ipc": "hyperpod_elastic_agent has the original's module names, and nothing else in them",

@@ -12,24 +12,7 @@ from tests.lint.sources import Finding, Repository, Source
 
 GLOSSARY = "docs/glossary.md"
 # Terms that names still carry; each goes from here with the last of them.
-NOT_YET = frozenset(
-    {
-        *(
-            "share",
-            "sight",
-            "look",
-            "seen",
-            "scene",
-            "doom",
-            "withdrawn",
-            "held",
-            "board",
-            "shed",
-            "keeper",
-        ),
-        *("bear", "hands_off", "transit"),
-    }
-)
+NOT_YET = frozenset({"sight", "look", "hands_off"})
 # (term, name) that is right all the same, with the reason.
 ALLOWED: Mapping[tuple[str, str], str] = {}
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -38,10 +21,14 @@ CODE = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term that is not used, in words of lower case, and the glossary's own term for the concept."""
+    """A term that is not used, in words of lower case, and the glossary's own term for the concept.
+
+    is_class: it is written with a capital, and so forbidden in names of classes and modules only: `share` is a plain word.
+    """
 
     words: tuple[str, ...]
     instead: str
+    is_class: bool = False
 
     def __str__(self) -> str:
         return "_".join(self.words)
@@ -55,7 +42,12 @@ def words_of(name: str) -> tuple[str, ...]:
 def terms_of(page: str) -> Sequence[Term]:
     """Read the glossary's tables: the terms in `code style` of the last column, each with the first one of its row."""
     rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|"))
-    return [Term(words_of(old), cells[0]) for cells in rows if len(cells) == 3 for old in CODE.findall(cells[2])]
+    return [
+        Term(words_of(old), cells[0], old[0].isupper())
+        for cells in rows
+        if len(cells) == 3
+        for old in CODE.findall(cells[2])
+    ]
 
 
 def check(repository: Repository) -> Iterator[Finding]:
@@ -69,11 +61,14 @@ def check(repository: Repository) -> Iterator[Finding]:
 def forbidden_names(source: Source, terms: Sequence[Term]) -> Iterator[Finding]:
     """Find the terms in a file's own name and in the names that it defines."""
     first = {term.words[0] for term in terms}
-    for number, name in [(1, PurePosixPath(source.path).stem), *_defined(source)]:
+    stem = PurePosixPath(source.path).stem
+    for number, name, is_class in [(1, stem, True), *_defined(source)]:
         words = words_of(name)
         if first.isdisjoint(words):
             continue
         for term in terms:
+            if term.is_class and not is_class:
+                continue
             if _holds(words, term.words) and (str(term), name) not in ALLOWED:
                 yield Finding(
                     source.path, number, f"the name {name} says '{term}'; the glossary's term is: {term.instead}"
@@ -84,12 +79,19 @@ def _holds(words: tuple[str, ...], term: tuple[str, ...]) -> bool:
     return any(words[at : at + len(term)] == term for at in range(len(words)))
 
 
-def _defined(source: Source) -> Iterator[tuple[int, str]]:
+def _defined(source: Source) -> Iterator[tuple[int, str, bool]]:
+    """Give the names that a file defines, with their lines and whether they are classes. Tests: those of classes alone."""
+    is_test = source.path.startswith("tests/")
     for node in source.nodes:
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield node.lineno, name
-            case ast.arg(arg=name):
-                yield node.lineno, name
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                yield node.lineno, name
+        if isinstance(node, ast.ClassDef):
+            yield node.lineno, node.name, True
+        elif is_test:
+            continue
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.lineno, node.name, False
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg, False
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id, False
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr, False

@@ -9,7 +9,7 @@ from tests.lint.sources import ROOT, Finding, Repository, Source
 GLOSSARY = """
 | term | meaning | not |
 |---|---|---|
-| increment | some replicas | `Lump`, step |
+| increment | some replicas | `lump`, step |
 | disruption | an announced end | `Doom`, `hands_on` |
 """
 TERMS = glossary.terms_of(GLOSSARY)
@@ -47,9 +47,18 @@ def test_a_forbidden_term_is_found_in_the_name_of_a_file() -> None:
     assert "disruption" in found.text
 
 
-@pytest.mark.parametrize("text", ["lumps = 1", "step = 1", "hands = on = 1", "use(thing.lump)", "plump = 1"])
+@pytest.mark.parametrize(
+    "text", ["doom = 1", "class Doomed: ...", "lumps = 1", "step = 1", "hands = on = 1", "use(thing.lump)", "plump = 1"]
+)
 def test_other_words_and_names_of_others_pass(text: str) -> None:
     assert not list(glossary.forbidden_names(python(text), TERMS))
+
+
+def test_a_term_with_a_capital_is_forbidden_in_names_of_classes_also_of_tests() -> None:
+    (found,) = glossary.forbidden_names(
+        python("class NodeDoom: ...\ndoom = lump = 1", "tests/unit/core/test_x.py"), TERMS
+    )
+    assert "NodeDoom" in found.text
 
 
 def test_the_gate_reads_the_real_glossary() -> None:
