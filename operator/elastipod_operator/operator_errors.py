@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import metrics
 from .core.actions import JobEvent
-from .core.operator_error_condition import OPERATOR_ERROR, with_operator_error
+from .core.conditions.operator_error import OPERATOR_ERROR, with_operator_error
 from .job_writes import JobWrites
 from .kube.changes import status_with_conditions
 from .kube.ports import EventSink, JobCalls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from .snapshot import Condition
+from ..snapshot import Condition
 
 OPERATOR_ERROR = "OperatorError"
 

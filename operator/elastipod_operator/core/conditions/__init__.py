@@ -1,0 +1,153 @@
+"""The conditions of a job: for each a file that says when it holds, with which reason and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ..actions import JobEvent
+from ..context import Context
+from ..health import Replicas
+from ..membership import earliest
+from ..quota import Quota
+from ..record import Record
+from ..snapshot import NOT_CONSIDERED, Condition, Snapshot
+from ..status_fields import size_text, status_fields
+from . import pods_ready, scaling, state, warning
+from .draft import ConditionDraft
+
+__all__ = ["MAX_TEXT", "StatusReport", "describe"]
+
+# Characters of a condition's message; Kubernetes' own conditions stop at 32,768.
+MAX_TEXT = 8192
+
+
+WORTH_AN_EVENT = frozenset(
+    {
+        "AgentNotAnswering",
+        "AgentSilent",
+        "PodsRefused",
+        "PodsNotDeleted",
+        "ImagePullFailed",
+        "ContainerCannotStart",
+        "ContainerEnded",
+        "InvalidSpec",
+        "SpecWarning",
+        "TopologyIgnored",
+        NOT_CONSIDERED,
+        "EditsPending",
+        "NoProgress",
+        "RecordIgnored",
+        "RecordOfNewerOperator",
+        "OperatorCutOff",
+        "TokenRefused",
+        "AnswerRefused",
+        "EvictionOverdue",
+        "QuotaNotReturned",
+        "QueueMissing",
+        "QueueStopped",
+        "QueueInactive",
+        "QueueTooSmall",
+        "PreemptionNever",
+        "StrictFIFO",
+        "PriorityClassMissing",
+        "PriorityRefused",
+        "PriorityPending",
+    }
+)
+
+
+# Beside the state, in the order of status.conditions. Each gives its condition, None when it does not apply, and when to look again.
+AUXILIARY: tuple[Callable[[Record, Context], tuple[ConditionDraft | None, datetime | None]], ...] = (
+    pods_ready.describe,
+    warning.describe,
+    scaling.describe,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """conditions: oldest first, the present state last. notes: Events for what newly became worth telling."""
+
+    conditions: tuple[Condition, ...]
+    size: str
+    status: dict[str, Any]
+    events: tuple[JobEvent, ...] = ()
+    wake_at: datetime | None = None
+
+
+def describe(snapshot: Snapshot, record: Record, replicas: Replicas, quota: Quota | None = None) -> StatusReport:
+    """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
+    lines, wake = _drafts(snapshot, record, replicas, quota)
+    lines = warning.with_operator_warnings(lines, snapshot, replicas, record)
+    old = {condition.type: condition for condition in snapshot.job.conditions}
+    conditions = tuple(_dated(line, old, snapshot.now) for line in lines)
+    events = tuple(
+        JobEvent(reason, message, warning=True)
+        for line in lines
+        if line.type in ("PodsReady", "Warning", "Suspended")
+        for reason, message in line.parts or ((line.reason, line.message),)
+        if reason in WORTH_AN_EVENT and not _is_reported(old.get(line.type), reason, message if line.parts else "")
+    )
+    return StatusReport(
+        conditions, size_text(snapshot, record, replicas), status_fields(snapshot, record, replicas), events, wake
+    )
+
+
+def _is_reported(before: Condition | None, reason: str, message: str) -> bool:
+    """Whether a condition says so already. message: of one of several things; "" where the reason tells enough."""
+    return before is not None and (before.reason == reason or (bool(message) and message in before.message))
+
+
+def _dated(line: ConditionDraft, old: dict[str, Condition], now: datetime) -> Condition:
+    """Give a condition; a message that repeats something endless of the user's is cut."""
+    before = old.get(line.type)
+    since = before.since if before is not None and before.status == line.status else now
+    message = line.message if len(line.message) <= MAX_TEXT else f"{line.message[:MAX_TEXT]} ..."
+    return Condition(line.type, line.status, line.reason, message, since)
+
+
+def _drafts(
+    snapshot: Snapshot, record: Record, replicas: Replicas, quota: Quota | None
+) -> tuple[list[ConditionDraft], datetime | None]:
+    created = ConditionDraft("Created", True, "Accepted", "the job was accepted")
+    if record.outcome:
+        ended = ConditionDraft(record.outcome, True, record.outcome_reason, record.outcome_message)
+        return [created, ConditionDraft("Running", False, record.outcome, "the job has ended"), ended], None
+    if snapshot.job.unmanaged:
+        return _unmanaged(snapshot, created), None
+    if snapshot.job.policy is None:
+        return _invalid_spec(created, record, snapshot.job.refusal), None
+    context = Context(snapshot, snapshot.job.policy, replicas, quota)
+    auxiliary = [condition(record, context) for condition in AUXILIARY]
+    now, wake = state.describe(record, context)
+    before = [created] if now.type != "Created" else []
+    if now.type in ("Running", "Faulted"):
+        before.append(ConditionDraft("PodsRunning", True, "PodsRunning", "the first pods run"))
+    if now.type != "Running" and any(c.type == "Running" for c in snapshot.job.conditions):
+        before.append(ConditionDraft("Running", False, now.reason, now.message))
+    drafts = [draft for draft, _ in auxiliary if draft is not None]
+    return [*before, *drafts, now], earliest(wake, *(at for _, at in auxiliary))
+
+
+def _unmanaged(snapshot: Snapshot, created: ConditionDraft) -> list[ConditionDraft]:
+    """Say why nothing is done, and leave the state as whoever understands the record told it."""
+    why = ConditionDraft("Warning", False, "RecordOfNewerOperator", snapshot.job.unmanaged)
+    last = snapshot.job.conditions[-1] if snapshot.job.conditions else None
+    if last is None or last.type in ("Created", "Warning"):
+        return [why, created]
+    return [created, why, ConditionDraft(last.type, last.status, last.reason, last.message)]
+
+
+def _invalid_spec(created: ConditionDraft, record: Record, refusal: str) -> list[ConditionDraft]:
+    """An edit that cannot be used does not end a training that runs; it is only not looked after until it is mended."""
+    if not record.members or record.transition is not None:
+        return [created, ConditionDraft("Suspended", True, "InvalidSpec", refusal)]
+    text = f"{len(record.members)} replicas train in generation {record.generation}"
+    return [
+        created,
+        ConditionDraft("Warning", False, "InvalidSpec", refusal),
+        ConditionDraft("Running", True, "Training", text),
+    ]

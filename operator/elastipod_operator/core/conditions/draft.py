@@ -1,0 +1,32 @@
+"""What the conditions of a job share: a condition before its time is known, and parts of sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ..health import Replica
+from ..snapshot import NOT_CONSIDERED
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionDraft:
+    """A condition before its time is known."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+    parts: tuple[tuple[str, str], ...] = ()
+    """Of several things that are told together: reason and sentence of each."""
+
+
+def first_trouble(replicas: Iterable[Replica]) -> str:
+    """Give what keeps one of them, as the end of a sentence. What every new pod is in for a moment is no trouble yet."""
+    troubles = (r.pod.trouble for r in replicas if r.pod.trouble and r.pod.trouble_reason != NOT_CONSIDERED)
+    return next((f": {trouble}" for trouble in troubles), "")
+
+
+def time_of_day(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%H:%M:%S} UTC"

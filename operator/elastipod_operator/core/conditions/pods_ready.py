@@ -1,0 +1,86 @@
+"""Condition PodsReady: what keeps a pod from training, and what to do about it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from ..context import Context
+from ..health import Health, Replicas
+from ..membership import earliest
+from ..record import Record
+from ..snapshot import NOT_CONSIDERED, ObservedPod
+from .draft import ConditionDraft, time_of_day
+
+# A kubelet tries again 10 to 15 s after what did not work: what outlasts two more tries hardly heals by itself.
+TROUBLE_REPORTED_AFTER = timedelta(seconds=30)
+
+
+TRANSIENT_TROUBLES = ("ImagePullFailed", "ContainerCannotStart", NOT_CONSIDERED)
+
+
+def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
+    """Name what keeps a pod from training, with what to do about it; gives too when trouble that may heal will have lasted."""
+    snapshot, replicas, policy = context.snapshot, context.replicas, context.policy
+    denied = _token_refused(replicas)
+    if denied is not None:
+        return denied, None
+    if replicas.all_silent:
+        text = "no agent answers the operator; training goes on by itself, nothing is changed until one answers"
+        return ConditionDraft("PodsReady", False, "OperatorCutOff", text + _replaced_at(replicas)), None
+    if snapshot.refusal:
+        return ConditionDraft("PodsReady", False, "PodsRefused", snapshot.refusal), None
+    told = next((c.reason for c in snapshot.job.conditions if c.type == "PodsReady"), "")
+    wakes: list[datetime] = []
+    for replica in sorted(replicas.newest.values(), key=lambda r: r.id):
+        pod = replica.pod
+        if pod.kill_at is not None:
+            continue  # it goes because somebody wants it so; how it ends is nobody's trouble
+        if replica.health is Health.PENDING and pod.started and replica.why == "AgentNotAnswering":
+            text = (
+                f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port {policy.agent_port}: "
+                "start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
+            )
+            return ConditionDraft("PodsReady", False, "AgentNotAnswering", text), earliest(*wakes)
+        if replica.health is Health.SILENT and replica.until is not None:
+            text = f"{replica.detail}; unless it answers, it is replaced at {time_of_day(replica.until)}"
+            return ConditionDraft("PodsReady", False, "AgentSilent", text), earliest(*wakes)
+        if not pod.trouble or pod.trouble_reason == "Unschedulable":
+            continue
+        if replica.health in (Health.PENDING, Health.ENDED):
+            due = _persists_from(pod) if pod.trouble_reason != told else None  # what was told once has lasted
+            if due is None or snapshot.now >= due:
+                return ConditionDraft("PodsReady", False, pod.trouble_reason, pod.trouble), earliest(*wakes)
+            wakes.append(due)
+    good = len([r for r in replicas.newest.values() if r.health is Health.GOOD])
+    line = ConditionDraft("PodsReady", False, "AgentsAnswer", f"{good} agents answer") if good else None
+    return line, earliest(*wakes)
+
+
+def _replaced_at(replicas: Replicas) -> str:
+    """Say until when agents that are all silent are waited for."""
+    until = max((r.until for r in replicas.by_id.values() if r.until is not None), default=None)
+    return f"; if none does until {time_of_day(until)}, the replicas are replaced" if until is not None else ""
+
+
+def _persists_from(pod: ObservedPod) -> datetime | None:
+    """Give when a pod's trouble is one that lasts; None: it does not heal, or began nobody knows when."""
+    if pod.trouble_reason not in TRANSIENT_TROUBLES or pod.trouble_since is None:
+        return None
+    return pod.trouble_since + TROUBLE_REPORTED_AFTER
+
+
+def _token_refused(replicas: Replicas) -> ConditionDraft | None:
+    pods = sorted((r.pod for r in replicas.newest.values() if r.agent.denied), key=lambda pod: pod.id)
+    if not pods:
+        return None
+    pod, others = pods[0], f" (and those of {len(pods) - 1} more pods)" if len(pods) > 1 else ""
+    text = f"the agent of pod {pod.name}{others} and the operator do not accept each other: "
+    if pod.key_secret:
+        text += (
+            f"Secret {pod.key_secret} does not hold the key that the operator derives, because it or the operator's install "
+            "key was changed, or something else answers at the pod's address; put the old install key back, or delete that "
+            "Secret and the pod: both are recreated"
+        )
+    else:
+        text += "it has a key that is not the operator's; remove ELASTIPOD_KEY and ELASTIPOD_TOKEN from the template"
+    return ConditionDraft("PodsReady", False, "TokenRefused", text)

@@ -1,0 +1,82 @@
+"""Condition Scaling: why the job has the size that it has."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ..context import Context
+from ..growth import growth_due
+from ..health import Health
+from ..membership import wanted_slots
+from ..payback import growth_hold
+from ..quota import Quota
+from ..quota_requests import increments_requested_from
+from ..record import Record
+from ..snapshot import Policy, Snapshot
+from .draft import ConditionDraft, first_trouble, time_of_day
+
+
+def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
+    """Say why the job has the size that it has; the operator looks again for reasons of its own."""
+    return _scaling(record, context), None
+
+
+def _scaling(record: Record, context: Context) -> ConditionDraft | None:
+    snapshot, replicas, policy, quota = context.snapshot, context.replicas, context.policy, context.quota
+    size = len(record.members)
+    if not size or record.transition is not None:
+        return None
+    maximum = policy.requested_sizes.maximum
+    if quota is not None and policy.sizes.maximum <= size < maximum:
+        return _queued(snapshot, record, policy, quota)
+    if size >= maximum:
+        return ConditionDraft("Scaling", False, "AtMaximum", f"{size} replicas train, the most that is allowed")
+    due = growth_due(record, policy, snapshot.job.uid)
+    if due is not None:
+        text = f"more replicas are ready; the job grows at about {time_of_day(due)}"
+        if record.resize_failures:
+            text += f" ({record.resize_failures} growths in a row came to nothing)"
+        return ConditionDraft("Scaling", False, "Growing", text)
+    members = frozenset(record.members)
+    loading = [r for r in replicas.candidates() if r.id not in members and r.agent.warming]
+    if loading:
+        text = f"{len(loading)} more replicas load what their workers will need; training goes on meanwhile"
+        return ConditionDraft("Scaling", False, "WarmingUp", text)
+    if snapshot.refusal:
+        return ConditionDraft(
+            "Scaling", False, "LimitReached", f"{maximum - size} more replicas are wanted: {snapshot.refusal}"
+        )
+    gang = record.gang
+    if gang is not None and gang.rest_until is not None:
+        text = (
+            f"room for less than a whole increment was given back; asked again from {time_of_day(gang.rest_until)} on"
+        )
+        return ConditionDraft("Scaling", False, "WaitingForCapacity", text)
+    asked = [r for r in replicas.newest.values() if r.id not in members and r.health in (Health.PENDING, Health.GOOD)]
+    hold = growth_hold(record, policy)
+    if hold is not None and hold > snapshot.now and not asked:
+        text = f"growing now would cost more time than it brings; asked for from {time_of_day(hold)} on"
+        return ConditionDraft("Scaling", False, "NotWorthwhile", text)
+    waiting = [
+        r for slot in wanted_slots(policy, record, replicas)
+        if (r := replicas.newest.get(slot)) is not None and r.id not in members and not r.ready
+    ]  # fmt: skip
+    text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{first_trouble(waiting)}"
+    return ConditionDraft("Scaling", False, "WaitingForCapacity", text)
+
+
+def _queued(snapshot: Snapshot, record: Record, policy: Policy, quota: Quota) -> ConditionDraft:
+    """Say what the increments wait for, in Kueue's own words."""
+    missing = policy.requested_sizes.maximum - len(record.members)
+    waiting = [w for number, w in sorted(quota.present.items()) if number and not w.admitted]
+    until = increments_requested_from(record, policy, snapshot.now)
+    if waiting:
+        why = next((w.pending_message for w in waiting if w.pending_message), "Kueue has not looked at them yet")
+        return ConditionDraft(
+            "Scaling", False, "Queued", f"{missing} more replicas are wanted and wait in queue {quota.queue}: {why}"
+        )
+    if until is not None:
+        text = f"{missing} more replicas are wanted; queue {quota.queue} is asked again from {time_of_day(until)} on"
+        return ConditionDraft("Scaling", False, "Queued", text)
+    why = f": {snapshot.queue_trouble[1]}" if snapshot.queue_trouble is not None else ""
+    return ConditionDraft("Scaling", False, "Queued", f"{missing} more replicas are asked of queue {quota.queue}{why}")

@@ -1,0 +1,82 @@
+"""The present state of a job, the last of its conditions: Created, PodsRunning, Running, Faulted or Suspended."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from ..base_first import base_minimum
+from ..context import Context
+from ..health import Health, Replicas
+from ..record import Record, TransitionKind
+from ..snapshot import AgentState, Policy
+from .draft import ConditionDraft, first_trouble, time_of_day
+
+# Running stays the state through planned resizes, and through recoveries up to this long.
+FAULT_REPORTED_AFTER = timedelta(seconds=30)
+
+
+def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime | None]:
+    """Give the state of a job that has not ended, and when it will be told otherwise."""
+    policy, replicas = context.policy, context.replicas
+    transition = record.transition
+    if transition is not None and transition.kind is TransitionKind.SUSPEND:
+        if policy.suspended_by is not None:
+            return ConditionDraft("Suspended", True, policy.suspended_by.reason, policy.suspended_by.message), None
+        text = "spec.runPolicy.suspend is true; set it to false to resume"
+        if not policy.suspend:
+            text = "the job resumes as soon as its workers are stopped"
+        return ConditionDraft("Suspended", True, "SuspendedByUser" if policy.suspend else "Resuming", text), None
+    if transition is not None and transition.kind is TransitionKind.START:
+        return _starting(record, replicas, policy), None
+    text = f"{len(record.members)} replicas train in generation {record.generation}"
+    if transition is not None:
+        text = f"{transition.message}; {_waiting_for(record, replicas, policy)}"
+    if record.fault_at is None:
+        reason = "Resizing" if transition is not None else "Training" if record.running_since else "Starting"
+        return ConditionDraft("Running", True, reason, text), None
+    shown_at = record.fault_at + FAULT_REPORTED_AFTER
+    if context.now < shown_at and record.consecutive_failures < 2:
+        return ConditionDraft("Running", True, "Recovering", text), shown_at
+    cause = transition.cause if transition is not None else "Recovering"
+    if record.consecutive_failures >= 2:
+        text = f"{text} ({record.consecutive_failures} failures in a row without progress)"
+        if transition is not None and transition.not_before is not None and context.now < transition.not_before:
+            text += f"; next try at {time_of_day(transition.not_before)}"
+        text += "; see the workers' logs with kubectl logs"
+    return ConditionDraft("Faulted", True, cause, text), None
+
+
+def _starting(record: Record, replicas: Replicas, policy: Policy) -> ConditionDraft:
+    started = [r for r in replicas.newest.values() if r.pod.started and not r.pod.ended]
+    text = _waiting_for(record, replicas, policy)
+    if len(started) >= policy.sizes.minimum:
+        return ConditionDraft("PodsRunning", True, "WaitingForAgents", text)
+    return ConditionDraft("Created", True, "WaitingForPods", text)
+
+
+def _waiting_for(record: Record, replicas: Replicas, policy: Policy) -> str:
+    transition = record.transition
+    assert transition is not None
+    stopping = [
+        r for m in record.members
+        if (r := replicas.get(m)) is not None and r.agent.state in (AgentState.RUNNING, AgentState.STOPPING)
+        and r.health in (Health.GOOD, Health.DISRUPTED, Health.SILENT)
+    ]  # fmt: skip
+    if stopping:
+        return f"{len(stopping)} replicas are being stopped"
+    ready = len(replicas.candidates())
+    aim = max(policy.sizes.minimum, transition.target_size)
+    gang = record.gang
+    if gang is not None and gang.rest_until is not None:
+        return f"there was room for too few replicas; one pod waits for room, the others follow from {time_of_day(gang.rest_until)} on"
+    base = policy.specs[0].name
+    of_base = sum(r.id.spec == base for r in replicas.candidates())
+    if policy.sizes.minimum <= ready and of_base < (least := base_minimum(policy)):
+        return f"{of_base} of {least} replicas of {base} are ready, without which no others train{_why_not_ready(replicas)}"
+    if ready < aim:
+        return f"{ready} of {aim} replicas are ready{_why_not_ready(replicas)}"
+    return f"{ready} replicas are ready"
+
+
+def _why_not_ready(replicas: Replicas) -> str:
+    return first_trouble(replicas.newest.values())

@@ -1,0 +1,128 @@
+"""Condition Warning: what deserves attention although the job goes on."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ..context import Context
+from ..ending import blocked_deletion
+from ..escalation import NO_PROGRESS_LIMIT, does_not_progress
+from ..health import Replicas
+from ..queue_warnings import Warnings, overdue_evictions, queue_warnings
+from ..quota import Quota
+from ..quota_requests import quota_returned_until
+from ..record import Record
+from ..snapshot import Policy, Snapshot
+from .draft import ConditionDraft, time_of_day
+from .operator_error import OPERATOR_ERROR
+
+FOREIGN_RECORD = (
+    "annotations of the operator (elastipod.io/state, applied or history) were written for another object, as in a copied "
+    "manifest, or by hand; they are ignored and replaced, and the job begins anew"
+)
+
+
+PRIORITY_TROUBLES = ("PriorityClassMissing", "PriorityRefused")
+
+
+def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
+    """Say what deserves attention though nothing stands still; the most pressing gives the reason."""
+    snapshot, policy, quota = context.snapshot, context.policy, context.quota
+    late, due = overdue_evictions(snapshot, policy, context.replicas, quota)
+    found: Warnings = []
+    if snapshot.job.refused_edit:
+        found.append(("InvalidSpec", f"{snapshot.job.refused_edit}; the last spec that could be used stays in force"))
+    if does_not_progress(record):
+        text = (
+            f"the last {record.stalled_recoveries} recoveries brought no newer step; "
+            f"after {NO_PROGRESS_LIMIT} a script hardly heals by itself"
+        )
+        found.append(("NoProgress", text))
+    found += late
+    found += queue_warnings(snapshot.job, policy, snapshot.queue_fact, quota)
+    if quota is not None:
+        found += _priorities(snapshot, quota)
+        found += _outdated_base(policy, quota)
+    found += _refused_answers(context.replicas)
+    if snapshot.job.pending_edits:
+        text = f"edits of {', '.join(snapshot.job.pending_edits)} act when the job is suspended and resumed"
+        found.append(("EditsPending", text))
+    found += snapshot.job.warnings
+    found += [("SpecWarning", text) for text in (*policy.sizes.warnings, *policy.warnings)]
+    return (_merge_warnings(found) if found else None), due
+
+
+def with_operator_warnings(
+    lines: list[ConditionDraft], snapshot: Snapshot, replicas: Replicas, record: Record
+) -> list[ConditionDraft]:
+    """Say first of all, also at the end of a job, what the operator failed at, and what is to go and cannot: pods, and quota."""
+    found: Warnings = [(OPERATOR_ERROR, snapshot.operator_error)] if snapshot.operator_error else []
+    if stuck := snapshot.pod_deletion_trouble or blocked_deletion(snapshot, replicas):
+        found.append(("PodsNotDeleted", stuck))
+    if snapshot.quota_return_trouble:
+        found.append(("QuotaNotReturned", _not_returned(snapshot)))
+    if _has_foreign_record(snapshot, record):
+        found.append(("RecordIgnored", FOREIGN_RECORD))
+    if not found:
+        return lines
+    others = [line for line in lines if line.type != "Warning"]
+    if snapshot.job.deleting_since is None:
+        found += (
+            part for line in lines if line.type == "Warning" for part in line.parts or ((line.reason, line.message),)
+        )
+    return [*others[:-1], _merge_warnings(found), others[-1]]
+
+
+def _has_foreign_record(snapshot: Snapshot, record: Record) -> bool:
+    """Whether to say that a record was ignored: it is overwritten at once, and told until the training begins."""
+    is_told = any(FOREIGN_RECORD in c.message for c in snapshot.job.conditions if c.type == "Warning")
+    return snapshot.job.has_foreign_record or (is_told and not record.generation)
+
+
+def _not_returned(snapshot: Snapshot) -> str:
+    if snapshot.job.deleting_since is None:
+        return f"{snapshot.quota_return_trouble}; it is tried again"
+    return (
+        f"{snapshot.quota_return_trouble}; the job is deleted all the same, once its pods are gone, from "
+        f"{time_of_day(quota_returned_until(snapshot))} on: then the garbage collector has its Workloads"
+    )
+
+
+def _refused_answers(replicas: Replicas) -> Warnings:
+    """Say of agents that tell more than is taken."""
+    refused = sorted((r for r in replicas.newest.values() if r.agent.refused_answer), key=lambda r: r.id)
+    if not refused:
+        return []
+    others = f" (and of those of {len(refused) - 1} more pods)" if len(refused) > 1 else ""
+    return [("AnswerRefused", f"of the agent of pod {refused[0].pod.name}{others}: {refused[0].agent.refused_answer}")]
+
+
+def _merge_warnings(found: Warnings) -> ConditionDraft:
+    """Give one warning of several; the first gives the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for reason, text in found:
+        by_reason.setdefault(reason, []).append(text)
+    parts = tuple((reason, "; ".join(texts)) for reason, texts in by_reason.items())
+    return ConditionDraft("Warning", False, parts[0][0], "; ".join(text for _, text in parts), parts)
+
+
+def _outdated_base(policy: Policy, quota: Quota) -> Warnings:
+    """Say that the smallest size was lowered, while the quota of the base stays as it was granted."""
+    if not quota.retained_base:
+        return []
+    text = (
+        f"the smallest size is {policy.requested_sizes.minimum} by now, but queue {quota.queue} granted a base of {quota.retained_base} "
+        "replicas, which cannot be changed; the job keeps it until it is suspended and resumed"
+    )
+    return [("EditsPending", text)]
+
+
+def _priorities(snapshot: Snapshot, quota: Quota) -> Warnings:
+    """Say of priorities that were edited and do not act."""
+    trouble = snapshot.queue_trouble
+    if trouble is not None and trouble[0] in PRIORITY_TROUBLES and 0 in quota.present:
+        return [(trouble[0], f"{trouble[1]}; the Workloads keep their priority")]
+    if not any(w.is_priority_fixed for w in quota.present.values()):
+        return []
+    text = "Kueue lets nobody give a Workload another kind of priority class while it has quota"
+    return [("PriorityPending", f"{text}: the edited priority acts when the job is suspended and resumed")]
