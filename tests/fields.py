@@ -26,7 +26,7 @@ SPEC: dict[str, tuple[str, ...]] = {
                  "tests/api/test_kubectl.py::test_scale_sets_the_ceiling"),
     "replicaSpecs[].name": (KUBE + "test_pods.py::test_identity", KUBE + "test_applied.py::test_other_groups_of_pods_are_refused"),
     "replicaSpecs[].replicas": (CORE + "test_start_and_growth.py::test_the_start",),
-    "replicaSpecs[].maxReplicas": (KUBE + "test_translate.py::test_how_many_pods_each_spec_may_hold",
+    "replicaSpecs[].maxReplicas": (KUBE + "test_observed_objects.py::test_how_many_pods_each_spec_may_hold",
                                    CORE + "test_supply.py::test_of_each_spec_no_more_train_than_it_may"),
     "replicaSpecs[].spares": (CORE + "test_growth.py::test_a_spare_takes_a_lost_rank_without_waiting",
                               CORE + "test_growth.py::test_spares_are_made_beside_the_others"),
@@ -51,7 +51,7 @@ SPEC: dict[str, tuple[str, ...]] = {
     "runPolicy.suspend": (CORE + "test_planned_changes.py::test_suspend_drains_then_removes_all_pods_then_does_nothing",
                           CORE + "test_planned_changes.py::test_a_resumed_job_wants_its_size_back_and_no_deadline_ran_meanwhile"),
     "runPolicy.ttlSecondsAfterFinished": (CORE + "test_ends_and_deadlines.py::test_the_time_to_live_after_the_end",
-                                          KUBE + "test_translate.py::test_no_time_to_live_means_never"),
+                                          KUBE + "test_observed_objects.py::test_no_time_to_live_means_never"),
     "runPolicy.workloadMode": (CORE + "test_status_fields.py::test_what_is_accepted_and_changes_nothing",),
     "runPolicy.logMonitoringConfiguration[].name": (AGENT + "test_log_rules.py::test_a_rule_with_every_field",
                                                     "tests/e2e/test_log_rules.py::test_a_rule_that_is_broken_is_a_fault_in_every_pod"),
@@ -82,8 +82,8 @@ SPEC: dict[str, tuple[str, ...]] = {
     "elastipod.recovery": (CORE + "test_strange_agents.py::test_how_workers_come_back",
                            CORE + "test_status_fields.py::test_what_does_not_do_what_it_seems_to_is_said"),
     "elastipod.authentication": (KUBE + "test_job_keys.py::test_who_gets_none",),
-    "elastipod.gracefulShutdownTimeoutInSeconds": (KUBE + "test_translate.py::test_the_time_of_a_drain",),
-    "elastipod.agentPort": (KUBE + "test_translate.py::test_the_port_of_the_agent",),
+    "elastipod.gracefulShutdownTimeoutInSeconds": (KUBE + "test_observed_objects.py::test_the_time_of_a_drain",),
+    "elastipod.agentPort": (KUBE + "test_observed_objects.py::test_the_port_of_the_agent",),
     "elastipod.container": (KUBE + "test_pods.py::test_the_agent_may_be_in_another_container_than_the_first",),
 }  # fmt: skip
 

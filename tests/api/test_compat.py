@@ -15,7 +15,7 @@ from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 from elastipod_operator.api import HyperPodPyTorchJob
 from elastipod_operator.core.names import FIELD_MANAGER
-from elastipod_operator.kube.translate import job_fact
+from elastipod_operator.kube.observed_job import observe_job
 
 pytestmark = pytest.mark.timeout(600)  # the lives of all jobs pass in the first test; a peer's environment is made once
 SEEN_BY_HYP = {"Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed"}
@@ -68,7 +68,7 @@ def test_sizes(manifest: str):
     body = job_of(manifest)
     HyperPodPyTorchJob.model_validate(body)
     body["metadata"] |= {"uid": "u", "namespace": "n", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    fact, expected = job_fact(body), EXPECTED[manifest]
+    fact, expected = observe_job(body), EXPECTED[manifest]
     assert fact.refusal == ""
     assert fact.policy is not None
     sizes = fact.policy.sizes

@@ -10,7 +10,7 @@ from tests.api.jobs import apply, get, job
 
 from elastipod_local.cluster import Cluster
 from elastipod_operator.kube.api import Api
-from elastipod_operator.kube.translate import job_fact
+from elastipod_operator.kube.observed_job import observe_job
 
 TEXTS = {
     "Emoji": "GLHF! \U0001f3d6\ufe0f",
@@ -39,6 +39,6 @@ async def test_any_text_can_be_told(api: Api, api_server: Cluster, namespace: st
         {"type": kind, "status": "True", "reason": kind, "message": text, "lastTransitionTime": "2025-01-01T00:00:00Z"}
         for kind, text in texts.items()
     ]
-    await api.apply_status(job_fact(get(api_server, namespace)), {"conditions": conditions})
+    await api.apply_status(observe_job(get(api_server, namespace)), {"conditions": conditions})
     found = {c["type"]: c["message"] for c in get(api_server, namespace)["status"]["conditions"]}
     assert found == {**TEXTS, "Half": "a\ufffdb"}

@@ -17,7 +17,7 @@ from tests.sim.training import Training
 
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, FINALIZER, LABEL_UID, pod_id_of
 from elastipod_operator.kube.api import ApiError
-from elastipod_operator.kube.translate import effective_job
+from elastipod_operator.kube.observed_job import effective_job
 
 if TYPE_CHECKING:
     from tests.sim.kueue_server import Tenant

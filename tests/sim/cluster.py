@@ -17,7 +17,7 @@ from tests.sim.objects import Body, SimNode, SimPod
 from tests.sim.training import Training
 
 from elastipod_operator.api import JobSpec
-from elastipod_operator.kube.translate import policy_of
+from elastipod_operator.kube.job_policy import policy_of
 
 NOT_READY_AFTER_S = 45.0
 EVICTION_AFTER_S = 300.0

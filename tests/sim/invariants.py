@@ -19,7 +19,7 @@ from elastipod_operator.core.phase_accounting import total
 from elastipod_operator.core.record import RECORD_LOST, Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
 from elastipod_operator.core.snapshot import Policy
-from elastipod_operator.kube.translate import policy_of
+from elastipod_operator.kube.job_policy import policy_of
 
 if TYPE_CHECKING:
     from tests.sim.agents import SimAgent

@@ -27,7 +27,7 @@ from elastipod_operator.core import avoided_nodes
 from elastipod_operator.core.actions import ListPods
 from elastipod_operator.core.names import LABEL_QUEUE, LABEL_SHARE, pod_id_of
 from elastipod_operator.core.quota import QuotaRequest, effective_quota_requests
-from elastipod_operator.kube.translate import policy_of
+from elastipod_operator.kube.job_policy import policy_of
 from elastipod_operator.kube.workloads import workload_fact
 
 CONVERGE_S = 1500.0

@@ -37,7 +37,7 @@ from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.core.health import Replica
 from elastipod_operator.core.record import Record, RestartMode
 from elastipod_operator.core.snapshot import AgentState
-from elastipod_operator.kube import store, translate
+from elastipod_operator.kube import job_annotations, observed_job, store
 
 TRIES = 150
 
@@ -375,11 +375,11 @@ def date_pods_by_the_clock_of_the_api_server(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_last_good_spec(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store, "effective_job", lambda body: (body, translate.job_fact(body)))
+    patch.setattr(store, "effective_job", lambda body: (body, observed_job.observe_job(body)))
 
 
 def take_the_record_of_another_job(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(translate, "is_own", lambda *_: True)
+    patch.setattr(job_annotations, "is_own", lambda *_: True)
 
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -15,8 +15,8 @@ from elastipod_operator.api.models import MAX_LOG_RULES, MAX_PATTERN
 from elastipod_operator.core.names import ANNOTATION_DRAIN_ON_DELETE
 from elastipod_operator.core.sizes import SizeError, Sizes
 from elastipod_operator.kube.applied import last_good_spec
+from elastipod_operator.kube.job_policy import policy_of
 from elastipod_operator.kube.limits import MAX_TEMPLATE_BYTES
-from elastipod_operator.kube.translate import policy_of
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Play

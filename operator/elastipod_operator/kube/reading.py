@@ -67,3 +67,9 @@ def is_within_depth(value: Any, levels: int) -> bool:
         if not layer:
             return True
     return False
+
+
+def shortened(found: Any, limit: int = 300) -> str:
+    """Give a value of somebody else's as one line of at most `limit` characters."""
+    line = " ".join(str(found if isinstance(found, str | int | float) else "?")[: 10 * limit].split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

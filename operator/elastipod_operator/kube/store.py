@@ -15,8 +15,10 @@ from ..core.names import LABEL_UID
 from ..core.snapshot import ObservedJob, ObservedNode, ObservedPod, ObservedWorkload
 from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
 from .limits import without_unused_parts
+from .observed_job import effective_job
+from .observed_node import Disruption, disruption_of, observe_node, tolerations_of
+from .observed_pod import observe_pod
 from .reading import labels_of, mapping, mappings, name_of, text, uid_of
-from .translate import Disruption, disruption_of, effective_job, node_fact, pod_fact, tolerations_of
 from .versioned_cache import VersionedCache
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
@@ -100,7 +102,7 @@ class Store:
         if version <= job.pod_versions.get(uid, job.list_version):
             return None
         container = job.fact.policy.container if job.fact.policy else ""
-        fact = pod_fact(body, container)
+        fact = observe_pod(body, container)
         if fact is None:
             return None
         job.pod_versions[uid] = version
@@ -210,7 +212,7 @@ class Store:
         if not name:
             return []
         before, now = self.nodes.get(name), self._now()
-        fact = node_fact(body, before, now)
+        fact = observe_node(body, before, now)
         self.nodes[name] = fact
         self._disruptions.pop(name, None)
         if fact.disruption:

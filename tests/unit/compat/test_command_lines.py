@@ -15,8 +15,8 @@ from tests.api.compat_jobs import EXPECTED, job_of, name_of
 from elastipod_agent.arguments import parse
 from elastipod_agent.settings import read_settings
 from elastipod_operator.core.names import PodId
+from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.pods import pod_manifest
-from elastipod_operator.kube.translate import job_fact
 
 WRITE_DOWN = f"""#!{sys.executable} -S
 import json, os, sys
@@ -30,7 +30,7 @@ def container_of(manifest: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Give the container of the job's first pod as the operator makes it, and its environment of plain values."""
     body = job_of(manifest)
     body["metadata"] |= {"uid": "u", "namespace": "n", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    fact = job_fact(body)
+    fact = observe_job(body)
     assert fact.policy is not None
     spec = body["spec"]["replicaSpecs"][0]["name"]
     pod = pod_manifest(fact, body["spec"], fact.policy, PodId(spec, 0, 0), fact.policy.sizes.start)

@@ -23,7 +23,7 @@ from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import RecordError, decode, encode
 from elastipod_operator.core.sizes import MAX_REPLICAS, SizeError, SizeRequest, Sizes, resolve
 from elastipod_operator.core.snapshot import SpecLimits
-from elastipod_operator.kube import translate
+from elastipod_operator.kube import job_annotations
 
 MIB = 1 << 20
 NOTE = Path(__file__).parents[3] / "docs/design/bounds.md"
@@ -99,7 +99,7 @@ def test_records_that_were_read_are_kept_up_to_a_number_of_pods() -> None:
 
     def read() -> None:
         for one in texts:
-            translate.decode_record(one)
+            job_annotations.decode_record(one)
 
     assert kept_bytes(read) < 24 * MIB
 

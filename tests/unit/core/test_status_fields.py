@@ -18,8 +18,8 @@ from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import StartWorkers
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob
 from elastipod_operator.kube.job_keys import JobKeys
+from elastipod_operator.kube.job_policy import policy_of
 from elastipod_operator.kube.pods import pod_manifest
-from elastipod_operator.kube.translate import policy_of
 
 CONTAINERS = [{"name": "train", "image": "train:1"}, {"name": "other", "image": "other:1"}]
 RULE = {"name": "loss", "logPattern": "loss=([0-9.]+)"}

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.kube.bodies import job_body
 
 from elastipod_operator.kube.applied import applied_of, effective_spec, encode_applied, pending_edits
-from elastipod_operator.kube.translate import job_fact
+from elastipod_operator.kube.observed_job import observe_job
 
 Body = dict[str, Any]
 APPLIED = "elastipod.io/applied"
@@ -50,7 +50,7 @@ OLD = {"replicaSpecs": specs(("workers", template())), "nprocPerNode": "1"}
 def test_what_waits_for_the_next_start(after: Body, pending: tuple[str, ...]) -> None:
     body = edited(OLD, after)
     assert pending_edits(body) == pending
-    assert job_fact(body).pending_edits == pending
+    assert observe_job(body).pending_edits == pending
 
 
 def test_pods_are_made_as_the_job_was_taken_up() -> None:
@@ -65,8 +65,8 @@ def test_a_mistake_in_an_edit_that_does_not_act_yet_does_no_harm() -> None:
     two = {"replicaSpecs": specs(("base", template()), ("extra", template()))}
     gpus = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
     after = {"replicaSpecs": specs(("base", template()), ("extra", template(**gpus)))}
-    assert job_fact(edited(two, after)).policy is not None
-    assert job_fact(job_body(after)).policy is None
+    assert observe_job(edited(two, after)).policy is not None
+    assert observe_job(job_body(after)).policy is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_mistake_in_an_edit_that_does_not_act_yet_does_no_harm() -> None:
     ],
 )
 def test_other_groups_of_pods_are_refused(after: list[Body]) -> None:
-    fact = job_fact(edited(OLD, {"replicaSpecs": after}))
+    fact = observe_job(edited(OLD, {"replicaSpecs": after}))
     assert fact.policy is None
     assert "spec.replicaSpecs were workers when the job began" in fact.refusal
 
@@ -124,7 +124,7 @@ def test_two_templates_start_as_many_workers(first: Body, second: Body, nproc: s
     body = job_body(
         {"replicaSpecs": specs(("base", template(**first)), ("extra", template(**second))), "nprocPerNode": nproc}
     )
-    fact = job_fact(body)
+    fact = observe_job(body)
     assert (fact.policy is None) is is_refused
     if is_refused:
         assert "different numbers of workers (base: " in fact.refusal
@@ -134,7 +134,7 @@ def test_two_templates_start_as_many_workers(first: Body, second: Body, nproc: s
 def test_another_restart_policy_is_warned_of(wish: str | None, warned: bool) -> None:
     one = template()
     one["spec"]["restartPolicy"] = wish
-    fact = job_fact(job_body({"replicaSpecs": specs(("workers", one))}))
+    fact = observe_job(job_body({"replicaSpecs": specs(("workers", one))}))
     assert fact.policy is not None
     assert bool(fact.policy.warnings) is warned
     if warned:

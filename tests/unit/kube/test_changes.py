@@ -11,8 +11,8 @@ from elastipod_operator.core.names import FINALIZER
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import Condition
 from elastipod_operator.kube.changes import metadata_changes
+from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.store import Job
-from elastipod_operator.kube.translate import job_fact
 
 OTHERS = "foregroundDeletion"
 
@@ -31,9 +31,9 @@ def test_finalizers(present: list[str], is_wanted: bool, written: list[str] | No
     body = job_body(finalizers=present)
     conditions = (Condition("Running", True, "x", "x", NOW),)
     todo = Plan(record=Record(), actions=(SetFinalizer(is_wanted),), conditions=conditions, skips_record=True)
-    assert metadata_changes(Job(body, job_fact(body), 10), todo).get("finalizers") == written
+    assert metadata_changes(Job(body, observe_job(body), 10), todo).get("finalizers") == written
 
 
 @pytest.mark.parametrize(("value", "drains"), [("true", True), ("false", False), ("", False), ("yes", False)])
 def test_only_true_asks_for_a_drain_before_a_deletion(value: str, drains: bool) -> None:
-    assert job_fact(job_body(annotations={"elastipod.io/drain-on-delete": value})).drain_on_delete is drains
+    assert observe_job(job_body(annotations={"elastipod.io/drain-on-delete": value})).drain_on_delete is drains

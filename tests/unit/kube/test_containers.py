@@ -8,7 +8,7 @@ import pytest
 from tests.unit.kube.bodies import CREATED, Body, container, pod_body
 
 from elastipod_operator.core.snapshot import ContainerState, ObservedContainer, ObservedPod
-from elastipod_operator.kube.translate import pod_fact
+from elastipod_operator.kube.observed_pod import observe_pod
 
 RUNNING = {"running": {"startedAt": CREATED}}
 CRASHED = {"terminated": {"exitCode": 1, "reason": "Error"}}
@@ -19,7 +19,7 @@ def read(*statuses: Body, phase: str = "Running", named: tuple[Body, ...] = (), 
     """Give the fact of a pod whose containers are `named`, in the order of its spec, and have these statuses."""
     body = pod_body(status={"phase": phase, "containerStatuses": list(statuses)})
     body["spec"] |= {"containers": list(named) or [{"name": s["name"]} for s in statuses], **spec}
-    fact = pod_fact(body, "train")
+    fact = observe_pod(body, "train")
     assert fact is not None
     return fact
 

@@ -22,8 +22,8 @@ from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.applied import applied_annotation, applied_of, effective_spec
 from elastipod_operator.kube.changes import metadata_changes
+from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.store import Job, Store
-from elastipod_operator.kube.translate import job_fact
 
 Body = dict[str, Any]
 SEEN = {
@@ -108,7 +108,7 @@ def test_it_is_told_until_the_training_begins() -> None:
         {"type": c.type, "status": "False", "reason": c.reason, "message": c.message, "lastTransitionTime": CREATED}
         for c in first.conditions
     ]
-    fact = job_fact({**job.body, "status": {"conditions": told}})
+    fact = observe_job({**job.body, "status": {"conditions": told}})
     assert not fact.has_foreign_record
     later = plan(Snapshot(now=NOW + timedelta(seconds=1), job=fact))
     assert [c.reason for c in later.conditions if c.type == "Warning"] == ["RecordIgnored"]
@@ -117,16 +117,16 @@ def test_it_is_told_until_the_training_begins() -> None:
 
 def test_an_own_record_is_taken_with_and_without_a_status() -> None:
     body = written(JOB_UID)
-    assert job_fact(body).record is not None
-    assert job_fact({**body, "status": SEEN}).record is not None
-    assert job_fact(body).history_generation == 7
+    assert observe_job(body).record is not None
+    assert observe_job({**body, "status": SEEN}).record is not None
+    assert observe_job(body).history_generation == 7
 
 
 def test_a_record_of_an_earlier_operator_is_taken_where_the_status_tells_of_one() -> None:
     body = written("")
-    assert job_fact({**body, "status": SEEN}).record is not None
-    assert job_fact({**body, "status": SEEN}).history_generation == 7
-    unseen = job_fact({**body, "status": {}})
+    assert observe_job({**body, "status": SEEN}).record is not None
+    assert observe_job({**body, "status": SEEN}).history_generation == 7
+    unseen = observe_job({**body, "status": {}})
     assert unseen.record is None
     assert unseen.has_foreign_record
 
@@ -135,14 +135,14 @@ def test_a_record_of_an_earlier_operator_is_taken_where_the_status_tells_of_one(
 def test_each_of_the_annotations_alone_is_known_for_foreign(part: str) -> None:
     body = copied(written("first-uid"))
     body["metadata"]["annotations"] = {part: body["metadata"]["annotations"][part]}
-    assert job_fact(body).has_foreign_record
+    assert observe_job(body).has_foreign_record
 
 
 def test_the_record_of_a_newer_operator_keeps_no_copy_from_beginning() -> None:
     newer = json.dumps({"v": 99, "uid": "first-uid"})
     own = json.dumps({"v": 99, "uid": JOB_UID})
-    assert job_fact(job_body(annotations={ANNOTATION_STATE: own})).unmanaged
-    assert not job_fact(job_body(annotations={ANNOTATION_STATE: newer})).unmanaged
+    assert observe_job(job_body(annotations={ANNOTATION_STATE: own})).unmanaged
+    assert not observe_job(job_body(annotations={ANNOTATION_STATE: newer})).unmanaged
 
 
 def test_a_record_that_somebody_wrote_himself_leaves_no_queue() -> None:

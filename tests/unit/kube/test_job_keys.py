@@ -21,19 +21,20 @@ from elastipod_operator.kube.job_keys import (
     read_install_keys,
     secret_manifest,
 )
-from elastipod_operator.kube.translate import job_fact, pod_fact
+from elastipod_operator.kube.observed_job import observe_job
+from elastipod_operator.kube.observed_pod import observe_pod
 
 KEY, NEW_KEY = b"k" * 32, b"n" * 32
 JOB_KEYS = JobKeys((KEY,))
 
 
 def job(spec: dict[str, Any] | None = None, **meta: Any) -> ObservedJob:
-    return job_fact(job_body(spec, **meta))
+    return observe_job(job_body(spec, **meta))
 
 
 def held(keys: JobKeys, secret: str, fact: ObservedJob | None = None) -> tuple[str, str]:
     """Give key and token of a pod that refers to a Secret."""
-    pod = pod_fact(pod_body(), "train")
+    pod = observe_pod(pod_body(), "train")
     assert pod is not None
     credentials = keys.credentials_of(fact or job(), replace(pod, key_secret=secret))
     assert not secret or credentials == NO_CREDENTIALS or credentials.pod == pod.name
@@ -131,7 +132,7 @@ def test_which_token_a_pod_holds_is_read_from_its_environment(containers: list[d
     body = pod_body()
     body["spec"]["containers"] = containers
     assert key_secret_of(body, "train") == secret
-    fact = pod_fact(body, "train")
+    fact = observe_pod(body, "train")
     assert fact is not None
     assert fact.key_secret == secret
 

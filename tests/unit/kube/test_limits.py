@@ -22,8 +22,8 @@ from elastipod_operator.kube.limits import (
     limit_violation,
     without_unused_parts,
 )
+from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.store import Store
-from elastipod_operator.kube.translate import job_fact
 
 
 def noise(length: int, seed: int = 0) -> str:
@@ -61,7 +61,7 @@ def with_script(text: str, **meta: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_is_too_large_is_refused_and_named(body: dict[str, Any], field: str, figure: int) -> None:
-    fact = job_fact(body)
+    fact = observe_job(body)
     assert fact.policy is None
     assert field in fact.refusal
     assert str(figure) in fact.refusal
@@ -72,7 +72,7 @@ def test_a_large_manifest_that_fits_is_accepted() -> None:
     body = with_script(script)
     body["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(body["spec"])}
     assert len(script) > 50_000
-    assert job_fact(body).refusal == ""
+    assert observe_job(body).refusal == ""
     assert applied_of({"metadata": {"annotations": {"elastipod.io/applied": encode_applied(body["spec"])}}}) is not None
 
 

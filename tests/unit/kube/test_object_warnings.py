@@ -13,8 +13,9 @@ from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import NOT_CONSIDERED, ObservedPod
 from elastipod_operator.kube.object_warnings import object_warnings
+from elastipod_operator.kube.observed_job import observe_job
+from elastipod_operator.kube.observed_pod import observe_pod
 from elastipod_operator.kube.store import Store
-from elastipod_operator.kube.translate import job_fact, pod_fact
 
 TOPOLOGY = {"kueue.x-k8s.io/podset-required-topology": "rack"}
 
@@ -28,7 +29,7 @@ def spec_of(command: list[str] | None = None, meta: dict[str, Any] | None = None
 
 
 def warnings_of(spec: dict[str, Any]) -> str:
-    policy = job_fact(job_body(spec)).policy
+    policy = observe_job(job_body(spec)).policy
     assert policy is not None
     return " | ".join((*policy.sizes.warnings, *policy.warnings))
 
@@ -78,7 +79,7 @@ def test_what_documents_and_clients_write_is_not_warned_of(spec: dict[str, Any])
 )  # fmt: skip
 def test_what_the_object_says_beside_its_spec(body: dict[str, Any], reasons: list[str]) -> None:
     assert [reason for reason, _ in object_warnings(body)] == reasons
-    assert job_fact(body).warnings == object_warnings(body)
+    assert observe_job(body).warnings == object_warnings(body)
 
 
 def test_such_warnings_are_conditions_and_events() -> None:
@@ -99,7 +100,7 @@ def pending(version: int = 20, **spec: Any) -> dict[str, Any]:
 
 
 def read(body: dict[str, Any]) -> ObservedPod:
-    fact = pod_fact(body, "train")
+    fact = observe_pod(body, "train")
     assert fact is not None
     return fact
 

@@ -9,6 +9,7 @@ from tests.unit.kube.bodies import job_body
 from tests.unit.kube.queue_bodies import flavor_body, workload_body
 
 from elastipod_operator.core.names import PodId
+from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.placement import (
     Placement,
     PlacementError,
@@ -18,7 +19,6 @@ from elastipod_operator.kube.placement import (
     placement,
 )
 from elastipod_operator.kube.pods import pod_manifest
-from elastipod_operator.kube.translate import job_fact
 
 Body = dict[str, Any]
 
@@ -123,7 +123,7 @@ def test_pods_that_kueue_places_are_gated_and_marked(annotations: Body, kept: Bo
 
 def pod(template: Body, what: Placement | None) -> Body:
     body = job_body({"replicaSpecs": [{"name": "workers", "replicas": 1, "template": template}]})
-    fact = job_fact(body)
+    fact = observe_job(body)
     assert fact.policy is not None
     return pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 0, 0), 1, placed=what)
 

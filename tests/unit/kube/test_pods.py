@@ -9,15 +9,15 @@ import pytest
 from tests.unit.kube.bodies import job_body
 
 from elastipod_operator.core.names import PodId
+from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.pods import pod_manifest
-from elastipod_operator.kube.translate import job_fact
 
 
 def manifest(template: dict[str, Any] | None = None, key_secret: str = "", **spec: Any) -> dict[str, Any]:
     """Give the manifest of replica 1, third incarnation."""
     wish = template if template is not None else {"spec": {"containers": [{"name": "train"}]}}
     body = job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "maxReplicas": 4, "template": wish}], **spec})
-    fact = job_fact(body)
+    fact = observe_job(body)
     assert fact.policy is not None, fact.refusal
     before = copy.deepcopy(body["spec"])
     made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3, key_secret)
@@ -143,7 +143,7 @@ def kept_off(affinity: dict[str, Any] | None, *nodes: str) -> dict[str, Any]:
     """Give the pod of a template with that affinity, to be kept off some nodes."""
     spec = {"containers": [{"name": "train"}], **({"affinity": affinity} if affinity else {})}
     body = job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "template": {"spec": spec}}]})
-    fact = job_fact(body)
+    fact = observe_job(body)
     assert fact.policy is not None
     before = copy.deepcopy(body["spec"])
     made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3, generation=7, avoids=nodes)

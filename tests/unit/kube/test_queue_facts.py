@@ -12,8 +12,9 @@ from elastipod_operator.core.actions import Plan, SetFinalizer, SetQueueLabel
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import Condition
 from elastipod_operator.kube.changes import metadata_changes
+from elastipod_operator.kube.observed_job import observe_job
+from elastipod_operator.kube.observed_pod import observe_pod
 from elastipod_operator.kube.store import Job
-from elastipod_operator.kube.translate import job_fact, pod_fact
 
 LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -34,7 +35,7 @@ def specs(*labels: Any) -> dict[str, Any]:
     ],
 )
 def test_the_queue_of_a_job(labels: Any, spec: Any, queue: str, in_template: str) -> None:
-    fact = job_fact(job_body(spec, labels=labels))
+    fact = observe_job(job_body(spec, labels=labels))
     assert fact.policy is not None
     assert (fact.queue, fact.queue_in_template) == (queue, in_template)
 
@@ -44,12 +45,12 @@ def test_the_queue_of_a_job(labels: Any, spec: Any, queue: str, in_template: str
 )
 def test_no_queue_is_read_from_what_cannot_be_read(spec: Any) -> None:
     body = {**job_body(), "spec": spec}
-    assert job_fact(body).queue_in_template == ""
+    assert observe_job(body).queue_in_template == ""
 
 
 def test_the_workload_of_a_pod() -> None:
     for notes, name in ((None, ""), ({"kueue.x-k8s.io/workload": "job-base-1"}, "job-base-1")):
-        fact = pod_fact(pod_body(annotations=notes), "train")
+        fact = observe_pod(pod_body(annotations=notes), "train")
         assert fact is not None
         assert fact.workload == name
 
@@ -67,4 +68,4 @@ def test_the_workload_of_a_pod() -> None:
 def test_a_named_queue_is_written_once(present: Any, finalizers: list[str], actions: Any, labels: Any) -> None:
     body = job_body(labels=present, finalizers=finalizers)
     todo = Plan(record=Record(), actions=actions, conditions=(Condition("Created", True, "x", "x", NOW),))
-    assert metadata_changes(Job(body, job_fact(body), 10), todo).get("labels") == labels
+    assert metadata_changes(Job(body, observe_job(body), 10), todo).get("labels") == labels

@@ -8,7 +8,8 @@ import pytest
 from tests.unit.kube.bodies import container, node_body, pod_body
 
 from elastipod_operator.kube.api import ApiError
-from elastipod_operator.kube.translate import disruption_of, node_fact, pod_fact
+from elastipod_operator.kube.observed_node import disruption_of, observe_node
+from elastipod_operator.kube.observed_pod import observe_pod
 from elastipod_operator.kube.writes import is_refusal
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
@@ -30,12 +31,12 @@ NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 )
 def test_who_announces_the_end_of_a_node_drives_its_pods_away(key: str) -> None:
     taint = {"key": key, "effect": "NoSchedule"}
-    assert node_fact(node_body(taints=[taint]), None, NOW).disruption == f"taint {key}:NoSchedule"
+    assert observe_node(node_body(taints=[taint]), None, NOW).disruption == f"taint {key}:NoSchedule"
 
 
 @pytest.mark.parametrize("key", ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
 def test_the_node_controller_drives_nobody_away(key: str) -> None:
-    assert node_fact(node_body(taints=[{"key": key, "effect": "NoExecute"}]), None, NOW).disruption == ""
+    assert observe_node(node_body(taints=[{"key": key, "effect": "NoExecute"}]), None, NOW).disruption == ""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_the_node_controller_drives_nobody_away(key: str) -> None:
 )
 def test_a_node_that_leaves_schedulable_is_left(status: str) -> None:
     node = node_body(labels={"sagemaker.amazonaws.com/node-health-status": status})
-    assert bool(node_fact(node, None, NOW).disruption) is (status != "Schedulable")
+    assert bool(observe_node(node, None, NOW).disruption) is (status != "Schedulable")
 
 
 @pytest.mark.parametrize("mine", [{}, {"value": ""}, {"value": None}])
@@ -57,7 +58,7 @@ def test_no_value_and_an_empty_one_are_the_same(mine: dict[str, str | None], the
 @pytest.mark.parametrize("status", ["True", "False", "Unknown"])
 def test_a_disruption_that_is_not_true_is_none(status: str) -> None:
     told = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler"}
-    fact = pod_fact(pod_body(status={"phase": "Running", "conditions": [told]}), "train")
+    fact = observe_pod(pod_body(status={"phase": "Running", "conditions": [told]}), "train")
     assert fact is not None
     assert fact.disruption == ("PreemptionByScheduler" if status == "True" else "")
 
@@ -74,7 +75,7 @@ def test_a_disruption_that_is_not_true_is_none(status: str) -> None:
 )
 def test_what_keeps_a_container_from_its_start(kubelet: str, reason: str) -> None:
     status = {"phase": "Pending", "containerStatuses": [container(waiting={"reason": kubelet, "message": "so it is"})]}
-    fact = pod_fact(pod_body(status=status), "train")
+    fact = observe_pod(pod_body(status=status), "train")
     assert fact is not None
     assert fact.trouble_reason == reason
     assert ("so it is" in fact.trouble) is bool(reason)

@@ -19,8 +19,8 @@ from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.api import as_yaml
 from elastipod_operator.kube.applied import applied_of
 from elastipod_operator.kube.changes import metadata_changes, status_change
+from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.store import Store
-from elastipod_operator.kube.translate import job_fact
 
 GOOD = job_body()["spec"]
 
@@ -49,7 +49,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("spec", "words"), BROKEN)
 def test_a_spec_that_cannot_be_read_is_told_of(spec: Any, words: str) -> None:
-    fact = job_fact({**job_body(), "spec": spec})
+    fact = observe_job({**job_body(), "spec": spec})
     assert fact.policy is None
     assert words in fact.refusal
     todo = plan(Snapshot(now=fact.created_at, job=fact))
@@ -63,7 +63,7 @@ def test_a_spec_that_cannot_be_read_is_told_of(spec: Any, words: str) -> None:
      {"elasticScalingStatus": 7}, {"masterPort": 7}],
 )  # fmt: skip
 def test_a_status_that_cannot_be_read_is_written_anew(status: Any) -> None:
-    fact = job_fact({**job_body(), "status": status})
+    fact = observe_job({**job_body(), "status": status})
     assert fact.policy is not None
     assert plan(Snapshot(now=fact.created_at, job=fact)).conditions[-1].type == "Created"
 
@@ -95,7 +95,7 @@ def mangled(draw: st.DrawFn) -> Any:
 
 @given(mangled())
 def test_whatever_an_object_holds_it_can_be_decided_on(body: Any) -> None:
-    fact = job_fact(body)
+    fact = observe_job(body)
     assert (fact.policy is None) is bool(fact.refusal)
     plan(Snapshot(now=fact.created_at, job=fact))
 
@@ -174,4 +174,4 @@ def test_what_was_kept_of_a_spec_does_not_count_where_it_is_nested_too_deep(leve
     packed = base64.b85encode(zlib.compress(json.dumps(kept).encode())).decode()
     body = job_body(annotations={ANNOTATION_APPLIED: packed})
     assert applied_of(body) is None
-    assert job_fact(body).policy is not None
+    assert observe_job(body).policy is not None

@@ -10,7 +10,7 @@ from tests.unit.kube.bodies import job_body
 from tests.unit.kube.queue_bodies import admitted, condition, workload_body
 
 from elastipod_operator.core.actions import CreateWorkload
-from elastipod_operator.kube.translate import job_fact
+from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.workloads import (
     Priority,
     PrioritySource,
@@ -61,7 +61,7 @@ def ask(number: int = 0, queue: str = "gpus", **counts: int) -> CreateWorkload:
 
 
 def manifest(spec: Body, order: CreateWorkload, priority: Priority | None = None, **more: Any) -> Body:
-    return workload_manifest(job_fact(job_body(name="llm")), spec, order, priority or Priority(7), **more)
+    return workload_manifest(observe_job(job_body(name="llm")), spec, order, priority or Priority(7), **more)
 
 
 def test_a_workload_carries_what_kueue_counts_and_no_more() -> None:

@@ -12,7 +12,9 @@ from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, PodId
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.applied import encode_applied
-from elastipod_operator.kube.translate import disruption_of, job_fact, node_fact, pod_fact, tolerations_of
+from elastipod_operator.kube.observed_job import observe_job
+from elastipod_operator.kube.observed_node import disruption_of, observe_node, tolerations_of
+from elastipod_operator.kube.observed_pod import observe_pod
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 
@@ -30,7 +32,7 @@ def test_a_job_is_read_with_all_that_the_core_needs() -> None:
     body["status"] = {"conditions": [
         {"type": "Running", "status": "True", "reason": "Training", "message": "m", "lastTransitionTime": CREATED}
     ], "elasticScalingStatus": {"podsScaled": True}}  # fmt: skip
-    fact = job_fact(body)
+    fact = observe_job(body)
     assert fact.scaling == {"podsScaled": True}
     assert (fact.namespace, fact.name, fact.record, fact.refusal) == ("team", "job", record, "")
     assert (fact.has_finalizer, fact.drain_on_delete) == (True, True)
@@ -40,12 +42,12 @@ def test_a_job_is_read_with_all_that_the_core_needs() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", '{"v":0}', "7", "z:nonsense"])
 def test_a_damaged_record_counts_as_lost(text: str) -> None:
-    fact = job_fact(job_body(annotations={"elastipod.io/state": text}))
+    fact = observe_job(job_body(annotations={"elastipod.io/state": text}))
     assert (fact.record, fact.unmanaged) == (None, "")
 
 
 def test_a_record_of_a_later_version_is_none_of_ours() -> None:
-    fact = job_fact(job_body(annotations={"elastipod.io/state": '{"v":99}'}))
+    fact = observe_job(job_body(annotations={"elastipod.io/state": '{"v":99}'}))
     assert fact.record is None
     assert "version 99" in fact.unmanaged
 
@@ -56,8 +58,8 @@ def test_the_history_tells_of_the_newest_generation() -> None:
         '"detected_at":"2026-03-01T12:00:00Z","running_at":null}'
     )
     text = f"[{entry % 3},{entry % 12}]"
-    assert job_fact(job_body(annotations={"elastipod.io/history": text})).history_generation == 12
-    assert job_fact(job_body(annotations={"elastipod.io/history": "nonsense"})).history_generation == 0
+    assert observe_job(job_body(annotations={"elastipod.io/history": text})).history_generation == 12
+    assert observe_job(job_body(annotations={"elastipod.io/history": "nonsense"})).history_generation == 0
 
 
 @pytest.mark.parametrize(
@@ -72,13 +74,13 @@ def test_the_history_tells_of_the_newest_generation() -> None:
     ],
 )  # fmt: skip
 def test_a_job_that_cannot_be_used_says_why_and_never_raises(spec: dict[str, Any], words: str) -> None:
-    fact = job_fact(job_body(spec))
+    fact = observe_job(job_body(spec))
     assert fact.policy is None
     assert words in fact.refusal
 
 
 def test_the_defaults_are_filled_in() -> None:
-    policy = job_fact(job_body()).policy
+    policy = observe_job(job_body()).policy
     assert policy is not None
     assert (policy.scaling_timeout, policy.graceful_timeout, policy.faulty_timeout) == (
         seconds(60),
@@ -91,7 +93,7 @@ def test_the_defaults_are_filled_in() -> None:
 
 @pytest.mark.parametrize("ttl", [None, 0, -1])
 def test_no_time_to_live_means_never(ttl: int | None) -> None:
-    policy = job_fact(job_body({"runPolicy": {"ttlSecondsAfterFinished": ttl}})).policy
+    policy = observe_job(job_body({"runPolicy": {"ttlSecondsAfterFinished": ttl}})).policy
     assert policy is not None
     assert policy.ttl is None
 
@@ -110,7 +112,7 @@ def test_how_many_pods_each_spec_may_hold(
     specs: list[dict[str, Any]], elastic: dict[str, Any], limits: list[int]
 ) -> None:
     spec = {"replicaSpecs": [{**s, "template": {}} for s in specs], "elasticPolicy": elastic}
-    policy = job_fact(job_body(spec)).policy
+    policy = observe_job(job_body(spec)).policy
     assert policy is not None
     assert [shape.limit for shape in policy.specs] == limits
 
@@ -130,7 +132,7 @@ def test_the_port_of_the_agent(containers: list[dict[str, Any]], ours: dict[str,
         "replicaSpecs": [{"name": "w", "replicas": 1, "template": {"spec": {"containers": containers}}}],
         "elastipod": ours,
     }
-    policy = job_fact(job_body(spec)).policy
+    policy = observe_job(job_body(spec)).policy
     assert policy is not None
     assert policy.agent_port == port
 
@@ -147,7 +149,7 @@ def test_the_port_of_the_agent(containers: list[dict[str, Any]], ours: dict[str,
     ],
 )  # fmt: skip
 def test_the_time_of_a_drain(elastic: dict[str, Any] | None, ours: dict[str, Any], seconds: int) -> None:
-    policy = job_fact(job_body({"elasticPolicy": elastic, "elastipod": ours})).policy
+    policy = observe_job(job_body({"elasticPolicy": elastic, "elastipod": ours})).policy
     assert policy is not None
     assert policy.graceful_timeout == timedelta(seconds=seconds)
 
@@ -155,7 +157,7 @@ def test_the_time_of_a_drain(elastic: dict[str, Any] | None, ours: dict[str, Any
 def test_a_pod_is_read() -> None:
     status = {"phase": "Running", "podIP": "10.0.0.7", "containerStatuses": [
         container("sidecar", running={"startedAt": CREATED}), container(running={"startedAt": CREATED})]}  # fmt: skip
-    fact = pod_fact(pod_body(3, status=status), "train")
+    fact = observe_pod(pod_body(3, status=status), "train")
     assert fact is not None
     assert (fact.id, fact.ip, fact.node, fact.started, fact.ended) == (
         PodId("workers", 3, 0),
@@ -172,20 +174,20 @@ def test_a_pod_starts_with_the_container_of_its_agent() -> None:
         "phase": "Running",
         "containerStatuses": [container("sidecar", running={"startedAt": CREATED}), container(waiting={})],
     }
-    fact = pod_fact(pod_body(status=status), "train")
+    fact = observe_pod(pod_body(status=status), "train")
     assert fact is not None
     assert not fact.started
 
 
 def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
-    assert pod_fact(pod_body(labels={"app": "other"}), "train") is None
+    assert observe_pod(pod_body(labels={"app": "other"}), "train") is None
 
 
 def test_a_pod_that_is_about_to_go_says_so() -> None:
     status = {"phase": "Running", "conditions": [
         {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}  # fmt: skip
     deletion = {"deletionTimestamp": "2026-03-01T12:40:00Z", "deletionGracePeriodSeconds": 90}
-    fact = pod_fact(pod_body(status=status, **deletion), "train")
+    fact = observe_pod(pod_body(status=status, **deletion), "train")
     assert fact is not None
     assert (fact.disruption, fact.deletion_grace) == ("EvictionByEvictionAPI", timedelta(seconds=90))
 
@@ -225,7 +227,7 @@ def test_a_pod_that_is_about_to_go_says_so() -> None:
     ],
 )  # fmt: skip
 def test_troubles_are_told_in_plain_words(status: dict[str, Any], reason: str, words: tuple[str, ...]) -> None:
-    fact = pod_fact(pod_body(status={"phase": "Pending", **status}), "train")
+    fact = observe_pod(pod_body(status={"phase": "Pending", **status}), "train")
     assert fact is not None
     assert fact.trouble_reason == reason
     assert all(word in fact.trouble for word in words), fact.trouble
@@ -236,7 +238,7 @@ def test_troubles_are_told_in_plain_words(status: dict[str, Any], reason: str, w
 
 def test_endless_messages_are_cut() -> None:
     status = {"phase": "Failed", "message": "x" * 5000}
-    fact = pod_fact(pod_body(status=status), "train")
+    fact = observe_pod(pod_body(status=status), "train")
     assert fact is not None
     assert len(fact.trouble) < 400
 
@@ -260,7 +262,7 @@ def test_endless_messages_are_cut() -> None:
     ],
 )  # fmt: skip
 def test_what_drives_pods_off_a_node(body: dict[str, Any], disrupted: str) -> None:
-    assert node_fact(body, None, NOW).disruption == disrupted
+    assert observe_node(body, None, NOW).disruption == disrupted
 
 
 def test_a_notice_of_spot_counts_from_its_first_sight() -> None:
@@ -271,26 +273,28 @@ def test_a_notice_of_spot_counts_from_its_first_sight() -> None:
         "effect": "NoSchedule",
         "timeAdded": "2026-03-01T09:00:00Z",
     }
-    first = node_fact(node_body(taints=[notice]), None, now)
+    first = observe_node(node_body(taints=[notice]), None, now)
     assert first.leaves_at == now + timedelta(seconds=120)
-    later = node_fact(node_body(taints=[notice], unschedulable=True), first, now + timedelta(seconds=50))
+    later = observe_node(node_body(taints=[notice], unschedulable=True), first, now + timedelta(seconds=50))
     assert later.leaves_at == first.leaves_at
-    assert node_fact(node_body(), later, now).leaves_at is None
+    assert observe_node(node_body(), later, now).leaves_at is None
     other = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
-    assert node_fact(node_body(taints=[other]), None, now).leaves_at is None
+    assert observe_node(node_body(taints=[other]), None, now).leaves_at is None
 
 
 def test_a_node_is_not_ready_since_it_was_first_seen_so() -> None:
-    first = node_fact(node_body(ready="Unknown"), None, NOW)
+    first = observe_node(node_body(ready="Unknown"), None, NOW)
     assert (first.ready, first.not_ready_since) == (False, NOW)
-    assert node_fact(node_body(ready="False"), first, NOW + seconds(60)).not_ready_since == NOW
-    back = node_fact(node_body(), first, NOW + seconds(60))
+    assert observe_node(node_body(ready="False"), first, NOW + seconds(60)).not_ready_since == NOW
+    back = observe_node(node_body(), first, NOW + seconds(60))
     assert (back.ready, back.not_ready_since) == (True, None)
-    assert node_fact(node_body(ready="Unknown"), back, NOW + seconds(90)).not_ready_since == NOW + seconds(90)
+    assert observe_node(node_body(ready="Unknown"), back, NOW + seconds(90)).not_ready_since == NOW + seconds(90)
 
 
 def test_out_of_service_is_read_and_is_no_drain() -> None:
-    fact = node_fact(node_body(taints=[{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]), None, NOW)
+    fact = observe_node(
+        node_body(taints=[{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]), None, NOW
+    )
     assert (fact.out_of_service, fact.disruption) == (True, "")
 
 

@@ -1,0 +1,123 @@
+"""The settings of a job's spec as the policy that `core` decides by, with defaults filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from ..api import JobSpec
+from ..api.models import Recovery, Switch
+from ..core.names import (
+    DEFAULT_AGENT_PORT,
+)
+from ..core.sizes import SizeRequest, resolve
+from ..core.snapshot import (
+    Policy,
+    SpecLimits,
+)
+from .templates import check_worker_counts, snooze_warnings, template_warnings
+
+
+def policy_of(spec: JobSpec) -> Policy:
+    """Fill in the defaults and resolve the sizes. Raises SizeError."""
+    elastic, run, ours = spec.elastic_policy, spec.run_policy, spec.elastipod
+    sizes = resolve(
+        SizeRequest(
+            spec_replicas=tuple(s.replicas for s in spec.replica_specs),
+            spec_max_replicas=tuple(s.max_replicas for s in spec.replica_specs),
+            elastic=elastic is not None,
+            min_replicas=elastic.min_replicas if elastic else None,
+            max_replicas=elastic.max_replicas if elastic else None,
+            step=elastic.replica_increment_step if elastic else None,
+            values=elastic.replica_discrete_values if elastic else (),
+            ceiling=spec.replicas,
+            spares=sum(s.spares for s in spec.replica_specs),
+        )
+    )
+    ttl = run.ttl_seconds_after_finished or 0
+    container = ours.container or _first_container(spec.replica_specs[0].template)
+    check_worker_counts(spec, container)
+    restarts = run.restart_policy
+    policy = Policy(
+        sizes=sizes,
+        specs=_shapes(spec, sizes.maximum),
+        snooze=timedelta(seconds=restarts.scale_up_snooze_time_in_seconds),
+        min_stable=timedelta(seconds=ours.min_stable_seconds),
+        backoff_base=timedelta(seconds=ours.backoff.base_seconds),
+        backoff_max=timedelta(seconds=ours.backoff.max_seconds),
+        max_retries=run.job_max_retry_count,
+        eval_period=timedelta(seconds=restarts.eval_period_seconds),
+        restarts_before_full=restarts.num_restart_before_full_job_restart,
+        max_full_restarts=restarts.max_full_job_restarts,
+        max_offenders=restarts.max_num_repeat_offenders_to_avoid,
+        payback=ours.payback is Switch.AUTO,
+        new_processes=ours.recovery is Recovery.PROCESS,
+        clean_pods=run.clean_pod_policy,
+        ttl=_seconds(ttl) if ttl > 0 else None,
+        ceiling=spec.replicas,
+        is_ttl_zero=run.ttl_seconds_after_finished == 0,
+        suspend=run.suspend,
+        active_deadline=_seconds(run.active_deadline_seconds),
+        startup_deadline=_seconds(run.startup_deadline_seconds),
+        fault_deadline=_seconds(run.fault_deadline_seconds),
+        agent_port=agent_port(spec),
+        container=container,
+        warnings=(
+            *template_warnings(spec, container),
+            *snooze_warnings(spec),
+            *_recovery_warnings(ours.recovery),
+        ),
+        has_key=ours.authentication is Switch.AUTO,
+    )
+    if ours.graceful_shutdown_timeout_in_seconds is not None:
+        policy = replace(policy, graceful_timeout=timedelta(seconds=ours.graceful_shutdown_timeout_in_seconds))
+    if elastic is None:
+        return policy
+    grace_s = ours.graceful_shutdown_timeout_in_seconds
+    if grace_s is None:
+        grace_s = elastic.graceful_shutdown_timeout_in_seconds
+    return replace(
+        policy,
+        scaling_timeout=timedelta(seconds=elastic.scaling_timeout_in_seconds),
+        graceful_timeout=timedelta(seconds=grace_s),
+        faulty_timeout=timedelta(seconds=elastic.faulty_scale_down_timeout_in_seconds),
+    )
+
+
+def _recovery_warnings(wish: Recovery) -> tuple[str, ...]:
+    if wish is not Recovery.IN_MEMORY:
+        return ()
+    return (
+        "spec.elastipod.recovery InMemory acts only where the launcher runs with --inprocess-restart; elsewhere workers come "
+        "back as new processes, from a checkpoint",
+    )
+
+
+def _shapes(spec: JobSpec, maximum: int) -> tuple[SpecLimits, ...]:
+    """How many pods each spec may hold; where no spec names a maximum, the last one takes what the policy allows."""
+    limits = [max(s.replicas, s.max_replicas if s.max_replicas is not None else s.replicas) for s in spec.replica_specs]
+    if all(s.max_replicas is None for s in spec.replica_specs):
+        limits[-1] = max(limits[-1], maximum - sum(limits[:-1]))
+    limits[0] = max(limits[0], 1)
+    return tuple(SpecLimits(s.name, limit, s.spares) for s, limit in zip(spec.replica_specs, limits, strict=True))
+
+
+def agent_port(spec: JobSpec) -> int:
+    """Give the agent's port: the container port named agent, else spec.elastipod.agentPort, else 8080 (decision 21)."""
+    for container in (spec.replica_specs[0].template.get("spec") or {}).get("containers") or ():
+        for port in container.get("ports") or ():
+            number = port.get("containerPort")
+            if port.get("name") == "agent" and isinstance(number, int) and 0 < number < 65536:
+                return number
+    return spec.elastipod.agent_port or DEFAULT_AGENT_PORT
+
+
+def _first_container(template: Mapping[str, Any]) -> str:
+    containers = (template.get("spec") or {}).get("containers") or [{}]
+    return str(containers[0].get("name", ""))
+
+
+def _seconds(value: int | None) -> timedelta | None:
+    return timedelta(seconds=value) if value is not None else None

@@ -1,0 +1,114 @@
+"""A node as a small frozen record for `core`, and what drives pods off it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..core.snapshot import (
+    ObservedNode,
+)
+from .applied import effective_spec
+from .reading import (
+    labels_of,
+    mapping,
+    mappings,
+    name_of,
+    shortened,
+    text,
+)
+
+HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+# Set by the node controller on nodes that stopped answering: what that means is judged by the agents, not by the taint.
+FAILURE_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+# Announcements of an end that use NoSchedule or PreferNoSchedule.
+DISRUPTION_TAINTS = frozenset(
+    {
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "ToBeDeletedByClusterAutoscaler",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "sagemaker.amazonaws.com/node-health-status",
+    }
+)
+# Notices that say how long the node stays: a Spot instance is taken two minutes after its notice.
+NOTICES = {"aws-node-termination-handler/spot-itn": timedelta(seconds=120)}
+
+
+def observe_node(body: Mapping[str, Any], before: ObservedNode | None, now: datetime) -> ObservedNode:
+    """Read a node. `not_ready_since` is when this operator first saw it not ready, for other clocks are not trusted."""
+    spec, status = mapping(body.get("spec")), mapping(body.get("status"))
+    conditions = mappings(status.get("conditions"))
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    since = None if ready else (before.not_ready_since if before and before.not_ready_since else now)
+    return ObservedNode(
+        name=name_of(body),
+        ready=ready,
+        not_ready_since=since,
+        cordoned=bool(spec.get("unschedulable")),
+        out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in mappings(spec.get("taints"))),
+        disruption=disruption_of(body).why(()),
+        leaves_at=_leaves_at(mappings(spec.get("taints")), before, now),
+    )
+
+
+def _leaves_at(taints: Sequence[Mapping[str, Any]], before: ObservedNode | None, now: datetime) -> datetime | None:
+    notices = [NOTICES[key] for t in taints if (key := str(t.get("key"))) in NOTICES]
+    if not notices:
+        return None
+    return before.leaves_at if before is not None and before.leaves_at is not None else now + min(notices)
+
+
+@dataclass(frozen=True, slots=True)
+class Disruption:
+    """What drives pods off a node: announcements of its end, which concern everybody, and taints that may be tolerated."""
+
+    announced: str
+    taints: tuple[Mapping[str, Any], ...]
+
+    def why(self, tolerations: Sequence[Mapping[str, Any]]) -> str:
+        """Say why pods with these tolerations must leave; empty when they may stay."""
+        expelling = (t for t in self.taints if not any(_tolerates(one, t) for one in tolerations))
+        taint = next(expelling, None)
+        return self.announced or (_taint_text(taint) if taint is not None else "")
+
+
+def disruption_of(body: Mapping[str, Any]) -> Disruption:
+    """Read what drives pods off a node."""
+    listed = mappings(mapping(body.get("spec")).get("taints"))
+    taints = [t for t in listed if text(t.get("key")) not in {*FAILURE_TAINTS, OUT_OF_SERVICE}]
+    announced = next((_taint_text(t) for t in taints if text(t.get("key")) in DISRUPTION_TAINTS), "")
+    health = labels_of(body).get(HEALTH_LABEL, "Schedulable")
+    if not announced and health != "Schedulable":
+        announced = f"label {HEALTH_LABEL}={health}"
+    return Disruption(announced, tuple(t for t in taints if t.get("effect") == "NoExecute"))
+
+
+def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Give the tolerations that every template of a job has, as its pods are made from them. Its spec must be one that can be used."""
+    templates = [mapping(s.get("template")) for s in mappings(effective_spec(job).get("replicaSpecs"))]
+    first, *others = [mappings(mapping(t.get("spec")).get("tolerations")) for t in templates] or [[]]
+    return [one for one in first if all(one in other for other in others)]
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """Whether a pod may stay for good in spite of a NoExecute taint, as Kubernetes reads tolerations."""
+    if toleration.get("tolerationSeconds") is not None or toleration.get("effect") not in (None, "", "NoExecute"):
+        return False
+    if not toleration.get("key"):
+        return toleration.get("operator") == "Exists"
+    is_any = toleration.get("operator") == "Exists"
+    return toleration["key"] == taint.get("key") and (
+        is_any or (toleration.get("value") or "") == (taint.get("value") or "")
+    )
+
+
+def _taint_text(taint: Mapping[str, Any]) -> str:
+    return f"taint {shortened(taint.get('key', ''))}:{shortened(taint.get('effect', ''))}"

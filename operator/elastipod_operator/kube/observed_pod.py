@@ -1,0 +1,84 @@
+"""A pod of a job as a small frozen record for `core`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ..core.names import (
+    ANNOTATION_AVOIDS,
+    ANNOTATION_WORKLOAD,
+    LABEL_GENERATION,
+    pod_id_of,
+)
+from ..core.snapshot import (
+    ObservedPod,
+)
+from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
+from .job_keys import key_secret_of
+from .pod_trouble import pod_trouble, scheduler_trouble
+from .reading import (
+    annotations_of,
+    labels_of,
+    mapping,
+    mappings,
+    shortened,
+    text,
+)
+from .times import time_or
+
+# What a pod has that says nothing of it.
+KUBELET_GRACE_S = 30
+# When it cannot be told when a pod was made: the store takes its time as no later than when it was first seen.
+NOT_YET = datetime(2900, 1, 1, tzinfo=UTC)
+
+
+def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
+    """Read a pod of a job; None when its labels are not ours. `container` is the one that runs the agent."""
+    meta, spec, status = (mapping(body.get(part)) for part in ("metadata", "spec", "status"))
+    labels, annotations = labels_of(body), annotations_of(body)
+    identity = pod_id_of(labels)
+    if identity is None:
+        return None
+    name, created_at = text(meta.get("name")), time_or(meta.get("creationTimestamp"), NOT_YET)
+    states = statuses_by_name(status.get("containerStatuses"))
+    mine: Mapping[str, Any] = states.get(agent_container_name(spec, container)) or {}
+    container_now = container_fact(spec, mine)
+    reason, trouble = pod_trouble(name, status, mine, states, container_now)
+    if not reason:
+        reason, trouble = scheduler_trouble(name, spec, status)
+    conditions = mappings(status.get("conditions"))
+    disruption = next(
+        (c for c in conditions if c.get("type") == "DisruptionTarget" and c.get("status") == "True"), None
+    )
+    return ObservedPod(
+        id=identity,
+        name=name,
+        uid=text(meta.get("uid")),
+        created_at=created_at,
+        phase=text(status.get("phase")) or "Pending",
+        ip=text(status.get("podIP")),
+        node=text(spec.get("nodeName")),
+        started=bool(mapping(mine.get("state")).get("running")),
+        container=container_now,
+        containers_ended=all_ended(spec, states),
+        deletion_grace=_deletion_grace(meta, spec) if meta.get("deletionTimestamp") else None,
+        disruption=shortened(disruption.get("reason") or "Disruption") if disruption else "",
+        trouble=trouble,
+        trouble_reason=reason,
+        key_secret=key_secret_of(body, container),
+        generation=_number(labels.get(LABEL_GENERATION)),
+        avoids=tuple(filter(None, annotations.get(ANNOTATION_AVOIDS, "").split(","))),
+        workload=annotations.get(ANNOTATION_WORKLOAD, ""),
+    )
+
+
+def _deletion_grace(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> timedelta:
+    """How long the deletion of a pod leaves its containers: as the deletion says, else as the pod does."""
+    told = meta.get("deletionGracePeriodSeconds"), spec.get("terminationGracePeriodSeconds"), KUBELET_GRACE_S
+    return timedelta(seconds=next(one for one in told if isinstance(one, int) and 0 <= one < 2**31))
+
+
+def _number(label: str | None) -> int:
+    return int(label) if label and label.isdecimal() and len(label) < 16 else 0

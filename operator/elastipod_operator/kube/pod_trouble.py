@@ -1,0 +1,94 @@
+"""Why a pod does not start, or how it ended: a reason and a sentence. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.quoted_output import quote_output
+from ..core.snapshot import (
+    NOT_CONSIDERED,
+    ObservedContainer,
+)
+from .containers import statuses_by_name
+from .reading import (
+    mapping,
+    mappings,
+    shortened,
+    text,
+)
+
+PULL_TROUBLES = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+START_TROUBLES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+
+def pod_trouble(
+    pod: str,
+    status: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    states: Mapping[str, Mapping[str, Any]],
+    fact: ObservedContainer | None,
+) -> tuple[str, str]:
+    if status.get("phase") in ("Failed", "Succeeded") or (fact is not None and fact.ended):
+        return "ContainerEnded", _how_it_ended(pod, status, mine)
+    if fact is not None and fact.is_restarting:
+        last = _ended(mine) or mapping(mapping(mine.get("lastState")).get("terminated"))
+        how = _one_end(f"container {mine.get('name')} of pod {pod}", last)
+        return "ContainerEnded", f"{how}; its kubelet starts it again"
+    first = statuses_by_name(status.get("initContainerStatuses"))
+    for name, container in {**first, **states, text(mine.get("name")): mine}.items():
+        waiting = mapping(mapping(container.get("state")).get("waiting"))
+        reason, message = text(waiting.get("reason")), text(waiting.get("message"))
+        if reason in PULL_TROUBLES:
+            image = shortened(container.get("image"))
+            what = f"image {image} of pod {pod} cannot be pulled ({reason}: {shortened(message)})"
+            return "ImagePullFailed", f"{what}; check its name, its tag and the pull secret"
+        if reason in START_TROUBLES:
+            return (
+                "ContainerCannotStart",
+                f"container {name} of pod {pod} cannot be started ({reason}): {shortened(message)}",
+            )
+    for condition in mappings(status.get("conditions")):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return "Unschedulable", shortened(condition.get("message") or "not scheduled yet")
+    return "", ""
+
+
+def scheduler_trouble(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str]:
+    """Say that no scheduler has looked at a pod: one that has says so in condition PodScheduled, also where it finds no place."""
+    is_known = any(c.get("type") == "PodScheduled" for c in mappings(status.get("conditions")))
+    if is_known or spec.get("nodeName") or (status.get("phase") or "Pending") != "Pending":
+        return "", ""
+    wanted = shortened(text(spec.get("schedulerName")) or "default-scheduler")
+    return NOT_CONSIDERED, (
+        f"no scheduler has looked at pod {pod}: nobody seems to serve schedulerName {wanted}; start that scheduler, or change "
+        "spec.replicaSpecs[].template.spec.schedulerName"
+    )
+
+
+def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    if status.get("reason"):  # its node ended it: whatever its containers say of their ends follows from that
+        told = [text(status[part]) for part in ("reason", "message") if status.get(part)]
+        return f"pod {pod} ended: {shortened(': '.join(told))}"
+    for first in mappings(status.get("initContainerStatuses")):
+        if _ended(first).get("exitCode"):
+            return _one_end(f"init container {first.get('name')} of pod {pod}", _ended(first))
+    if not _ended(mine):
+        return f"pod {pod} ended: {shortened(status.get('message') or 'no reason given')}"
+    how = _one_end(f"container {mine.get('name')} of pod {pod}", _ended(mine))
+    if _ended(mine).get("reason") == "OOMKilled":
+        return how
+    return f"{how}; its command must start hyperpodrun, which stays until the job ends"
+
+
+def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    return mapping(mapping(container.get("state")).get("terminated"))
+
+
+def _one_end(what: str, ended: Mapping[str, Any]) -> str:
+    if ended.get("reason") == "OOMKilled":
+        return f"{what} was killed for using more memory than its limit; raise resources.limits.memory"
+    said = f": {quote_output(shortened(ended['message']))}" if ended.get("message") else ""
+    return f"{what} ended with exit code {shortened(ended.get('exitCode'), 20)}{said}"
