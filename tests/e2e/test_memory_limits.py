@@ -24,7 +24,7 @@ import os, sys, logging
 from pathlib import Path
 import torch
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint.memory_limits import cgroup_rooms
+from elastipod.checkpoint.memory_limits import cgroup_limits
 logging.basicConfig(level=logging.WARNING)
 group, room, checkpoints, memory = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -34,7 +34,7 @@ version_2 = (group / "memory.max").exists()
 used = int((group / ("memory.current" if version_2 else "memory.usage_in_bytes")).read_text())
 limit = used + (room << 20)
 (group / ("memory.max" if version_2 else "memory.limit_in_bytes")).write_text(str(limit))
-assert cgroup_rooms()[0].limit // 4096 == limit // 4096
+assert cgroup_limits()[0].limit // 4096 == limit // 4096
 with CheckpointManager(checkpoints, memory=memory) as manager:
     for step in (1, 2, 3):
         manager.save(step, model=state, optimizer=optimizer)

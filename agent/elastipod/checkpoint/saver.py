@@ -28,7 +28,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Save:
     """One save under way. ``path`` and ``error`` are its thread's until that has ended.
 
-    is_kept_in_memory: on all ranks; known once ``memory_settled``. is_given_up: the process is to end and waits no more for it.
+    is_kept_in_memory: on all ranks; known once ``memory_settled``. is_abandoned: the process is to end and waits no more for it.
     """
 
     def __init__(
