@@ -21,7 +21,7 @@ from bench.common.report import Reach, Row, report, rounded, table, write_json
 from bench.common.samples import Samples
 from tests.e2e.rank_worlds import Cases
 
-from elastipod.checkpoint.image import DEFAULT_ROOT
+from elastipod.checkpoint.memory_directory import DEFAULT_ROOT
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 NOISY = 0.05

@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.many_ranks.world import Cost, SimulatedCommunicator, run
 
+from elastipod.checkpoint.collective_planning import plan_across_ranks
 from elastipod.checkpoint.save_plan import Chunk, LocalState, SavePlan
-from elastipod.checkpoint.staging import plan_across_ranks
 
 PER_NODE = 8
 SHAPES = ((4096, 4096), (16384, 4096), (4096, 16384), (4096,))  # as the layers of a transformer have them

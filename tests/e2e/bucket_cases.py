@@ -12,7 +12,7 @@ from tests.e2e.rank_worlds import run_world
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.bucket_store import BucketStore
-from elastipod.checkpoint.store import CheckpointId, Manifest
+from elastipod.checkpoint.manifest import CheckpointId, Manifest
 from elastipod.errors import CheckpointError, FencedError
 
 

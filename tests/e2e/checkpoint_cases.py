@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastipod.checkpoint import CheckpointManager, Resume, hierarchy
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.image import MemoryDirectory
 from elastipod.checkpoint.load_plan import LoadPlan
+from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.staging import Staging
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.torch_compat import DTensor

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from elastipod import ElasticBatches, SampleLog, report
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.store import CheckpointId, Manifest, measure_file
+from elastipod.checkpoint.manifest import CheckpointId, Manifest, measure_file
 from elastipod.local_worker import generation_from_env, local_worker, run_id_from_env
 from elastipod.worker_file import EventLevel
 
@@ -88,7 +88,7 @@ def load(directory: DirectoryStore) -> Said:
     generation = directory.claim(generation_from_env(), run_id_from_env())
     for found in directory.list_complete():
         manifest = directory.manifest(found)
-        if problems := directory.problems(manifest, manifest.files):
+        if problems := directory.find_problems(manifest, manifest.files):
             raise ValueError("; ".join(problems))
         state = json.loads((directory.path / found.name / STATE).read_text())
         return {"generation": generation, "step": found.step, "from": found.generation, "total": state["total"]}

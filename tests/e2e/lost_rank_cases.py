@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.e2e.rank_worlds import World, run_world
 from torch.distributed.device_mesh import init_device_mesh
 
-from elastipod.checkpoint import CheckpointManager, communicator
+from elastipod.checkpoint import CheckpointManager, communicator, heartbeat, rank_connections
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.saver import Saver
 from elastipod.collectives import all_gather_json
@@ -48,11 +48,8 @@ class Shares:
 
 def lose_ranks(folder: Path) -> dict[str, Any]:
     """Let one of three ranks be slow, stop, fail and die in saves of one world; gives what each rank heard of each save."""
-    communicator.SILENCE_TIMEOUT_S, communicator.HEARTBEAT_S, communicator.TRANSFER_BLOCK_BYTES = (
-        SILENCE_TIMEOUT_S,
-        0.2,
-        4096,
-    )
+    rank_connections.SILENCE_TIMEOUT_S, heartbeat.HEARTBEAT_S = SILENCE_TIMEOUT_S, 0.2
+    communicator.TRANSFER_BLOCK_BYTES = 4096
 
     def body(rank: int) -> list[list[str]]:
         state = Shares()

@@ -19,7 +19,7 @@ from elastipod.data.mixture import Mixture
 from elastipod.errors import SampleLogError
 
 if TYPE_CHECKING:
-    from elastipod.checkpoint import Resume
+    from elastipod.checkpoint.resume import Resume
     from elastipod.data import Batch, ElasticBatches
 
 

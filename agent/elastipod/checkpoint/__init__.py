@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from elastipod.checkpoint.manager import CheckpointManager as CheckpointManager
-    from elastipod.checkpoint.resumer import Resume as Resume
+    from elastipod.checkpoint.resume import Resume as Resume
 
-_HOME = {"CheckpointManager": "manager", "Resume": "resumer"}
+_HOME = {"CheckpointManager": "manager", "Resume": "resume"}
 
 __all__ = sorted(_HOME)
 

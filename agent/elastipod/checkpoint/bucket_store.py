@@ -14,15 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from elastipod.checkpoint.store import (
-    CLAIMS,
-    COMPLETE,
-    MANIFEST,
-    CheckpointId,
-    CheckpointStore,
-    DamagedCheckpoint,
-    Manifest,
-)
+from elastipod.checkpoint.manifest import MANIFEST, CheckpointId, DamagedCheckpoint, Manifest
+from elastipod.checkpoint.store import CLAIMS, COMPLETE, CheckpointStore
 from elastipod.errors import CheckpointError
 
 BEGUN = "begun"

@@ -24,8 +24,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from elastipod.checkpoint.gloo_collectives import ConnectionBroken, GlooCollectives, translated_errors
+from elastipod.checkpoint import rank_connections
+from elastipod.checkpoint.gloo_collectives import ConnectionBroken, translated_errors
+from elastipod.checkpoint.heartbeat import HeartbeatThread
 from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
+from elastipod.checkpoint.rank_connections import RankConnections, training_collectives
 from elastipod.collectives import FAILED, capture_outcome, rank_and_world, unwrap_outcome
 from elastipod.errors import CheckpointError
 from elastipod.rank_ranges import format_ranks
@@ -39,9 +42,6 @@ Buffer = tuple[torch.Tensor, OnBlock | None]
 _Distribute = Callable[[HierarchicalCollectives | None, Mapping[str, Any] | None, Hierarchy], bytes]
 _Stream = tuple[int, Iterator[Buffer]]  # the other rank, and blocks to or from it
 
-SILENCE_TIMEOUT_S = 60.0  # so long a rank waits for another one's next word, or next block
-HEARTBEAT_S = 10.0  # so often a rank at work says that it is
-WORK_TIMEOUT_S = 7200.0  # for one rank's part of something, such as writing its file
 TRANSFER_BLOCK_BYTES = (
     4 << 20
 )  # bytes that travel at once; they are still in the processor's cache when they are added up
@@ -64,8 +64,8 @@ class Communicator:
         """Make the groups in which the training's threads meet, and connect."""
         self._rank, self._world_size = rank_and_world()
         self._hierarchy = Hierarchy.of(self._world_size)
-        self._training = _training_collectives(self._rank, self._hierarchy) if self._world_size > 1 else None
-        self._connections: _Connections | None = None  # of our own: of torch's groups none can be given up
+        self._training = training_collectives(self._rank, self._hierarchy) if self._world_size > 1 else None
+        self._connections: RankConnections | None = None  # of our own: of torch's groups none can be given up
         self._store: Any = None
         self.connect()
 
@@ -106,7 +106,7 @@ class Communicator:
 
         def connect() -> None:
             try:
-                self._connections = _Connections(self._store, self._rank, self._hierarchy)
+                self._connections = RankConnections(self._store, self._rank, self._hierarchy)
             except RuntimeError as error:
                 raise CheckpointError(f"it cannot connect to the others for checkpoints: {error}") from error
 
@@ -217,14 +217,14 @@ class Communicator:
         """Carry out `all_reduce` and `all_to_all`: give what rank 0 has for this rank."""
         if self._world_size == 1:
             return distribute(None, _reduced([_encode(capture_outcome(produce))], combine), self._hierarchy)
-        heartbeat = _HeartbeatThread(lambda answer: self._heartbeat_round(answer, combine, distribute))
+        heartbeat = HeartbeatThread(lambda answer: self._heartbeat_round(answer, combine, distribute))
         answer = capture_outcome(
             _interrupted
         )  # unless there is another: the others need not wait for one who was interrupted
         try:
             answer = capture_outcome(produce)
         finally:
-            heartbeat.set_answer(answer)
+            heartbeat.set_answer(_encode(answer))
             heartbeat.join()
         if isinstance(heartbeat.failure, ConnectionBroken):
             raise self._ranks_lost(heartbeat.failure) from heartbeat.failure
@@ -237,12 +237,12 @@ class Communicator:
         """Tell rank 0 an answer, empty while there is none; gives its verdict, empty while not all have answered."""
         if self._connections is None:
             raise ConnectionBroken("there are no connections any more")
-        relay = self._connections.relay
-        said = relay.gather(answer)
-        is_complete = relay.broadcast(b"complete" if said and all(said) else b"")
+        collectives = self._connections.collectives
+        said = collectives.gather(answer)
+        is_complete = collectives.broadcast(b"complete" if said and all(said) else b"")
         if not is_complete:
             return b""
-        return distribute(relay, _reduced(said, combine) if said else None, self._hierarchy)
+        return distribute(collectives, _reduced(said, combine) if said else None, self._hierarchy)
 
     def _ranks_lost(self, error: ConnectionBroken) -> RanksLost:
         """Close the connections, so that others notice, and find out who is missing or what it said."""
@@ -264,7 +264,11 @@ class Communicator:
             if not silent or time.monotonic() > deadline:
                 break
             time.sleep(max(0.02, self._world_size / _STORE_QUERIES_PER_S) * _RANDOM.uniform(0.75, 1.25))
-        return f"{format_ranks(silent)} ended, or said nothing for {SILENCE_TIMEOUT_S:g} s" if silent else ""
+        return (
+            f"{format_ranks(silent)} ended, or said nothing for {rank_connections.SILENCE_TIMEOUT_S:g} s"
+            if silent
+            else ""
+        )
 
     def _query_store(self, ask: Callable[[Any], object]) -> str:
         """Use the store, which may be gone with its host, for a few seconds at most; "" when nothing comes of it."""
@@ -307,74 +311,6 @@ def first_message(texts: list[str | None]) -> str | None:
     return next((each for each in texts if each is not None), None)
 
 
-class _Connections:
-    """One rank's connections: to its team, to the other leaders where it leads, and to others once they are needed."""
-
-    def __init__(self, store: Any, rank: int, hierarchy: Hierarchy) -> None:
-        """Connect. Raises RuntimeError when the others do not come."""
-        self._store, self._rank, self._members = store, rank, hierarchy.members(rank)
-        leader = self._members[0]
-        self._team = self._connect(f"team {leader}", self._members)
-        leads = rank == leader and len(hierarchy.leaders) > 1
-        self.relay = HierarchicalCollectives(self._team, self._connect("leaders", hierarchy.leaders) if leads else None)
-        self._pairs: dict[int, GlooCollectives] = {}
-
-    def to(self, other: int) -> tuple[Any, int]:
-        """Give a group with another rank in it, and that rank's number there; connects first if need be."""
-        if other in self._members:
-            return self._team.group, self._members.index(other)
-        pair = sorted((self._rank, other))
-        if other not in self._pairs:
-            self._pairs[other] = self._connect(f"pair {pair}", pair)
-        return self._pairs[other].group, pair.index(other)
-
-    def _connect(self, name: str, ranks: Sequence[int]) -> GlooCollectives:
-        store = dist.distributed_c10d.PrefixStore(name, self._store)
-        return GlooCollectives.connect(store, ranks.index(self._rank), len(ranks), SILENCE_TIMEOUT_S)
-
-
-class _HeartbeatThread(threading.Thread):
-    """Tells rank 0 that this rank is at work, until there is an answer and all have one."""
-
-    def __init__(self, send: Callable[[bytes], bytes]) -> None:
-        super().__init__(name="elastipod-checkpoint-talk", daemon=True)
-        self._send = send
-        self._answer = b""
-        self._is_answered = threading.Event()
-        self.result = b""
-        self.failure: Exception | None = None
-        self.start()
-
-    def set_answer(self, answer: Mapping[str, Any]) -> None:
-        self._answer = _encode(answer)
-        self._is_answered.set()
-
-    def run(self) -> None:
-        deadline = time.monotonic() + WORK_TIMEOUT_S
-        try:
-            while not self.result:
-                if not self._is_answered.wait(HEARTBEAT_S) and time.monotonic() > deadline:
-                    raise TimeoutError(f"its part was not done within {WORK_TIMEOUT_S:g} s")
-                self.result = self._send(self._answer if self._is_answered.is_set() else b"")
-        except Exception as error:  # kept for the caller, which is another thread
-            self.failure = error
-
-
-def _training_collectives(rank: int, hierarchy: Hierarchy) -> HierarchicalCollectives:
-    """Make torch's own groups for the training's threads, which end with the job's other groups.
-
-    Every rank makes every group, also those that it is not in: torch names groups by counting them.
-    """
-    members = {leader: hierarchy.members(leader) for leader in hierarchy.leaders}
-    links: dict[Sequence[int], GlooCollectives] = {}
-    for ranks in dict.fromkeys([*members.values(), hierarchy.leaders]):
-        group = dist.new_group(list(ranks), backend="gloo") if len(ranks) > 1 else None
-        if rank in ranks:
-            links[ranks] = GlooCollectives(group, ranks.index(rank), len(ranks))
-    leads = rank in hierarchy.leaders and len(hierarchy.leaders) > 1
-    return HierarchicalCollectives(links[hierarchy.members(rank)], links[hierarchy.leaders] if leads else None)
-
-
 def _reduced(said: Sequence[bytes], combine: Callable[[list[Any]], object]) -> dict[str, Any]:
     """Make rank 0's verdict of what all ranks said: the first failure, else what ``combine`` makes of their values."""
     answers = [json.loads(each) for each in said]
@@ -385,13 +321,15 @@ def _reduced(said: Sequence[bytes], combine: Callable[[list[Any]], object]) -> d
     return {kind: f"rank {rank}: {text}" if kind == FAILED else text for kind, text in answer.items()}
 
 
-def _broadcast_result(relay: HierarchicalCollectives | None, result: Mapping[str, Any] | None, _: Hierarchy) -> bytes:
+def _broadcast_result(
+    collectives: HierarchicalCollectives | None, result: Mapping[str, Any] | None, _: Hierarchy
+) -> bytes:
     data = _encode(result) if result is not None else b""
-    return relay.broadcast(data) if relay is not None else data
+    return collectives.broadcast(data) if collectives is not None else data
 
 
 def _scatter_result(
-    relay: HierarchicalCollectives | None, result: Mapping[str, Any] | None, hierarchy: Hierarchy
+    collectives: HierarchicalCollectives | None, result: Mapping[str, Any] | None, hierarchy: Hierarchy
 ) -> bytes:
     """Pass letters on to those whom they are for; a failure to all."""
     parts: list[bytes] = []
@@ -401,7 +339,7 @@ def _scatter_result(
             _encode({"value": messages.get(rank, [])} if "value" in result else result)
             for rank in range(hierarchy.world_size)
         ]
-    return relay.scatter(parts, hierarchy) if relay is not None else parts[0]
+    return collectives.scatter(parts, hierarchy) if collectives is not None else parts[0]
 
 
 def _messages_by_receiver(written: list[list[Any]]) -> dict[int, list[Any]]:

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from elastipod.checkpoint.image import checksum
+from elastipod.checkpoint.manifest import FileRecord
 from elastipod.checkpoint.save_plan import ChunkIndex, SavePlan
-from elastipod.checkpoint.store import FileRecord
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.errors import CheckpointError
 

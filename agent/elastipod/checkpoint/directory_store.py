@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from elastipod.checkpoint.store import CLAIMS, COMPLETE, MANIFEST, CheckpointId, CheckpointStore, Manifest
+from elastipod.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
+from elastipod.checkpoint.store import CLAIMS, COMPLETE, CheckpointStore
 from elastipod.errors import CheckpointError, FencedError
 
 if TYPE_CHECKING:

@@ -26,8 +26,9 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from elastipod.checkpoint.dcp_format import METADATA, VALUE_CHECKSUM, format_chunk_checksum
 from elastipod.checkpoint.image import CHECKSUM_BLOCK, checksum, view_as_chunk
 from elastipod.checkpoint.load_plan import LoadTarget
+from elastipod.checkpoint.manifest import DamagedCheckpoint, Manifest
 from elastipod.checkpoint.save_plan import Chunk, ChunkIndex, num_bytes
-from elastipod.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
+from elastipod.checkpoint.store import CheckpointStore
 from elastipod.checkpoint.training_state import RANDOM
 
 _STREAMS = 8  # reads of an object store at once

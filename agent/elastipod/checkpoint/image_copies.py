@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from elastipod.checkpoint.communicator import Communicator
-from elastipod.checkpoint.image import ImageHeader, MappedImage, MemoryDirectory
+from elastipod.checkpoint.image import MappedImage
+from elastipod.checkpoint.image_header import ImageHeader
+from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, find_shortage, memory_limits_of
 from elastipod.checkpoint.save_plan import SavePlan, choose_copy_holders
-from elastipod.checkpoint.store import CheckpointId
 from elastipod.collectives import rank_and_world
 
 log = logging.getLogger(__name__)

@@ -12,19 +12,20 @@ import os
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elastipod.checkpoint.chunk_read import ChunkRead, chunk_reads, copy_and_verify, verify_stream
 from elastipod.checkpoint.communicator import Buffer, Communicator
 from elastipod.checkpoint.dcp_format import chunk_numbers, dcp_metadata
-from elastipod.checkpoint.image import CHECKSUM_BLOCK, ImageHeader, MappedImage, checksum, num_checksum_blocks
+from elastipod.checkpoint.image import CHECKSUM_BLOCK, MappedImage, num_checksum_blocks
+from elastipod.checkpoint.image_header import ImageHeader
 from elastipod.checkpoint.load_plan import LoadTarget
-from elastipod.checkpoint.save_plan import Chunk, ChunkIndex, SavePlan
+from elastipod.checkpoint.save_plan import ChunkIndex, SavePlan
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.collectives import rank_and_world
 
@@ -63,7 +64,7 @@ class ReadPlan:
     """
 
     local: list[tuple[int, int, LoadTarget]] = field(default_factory=list)
-    requests: dict[int, list[_ChunkRead]] = field(default_factory=dict)
+    requests: dict[int, list[ChunkRead]] = field(default_factory=dict)
 
     def as_json(self) -> dict[int, list[Any]]:
         """Give what to ask for, by the rank that is asked."""
@@ -147,7 +148,7 @@ class ImageSource:
             if saved_rank is not None:
                 found.local += [(saved_rank, number, part) for part in parts]
                 continue
-            pieces = [piece for part in parts for piece in _chunk_reads(number, self._plan.chunks[number], part)]
+            pieces = [piece for part in parts for piece in chunk_reads(number, self._plan.chunks[number], part)]
             if pieces:
                 found.requests.setdefault(self._donor(number), []).extend(pieces)
         return found
@@ -190,7 +191,7 @@ class ImageSource:
         """Copy a part from an image of this node; stream: of CUDA, that the caller works on, where it uses a device."""
         with torch.cuda.stream(stream):
             chunk, opened = self._plan.chunks[number], self._opened[saved_rank]
-            if not _copy_and_verify(
+            if not copy_and_verify(
                 opened.image.chunk_bytes(chunk, opened.positions[number]), chunk, part, opened.sums[number]
             ):
                 bad.add((self._node, saved_rank))
@@ -221,7 +222,7 @@ class ImageSource:
         yield torch.frombuffer(sums, dtype=torch.uint8)
         yield from raws
 
-    def _receive_buffers(self, donor: int, pieces: Sequence[_ChunkRead], bad: set[tuple[str, int]]) -> Iterator[Buffer]:
+    def _receive_buffers(self, donor: int, pieces: Sequence[ChunkRead], bad: set[tuple[str, int]]) -> Iterator[Buffer]:
         """Give the room for each thing that comes from another rank, one after the other."""
         node = self._inventory.nodes[donor]
         sums = torch.empty(8 * sum(piece.num_checksum_blocks for piece in pieces), dtype=torch.uint8)
@@ -237,7 +238,7 @@ class ImageSource:
 
             def at_end(
                 is_right: bool,
-                piece: _ChunkRead = piece,
+                piece: ChunkRead = piece,
                 image: tuple[str, int] = (node, saved_rank),
             ) -> None:
                 if is_right:
@@ -245,7 +246,7 @@ class ImageSource:
                 else:
                     bad.add(image)
 
-            yield piece.buffer(), _verify_stream(piece.end - piece.start, wanted, at_end)
+            yield piece.buffer(), verify_stream(piece.end - piece.start, wanted, at_end)
             first = last
 
     def _saved_by(self, number: int, node: str) -> int | None:
@@ -273,107 +274,5 @@ def _digest(sums: Iterable[Sequence[int]]) -> str:
     return found.hexdigest()[:32]
 
 
-@dataclass(slots=True)
-class _ChunkRead:
-    """Whole stretches of a chunk, from byte ``start`` to ``end``, that another rank sends, and the part they are for.
-
-    is_direct: they go into the part's tensor as they are; else into a room, and from there when all is right.
-    """
-
-    number: int
-    start: int
-    end: int
-    chunk: Chunk
-    part: LoadTarget
-    is_direct: bool
-    _room: torch.Tensor | None = None
-
-    @property
-    def num_checksum_blocks(self) -> int:
-        return -(-(self.end - self.start) // CHECKSUM_BLOCK)
-
-    def buffer(self) -> torch.Tensor:
-        if self.is_direct:
-            memory, (first, _) = self.part.direct_view(self.chunk), self.part.byte_range(self.chunk)
-            assert memory is not None
-            return memory[self.start - first : self.end - first]
-        self._room = torch.empty(self.end - self.start, dtype=torch.uint8)
-        return self._room
-
-    def copy_from_buffer(self) -> None:
-        """Take to its place what is in a room."""
-        if self._room is not None:
-            _copy_bytes(self._room, self.start, self.chunk, self.part)
-            self._room = None
-
-
-def _chunk_reads(number: int, chunk: Chunk, part: LoadTarget) -> Iterator[_ChunkRead]:
-    """Divide what a part needs into what goes straight into its tensor and what, at either end, holds more than the part."""
-    first, last = part.byte_range(chunk)
-    start, end = (
-        first // CHECKSUM_BLOCK * CHECKSUM_BLOCK,
-        min(-(-last // CHECKSUM_BLOCK) * CHECKSUM_BLOCK, chunk.num_bytes),
-    )
-    cuts = [start, end]
-    inner_start, inner_end = (
-        -(-first // CHECKSUM_BLOCK) * CHECKSUM_BLOCK,
-        end if end == last else last // CHECKSUM_BLOCK * CHECKSUM_BLOCK,
-    )
-    is_split = part.direct_view(chunk) is not None and inner_start < inner_end
-    if is_split:
-        cuts = [start, inner_start, inner_end, end]
-    for left, right in pairwise(cuts):
-        if left < right:
-            yield _ChunkRead(number, left, right, chunk, part, is_split and left == inner_start)
-
-
-def _copy_bytes(raw: torch.Tensor, start: int, chunk: Chunk, part: LoadTarget) -> None:
-    """Take to a part what of it lies in these bytes of the chunk, from byte ``start`` on: all of it, if the part must be converted."""
-    first, last = part.byte_range(chunk)
-    left, right = max(first, start), min(last, start + raw.numel())
-    memory = part.direct_view(chunk)
-    if memory is None:
-        part.fill_from_bytes(raw[left - start : right - start], chunk)
-    else:
-        memory[left - first : right - first].copy_(raw[left - start : right - start])
-
-
-def _copy_and_verify(raw: torch.Tensor, chunk: Chunk, part: LoadTarget, sums: Sequence[int]) -> bool:
-    """Copy a part of a chunk to where it belongs; gives whether the sums of what has arrived there, or was copied from, are right."""
-    is_right = True
-    for piece in _chunk_reads(0, chunk, part):
-        place = piece.buffer() if piece.is_direct else None
-        for start in range(piece.start, piece.end, CHECKSUM_BLOCK):
-            block = raw[start : min(start + CHECKSUM_BLOCK, piece.end)]
-            if place is not None:
-                block = place[start - piece.start :][: len(block)].copy_(block)
-            is_right &= checksum(block) == sums[start // CHECKSUM_BLOCK]
-        if place is None:
-            _copy_bytes(raw[piece.start : piece.end], piece.start, chunk, part)
-    return is_right
-
-
 def _uses_cuda() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
-
-def _verify_stream(
-    size: int, wanted: Callable[[], list[int]], at_end: Callable[[bool], None]
-) -> Callable[[torch.Tensor], None]:
-    """Add up ``size`` bytes as they arrive in blocks, stretch by stretch, and tell at the end whether the sums are right.
-
-    wanted: gives those; asked at the end.
-    """
-    arrived = 0
-    sums = [0] * -(-size // CHECKSUM_BLOCK)
-
-    def add(block: torch.Tensor) -> None:
-        nonlocal arrived
-        while count := min(block.numel(), CHECKSUM_BLOCK - arrived % CHECKSUM_BLOCK):
-            sums[arrived // CHECKSUM_BLOCK] += checksum(block[:count])
-            arrived += count
-            block = block[count:]
-        if arrived == size:
-            at_end([each % (1 << 64) for each in sums] == wanted())
-
-    return add

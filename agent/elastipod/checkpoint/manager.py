@@ -27,12 +27,13 @@ from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import drain
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.image import memory_root, open_memory_directory
+from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.memory_directory import memory_root, open_memory_directory
+from elastipod.checkpoint.resume import Resume as Resume
 from elastipod.checkpoint.resumer import LiveObjects, Resumer
-from elastipod.checkpoint.resumer import Resume as Resume
 from elastipod.checkpoint.saver import Save, Saver
 from elastipod.checkpoint.staging import Staging
-from elastipod.checkpoint.store import CheckpointId, CheckpointStore
+from elastipod.checkpoint.store import CheckpointStore
 from elastipod.checkpoint.training_state import Scheduler, TrainingState
 from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
@@ -365,7 +366,7 @@ class CheckpointManager:
                 )  # fmt: skip
 
     def _wait_for_previous(self) -> None:
-        """Wait for the last save; storage trouble was told when it came and is tried again, but a fenced run ends here."""
+        """Wait for the last save; storage trouble was told when it came and is capture_outcome again, but a fenced run ends here."""
         while self._unmap_threads:
             self._unmap_threads.pop().join()
         if self._save is None:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from elastipod.checkpoint.agent_report import report_checkpoint
 from elastipod.checkpoint.communicator import Communicator, first_message
 from elastipod.checkpoint.file_source import FileSource
-from elastipod.checkpoint.image_inventory import (
-    ImageInfo,
-    ImageInventory,
-    list_local_images,
-    merge_inventories,
-    open_images,
-)
+from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory, list_local_images, merge_inventories
 from elastipod.checkpoint.image_source import ImageSource, ReadPlan
 from elastipod.checkpoint.load_plan import LoadPlan
+from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint, Manifest
+from elastipod.checkpoint.open_images import open_images
 from elastipod.checkpoint.optimizer_state import OPTIMIZER, describe_other_optimizer, state_to_fill
+from elastipod.checkpoint.resume import Resume
 from elastipod.checkpoint.rng import restore_random_state, seed_new_rank
 from elastipod.checkpoint.staging import Staging
-from elastipod.checkpoint.store import CheckpointId, CheckpointStore, DamagedCheckpoint, Manifest
+from elastipod.checkpoint.store import CheckpointStore
 from elastipod.checkpoint.training_state import (
     RANDOM,
     SCHEDULER,
@@ -41,23 +38,6 @@ from elastipod.errors import CheckpointError
 from elastipod.rank_ranges import format_ranks
 
 log = logging.getLogger(__name__)
-
-Tier = Literal["memory", "durable"]
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Where a run goes on. step: completed optimizer steps; generation and world_size: of the run that saved it.
-
-    path: of the checkpoint; an address where it is in an object store. tier: where it was read from.
-    """
-
-    step: int
-    generation: int
-    world_size: int
-    path: Path | str
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    tier: Tier = "durable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from elastipod.checkpoint.agent_report import report_checkpoint
 from elastipod.checkpoint.communicator import Communicator, RanksLost
 from elastipod.checkpoint.dcp_format import METADATA, rank_file_name, write_metadata, write_rank_file
-from elastipod.checkpoint.drain import wait_at_exit
+from elastipod.checkpoint.manifest import CheckpointId, FileRecord, Manifest
+from elastipod.checkpoint.process_exit import wait_at_exit
 from elastipod.checkpoint.staging import StagedState, Staging
-from elastipod.checkpoint.store import CheckpointId, CheckpointStore, FileRecord, Manifest
+from elastipod.checkpoint.store import CheckpointStore
 from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
 

@@ -7,111 +7,36 @@ nor add to it (docs/design/contracts.md, 6). `CheckpointStore` is what is alike 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import secrets
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from elastipod.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointId,
+    DamagedCheckpoint,
+    FileRecord,
+    Manifest,
+    measure_stream,
+)
 from elastipod.errors import CheckpointError, FencedError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
-MANIFEST = "elastipod.json"
 CLAIMS = ".claims"
 OWNER = f"{CLAIMS}/job"
 IDENTITY = f"{CLAIMS}/id"
 MAX_MANIFEST_BYTES = 64 << 20
-_CHUNK = 1 << 20
 
 COMPLETE = re.compile(r"step-(\d{10})-gen-(\d{6})")
 _CLAIM = re.compile(r"gen-(\d{6,})")
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
-
-class DamagedCheckpoint(CheckpointError):
-    """What is there is not what was committed. Storage that cannot be read at the moment, or another version's files, are not this."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class CheckpointId:
-    """Which checkpoint: completed optimizer steps, then the generation that wrote it. Ordered as resume prefers them."""
-
-    step: int
-    generation: int
-
-    @property
-    def name(self) -> str:
-        return f"step-{self.step:010d}-gen-{self.generation:06d}"
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """What a file of a checkpoint must be: its length in bytes and its CRC-32, eight hex digits.
-
-    parts: sums of what is read of it, by the first byte, so that who reads verifies what it uses; none in older checkpoints.
-    """
-
-    size: int
-    crc32: str
-    checksums: Mapping[str, str] = field(default_factory=dict, compare=False)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"size": self.size, "crc32": self.crc32, **({"parts": dict(self.checksums)} if self.checksums else {})}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FileRecord:
-        return cls(int(data["size"]), str(data["crc32"]), dict(data.get("parts", {})))
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The contents of elastipod.json. files: by name, the manifest itself excepted; extra: the user's own values."""
-
-    id: CheckpointId
-    world_size: int
-    files: Mapping[str, FileRecord]
-    extra: Mapping[str, Any]
-
-    def to_json(self) -> str:
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "step": self.id.step,
-                "generation": self.id.generation,
-                "world_size": self.world_size,
-                "files": {name: file.as_json() for name, file in sorted(self.files.items())},
-                "extra": dict(self.extra),
-            },
-            indent=1,
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Manifest:
-        """Read a manifest. Raises ValueError, KeyError or TypeError when it is none, CheckpointError when it is another version's."""
-        data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise CheckpointError(
-                f"its format is {data['format']}, this library reads {FORMAT}; use the version that wrote it, or another directory"
-            )
-        files = {name: FileRecord.from_json(file) for name, file in data["files"].items()}
-        for name in files:
-            if name in (".", "..") or os.path.basename(name) != name:
-                raise ValueError(f"it names the file {name!r} outside its own directory")
-        return cls(
-            CheckpointId(int(data["step"]), int(data["generation"])),
-            int(data["world_size"]),
-            files,
-            dict(data["extra"]),
-        )
 
 
 class CheckpointStore(ABC):
@@ -371,22 +296,6 @@ class CheckpointStore(ABC):
         if found.crc32 != wanted.crc32:
             return f"{path} has checksum {found.crc32}, its manifest says {wanted.crc32}"
         return None
-
-
-def measure_file(path: Path) -> FileRecord:
-    """Measure a file: length and CRC-32."""
-    with open(path, "rb") as file:
-        return measure_stream(file)
-
-
-def measure_stream(file: BinaryIO) -> FileRecord:
-    """Measure what is left of an open file: length and CRC-32."""
-    size = checksum = 0
-    room = bytearray(_CHUNK)  # one for all that is read: new memory for each part costs as much as the reading
-    while count := file.readinto(room):  # type: ignore[attr-defined]  # as all files that are open for reading have
-        size += count
-        checksum = zlib.crc32(memoryview(room)[:count], checksum)
-    return FileRecord(size, f"{checksum:08x}")
 
 
 def _claim_name(generation: int) -> str:

@@ -12,7 +12,7 @@ fsspec = pytest.importorskip("fsspec")
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
 from elastipod.checkpoint.bucket_store import BucketStore  # noqa: E402
-from elastipod.checkpoint.store import CheckpointId, FileRecord, Manifest  # noqa: E402
+from elastipod.checkpoint.manifest import CheckpointId, FileRecord, Manifest  # noqa: E402
 from elastipod.errors import CheckpointError  # noqa: E402
 
 

@@ -21,7 +21,7 @@ from tests.unit.checkpoint.test_save_and_load import Trainer
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.file_source import _payload_start
-from elastipod.checkpoint.store import CheckpointId, DamagedCheckpoint
+from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint
 
 
 @pytest.fixture(scope="module")

@@ -12,26 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.checkpoint import image, image_source, mapped_memory
+from elastipod.checkpoint import chunk_read, image, image_source, mapped_memory
+from elastipod.checkpoint.chunk_read import chunk_reads, copy_and_verify, verify_stream
 from elastipod.checkpoint.communicator import Communicator
-from elastipod.checkpoint.image import ImageHeader, MappedImage, MemoryDirectory, checksum
-from elastipod.checkpoint.image_inventory import (
-    ImageInfo,
-    ImageInventory,
-    list_local_images,
-    merge_inventories,
-    open_images,
-)
-from elastipod.checkpoint.image_source import (
-    ImageSource,
-    _chunk_reads,
-    _copy_and_verify,
-    _verify_stream,
-    disagreeing_ranks,
-)
+from elastipod.checkpoint.image import MappedImage, checksum
+from elastipod.checkpoint.image_header import ImageHeader
+from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory, list_local_images, merge_inventories
+from elastipod.checkpoint.image_source import ImageSource, disagreeing_ranks
 from elastipod.checkpoint.load_plan import LoadTarget
+from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.memory_directory import MemoryDirectory
+from elastipod.checkpoint.open_images import open_images
 from elastipod.checkpoint.save_plan import Chunk, LocalState, make_save_plan
-from elastipod.checkpoint.store import CheckpointId
 
 SMALL = 64  # bytes of a stretch here
 
@@ -41,6 +33,7 @@ def small_checksum_blocks() -> object:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(image, "CHECKSUM_BLOCK", SMALL)
         patched.setattr(image_source, "CHECKSUM_BLOCK", SMALL)
+        patched.setattr(chunk_read, "CHECKSUM_BLOCK", SMALL)
         yield
 
 
@@ -79,13 +72,13 @@ def test_a_part_is_copied_and_a_wrong_sum_is_seen(
 ) -> None:
     chunk, raw, part, wanted = box
     sums = sums_of(raw)
-    assert _copy_and_verify(raw, chunk, part, sums)
+    assert copy_and_verify(raw, chunk, part, sums)
     assert torch.equal(part.target, wanted)
     first, last = part.byte_range(chunk)
     damaged = data.draw(st.integers(0, len(sums) - 1))
     sums[damaged] += 1
     is_needed = first // SMALL <= damaged <= (last - 1) // SMALL
-    assert _copy_and_verify(raw, chunk, part, sums) is not is_needed, "what is not needed is not looked at"
+    assert copy_and_verify(raw, chunk, part, sums) is not is_needed, "what is not needed is not looked at"
 
 
 @given(boxes(), st.integers(1, 9), st.booleans())
@@ -96,7 +89,7 @@ def test_a_part_comes_from_another_rank(
     sums = sums_of(raw)
     said: list[bool] = []
     needed: set[int] = set()
-    for piece in _chunk_reads(0, chunk, part):
+    for piece in chunk_reads(0, chunk, part):
         checksum_blocks = range(piece.start // SMALL, -(-piece.end // SMALL))
         assert piece.start % SMALL == 0
         assert needed.isdisjoint(checksum_blocks), "nothing travels twice"
@@ -105,11 +98,11 @@ def test_a_part_comes_from_another_rank(
         assert (room.numel(), len(checksum_blocks)) == (piece.end - piece.start, piece.num_checksum_blocks)
         expected = [sums[each] + is_damaged for each in checksum_blocks]
 
-        def at_end(is_right: bool, piece: image_source._ChunkRead = piece) -> None:
+        def at_end(is_right: bool, piece: chunk_read.ChunkRead = piece) -> None:
             said.append(is_right)
             piece.copy_from_buffer()
 
-        arrived = _verify_stream(piece.end - piece.start, lambda expected=expected: expected, at_end)  # type: ignore[misc]
+        arrived = verify_stream(piece.end - piece.start, lambda expected=expected: expected, at_end)  # type: ignore[misc]
         for start in range(piece.start, piece.end, 8 * block):
             here = room[start - piece.start : min(start + 8 * block, piece.end) - piece.start]
             arrived(here.copy_(raw[start : start + here.numel()]))

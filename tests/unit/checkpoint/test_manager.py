@@ -20,9 +20,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from elastipod import load_checkpoint, save_checkpoint
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.image import ImageHeader, MemoryDirectory
+from elastipod.checkpoint.image_header import ImageHeader
+from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.optimizer_state import initial_state
-from elastipod.checkpoint.store import CheckpointId
 from elastipod.errors import CheckpointError, FencedError
 
 ONE_PROCESS = pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable or uninitialized")

@@ -20,7 +20,7 @@ from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.dcp_format import write_rank_file
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.store import CheckpointId, Manifest, measure_file
+from elastipod.checkpoint.manifest import CheckpointId, Manifest, measure_file
 from elastipod.errors import CheckpointError, FencedError
 
 WANTS = "its format is 3, this library reads 2; use the version that wrote it, or another directory"

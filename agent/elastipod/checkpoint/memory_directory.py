@@ -1,0 +1,181 @@
+"""The folder in a memory file system that holds the memory images of one job on one node."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from elastipod.checkpoint.image import MappedImage, log
+from elastipod.checkpoint.image_header import ImageHeader
+from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.save_plan import SavePlan
+
+SLOTS = 2
+STALE_AFTER_S = 3 * 86_400.0  # images of a job that has not saved for so long are deleted by the next one there
+MEMORY_ENV = "ELASTIPOD_MEMORY_DIR"
+DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # memory is what is wanted
+_FOLDER = "elastipod-images-"
+_HEADER = re.compile(r"image-gen-(\d{6,})-rank-(\d{5,})-slot-(\d)\.json")
+_MAX_HEADER_BYTES = 64 << 20
+
+
+class MemoryDirectory:
+    """The images of one job on one node, shared by the ranks there. Readable by this user only."""
+
+    def __init__(self, root: str | os.PathLike[str], job: str) -> None:
+        """Make the folder for a job (named by anything that is its own). Raises OSError."""
+        self.path = Path(root) / f"{_FOLDER}{hashlib.sha256(job.encode()).hexdigest()[:20]}"
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(self.path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(f"{self.path} belongs to somebody else")
+
+    def node(self) -> str:
+        """Give the identity of this memory: alike in all processes that share it, and in no others."""
+        found = os.stat(self.path)
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        host = boot.read_text().strip() if boot.exists() else os.uname().nodename
+        return hashlib.sha256(f"{host} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:16]
+
+    def headers(self) -> list[ImageHeader]:
+        """List the images that are whole. What cannot be read is no image; raises OSError where the folder cannot."""
+        found: list[ImageHeader] = []
+        for name in os.listdir(self.path):
+            match = _HEADER.fullmatch(name)
+            if match is None:
+                continue
+            try:
+                if os.stat(self.path / name).st_size <= _MAX_HEADER_BYTES:
+                    header = ImageHeader.from_json((self.path / name).read_text(encoding="utf-8"))
+                    if f"{header.name}.json" == name:
+                        found.append(header)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # an image that cannot be read does not exist for us
+        return found
+
+    def publish(self, header: ImageHeader) -> None:
+        """Let a whole image appear."""
+        self._write(f"{header.name}.json", header.to_json())
+
+    def withdraw(self, name: str) -> None:
+        """Take an image's header away; its bytes may be written over from now on."""
+        (self.path / f"{name}.json").unlink(missing_ok=True)
+
+    def note_durable(self, headers: dict[str, ImageHeader], of: CheckpointId) -> None:
+        """Write into whole images, by name, that there is a newer durable checkpoint now; those without room for that go."""
+        for name, header in list(headers.items()):
+            headers[name] = replace(header, durable=of)
+            try:
+                self.publish(headers[name])
+            except OSError as error:
+                log.warning("the copy of step %d in memory is given up: %s", header.id.step, error)
+                del headers[name]
+                with suppress(OSError):
+                    self.withdraw(name)
+
+    def store_plan(self, plan: SavePlan) -> None:
+        """Keep the plan that images refer to."""
+        if not (self.path / f"plan-{plan.digest}.json").exists():
+            self._write(f"plan-{plan.digest}.json", plan.to_json())
+
+    def plan(self, digest: str) -> SavePlan | None:
+        """Give a plan, None when it is not here or is not what its name says."""
+        try:
+            plan = SavePlan.from_json((self.path / f"plan-{digest}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return plan if plan.digest == digest else None
+
+    def remove_stale_images(self, keep: Iterable[str], *, older_than: int) -> None:
+        """Delete the images of generations before ``older_than``, but for those named, plans that no image needs, and drafts.
+
+        What cannot be deleted stays; the next save tries again.
+        """
+        kept = set(keep)
+        try:
+            names = os.listdir(self.path)
+            needed = {f"plan-{header.plan}.json" for header in self.headers()}
+        except OSError:
+            return
+        for name in names:
+            found = re.fullmatch(r"\.?(image-gen-(\d+)-rank-\d+-slot-\d)\..*", name)
+            is_old = found is not None and int(found[2]) < older_than and found[1] not in kept
+            if is_old or (name.startswith(("plan-", ".plan-")) and name not in needed):
+                with suppress(OSError):
+                    (self.path / name).unlink()
+
+    def size_of(self, names: Iterable[str]) -> int:
+        """Give the bytes of memory that images hold, whole or not; what is not there holds none."""
+        size = 0
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(self.path / f"{name}.bin").st_blocks * 512
+        return size
+
+    def remove_unfinished(self, names: Iterable[str]) -> None:
+        """Give back the memory of images that have no header."""
+        for name in names:
+            if not (self.path / f"{name}.json").exists():
+                with suppress(OSError):
+                    (self.path / f"{name}.bin").unlink()
+
+    def open(self, header: ImageHeader) -> MappedImage:
+        """Open an image to read it. Raises ValueError, in a sentence, when it is not there or too short."""
+        path = self.path / f"{header.name}.bin"
+        try:
+            return MappedImage.open(path, header.size)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.path / f".{name}-{secrets.token_hex(4)}"  # pods that share the folder may have equal pids
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.rename(temporary, self.path / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def memory_root(wanted: str | os.PathLike[str] | bool | None, *, is_in_pod: bool) -> Path | None:
+    """Decide where images go: what is asked for, else what the environment names, else /dev/shm in a pod; None for nowhere."""
+    if wanted is False:
+        return None
+    if isinstance(wanted, (str, os.PathLike)):
+        return Path(wanted)
+    named = os.environ.get(MEMORY_ENV, "")
+    if named:
+        return Path(named)
+    return Path(DEFAULT_ROOT) if wanted or is_in_pod else None
+
+
+def open_memory_directory(root: Path | None, job: str) -> MemoryDirectory | None:
+    """Open the job's images; None, with a warning, where that is not possible: memory is a tier that one can do without."""
+    if root is None:
+        return None
+    try:
+        directory = MemoryDirectory(root, job)
+        _remove_stale_directories(directory)
+        return directory
+    except OSError as error:
+        log.warning("no checkpoints are kept in memory: %s", error)
+        return None
+
+
+def _remove_stale_directories(ours: MemoryDirectory) -> None:
+    """Delete what other jobs of this user left in the same memory and have not written to for days."""
+    for other in ours.path.parent.glob(f"{_FOLDER}*"):
+        with suppress(OSError):
+            found = other.lstat()
+            is_old = time.time() - found.st_mtime > STALE_AFTER_S
+            if is_old and other != ours.path and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                shutil.rmtree(other, ignore_errors=True)

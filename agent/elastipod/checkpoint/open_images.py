@@ -1,0 +1,122 @@
+"""Opening the memory images of one checkpoint on all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.image import MappedImage
+from elastipod.checkpoint.image_header import ImageHeader
+from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory, log
+from elastipod.checkpoint.image_source import ImageSource, OpenImage
+from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.memory_directory import MemoryDirectory
+from elastipod.checkpoint.save_plan import SavePlan
+from elastipod.checkpoint.training_state import RANDOM
+from elastipod.collectives import rank_and_world
+
+
+def open_images(
+    directory: MemoryDirectory | None, inventory: ImageInventory, of: CheckpointId, comm: Communicator
+) -> ImageSource | None:
+    """Open the images of one checkpoint to read from; None, when they are no whole. Collective.
+
+    All that there are: a node that keeps copies of another's images reads them itself.
+    """
+    while images := inventory.images(of):
+        own = _LocalImages(directory, inventory, images)
+        told = comm.all_reduce(own.open, _common)
+        missing = {ImageInfo.from_json(each) for each in told["missing"]}
+        good = [each for each in images if each not in missing]
+        plan = SavePlan.from_json(told["plan"]) if told["plan"] else None
+        if plan is not None and plan.is_covered_by(each.saved_rank for each in good):
+            return ImageSource(
+                plan, good, inventory, own.opened(plan), told["values"], told["extra"], told["wants_durable"]
+            )
+        own.close()
+        if plan is not None:
+            break
+        inventory = inventory.without(
+            {each for each in images if each.node == images[0].node}
+        )  # another one may have the plan
+    return None
+
+
+class _LocalImages:
+    """The images of one checkpoint that are on this rank's node."""
+
+    def __init__(
+        self, directory: MemoryDirectory | None, inventory: ImageInventory, images: Sequence[ImageInfo]
+    ) -> None:
+        rank, _ = rank_and_world()
+        self._node = inventory.nodes[rank]
+        self._directory = directory
+        self._is_first = inventory.ranks_on(self._node)[0] == rank
+        self._tells_plan = self._is_first and images[0].node == self._node
+        self._wanted = [each for each in images if each.node == self._node] if directory is not None else []
+        self._open: list[tuple[ImageHeader, MappedImage]] = []
+
+    def open(self) -> dict[str, Any]:
+        """Open them, and tell which are not there any more, the values in their headers, and the plan.
+
+        One rank of a node tells the values: everybody's random state, and the other values of the lowest rank.
+        """
+        if self._directory is None or not self._wanted:
+            return {"missing": [], "values": [], "plan": None, "wants_durable": False}
+        headers = self._directory.headers()
+        missing: list[ImageInfo] = []
+        for wanted in self._wanted:
+            found = [header for header in headers if wanted.is_of(header)]
+            try:
+                self._open += [(header, self._directory.open(header)) for header in found]
+            except ValueError as error:
+                log.warning("passing over a damaged image: %s", error)
+                found = []
+            if not found:
+                missing.append(wanted)
+        plan = self._directory.plan(self._wanted[0].plan) if self._tells_plan else None
+        return {
+            "missing": [each.as_json() for each in missing],
+            "values": self._values() if self._is_first else [],
+            "plan": plan and plan.to_json(),
+            "wants_durable": any(header.wants_durable for header, _ in self._open),
+        }
+
+    def opened(self, plan: SavePlan) -> dict[int, OpenImage]:
+        return {header.rank: OpenImage.of(header, image, plan) for header, image in self._open}
+
+    def close(self) -> None:
+        for _, image in self._open:
+            image.close()
+
+    def _values(self) -> list[list[Any]]:
+        headers = sorted((header for header, _ in self._open), key=lambda header: header.rank)
+        return [
+            [
+                header.rank,
+                {k: v for k, v in header.values.items() if not number or k.startswith(f"{RANDOM}.")},
+                {} if number else dict(header.extra),
+            ]
+            for number, header in enumerate(headers)
+        ]
+
+
+def _common(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make one of what all ranks have told of their nodes' images."""
+    values, extra = _values(answers)
+    missing = [each for answer in answers for each in answer["missing"]]
+    plan = next((answer["plan"] for answer in answers if answer["plan"]), None)
+    wants_durable = any(answer["wants_durable"] for answer in answers)
+    return {"missing": missing, "plan": plan, "values": values, "extra": extra, "wants_durable": wants_durable}
+
+
+def _values(answers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Give values and extra: the lowest rank's where several tell them."""
+    values: dict[str, str] = {}
+    told = sorted(
+        (told for answer in answers for told in answer["values"]), key=lambda told: int(told[0]), reverse=True
+    )
+    for _, some, _ in told:
+        values |= some
+    return values, dict(told[-1][2]) if told else {}

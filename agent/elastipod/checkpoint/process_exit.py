@@ -1,0 +1,75 @@
+"""The end of a process while a save is in progress."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any, Protocol
+
+_GIVE_UP_S = 1.0  # for a save to notice that it was given up
+_BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+class PendingSave(Protocol):
+    """A save."""
+
+    thread: threading.Thread
+    is_abandoned: bool
+
+
+_pending_saves: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def wait_at_exit(save: PendingSave) -> None:
+    """Have the end of the process wait for a save, unless it has failed or the save was given up."""
+    _pending_saves.add(save)
+
+
+def _at_exit() -> None:
+    failure = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    for save in list(_pending_saves):
+        if failure is None and not save.is_abandoned:
+            save.thread.join()
+    saves = [save for save in _pending_saves if save.thread.is_alive()]
+    for save in saves:
+        save.is_abandoned = True
+    deadline = time.monotonic() + _GIVE_UP_S
+    for save in saves:
+        save.thread.join(max(0.0, deadline - time.monotonic()))
+    if any(save.thread.is_alive() for save in saves):
+        _exit_now(failure)
+
+
+def _exit_now(failure: BaseException | None) -> None:
+    """End the process without the interpreter's own end, which a thread of it would not outlive: it would abort."""
+    logging.shutdown()
+    _flush_files()
+    if isinstance(failure, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(0 if failure is None else 1)
+
+
+def _flush_files() -> None:
+    """Write out what is buffered of open files, as the interpreter's own end does. A pipe may wait for ever for its reader."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the reader of a pipe may be gone, and the script may have replaced the stream
+            stream.flush()
+    for item in gc.get_objects():
+        if issubclass(type(item), _BUFFERED):
+            with suppress(Exception):  # whatever the owner of the file has done to it
+                if not item.closed and stat.S_ISREG(os.fstat(item.fileno()).st_mode):
+                    item.flush()
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,56 @@
+"""Connections between the ranks: to the rank's subgroup, between leaders, and between pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from elastipod.checkpoint.gloo_collectives import GlooCollectives
+from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
+
+SILENCE_TIMEOUT_S = 60.0  # so long a rank waits for another one's next word, or next block
+
+
+class RankConnections:
+    """One rank's connections: to its team, to the other leaders where it leads, and to others once they are needed."""
+
+    def __init__(self, store: Any, rank: int, hierarchy: Hierarchy) -> None:
+        """Connect. Raises RuntimeError when the others do not come."""
+        self._store, self._rank, self._members = store, rank, hierarchy.members(rank)
+        leader = self._members[0]
+        self._subgroup = self._connect(f"subgroup {leader}", self._members)
+        leads = rank == leader and len(hierarchy.leaders) > 1
+        self.collectives = HierarchicalCollectives(
+            self._subgroup, self._connect("leaders", hierarchy.leaders) if leads else None
+        )
+        self._pairs: dict[int, GlooCollectives] = {}
+
+    def to(self, other: int) -> tuple[Any, int]:
+        """Give a group with another rank in it, and that rank's number there; connects first if need be."""
+        if other in self._members:
+            return self._subgroup.group, self._members.index(other)
+        pair = sorted((self._rank, other))
+        if other not in self._pairs:
+            self._pairs[other] = self._connect(f"pair {pair}", pair)
+        return self._pairs[other].group, pair.index(other)
+
+    def _connect(self, name: str, ranks: Sequence[int]) -> GlooCollectives:
+        store = dist.distributed_c10d.PrefixStore(name, self._store)
+        return GlooCollectives.connect(store, ranks.index(self._rank), len(ranks), SILENCE_TIMEOUT_S)
+
+
+def training_collectives(rank: int, hierarchy: Hierarchy) -> HierarchicalCollectives:
+    """Make torch's own groups for the training's threads, which end with the job's other groups.
+
+    Every rank makes every group, also those that it is not in: torch names groups by counting them.
+    """
+    members = {leader: hierarchy.members(leader) for leader in hierarchy.leaders}
+    links: dict[Sequence[int], GlooCollectives] = {}
+    for ranks in dict.fromkeys([*members.values(), hierarchy.leaders]):
+        group = dist.new_group(list(ranks), backend="gloo") if len(ranks) > 1 else None
+        if rank in ranks:
+            links[ranks] = GlooCollectives(group, ranks.index(rank), len(ranks))
+    leads = rank in hierarchy.leaders and len(hierarchy.leaders) > 1
+    return HierarchicalCollectives(links[hierarchy.members(rank)], links[hierarchy.leaders] if leads else None)

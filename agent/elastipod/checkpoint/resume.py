@@ -1,0 +1,25 @@
+"""What a load returns: where training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Tier = Literal["memory", "durable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a run goes on. step: completed optimizer steps; generation and world_size: of the run that saved it.
+
+    path: of the checkpoint; an address where it is in an object store. tier: where it was read from.
+    """
+
+    step: int
+    generation: int
+    world_size: int
+    path: Path | str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    tier: Tier = "durable"
