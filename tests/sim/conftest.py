@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from tests.sim.operator_errors import collect_operator_errors
 
 DEFAULT_SCHEDULES = 400
+SEEDS_OF_A_TEST = 40
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,11 +28,27 @@ def _errors_are_seen() -> None:
     collect_operator_errors()
 
 
-@pytest.fixture(scope="session")
-def seeds(request: pytest.FixtureRequest) -> range:
-    """The seeds of the schedules to be played."""
-    only: int | None = request.config.getoption("--sim-seed", None)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Share the schedules out to tests of `SEEDS_OF_A_TEST` each, which several processes play at the same time."""
+    if "seeds" in metafunc.fixturenames:
+        seeds = all_seeds(metafunc.config)
+        parts = [seeds[begin : begin + SEEDS_OF_A_TEST] for begin in range(0, len(seeds), SEEDS_OF_A_TEST)]
+        metafunc.parametrize("seeds", parts, ids=[f"seeds {part[0]} to {part[-1]}" for part in parts])
+
+
+def all_seeds(config: pytest.Config) -> range:
+    """Give the seeds of the schedules to be played."""
+    only: int | None = config.getoption("--sim-seed", None)
     if only is not None:
         return range(only, only + 1)
-    count: int | None = request.config.getoption("--sim-count", None)
+    count: int | None = config.getoption("--sim-count", None)
     return range(count if count is not None else int(os.environ.get("SIM_COUNT", DEFAULT_SCHEDULES)))
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "schedules"
+    folder.mkdir(exist_ok=True)
+    return folder
