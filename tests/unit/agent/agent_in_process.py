@@ -50,11 +50,12 @@ class AgentInProcess(AgentClient):
         script_args: Sequence[str] = (),
         is_warm: bool = False,
     ) -> int:
-        """Run the agent with a script for its workers, and the scenario against it; gives the exit code."""
+        """Run the agent with a script for its workers (--module: a module), and the scenario against it; gives the exit code."""
         path = self.folder / "train.py"
         path.write_text(script)
+        target = script if "--module" in options else str(path)
         cold = () if is_warm else ("--no-warm-workers",)
-        arguments = ["--server-host=127.0.0.1", *cold, *options, str(path), *script_args]
+        arguments = ["--server-host=127.0.0.1", *cold, *options, target, *script_args]
         with self._own_output(), own_signals(), ThreadPoolExecutor(1) as threads:
             played = threads.submit(self._play, scenario)
             try:
