@@ -149,7 +149,6 @@ def test_rights_are_those_that_the_operator_needs():
     }
     assert {resource for _, resource, _ in everywhere} == {
         "clusterqueues",
-        "cohorts",
         "events",
         "hyperpodpytorchjobs",
         "hyperpodpytorchjobs/finalizers",
@@ -169,7 +168,7 @@ def test_rights_are_those_that_the_operator_needs():
         "workloads",
         "workloads/status",
     }
-    assert {verb for resource, verb in kueue if resource in ("clusterqueues", "cohorts")} == {"list"}
+    assert {verb for resource, verb in kueue if resource == "clusterqueues"} == {"list"}
     assert ("workloads", "update") not in kueue
     assert {verb for _, resource, verb in everywhere if resource == "secrets"} == {"create"}
     assert not [grant for grant in everywhere if "*" in grant]
@@ -184,7 +183,7 @@ def test_with_a_list_of_namespaces_rights_end_there():
     everywhere = granted(objects, "ClusterRole", "", "aws-hyperpod-elastipod")
     assert {verb for _, _, verb in everywhere} == {"get", "list", "watch"}
     of_the_cluster = {"nodes", "priorityclasses"}
-    of_kueue = {"clusterqueues", "cohorts", "resourceflavors", "workloadpriorityclasses"}
+    of_kueue = {"clusterqueues", "resourceflavors", "workloadpriorityclasses"}
     assert {resource for _, resource, _ in everywhere} == of_the_cluster | of_kueue
     for namespace in ("team-a", "team-b"):
         assert ("", "pods", "create") in granted(objects, "Role", namespace, "elastipod")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from .health import Health, Replica, Replicas
-from .queue_capacity import largest_size, most_replicas
 from .queue_facts import ClusterQueueFact, QueueFact
 from .quota import Quota, is_on
 from .snapshot import ObservedJob, ObservedWorkload, Policy, Snapshot
@@ -40,7 +38,7 @@ def queue_warnings(job: ObservedJob, policy: Policy, queue: QueueFact | None, qu
         found.append(("QueueStopped", _stopped(whole, cluster_queue.stop, cluster_queue.inactive)))
     else:
         found += _inactive(whole, cluster_queue.inactive)
-    return [*found, *_too_small(job, policy, cluster_queue), *_strategy_warnings(policy, cluster_queue, quota)]
+    return [*found, *_strategy_warnings(policy, cluster_queue, quota)]
 
 
 def eviction_due_at(workload: ObservedWorkload, policy: Policy) -> datetime | None:
@@ -98,26 +96,6 @@ def _stopped(what: str, policy: str, words: str) -> str:
 
 def _inactive(what: str, words: str) -> Warnings:
     return [("QueueInactive", f"{what} admits nothing: {words}")] if words else []
-
-
-def _too_small(job: ObservedJob, policy: Policy, queue: ClusterQueueFact) -> Warnings:
-    """Whether a size is beyond all that the queue can ever have."""
-    allowed, specs = policy.requested_sizes.allowed, policy.requested_specs
-    size, scarce = largest_size(queue.groups, job.needs, allowed, specs)
-    if size == allowed[-1]:
-        return []
-    lent = f" with all that cohort {queue.cohort} may lend" if queue.cohort else ""
-    quota = f"the quota of {scarce} in ClusterQueue {queue.name}{lent}"
-    if size:
-        text = f"the largest size of {allowed[-1]} replicas can never be reached: {quota} is enough for {size}"
-        return [("QueueTooSmall", f"{text}; raise it, or lower the maximum")]
-    most = most_replicas(queue.groups, job.needs, allowed[0], specs)
-    text = f"{_smallest(allowed)} can never be admitted: {quota} is enough for {most or 'none'}"
-    return [("QueueTooSmall", f"{text}; raise it, or lower the minimum")]
-
-
-def _smallest(allowed: Sequence[int]) -> str:
-    return f"the smallest size of {allowed[0]} replicas" if len(allowed) > 1 else f"the size of {allowed[0]} replicas"
 
 
 def _strategy_warnings(policy: Policy, queue: ClusterQueueFact, quota: Quota) -> Warnings:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..api.models import CleanPodPolicy
 from .names import PodId, Slot
-from .queue_facts import PodRequests, QueueFact
+from .queue_facts import QueueFact
 from .record import Record
 from .sizes import Sizes
 
@@ -149,8 +149,6 @@ class ObservedJob:
     queue: str = ""
     """The queue that the job's label names (docs/design/queues.md)."""
     queue_in_template: str = ""
-    needs: tuple[PodRequests, ...] = ()
-    """What a pod of each spec takes of a quota."""
     start_time: datetime | None = None
     """status.startTime as it was last written."""
 

@@ -18,7 +18,6 @@ from ..core.names import (
     LABEL_QUEUE,
     PodId,
 )
-from ..core.queue_facts import PodRequests
 from ..core.sizes import SizeError
 from ..core.snapshot import (
     Condition,
@@ -30,7 +29,6 @@ from .identity import was_reconciled
 from .job_annotations import has_foreign_record, newest_generation, record_of
 from .job_policy import policy_of
 from .limits import limit_violation
-from .needs import pod_needs
 from .object_warnings import object_warnings
 from .placement import Placement
 from .pods import pod_manifest
@@ -85,7 +83,7 @@ def observe_job(body: Mapping[str, Any]) -> ObservedJob:
     if policy is None:
         return fact
     problem = _template_problem(fact, policy, body)
-    return replace(fact, policy=None, refusal=problem) if problem else replace(fact, needs=_needs(body))
+    return replace(fact, policy=None, refusal=problem) if problem else fact
 
 
 def effective_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ObservedJob]:
@@ -105,13 +103,6 @@ def _problem_of_edits(body: Mapping[str, Any]) -> str:
     meta = mapping(body.get("metadata"))
     annotations = {name: value for name, value in annotations_of(body).items() if name != ANNOTATION_APPLIED}
     return observe_job({**body, "metadata": {**meta, "annotations": annotations}}).refusal
-
-
-def _needs(body: Mapping[str, Any]) -> tuple[PodRequests, ...]:
-    try:
-        return pod_needs(effective_spec(body))
-    except Exception:  # an odd template may still make pods; only how much they need is not known
-        return ()
 
 
 def _queue_in_template(spec: Any) -> str:

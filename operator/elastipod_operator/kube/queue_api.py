@@ -77,10 +77,6 @@ class QueueApi:
         """Give all ClusterQueues."""
         return await self._list(f"{ROOT}/clusterqueues")
 
-    async def list_cohorts(self) -> list[Body]:
-        """Give all Cohorts; one without quota of its own need not have an object."""
-        return await self._list(f"{ROOT}/cohorts")
-
     async def patch_workload(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
         """Merge into a Workload; 409 when its UID is another than the patch says."""
         path = f"{_workloads(namespace)}/{name}"

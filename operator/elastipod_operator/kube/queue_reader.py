@@ -16,7 +16,6 @@ from ..core.snapshot import ObservedJob, ObservedWorkload
 from .api import CALL_ERRORS, ApiError
 from .cluster_queues import QueueTable
 from .queue_api import QueueApi
-from .queue_lookups import KueueLookups
 from .store import Store
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ TROUBLED_AGAIN_S = 20.0
 LEAST_PAUSE_S = 2.0
 FORBIDDEN = 403
 # Kueue's words about queues and not about who else is in them. They only hasten what would be read anyway.
-OF_QUEUES = ("doesn't exist", "is inactive", "is stopped", "is terminating", "maximum capacity")
+OF_QUEUES = ("doesn't exist", "is inactive", "is stopped", "is terminating")
 STOPPED = ("ClusterQueueStopped", "LocalQueueStopped")
 
 Body = dict[str, Any]
@@ -38,10 +37,8 @@ Key = tuple[str, str]
 class QueueReader:
     """Keeps the queues of all jobs. wake: have a job looked at soon. wanted: set once there is a job with a queue."""
 
-    def __init__(
-        self, api: QueueApi, lookups: KueueLookups, store: Store, wake: Callable[[str], None], needed: asyncio.Event
-    ) -> None:
-        self._api, self._lookups = api, lookups
+    def __init__(self, api: QueueApi, store: Store, wake: Callable[[str], None], needed: asyncio.Event) -> None:
+        self._api = api
         self._store, self._wake, self._needed = store, wake, needed
         self._hurry = asyncio.Event()
         self._facts: dict[Key, QueueFact | None] = {}
@@ -98,12 +95,10 @@ class QueueReader:
         asked = set(self._facts)
         local = [body for namespace in namespaces for body in await self._api.list_local_queues(namespace)]
         cluster = await self._allowed("ClusterQueues", self._api.list_cluster_queues)
-        cohorts = await self._allowed("Cohorts", self._api.list_cohorts) if cluster is not None else None
-        table = QueueTable(local, cluster, cohorts)
-        flavors = await self._lookups.flavors(dict.fromkeys(name for key in asked for name in table.flavors_of(*key)))
+        table = QueueTable(local, cluster)
         self._told.discard("Queues")
         jobs = {uid: (job.fact.namespace, queue_of(job.fact)) for uid, job in self._store.jobs.items()}
-        fresh = {key: table.fact(*key, flavors) for key in asked & set(jobs.values())}
+        fresh = {key: table.fact(*key) for key in asked & set(jobs.values())}
         changed = {key for key, fact in fresh.items() if fact != self._facts[key]}
         later = {key: None for key in self._facts if key not in asked}
         self._facts = {**later, **fresh}

@@ -89,7 +89,7 @@ class WorkloadControl:
         self.lookups = KueueLookups(api)
         self.needed = asyncio.Event()
         """Set once there is a job with a queue."""
-        self.reader = QueueReader(api, self.lookups, store, wake, self.needed)
+        self.reader = QueueReader(api, store, wake, self.needed)
         self._states: dict[str, QuotaState] = {}
         metrics.EVICTIONS_LATE.set_function(lambda: sum(one.late for one in self._states.values()))
 

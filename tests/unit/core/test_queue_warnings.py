@@ -1,4 +1,4 @@
-"""What a job is told of its queue: one sentence and one Event each, gone once it is mended (spec 40 item 8)."""
+"""Warnings about a job's queue: one sentence and one Event each, gone once the queue is mended."""
 
 from __future__ import annotations
 
@@ -12,23 +12,14 @@ from tests.unit.core.builders import NOW, acts, job, observed, pid, pod, policy,
 from elastipod_operator.core.actions import DeleteWorkload, UpdateWorkloadPriority
 from elastipod_operator.core.names import workload_name
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.queue_capacity import largest_size, most_replicas
-from elastipod_operator.core.queue_facts import ClusterQueueFact, FlavorCapacity, PodRequests, QueueFact
+from elastipod_operator.core.queue_facts import ClusterQueueFact, QueueFact
 from elastipod_operator.core.queue_warnings import eviction_due_at
-from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import ObservedNode, ObservedWorkload, Snapshot, SpecLimits
-
-GPU = "nvidia.com/gpu"
-NEEDS = (PodRequests("workers", ((GPU, 1000), ("cpu", 500))),)
-
-
-def room(gpus: int, name: str = "gpus", cpu: int = 1000, labels: dict[str, str] | None = None) -> FlavorCapacity:
-    """Give a flavor with room for so many GPUs and CPUs."""
-    return FlavorCapacity(name, ((GPU, gpus * 1000), ("cpu", cpu * 1000)), tuple((labels or {}).items()))
+from elastipod_operator.core.record import Record
+from elastipod_operator.core.snapshot import ObservedNode, ObservedWorkload, Snapshot
 
 
 def cluster_queue(**changes: Any) -> ClusterQueueFact:
-    return replace(ClusterQueueFact(name="team", groups=((room(4),),)), **changes)
+    return replace(ClusterQueueFact(name="team"), **changes)
 
 
 def queue(**changes: Any) -> QueueFact:
@@ -54,7 +45,7 @@ def snapshot(about: QueueFact | None, workloads: Sequence[ObservedWorkload] = FO
     """Give an observation of a job of 2 to 4 replicas that trains with all that was granted."""
     size = 1 + sum(w.is_granted for w in workloads)
     pods = [(pod(n, workload=workload_name("job", "job-uid", max(0, n - 1))), running()) for n in range(size)]
-    fact = job(replace(trains(size), queue="gpus"), policy(2, 4, payback=False), queue="gpus", needs=NEEDS, **changes)
+    fact = job(replace(trains(size), queue="gpus"), policy(2, 4, payback=False), queue="gpus", **changes)
     return observed(fact, pods, workloads=tuple(workloads), queue_fact=about)
 
 
@@ -119,30 +110,6 @@ def test_of_a_queue_that_is_as_it_should_be_nothing_is_told() -> None:
             "preemption.withinClusterQueue Never",
             id="nothing is ever shed",
         ),
-        pytest.param(
-            queue(cluster_queue=cluster_queue(groups=((room(3),),))),
-            "QueueTooSmall",
-            "the largest size of 4 replicas can never be reached: the quota of nvidia.com/gpu in ClusterQueue team is enough for 3;",
-            id="too small for the largest size",
-        ),
-        pytest.param(
-            queue(cluster_queue=cluster_queue(cohort="all", groups=((room(9, cpu=1),),))),
-            "QueueTooSmall",
-            "the quota of cpu in ClusterQueue team with all that cohort all may lend is enough for 2;",
-            id="with what is lent",
-        ),
-        pytest.param(
-            queue(cluster_queue=cluster_queue(groups=((room(1),),))),
-            "QueueTooSmall",
-            "the smallest size of 2 replicas can never be admitted: the quota of nvidia.com/gpu in ClusterQueue team is enough for 1;",
-            id="too small for the smallest",
-        ),
-        pytest.param(
-            queue(cluster_queue=cluster_queue(groups=((room(0),),))),
-            "QueueTooSmall",
-            "is enough for none;",
-            id="no quota at all",
-        ),
     ],
 )
 def test_what_is_wrong_is_told_and_gone_once_it_is_mended(about: QueueFact, reason: str, words: str) -> None:
@@ -156,11 +123,37 @@ def test_what_is_wrong_is_told_and_gone_once_it_is_mended(about: QueueFact, reas
 
 
 def test_several_things_are_told_together_the_most_pressing_first() -> None:
-    about = queue(cluster_queue=cluster_queue(stop="Hold", can_preempt_within=False, groups=((room(3),),)))
+    about = queue(cluster_queue=cluster_queue(stop="Hold", can_preempt_within=False))
     assert warning(snapshot(about))[0] == "QueueStopped"
-    assert events(snapshot(about)) == ["QueueStopped", "QueueTooSmall", "PreemptionNever"]
+    assert events(snapshot(about)) == ["QueueStopped", "PreemptionNever"]
     one = plan(snapshot(queue(cluster_queue=cluster_queue(can_preempt_within=False)))).conditions
-    assert events(snapshot(about, conditions=one)) == ["QueueStopped", "QueueTooSmall"], "of what is new"
+    assert events(snapshot(about, conditions=one)) == ["QueueStopped"], "of what is new"
+
+
+TOO_SMALL = (
+    "couldn't assign flavors to pod set workers: insufficient quota for nvidia.com/gpu in flavor gpus, "
+    "previously considered podsets requests (0) + current podset request (2) > maximum capacity (1)"
+)
+
+
+@pytest.mark.parametrize(
+    ("workloads", "condition"),
+    [
+        pytest.param(
+            (replace(waiting(0, TOO_SMALL), counts=(("workers", 2),)),), "Suspended", id="for the minimum size"
+        ),
+        pytest.param((workload(0, 2), waiting(1, TOO_SMALL)), "Scaling", id="for an increment"),
+    ],
+)
+def test_a_queue_that_is_too_small_is_told_in_the_words_of_kueue(
+    workloads: tuple[ObservedWorkload, ...], condition: str
+) -> None:
+    what = snapshot(queue(), workloads)
+    if condition == "Suspended":
+        what = replace(what, pods=(), agents={}, job=replace(what.job, record=Record(queue="gpus")))
+    found = {c.type: c for c in plan(what).conditions}[condition]
+    assert found.reason == "Queued"
+    assert "> maximum capacity (1)" in found.message
 
 
 def test_strict_order_matters_while_increments_wait() -> None:
@@ -178,68 +171,6 @@ def test_a_job_of_one_size_gives_nothing_up_anyway() -> None:
 def test_a_job_in_no_queue_is_not_told_of_any() -> None:
     what = snapshot(queue(exists=False), ())
     assert warning(replace(what, job=replace(what.job, queue="", record=trains(1)))) == ("", "")
-
-
-# ---- how much fits
-
-
-def sizes(
-    groups: Any, needs: tuple[PodRequests, ...] = NEEDS, allowed: tuple[int, ...] = (2, 3, 4), spares: int = 0
-) -> int:
-    specs = tuple(SpecLimits(need.spec, 4, spares) for need in needs)
-    return largest_size(groups, needs, allowed, specs)[0]
-
-
-def test_spares_take_quota_too() -> None:
-    assert (sizes(((room(4),),)), sizes(((room(4),),), spares=1), sizes(((room(5),),), spares=1)) == (4, 3, 4)
-
-
-def test_increments_stay_where_the_base_is() -> None:
-    reserved, spot = room(3, "reserved", labels={"kind": "reserved"}), room(2, "spot", labels={"kind": "spot"})
-    assert sizes(((reserved, spot),)) == 3
-    assert sizes(((room(3, "plain"), room(2, "other")),)) == 4, "flavors without labels are all the same to pods"
-
-
-def test_a_gang_is_on_one_flavor() -> None:
-    assert sizes(((room(1, "a"), room(1, "b")),)) == 0
-    assert sizes(((room(2, "a"), room(1, "b")),)) == 3
-
-
-def test_pods_that_choose_their_nodes_have_the_quota_of_those() -> None:
-    choosy = (replace(NEEDS[0], selector=(("kind", "spot"), ("zone", "b"))),)
-    flavors = (room(9, "reserved", labels={"kind": "reserved"}), room(2, "spot", labels={"kind": "spot"}))
-    assert sizes((flavors,), choosy) == 2, "a label that no flavor has is no business of Kueue's"
-    assert sizes((flavors[:1],), choosy) == 4, "no such nodes is another matter than quota"
-
-
-def test_every_group_of_resources_must_do() -> None:
-    gpus, others = FlavorCapacity("gpus", ((GPU, 4000),)), FlavorCapacity("cpus", (("cpu", 1500), ("pods", 9000)))
-    assert sizes(((gpus,), (others,))) == 3
-    assert sizes(((gpus,), (FlavorCapacity("few", (("pods", 2000),)),))) == 2, (
-        "Kueue counts pods where a queue names them"
-    )
-    assert sizes(((FlavorCapacity("efa", (("efa", 0),)),),)) == 4, "what the pods do not ask for"
-    assert sizes(()) == 4, "nothing is known"
-
-
-def test_two_specs_may_be_in_different_places() -> None:
-    needs = (PodRequests("base", ((GPU, 1000),)), PodRequests("extra", ((GPU, 1000),)))
-    flavors = (room(2, "a", labels={"kind": "a"}), room(1, "b", labels={"kind": "b"}))
-    specs = (SpecLimits("base", 2), SpecLimits("extra", 2))
-    assert largest_size((flavors,), needs, (2, 3, 4), specs) == (3, GPU)
-
-
-@pytest.mark.parametrize("quota", range(6))
-def test_how_much_of_a_base_would_fit(quota: int) -> None:
-    groups = ((room(quota),),)
-    assert most_replicas(groups, NEEDS, 6, (SpecLimits("workers", 6),)) == quota
-
-
-def test_thousands_of_sizes_are_judged_once() -> None:
-    allowed, specs, groups = tuple(range(1, 4001)), (SpecLimits("workers", 4000),), ((room(3999, cpu=9999),),)
-    largest_size.clear()
-    assert [largest_size(groups, NEEDS, allowed, specs) for _ in range(3)] == [(3999, GPU)] * 3
-    assert largest_size.misses == 1
 
 
 # ---- quota that should be back
@@ -333,11 +264,3 @@ def test_a_priority_class_that_is_missing_is_told_while_the_job_trains() -> None
     what = replace(snapshot(queue()), queue_trouble=("PriorityClassMissing", "WorkloadPriorityClass x does not exist"))
     assert warning(what)[0] == "PriorityClassMissing"
     assert "the Workloads keep their priority" in warning(what)[1]
-
-
-def test_sizes_are_those_that_the_user_wishes() -> None:
-    """Not those that are granted: of these there would always be enough."""
-    what = snapshot(queue(cluster_queue=cluster_queue(groups=((room(3),),))), FOUR[:2])
-    wishes = policy(2, 4, payback=False, sizes=Sizes((2, 4), 2))
-    assert "of 4 replicas" in warning(what)[1]
-    assert "enough for 2" in warning(replace(what, job=replace(what.job, policy=wishes)))[1]

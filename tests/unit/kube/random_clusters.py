@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.unit.kube.bodies import CREATED, JOB_UID, container, job_body, node_body, pod_body
 from tests.unit.kube.mutations import SURROGATE, TOO_DEEP, at, mutated, nested, places
-from tests.unit.kube.queue_bodies import flavor_body, workload_body
+from tests.unit.kube.queue_bodies import workload_body
 
 from elastipod_operator.core.history import HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, FINALIZER, PodId
@@ -200,10 +200,8 @@ def queues() -> dict[str, list[Body]]:
         "local": [{"metadata": {"name": "gpus", "namespace": "team"}, "spec": {"clusterQueue": "team"}, "status": active}],
         "cluster": [{
             "metadata": {"name": "team"}, "status": active,
-            "spec": {"resourceGroups": groups, "cohortName": "all", "preemption": {"withinClusterQueue": "LowerPriority"}},
+            "spec": {"resourceGroups": groups, "preemption": {"withinClusterQueue": "LowerPriority"}},
         }],
-        "cohorts": [{"metadata": {"name": "all"}, "spec": {"resourceGroups": groups, "parentName": "top"}}],
-        "flavors": [flavor_body(labels={"pool": "a"}, tolerations=[{"key": "gpu", "operator": "Exists"}])],
     }  # fmt: skip
 
 

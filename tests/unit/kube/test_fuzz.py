@@ -79,15 +79,14 @@ class Operator:
         return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
     def observed(self, job: Job) -> Snapshot:
-        local, cluster, cohorts = (self._queues(kind) for kind in ("local", "cluster", "cohorts"))
-        table = QueueTable(local, cluster, cohorts)
-        table.flavors_of("team", "gpus")
+        local, cluster = (self._queues(kind) for kind in ("local", "cluster"))
+        table = QueueTable(local, cluster)
         pods = tuple(job.pods.values())
         return Snapshot(
             now=NOW, job=job.fact, pods=pods, nodes=self.store.nodes_of(job),
             agents={p.name: self.agents.get(p.name, ObservedAgent()) for p in pods}, pods_listed_at=job.pods_listed_at,
             workloads=workloads_of(job), default_queue=False,
-            queue_fact=table.fact("team", "gpus", {"gpus": next(iter(self._queues("flavors")), {})}),
+            queue_fact=table.fact("team", "gpus"),
         )  # fmt: skip
 
     def carry_out(self, job: Job, todo: Plan) -> None:

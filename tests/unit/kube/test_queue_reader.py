@@ -9,14 +9,13 @@ from typing import Any, cast
 import pytest
 from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
-from tests.unit.kube.queue_bodies import condition, flavor_body, workload_body
+from tests.unit.kube.queue_bodies import condition, workload_body
 
 from elastipod_operator.core.queue_facts import QueueFact
 from elastipod_operator.core.snapshot import ObservedJob, ObservedWorkload
 from elastipod_operator.kube import queue_reader
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.queue_api import QueueApi
-from elastipod_operator.kube.queue_lookups import KueueLookups
 from elastipod_operator.kube.queue_reader import QueueReader
 from elastipod_operator.kube.store import Store
 from elastipod_operator.kube.workloads import workload_fact
@@ -31,8 +30,7 @@ def local(name: str = "gpus", namespace: str = "team", **spec: Any) -> Body:
 
 
 def pool(**spec: Any) -> Body:
-    flavor = {"name": "p5", "resources": [{"name": "cpu", "nominalQuota": "4"}]}
-    return {"metadata": {"name": "pool"}, "spec": {"resourceGroups": [{"flavors": [flavor]}], **spec}}
+    return {"metadata": {"name": "pool"}, "spec": {**spec}}
 
 
 class Cluster:
@@ -50,12 +48,6 @@ class Cluster:
     async def list_cluster_queues(self) -> list[Body]:
         return self._read("clusterqueues", self.pools)
 
-    async def list_cohorts(self) -> list[Body]:
-        return self._read("cohorts", [])
-
-    async def read_flavor(self, name: str) -> Body:
-        return self._read("flavor", flavor_body(name, {"kind": name}))
-
     def _read(self, what: str, found: Any) -> Any:
         self.calls.append(what)
         if what.split()[0] in self.refuse:
@@ -70,7 +62,7 @@ class Reading:
         self.cluster, self.store, self.told = Cluster(), Store(), list[str]()
         api = cast(QueueApi, self.cluster)
         self._wanted = asyncio.Event()
-        self.reader = QueueReader(api, KueueLookups(api), self.store, self.told.append, self._wanted)
+        self.reader = QueueReader(api, self.store, self.told.append, self._wanted)
         self._task: asyncio.Task[None] | None = None
 
     def know(self, name: str = "job", **meta: Any) -> ObservedJob:
@@ -117,11 +109,11 @@ async def test_all_jobs_share_one_reading(reading: Reading) -> None:
         assert reading.reader.fact(job, []) is None, "nothing is told before it was read"
     reading.start()
     await until(lambda: len(reading.told) == 3)
-    assert reading.cluster.calls == ["localqueues", "clusterqueues", "cohorts", "flavor"]
+    assert reading.cluster.calls == ["localqueues", "clusterqueues"]
     fact = reading.fact()
     assert fact is not None
     assert fact.cluster_queue is not None
-    assert fact.cluster_queue.groups[0][0].labels == (("kind", "p5"),)
+    assert fact.cluster_queue.name == "pool"
     await asyncio.sleep(0.05)
     assert reading.lists == 1, "and then not for minutes"
 

@@ -49,7 +49,6 @@ WORTH_AN_EVENT = frozenset(
         "QueueMissing",
         "QueueStopped",
         "QueueInactive",
-        "QueueTooSmall",
         "PreemptionNever",
         "StrictFIFO",
         "PriorityClassMissing",
