@@ -177,7 +177,7 @@ def test_a_file_that_is_damaged_before_it_is_trained_is_written_again(tmp_path: 
 
 
 def test_leaving_drops_what_is_being_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_leaving, leave = threading.Event(), module._Filler.__exit__
+    is_leaving, leave = threading.Event(), module._Prefetcher.__exit__
 
     def noted(filler: Any, *error: object) -> None:
         filler._is_over = True
@@ -188,7 +188,7 @@ def test_leaving_drops_what_is_being_loaded(tmp_path: Path, monkeypatch: pytest.
         assert batch.step == 1 or is_leaving.wait(WITHIN_S)
         return torch.tensor(batch.indices)
 
-    monkeypatch.setattr(module._Filler, "__exit__", noted)
+    monkeypatch.setattr(module._Prefetcher, "__exit__", noted)
     batches = BatchCache(tmp_path).iterate(PLAN, load, rank=0, world_size=1)
     next(batches)
     batches.close()  # type: ignore[attr-defined]
