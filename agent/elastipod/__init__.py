@@ -34,14 +34,38 @@ if TYPE_CHECKING:
     from elastipod.data.tokens import TokenFile as TokenFile
     from elastipod.data.tokens import TokenWindows as TokenWindows
     from elastipod.elastic_event import elastic_event_detected as elastic_event_detected
+    from elastipod.errors import BatchSizeError as BatchSizeError
+    from elastipod.errors import CheckpointError as CheckpointError
+    from elastipod.errors import DataError as DataError
+    from elastipod.errors import ElasticAgreementError as ElasticAgreementError
+    from elastipod.errors import ElasticAgreementTimeout as ElasticAgreementTimeout
     from elastipod.errors import ElastipodError as ElastipodError
+    from elastipod.errors import FencedError as FencedError
+    from elastipod.errors import RecipeError as RecipeError
+    from elastipod.errors import SampleLogError as SampleLogError
+    from elastipod.errors import UnusableLogsError as UnusableLogsError
     from elastipod.gradients import accumulate as accumulate
     from elastipod.gradients import gradient_sync as gradient_sync
     from elastipod.progress import report as report
     from elastipod.testing.fixed_order import exact_sum as exact_sum
     from elastipod.testing.fixed_order import fixed_order_passes as fixed_order_passes
+    from elastipod.worker_file import WorkerFileError as WorkerFileError
 
+_ERRORS = (
+    "BatchSizeError",
+    "CheckpointError",
+    "DataError",
+    "ElasticAgreementError",
+    "ElasticAgreementTimeout",
+    "ElastipodError",
+    "FencedError",
+    "RecipeError",
+    "SampleLogError",
+    "UnusableLogsError",
+)
 _HOME = {
+    **dict.fromkeys(_ERRORS, "errors"),
+    "WorkerFileError": "worker_file",
     "Batch": "data",
     "BatchCache": "data.batch_cache",
     "BatchPlan": "batches.batch_plan",
@@ -51,7 +75,6 @@ _HOME = {
     "ElasticBatches": "data",
     "ElasticLoader": "data.loader",
     "ElasticRecipe": "batches.recipes",
-    "ElastipodError": "errors",
     "Mixture": "data.mixture",
     "Resume": "checkpoint",
     "SampleLog": "audit.sample_log",

@@ -1,16 +1,15 @@
-"""One answer at one step: how the ranks agree on the call at which all of them stop.
+"""The agreement: the ranks choose one call of `elastic_event_detected()` at which all of them stop.
 
-A step is the count of calls since the start of this generation. While nothing is pending a call costs a counter under
-a lock: the listener thread sits in one blocking wait on this rank's wake key, and the watcher thread looks at the local
-level, a memory read. Once an event is pending on any rank:
+Calls are counted from the start of the generation. While no event is pending a call only increments a counter under a lock: the
+listener thread is in one blocking wait on this rank's wake key, and the watcher thread polls the local event, a memory read.
+Once an event is pending on any rank:
 
-1. the first to see it sets every rank's wake key, so that all watchers learn of it;
-2. every watcher publishes the call that its rank makes next; the last one writes the maximum, the stop call;
-3. a rank that makes a call after its publishing waits until the stop call is known. Nobody can have passed it, since it
-   is at least every rank's next call, and nobody waits on a rank's main thread, so a rank that is still inside a
-   collective cannot be what another one waits for;
-4. at the stop call a rank reports that it got there, and the ranks leave it together. Ranks that call unequally often
-   are found out here, by name, and not in a collective half an hour later.
+1. The first rank that sees it sets every rank's wake key, so that all watchers are woken.
+2. Every watcher publishes the number of its rank's next call. The last one writes the maximum: the stop call.
+3. A rank that makes a call after it published waits until the stop call is known. No rank can be past the stop call, since it
+   is at least every rank's next call. No rank waits for another rank's main thread, so a rank inside a collective blocks nobody.
+4. At the stop call each rank reports its arrival and waits for the others. Ranks that call less often are named here, instead
+   of causing a collective to time out half an hour later.
 """
 
 from __future__ import annotations
@@ -28,36 +27,36 @@ from elastipod.stores import Store
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05  # how often the local level is read when no signal wakes the watcher
-PENDING_SLICE_S = 1.0  # how long one wait of a pending agreement lasts before it looks whether the process is ending
-QUIET_WAIT_S = 30 * 24 * 3600.0  # one blocking wait of a quiet listener; then it simply waits again
+POLL_S = 0.05  # interval at which the watcher reads the local event when no signal wakes it
+PENDING_SLICE_S = 1.0  # one wait of a pending agreement; between waits it checks whether the process ends
+QUIET_WAIT_S = 30 * 24 * 3600.0  # one blocking wait of the listener while there is no event; then it waits again
 CONNECT_S = 30.0
 CLOSE_S = 2.0
-LEAVE_S = 5.0  # how long the store's host stays for ranks that have not left yet
+LEAVE_S = 5.0  # how long the rank that hosts the store waits for the others to disconnect
 NEVER = sys.maxsize
 
 
 class Agreement:
-    """The agreement of one rank of one generation. Made and called by the training thread; has two threads of its own."""
+    """The agreement of one rank in one generation. The training thread creates and calls it; it has two threads of its own."""
 
     def __init__(
         self,
         *,
         rank: int,
         world_size: int,
-        level: Callable[[], bool],
+        is_pending: Callable[[], bool],
         connect: Callable[[float], Store],
         timeout_s: float,
         hosts_store: bool = False,
     ) -> None:
-        """Store the parts; `start` does the connecting.
+        """Store the arguments; `start` connects.
 
-        level: tells, from memory, whether an event is pending on this rank. connect: gives a new client of the common
-        store within so many seconds. timeout_s: how long a rank waits for the others, in seconds. hosts_store: the store
-        ends with this process, which therefore leaves last.
+        is_pending: True when an event is pending on this rank; must only read memory. connect: gives a new client of the common
+        store within a number of seconds. timeout_s: how long a rank waits for the others. hosts_store: the store ends with this
+        process, which therefore disconnects last.
         """
         self._rank, self._world_size = rank, world_size
-        self._level, self._connect, self._timeout_s = level, connect, timeout_s
+        self._is_pending, self._connect, self._timeout_s = is_pending, connect, timeout_s
         self._hosts_store = hosts_store
         self._changed = threading.Condition()
         self._calls = 0
@@ -66,7 +65,7 @@ class Agreement:
         self._failure: ElasticAgreementError | None = None
         self._arrived = False
         self._closing = False
-        self._heard = False
+        self._woken_by_peer = False
         self._wake: SimpleQueue[None] = SimpleQueue()  # safe to put into from a signal handler, unlike an Event
         self._listening: Store | None = None
         self._client: Store | None = None
@@ -74,7 +73,7 @@ class Agreement:
         self._watcher = threading.Thread(target=self._watch, name="elastipod-event-watcher", daemon=True)
 
     def start(self) -> None:
-        """Connect and begin to watch. Raises ElasticAgreementError when the store cannot be reached."""
+        """Connect and start both threads. Raises ElasticAgreementError when the store cannot be reached."""
         try:
             self._listening = self._connect(CONNECT_S)
         except (ConnectionError, TimeoutError) as error:
@@ -85,13 +84,13 @@ class Agreement:
         self._watcher.start()
 
     def wake(self) -> None:
-        """Have the watcher look at the local level now. Safe in a signal handler."""
+        """Make the watcher read the local event now. Safe in a signal handler."""
         self._wake.put(None)
 
-    def call(self) -> bool:
-        """Count one call and tell whether it is the stop call or a later one; the same on every rank.
+    def record_call(self) -> bool:
+        """Count one call; give True from the stop call on. The answer to the n-th call is the same on every rank.
 
-        Raises ElasticAgreementTimeout, naming ranks, when others do not publish or do not arrive in time.
+        Raises ElasticAgreementTimeout, which names ranks, when others do not publish or do not arrive in time.
         """
         with self._changed:
             self._calls += 1
@@ -105,18 +104,18 @@ class Agreement:
         return True
 
     def close(self) -> None:
-        """End both threads; called at interpreter exit, where a thread that outlives Python would crash the process."""
+        """End both threads. Called at interpreter exit, where a thread that outlives Python would crash the process."""
         self._closing = True
         self._wake.put(None)
         self._watcher.join(CLOSE_S)
         if self._listener.is_alive() or self._client is not None:
-            self._leave()
+            self._disconnect()
         self._listening = self._client = None
 
     # -- the training thread -------------------------------------------------------------------------------------
 
     def _stop_call(self) -> int:
-        """Wait, holding the lock, until the stop call is known. The watcher keeps the deadline; ours is a backstop."""
+        """Wait, holding the lock, until the stop call is known. The watcher enforces the deadline; this one is a backstop."""
         self._changed.wait_for(lambda: self._stop is not None or self._failure is not None, self._timeout_s + 10)
         if self._failure is not None:
             raise self._failure
@@ -135,17 +134,17 @@ class Agreement:
         except TimeoutError:
             raise ElasticAgreementTimeout(
                 f"the ranks agreed to stop at call {self._stop} of elastic_event_detected(), but "
-                f"{self._who_lacks(client, 'arrived')} did not make that call within {self._timeout_s:g} s; "
+                f"{self._describe_missing(client, 'arrived')} did not make that call within {self._timeout_s:g} s; "
                 "every rank must call it once per step"
             ) from None
         except ConnectionError:
-            # The store's host leaves only after everyone arrived, or it died: then the next collective says so.
-            log.info("the store left while rank %d was at the stop call", self._rank)
+            # The store's host disconnects only after all ranks arrived. If it died, the next collective fails.
+            log.info("the store went away while rank %d was at the stop call", self._rank)
 
     # -- the threads ---------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Hear of an event on another rank. Ends with it, with the store, or with the process."""
+        """Wait for an event on another rank. Ends with the event, with the store, or with the process."""
         store = self._listening
         while store is not None and not self._closing:
             try:
@@ -153,13 +152,13 @@ class Agreement:
             except TimeoutError:
                 continue  # nobody has an event yet
             except ConnectionError:
-                return  # nobody is left to agree with; an event from now on fails in publishing, with its own words
-            self._heard = True
+                return  # no rank is left to agree with; a later event fails when it is published
+            self._woken_by_peer = True
             self._wake.put(None)
             return
 
     def _watch(self) -> None:
-        while not (self._closing or self._heard or self._level()):
+        while not (self._closing or self._woken_by_peer or self._is_pending()):
             try:
                 self._wake.get(timeout=POLL_S)
             except Empty:
@@ -167,16 +166,16 @@ class Agreement:
         if self._closing:
             return
         try:
-            self._settle(self._agree())
+            self._finish(self._agree())
         except ElasticAgreementError as error:
-            self._settle(error)
+            self._finish(error)
         except ConnectionError as error:
             log.warning("rank %d drops the elastic event: the other ranks are gone (%s)", self._rank, error)
-            self._settle(NEVER)
+            self._finish(NEVER)
 
     def _agree(self) -> int:
-        client = self._connect_patiently()
-        if not self._heard and client.add("pending", 1) == 1:
+        client = self._connect_for_event()
+        if not self._woken_by_peer and client.add("pending", 1) == 1:
             client.set_many({f"wake/{rank}": b"event" for rank in range(self._world_size)})
         with self._changed:
             self._client = client
@@ -188,7 +187,7 @@ class Agreement:
         self._wait_for_stop(client)
         return int(client.get("stop"))
 
-    def _connect_patiently(self) -> Store:
+    def _connect_for_event(self) -> Store:
         try:
             return self._connect(CONNECT_S)
         except TimeoutError as error:
@@ -203,12 +202,12 @@ class Agreement:
                 if time.monotonic() < deadline:
                     continue
             raise ElasticAgreementTimeout(
-                f"an elastic event is pending, but {self._who_lacks(client, 'next')} did not publish a next call within "
+                f"an elastic event is pending, but {self._describe_missing(client, 'next')} did not publish a next call within "
                 f"{self._timeout_s:g} s; every rank must call elastic_event_detected() once per step"
             )
         raise ElasticAgreementError("the process ended before the ranks agreed")
 
-    def _settle(self, outcome: int | ElasticAgreementError) -> None:
+    def _finish(self, outcome: int | ElasticAgreementError) -> None:
         with self._changed:
             if isinstance(outcome, int):
                 self._stop = outcome
@@ -219,15 +218,15 @@ class Agreement:
                 self._published = self._published or NEVER
             self._changed.notify_all()
 
-    def _who_lacks(self, client: Store, key: str) -> str:
+    def _describe_missing(self, client: Store, key: str) -> str:
         try:
             missing = [rank for rank in range(self._world_size) if not client.has(f"{key}/{rank}")]
         except (ConnectionError, TimeoutError):
             return "some ranks"
         return format_ranks(missing)
 
-    def _leave(self) -> None:
-        """Let the listener go by its own wake key and sign off; the store's host stays until everybody has."""
+    def _disconnect(self) -> None:
+        """End the listener through its own wake key and sign off. The store's host waits until all ranks have signed off."""
         try:
             client = self._client or self._connect(CLOSE_S)
             client.set(f"wake/{self._rank}", b"closing")
@@ -241,5 +240,5 @@ class Agreement:
 
 
 def stop_call(next_calls: Sequence[int]) -> int:
-    """Give the call at which all ranks stop, from the call that each makes next: the latest, so nobody has passed it."""
+    """Give the call at which all ranks stop: the highest of their next calls, so that no rank is past it."""
     return max(next_calls)

@@ -1,7 +1,7 @@
-"""The command `elastipod`: finds the part that a subcommand belongs to and hands the arguments on.
+"""The command `elastipod`: imports the module of a subcommand and calls its ``main`` with the arguments.
 
-Only the part that is asked for is imported, so that `elastipod audit` works in an image without the operator's
-packages, and the operator's image needs no torch.
+Only that module is imported, so `elastipod audit` works in an image without the operator's packages, and the operator's
+image needs no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import import_module
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: where its `main(argv)` lives, what it does, which extra installs it and which Python it needs."""
+    """One subcommand: the module with its ``main(argv)``, its summary, the extra that installs it, the oldest Python."""
 
     module: str
     summary: str
@@ -23,24 +23,31 @@ class Command:
 
 
 COMMANDS = {
-    "agent": Command("elastipod_agent.status_command", "inside a pod: what its agent and workers do (agent status)"),
+    "agent": Command(
+        "elastipod_agent.status_command", "show the state of the agent and workers of this pod (agent status)"
+    ),
     "audit": Command(
-        "elastipod.audit.report", "check from the sample logs of a run that every sample was trained exactly once"
+        "elastipod.audit.command", "check from the sample logs of a job that every sample was trained exactly once"
     ),
     "local": Command(
-        "elastipod_local.cli", "a real Kubernetes cluster on this machine: up, down, status, node", "local", (3, 11)
+        "elastipod_local.cli",
+        "run a real Kubernetes cluster on this machine (up, down, status, node)",
+        "local",
+        (3, 11),
     ),
     "operator": Command(
-        "elastipod_operator.app", "run the operator (what the chart's Deployment does)", "operator", (3, 11)
+        "elastipod_operator.app", "run the operator, as the Deployment of the Helm chart does", "operator", (3, 11)
     ),
-    "tokens": Command("elastipod.data.tokens_command", "make token files from text to train on, and look at them"),
+    "tokens": Command(
+        "elastipod.data.tokens_command", "build token files from text for training, and show what they contain"
+    ),
 }
 
 USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and give its exit status: 0 done, 1 the answer is no, 2 wrong use or a missing part."""
+    """Run one subcommand and give its exit status: 0 success, 1 a negative result or an error, 2 wrong usage or a missing package."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text())
@@ -50,26 +57,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, rest = args[0], args[1:]
     if name not in COMMANDS:
-        print(f"elastipod: no command {name!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"elastipod: no command {name!r}; commands are: {', '.join(COMMANDS)}", file=sys.stderr)
         return USAGE_ERROR
     return _run(name, COMMANDS[name], rest)
 
 
 def help_text() -> str:
-    """Say what each command does and how to see more of it."""
+    """Give the text of ``elastipod --help``."""
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: elastipod COMMAND ...",
             "",
-            "Elastic PyTorch training on Kubernetes: jobs that grow, shrink and recover without losing their place.",
+            "Elastic PyTorch training on Kubernetes: jobs that grow, shrink and recover without losing their place in the data.",
             "",
             "commands:",
             *lines,
             "",
             "`elastipod COMMAND --help` explains one command. In a pod, `hyperpodrun` starts the training script",
-            "in the place of torchrun; `hyperpodrun --help` lists its options.",
+            "in place of torchrun; `hyperpodrun --help` lists its options.",
         ]
     )
 
@@ -97,7 +104,7 @@ def _version() -> str:
     try:
         return version("elastipod")
     except PackageNotFoundError:
-        return "(not installed, run from its source)"
+        return "(not installed; run from source)"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Small facts that all ranks must share, as JSON over the default process group; a single process needs none.
+"""Collectives over the default process group for small facts: JSON values, numbers, and what became of an action.
 
-JSON and not pickled objects: what arrives from another rank is data, never code.
+Values travel as JSON and are never pickled, so what arrives from another rank is data and cannot run as code.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from elastipod.errors import CheckpointError, ElastipodError, FencedError
+from elastipod.rank_in_world import RankInWorld
 
 log = logging.getLogger(__name__)
 
@@ -24,64 +25,53 @@ FENCED, FAILED = "fenced", "failed"
 
 def rank_and_world() -> tuple[int, int]:
     """Give (rank, world size) of the default process group, (0, 1) where there is none."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def from_rank_zero(decide: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Run ``decide`` on rank 0 and give its (JSON-able) value on every rank. Collective; by default over the default group.
-
-    What is raised there is raised on every rank: FencedError as itself, anything else as CheckpointError.
-    """
-    rank, world_size = rank_and_world()
-    answer = capture_outcome(decide) if rank == 0 else {}
-    if world_size > 1:
-        answer = _broadcast(answer, group)
-    value: T = unwrap_outcome(answer)
-    return value
+    place = RankInWorld.current()
+    return place.rank, place.world_size
 
 
 def all_gather_json(produce: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Run ``produce`` on every rank and give all (JSON-able) values, by rank, on every rank. Collective; as `from_rank_zero`.
+    """Run ``produce`` on every rank and give all results, in rank order, on every rank. Collective.
 
-    When it fails anywhere, CheckpointError is raised everywhere and names the first rank that failed and why.
+    Results must be JSON values. group: by default the default process group. A failure on any rank is raised on every rank:
+    FencedError as itself, anything else as CheckpointError that names the first rank that failed.
     """
-    _, world_size = rank_and_world()
-    mine = capture_outcome(produce)
-    answers = _all_gather(mine, group) if world_size > 1 else [mine]
-    return [unwrap_outcome(answer, f"rank {rank}: ") for rank, answer in enumerate(answers)]
+    outcome = capture_outcome(produce)
+    outcomes = _all_gather(outcome, group) if RankInWorld.current().world_size > 1 else [outcome]
+    return [unwrap_outcome(each, f"rank {rank}: ") for rank, each in enumerate(outcomes)]
 
 
 def sum_over_ranks(value: float) -> float:
-    """Add a number over all ranks, in float64. Collective."""
-    if rank_and_world()[1] == 1:
+    """Give the sum of ``value`` over all ranks of the default process group, in float64. Collective."""
+    if RankInWorld.current().world_size == 1:
         return value
     total = torch.tensor([value], dtype=torch.float64, device=_device())
     dist.all_reduce(total)
     return float(total.item())
 
 
-def unwrap_outcome(answer: Mapping[str, Any], whose: str = "") -> Any:
-    """Give what a rank came to, or raise what it raised, with ``whose`` before it. answer: as `capture_outcome` made it."""
-    if FENCED in answer:
-        raise FencedError(answer[FENCED])
-    if FAILED in answer:
-        raise CheckpointError(f"{whose}{answer[FAILED]}")
-    return answer["value"]
-
-
 def capture_outcome(action: Callable[[], object]) -> dict[str, Any]:
-    """Run something and give what came of it, value or failure, in a form that travels as JSON."""
+    """Run ``action`` and give its result or its failure as a JSON object, to be sent to other ranks. Never raises Exception."""
     try:
         return {"value": action()}
     except FencedError as error:
         return {FENCED: str(error)}
     except (ElastipodError, OSError) as error:
         return {FAILED: str(error)}
-    except Exception as error:  # the others wait for an answer, whatever went wrong here
+    except Exception as error:  # the other ranks wait for an answer, whatever went wrong here
         log.exception("this rank failed")
         return {FAILED: f"{type(error).__name__}: {error}"}
+
+
+def unwrap_outcome(outcome: Mapping[str, Any], prefix: str = "") -> Any:
+    """Give the result in an outcome of `capture_outcome`, or raise its failure.
+
+    prefix: put in front of the text of a CheckpointError. Raises FencedError, CheckpointError.
+    """
+    if FENCED in outcome:
+        raise FencedError(outcome[FENCED])
+    if FAILED in outcome:
+        raise CheckpointError(f"{prefix}{outcome[FAILED]}")
+    return outcome["value"]
 
 
 def _device(group: dist.ProcessGroup | None = None) -> torch.device:
@@ -91,10 +81,6 @@ def _device(group: dist.ProcessGroup | None = None) -> torch.device:
     return torch.device("cpu")
 
 
-def _encoded(value: object, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
-
-
 def _decoded(data: torch.Tensor) -> dict[str, Any]:
     content = bytearray(data.numel())
     torch.frombuffer(content, dtype=torch.uint8).copy_(data)
@@ -102,20 +88,9 @@ def _decoded(data: torch.Tensor) -> dict[str, Any]:
     return value
 
 
-def _broadcast(value: dict[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
-    device = _device(group)
-    data = _encoded(value, device)
-    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
-    dist.broadcast(length, src=0, group=group)
-    if dist.get_rank() != 0:
-        data = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    dist.broadcast(data, src=0, group=group)
-    return _decoded(data)
-
-
 def _all_gather(value: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
     device = _device(group)
-    data = _encoded(value, device)
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     length = torch.tensor([len(data)], dtype=torch.int64, device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
     dist.all_gather(lengths, length, group=group)

@@ -1,8 +1,8 @@
-"""Elastic events: `elastic_event_detected()`, the one question that a training loop asks once per step.
+"""Elastic events: `elastic_event_detected()`, which a training loop calls once per step.
 
-In a pod the agent raises the event as a level in the worker file, and SIGUSR1 only wakes; outside one, SIGUSR1 itself is
-the event. With more than one rank the answer is agreed upon (see `elastipod.agreement`), so that all ranks stop after
-the same step; ``HYPERPOD_SIGNAL_COORDINATION=disabled`` asks for each rank's own answer instead.
+In a pod the agent sets the event level in the worker file, and SIGUSR1 only wakes the worker. Outside a pod SIGUSR1 itself is
+the event. With more than one rank the ranks agree on the answer (`elastipod.agreement`), so that all stop after the same step.
+With ``HYPERPOD_SIGNAL_COORDINATION=disabled`` each rank gives its own answer.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 COORDINATION_ENV = "HYPERPOD_SIGNAL_COORDINATION"
 TIMEOUT_ENV = "ELASTIPOD_AGREEMENT_TIMEOUT_S"
-DEFAULT_TIMEOUT_S = 300.0  # generous: a rank may still be compiling its first step
+DEFAULT_TIMEOUT_S = 300.0  # long enough for a rank that still compiles its first step
 
 
 def elastic_event_detected() -> bool:
-    """Tell whether this job should checkpoint and leave now; the same answer at the same step on every rank.
+    """Give True when this job must save a checkpoint and exit now: the same answer at the same step on every rank.
 
-    Call it once per step, on every rank, from the training thread. Costs a few microseconds while nothing is pending:
-    no collective, no store round trip. After the first True save a checkpoint and return; it stays True from then on,
-    and an exit 0 counts as a drain, not as a completion. Outside `hyperpodrun`, SIGUSR1 to any rank is the event.
+    Call it once per step, on every rank, from the training thread. While no event is pending it costs a few microseconds: no
+    collective, no round trip to a store. After the first True, save a checkpoint and return. It stays True from then on, and an
+    exit with 0 then counts as a drain, not as completion. Outside `hyperpodrun`, SIGUSR1 to any rank is the event.
 
-    Raises ElasticAgreementTimeout, naming the ranks, when ranks call it unequally often or died; the wait is
-    ``ELASTIPOD_AGREEMENT_TIMEOUT_S`` (300) seconds.
+    Raises ElasticAgreementError when the other ranks cannot be reached, and ElasticAgreementTimeout, which names the ranks, when
+    some ranks call it less often or have died; the timeout is ``ELASTIPOD_AGREEMENT_TIMEOUT_S`` (300) seconds.
     """
     global _detector
     if _detector is None:
@@ -46,9 +46,9 @@ def elastic_event_detected() -> bool:
 
 
 def reset_elastic_event() -> None:
-    """Forget the event, for a process that has left one run and waits for its next.
+    """Forget the event, in a process that has left one run and waits for the next (in-process restart).
 
-    With other ranks the next run agrees through a store of its own, under a prefix of its own.
+    The ranks of the next run agree through a store and a prefix of their own.
     """
     global _detector
     if _detector is not None:
@@ -57,30 +57,30 @@ def reset_elastic_event() -> None:
 
 
 class _Detector:
-    """This process's side of the event: its level, its signal handler and, with other ranks, its agreement."""
+    """The event in this process: its level, its signal handler and, with other ranks, the agreement."""
 
     def __init__(self) -> None:
         self._worker = local_worker()
         if self._worker:
             self._worker.file.set_checks_events(self._worker.local_rank)
         self._signalled = False
-        self._answer = False
+        self._detected = False
         self._agreement: Agreement | None = None
         self._previous: Callable[[int, FrameType | None], object] | None = None
         self._handle_signal()
 
     def call(self) -> bool:
-        if self._answer:
+        if self._detected:
             return True
         if self._agreement is None:
-            self._agreement = _start_agreement(self.level)
-        self._answer = self._agreement.call() if self._agreement else self.level()
-        if self._answer and self._worker:
+            self._agreement = _start_agreement(self.is_pending)
+        self._detected = self._agreement.record_call() if self._agreement else self.is_pending()
+        if self._detected and self._worker:
             self._worker.file.acknowledge(self._worker.local_rank)
-        return self._answer
+        return self._detected
 
-    def level(self) -> bool:
-        """Tell whether an event is pending on this rank. Memory only; any thread may ask."""
+    def is_pending(self) -> bool:
+        """True when an event is pending on this rank. Reads memory only; any thread may call it."""
         if self._worker:
             return self._worker.file.event().level != EventLevel.NONE
         return self._signalled
@@ -90,15 +90,17 @@ class _Detector:
             self._agreement.close()
 
     def _handle_signal(self) -> None:
-        """Take SIGUSR1 where Python allows it. Without the handler the level is still seen, 50 ms later at most."""
+        """Handle SIGUSR1 where Python allows it. Without the handler the level is still seen, at most 50 ms later."""
         if threading.current_thread() is not threading.main_thread():
             if not self._worker:
-                log.warning("elastic_event_detected() was first called outside the main thread: SIGUSR1 goes unseen")
+                log.warning("elastic_event_detected() was first called outside the main thread: SIGUSR1 is not handled")
             return
         previous = signal.getsignal(signal.SIGUSR1)
-        if previous is None:  # installed by C code; replacing it could break that code
+        if previous is None:  # installed by C code, which may rely on it
             return
-        while isinstance(former := getattr(previous, "__self__", None), _Detector):  # of this process's last run
+        while isinstance(
+            former := getattr(previous, "__self__", None), _Detector
+        ):  # left by an earlier run of this process
             previous = former._previous
         self._previous = previous if callable(previous) else None
         signal.signal(signal.SIGUSR1, self._on_signal)
@@ -111,8 +113,8 @@ class _Detector:
             self._previous(number, frame)
 
 
-def _start_agreement(level: Callable[[], bool]) -> Agreement | None:
-    """Begin to agree with the other ranks, or give None when there is nobody to agree with (yet)."""
+def _start_agreement(is_pending: Callable[[], bool]) -> Agreement | None:
+    """Start the agreement with the other ranks; give None while there are no other ranks."""
     if not _coordinated():
         return None
     dist = sys.modules.get("torch.distributed")
@@ -129,7 +131,7 @@ def _start_agreement(level: Callable[[], bool]) -> Agreement | None:
     agreement = Agreement(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
-        level=level,
+        is_pending=is_pending,
         connect=lambda timeout_s: TorchStore(host, int(port), prefix, timeout_s, keep_server=hosts_store),
         timeout_s=float(os.environ.get(TIMEOUT_ENV, DEFAULT_TIMEOUT_S)),
         hosts_store=hosts_store,
@@ -143,19 +145,19 @@ def _coordinated() -> bool:
 
 
 _detector: _Detector | None = None
-_abandoned: list[_Detector] = []  # a forked child's copies of its parent's connections: kept, never used, never closed
+_abandoned: list[_Detector] = []  # in a forked child: the parent's connections, which must be neither used nor closed
 
 
 def _close_at_exit() -> None:
     if _detector is not None:
         _detector.close()
-    # At its very end Python puts the default action in the place of its handlers: an event would kill a worker that leaves.
+    # While it ends, Python restores the default action of signals: an event would then kill this process.
     if isinstance(getattr(signal.getsignal(signal.SIGUSR1), "__self__", None), _Detector):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _forget_in_child() -> None:
-    """A forked child has none of its parent's threads: it starts anew if it ever asks."""
+    """In a forked child, which has none of its parent's threads: start from scratch at the first call."""
     global _detector
     if _detector is not None:
         _abandoned.append(_detector)

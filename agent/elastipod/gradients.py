@@ -1,4 +1,4 @@
-"""Gradient accumulation that costs one reduction per step, the same way for DDP, FSDP2, HSDP and a plain module."""
+"""Gradient accumulation with one reduction per step, for DDP, FSDP2, HSDP and plain modules alike."""
 
 from __future__ import annotations
 
@@ -14,47 +14,49 @@ if TYPE_CHECKING:
 
 
 def accumulate(model: nn.Module, batch: Batch, size: int | None = None) -> Iterator[MicroBatch]:
-    """Give the passes of one optimizer step; the gradients that they leave are those of the mean over the global batch.
+    """Give the micro-batches of one optimizer step. After the loop the gradients are those of the mean over the global batch.
 
-    ``for part in accumulate(model, batch, size=8): (loss_of(part.indices) * part.weight).backward()``, with a loss that is
-    the mean over the pass's samples. Forward and backward both belong into the loop's body. Every rank makes equally many
-    passes, also where it has no sample, and only the last one reduces gradients over the ranks. size: samples of one pass at
-    most; None makes one pass of all.
+    ``for micro in accumulate(model, batch, size=8): (loss_of(micro.indices) * micro.weight).backward()``, with a loss that is
+    the mean over the samples of the micro-batch. Run both the forward and the backward pass in the body of the loop. Every rank
+    makes the same number of passes, even one without samples, and only the last pass reduces gradients over the ranks.
+
+    size: maximum number of samples per pass; None: one pass for all. Call it on every rank with the same size. Raises
+    ValueError for a size below 1.
     """
-    for part in batch.micro_batches(size):
-        with gradient_sync(model, part.is_last):
-            yield part
+    for micro_batch in batch.micro_batches(size):
+        with gradient_sync(model, micro_batch.is_last):
+            yield micro_batch
 
 
 @contextmanager
 def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Run forward and backward inside; gradients are reduced over the ranks only where ``enabled``.
+    """Run a forward and backward pass that reduces gradients over the ranks only if ``enabled``.
 
-    Pass `MicroBatch.is_last`. Every rank must call it equally often with the same values, since reducing is a collective.
-    DDP needs the forward pass inside as well as the backward pass. FSDP2 keeps whole gradients in memory until the last pass.
-    model: may be what torch.compile made of one, or a plain module with parts that FSDP2 shards.
+    enabled: usually `MicroBatch.is_last`. Reducing is a collective, so every rank must call this equally often with the same
+    values. DDP needs both the forward and the backward pass inside the block. FSDP2 keeps unsharded gradients in memory until
+    the last pass. model: may be compiled with torch.compile, or a plain module with submodules that FSDP2 shards.
     """
-    from elastipod.torch_compat import DistributedDataParallel
+    from elastipod.torch_compat import DistributedDataParallel, without_compile_wrapper
 
-    model = getattr(model, "_orig_mod", model)
+    model = without_compile_wrapper(model)
     if isinstance(model, DistributedDataParallel):
         with nullcontext() if enabled else model.no_sync():
             yield
         return
     sharded = _sharded(model)
-    for part in sharded:
-        part.set_requires_gradient_sync(enabled)
+    for module in sharded:
+        module.set_requires_gradient_sync(enabled)
     try:
         yield
     finally:
-        for part in sharded:
-            part.set_requires_gradient_sync(True)
+        for module in sharded:
+            module.set_requires_gradient_sync(True)
 
 
 def _sharded(model: nn.Module) -> list[FSDPModule]:
-    """Give the outermost parts of a model that FSDP2 shards."""
+    """Give the outermost submodules that FSDP2 shards."""
     from elastipod.torch_compat import FSDPModule
 
     if isinstance(model, FSDPModule):
         return [model]
-    return [part for child in model.children() for part in _sharded(child)]
+    return [module for child in model.children() for module in _sharded(child)]

@@ -14,17 +14,17 @@ LOCAL_RANK_ENV = "ELASTIPOD_LOCAL_RANK"  # LOCAL_RANK is 0 everywhere with --vir
 
 @dataclass(frozen=True, slots=True)
 class LocalWorker:
-    """One worker of a `hyperpodrun` pod: the page it shares with its agent, and the slot there that is its own."""
+    """A worker in a `hyperpodrun` pod. file: shared with the agent. local_rank: the worker's slot in that file."""
 
     file: WorkerFile
     local_rank: int
 
 
 def local_worker() -> LocalWorker | None:
-    """Give this process's place in its pod, or None outside a pod that `hyperpodrun` started.
+    """Give this process's worker file and local rank, or None outside a pod that `hyperpodrun` started.
 
-    The first call also lets the agent ask for this process's stacks. Raises WorkerFileError when the environment names a
-    file that cannot be used. The file stays open with the process.
+    The first call also enables stack dumps for the agent. Raises WorkerFileError when the environment names a file that cannot
+    be used. The file stays open until the process ends.
     """
     path = os.environ.get(WORKER_FILE_ENV)
     return _opened(path) if path else None
@@ -39,7 +39,7 @@ def _opened(path: str) -> LocalWorker:
 
 
 def generation_from_env() -> int | None:
-    """Give the generation that the launcher states: ours by name, another launcher's as restarts + 1, else None."""
+    """Give the generation that the launcher set: ELASTIPOD_GENERATION, else JOB_RESTART_COUNT + 1, else None."""
     stated = os.environ.get("ELASTIPOD_GENERATION")
     if stated:
         return int(stated)
@@ -48,15 +48,15 @@ def generation_from_env() -> int | None:
 
 
 def store_generation() -> int:
-    """Give a number that grows with every start on one store: torchrun's store outlives its restarts."""
+    """Give a number that grows with every start that uses the same store; torchrun's store outlives its restarts."""
     return generation_from_env() or 1 + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def run_id_from_env() -> str:
-    """Give the identity of the job that this worker belongs to, the same over all its generations; empty outside of a pod."""
+    """Give the UID of the job that this worker belongs to, the same for all its generations; empty outside a pod."""
     return os.environ.get("ELASTIPOD_RUN_ID", "")
 
 
 def job_from_env() -> str:
-    """Give the job's name, ``<namespace>/<name>``; empty outside of a pod."""
+    """Give the job's name as ``<namespace>/<name>``; empty outside a pod."""
     return os.environ.get("ELASTIPOD_JOB", "")

@@ -1,4 +1,4 @@
-"""Progress: how a training loop tells its agent, and through it everybody else, where it is."""
+"""Progress reports from the training loop to the agent, which passes them on to the operator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from elastipod.local_worker import local_worker
 
 
 def report(step: int, samples: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
-    """Publish where this rank is; about a microsecond, so once per step is fine. Any rank may call; no collective.
+    """Report this rank's progress. Takes about a microsecond, so call it once per step. Any rank may call it; no collective.
 
-    step: completed optimizer steps of the job; samples: consumed by the whole job so far; samples_per_s: of the whole job.
-    Outside a `hyperpodrun` pod it does nothing.
+    step: completed optimizer steps of the job. samples: consumed by the whole job so far. samples_per_s: of the whole job.
+    Does nothing outside a `hyperpodrun` pod. Raises WorkerFileError when the agent's worker file cannot be used.
 
-    A rank that has reported and then falls silent for long is taken for hung: its agent dumps all stacks and faults (after
-    10 times the usual time between reports, at least 10 minutes; ``hyperpodrun --hang-timeout`` sets or ends that). In a
-    phase without steps, such as a long evaluation or an export at the end, report the same step now and then: every
-    report is a sign of life.
+    A rank that has reported and then stays silent counts as hung: its agent dumps all stacks and reports a fault, after 10 times
+    the usual interval between reports and at least 10 minutes. ``hyperpodrun --hang-timeout`` sets this time or turns it off.
+    During a phase without steps, such as a long evaluation or a final export, report the same step from time to time; every
+    report counts as a sign of life.
     """
     worker = local_worker()
     if worker is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks as people read them: ``rank 3``, ``ranks 0-6,9``, or ``no rank``."""
+    """Give ranks as text: ``rank 3``, ``ranks 0-6,9``, or ``no rank``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:

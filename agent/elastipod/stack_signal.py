@@ -1,9 +1,9 @@
-"""Stacks on demand: what a worker's threads are doing, written by the worker when its agent asks with a signal.
+"""Stack dumps on demand: the worker writes the stacks of its threads to a file when the agent sends a signal.
 
-The interpreter's own faulthandler does it inside the signal handler, without the GIL, so it also answers for a worker
-that hangs in C code. Until it is asked it costs nothing. The signal is the highest real-time one that this process
-neither handles, ignores nor blocks; the first line of the file names the process that answers, which is not the one
-that the agent started when a script runs behind a shell.
+Python's faulthandler writes them inside the signal handler, without the GIL, so it also works for a worker that hangs in C
+code. It costs nothing until the signal arrives. The signal is the highest real-time signal that this process neither handles,
+ignores nor blocks. The first line of the file holds the PID of the process that writes, which differs from the one that the
+agent started when the script runs behind a shell.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from contextlib import suppress
 from elastipod.worker_file import WorkerFile
 
 _STATUS = "/proc/self/status"
-_offered: tuple[int, int] | None = None  # the signal and the open file of this process's last offer
+_registered: tuple[int, int] | None = None  # the signal and the open file of this process
 
 
-def enable_stack_signal(page: WorkerFile, local_rank: int) -> None:
-    """Let the agent ask this process for its stacks from now on; where that cannot be, the agent does without them."""
-    global _offered
+def enable_stack_signal(worker_file: WorkerFile, local_rank: int) -> None:
+    """Let the agent request stack dumps of this process. Does nothing where no file or signal is available."""
+    global _registered
     disable_stack_signal()
     with suppress(OSError, RuntimeError, ValueError):
         number = free_signal(_used_signals())
-        path = page.stacks_path(local_rank)
+        path = worker_file.stacks_path(local_rank)
         with suppress(FileNotFoundError):
             os.unlink(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.write(descriptor, f"pid {os.getpid()}\n".encode())
         faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
-        _offered = (number, descriptor)
-        page.set_stacks_signal(local_rank, number)
+        _registered = (number, descriptor)
+        worker_file.set_stacks_signal(local_rank, number)
 
 
 def disable_stack_signal() -> None:
-    """Answer no more; a process has one offer at a time."""
-    global _offered
-    if _offered is not None:
-        number, descriptor = _offered
-        _offered = None
+    """Stop answering requests. A process has one registration at a time."""
+    global _registered
+    if _registered is not None:
+        number, descriptor = _registered
+        _registered = None
         faulthandler.unregister(number)
         os.close(descriptor)
 
 
 def free_signal(used: Collection[int]) -> int:
-    """Give the highest real-time signal that is not used; the lowest ones are libc's. Raises ValueError."""
+    """Give the highest real-time signal that is not in use; libc uses the lowest. Raises ValueError when none is free."""
     return max(set(range(signal.SIGRTMIN + 1, signal.SIGRTMAX + 1)).difference(used))
 
 
 def _used_signals() -> set[int]:
-    """List what this process blocks, ignores or handles, also by handlers of C code. Raises OSError."""
+    """Give the signals that this process blocks, ignores or handles, including handlers of C code. Raises OSError."""
     used = 0
     with open(_STATUS, encoding="ascii") as lines:
         for line in lines:

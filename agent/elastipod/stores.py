@@ -1,6 +1,6 @@
-"""The few store operations that the library needs, and torch's TCPStore behind them.
+"""The store operations that the agreement needs, and their implementation with torch's TCPStore.
 
-A seam: agreement is tested against a store in memory, and a store of another make needs these seven methods only.
+Tests use a store in memory instead.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Store(Protocol):
     def get_many(self, keys: Sequence[str]) -> list[bytes]: ...
 
     def wait(self, key: str, timeout_s: float) -> None:
-        """Return once the key exists: one message out, one back. Raises TimeoutError."""
+        """Return once the key exists. Costs one message each way. Raises TimeoutError."""
 
 
 class TorchStore:
-    """A client connection of its own to the TCPStore at ``host:port``, all of its keys below ``prefix``."""
+    """A separate client connection to the TCPStore at ``host:port``, with all keys below ``prefix``."""
 
     def __init__(self, host: str, port: int, prefix: str, timeout_s: float, *, keep_server: bool = False) -> None:
         """Connect within ``timeout_s`` seconds. Raises TimeoutError or ConnectionError.
 
-        keep_server: where this process runs the server for its process group, have it outlive that group, until this
-        object goes.
+        keep_server: this process runs the server for its process group; keep it alive until this object is deleted, even when
+        the group is destroyed earlier.
         """
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -89,7 +89,7 @@ class TorchStore:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn torch's store errors into the two that callers tell apart: too late, and gone."""
+    """Raise torch's store errors as TimeoutError (too late) or ConnectionError (the store is gone)."""
     from torch.distributed import DistStoreError
 
     try:

@@ -1,7 +1,15 @@
-"""Names that live in different places from torch 2.4 to today, found once."""
+"""Everything that the library uses of torch beyond its stable public names, in one place.
+
+Public names that moved between torch 2.4 and today, and the few private ones that have no public equivalent.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DistributedDataParallel
 
 try:
@@ -10,3 +18,23 @@ try:
 except ImportError:  # torch 2.4 and 2.5
     from torch.distributed._composable.fsdp import FSDPModule as FSDPModule  # type: ignore[attr-defined]
     from torch.distributed._tensor import DTensor as DTensor  # type: ignore[attr-defined]
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+def default_group_store(prefix: str) -> Any:
+    """Give the default process group's store (a PrefixStore for keys below ``prefix``), None for a backend without one (MPI)."""
+    store = dist.distributed_c10d._get_default_store()
+    return None if store is None else dist.distributed_c10d.PrefixStore(prefix, store)
+
+
+def without_compile_wrapper(model: nn.Module) -> nn.Module:
+    """Give the module that torch.compile wrapped, or ``model`` itself."""
+    original: nn.Module = getattr(model, "_orig_mod", model)
+    return original
+
+
+def set_last_learning_rates(schedule: LRScheduler, rates: Sequence[object]) -> None:
+    """Set what ``schedule.get_last_lr()`` gives."""
+    schedule._last_lr = list(rates)  # type: ignore[arg-type]  # floats, or the tensors of a compiled optimizer

@@ -1,4 +1,4 @@
-"""Reading sample logs: files into generations, with every reason for which they cannot be judged."""
+"""Reads sample logs into generations and refuses logs that allow no verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADER_FIELDS = ("world_size", "resumed_step", "resumed_generation", "dataset_s
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One rank's part of one step: ranges of dataset indices, half-open."""
+    """One rank's part of one step. ranges: dataset indices as half-open (first, end)."""
 
     epoch: int
     ranges: tuple[tuple[int, int], ...]
@@ -30,9 +30,9 @@ class LoggedStep:
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """What all ranks of a generation must agree on.
+    """The first line of a log, which must be the same on all ranks of a generation.
 
-    sources: (name, size, draws over all epochs) of each source of a weighted mixture, none for other data.
+    sources: (name, size, draws over all epochs) of each source of a weighted mixture; empty for other data.
     """
 
     world_size: int
@@ -46,7 +46,11 @@ class LogHeader:
 
 @dataclass(slots=True)
 class LoggedGeneration:
-    """All that the logs of one generation say. steps: by step, one entry per line (a rank's part of it)."""
+    """Everything that the logs of one generation say.
+
+    steps: step -> its lines, one per rank. saved, loaded: step -> optimizer norm, None where it was not logged. ends: how ranks
+    ended ("drained", "completed") -> their last step. contradicted_by: the log of a rank whose first line differs.
+    """
 
     number: int
     start: LogHeader
@@ -55,28 +59,31 @@ class LoggedGeneration:
     saved: dict[int, float | None] = field(default_factory=dict)
     loaded: dict[int, float | None] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
-    contradicted_by: Path | None = None  # a rank's file whose first line differs from the others'
+    contradicted_by: Path | None = None
 
     @property
     def has_trained(self) -> bool:
-        """Tell whether any rank made a step or left in good order."""
+        """True when any rank completed a step or logged its end."""
         return bool(self.steps or self.ends)
 
     @property
     def data(self) -> str:
-        """What all generations must have in common, in words; they may differ in the number of epochs."""
+        """The data as text, which must be equal for all generations; the number of epochs may differ."""
         said = f"{self.start.dataset_size} samples an epoch"
         sources = [f"{draws // self.start.epochs} of the {size} of {name}" for name, size, draws in self.start.sources]
         return f"{said}, {', '.join(sources)}" if sources else said
 
     @property
     def last_step(self) -> int:
-        """The newest step that any rank finished here, the resumed one if none did."""
+        """The newest step that any rank completed in this generation, or the step it resumed from."""
         return max(self.steps, default=self.start.resumed_step)
 
 
 def read_logs(directory: str | os.PathLike[str]) -> dict[int, LoggedGeneration]:
-    """Read every sample log in a directory, by generation. Raises UnusableLogsError in one sentence."""
+    """Read all sample logs in a directory; give generation number -> its logs.
+
+    Raises UnusableLogsError when files are missing, damaged, or contradict each other, and OSError when they cannot be read.
+    """
     folder = Path(directory)
     if not folder.is_dir():
         raise UnusableLogsError(f"{folder} is not a directory")
@@ -99,7 +106,7 @@ def _read_file(path: Path, number: int, rank: int, generations: dict[int, Logged
     records = _records(path)
     first = next(records, None)
     if first is None:
-        return  # killed while writing its first line: it trained nothing, and is missed if its generation did
+        return  # killed while writing its first line; it is reported as missing if its generation trained
     try:
         if first["kind"] != "start" or (first["generation"], first["rank"]) != (number, rank):
             raise UnusableLogsError(f"{path} does not begin with the start line of its own generation and rank")
@@ -116,9 +123,9 @@ def _read_file(path: Path, number: int, rank: int, generations: dict[int, Logged
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Give the lines of a file; a last line cut short by a kill is left out, any other bad one is an error."""
+    """Give the records of a file. A last line that was cut off by a kill is left out; any other bad line is an error."""
     lines = path.read_bytes().split(b"\n")
-    lines.pop()  # what follows the last newline: nothing, or a line that was never finished
+    lines.pop()  # after the last newline: nothing, or an unfinished line
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
@@ -150,7 +157,7 @@ def _ranges(record: dict[str, Any]) -> tuple[tuple[int, int], ...]:
 
 
 def _drop_refused_starts(generations: dict[int, LoggedGeneration]) -> dict[int, LoggedGeneration]:
-    """Leave out generations that were started with other data and refused before their first step: a mistake put right."""
+    """Leave out generations that were started with other data and failed before their first step."""
     trained = [each for each in generations.values() if each.has_trained]
     if not trained:
         return generations

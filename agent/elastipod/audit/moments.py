@@ -1,25 +1,25 @@
-"""One number that tells whether optimizer state came through a resize unharmed."""
+"""One number that shows whether optimizer state came through a resize unharmed."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from elastipod.collectives import sum_over_ranks
-from elastipod.torch_compat import DTensor
+if TYPE_CHECKING:
+    import torch
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def optimizer_norm(optimizer: torch.optim.Optimizer) -> float:
-    """Give the L2 norm of Adam's moments, first and second, over the whole model: the same on every rank. Collective.
+    """Give the L2 norm of Adam's first and second moments over the whole model, the same on every rank.
 
-    Sharded state (FSDP2's DTensors) is summed over the ranks, each element once however often it is replicated; plain
-    tensors, which DDP keeps alike on every rank, are taken from this rank. Summed in float64, so that the norm depends
-    on the sharding by rounding of about 1e-15 only. 0.0 before the first step.
+    Collective when any state is sharded. Sharded state (DTensors of FSDP2) is summed over the ranks, each element once
+    however often it is replicated. Plain tensors, which DDP keeps equal on every rank, are taken from this rank. Sums are
+    float64, so the norm depends on the sharding only by rounding of about 1e-15. 0.0 before the first step.
     """
+    from elastipod.collectives import sum_over_ranks
+
     sharded = replicated = 0.0
     is_sharded = False
     for tensor in _moments(optimizer):
@@ -39,6 +39,8 @@ def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def _copies(tensor: torch.Tensor) -> int | None:
     """Give how many ranks hold each element of a distributed tensor, None for a plain one."""
+    from elastipod.torch_compat import DTensor
+
     if not isinstance(tensor, DTensor):
         return None
     mesh = tensor.device_mesh

@@ -1,56 +1,55 @@
-"""`elastipod audit`: was every sample trained exactly once? Recomputed from the sample logs and from nothing else.
+"""The audit: was every sample trained exactly once? Computed from the sample logs and nothing else.
 
-It follows the lineage of the final weights backwards: the last generation's steps from the one after it resumed, then the
-steps of the generation whose checkpoint it resumed from, and so on. Over that lineage every index must occur once per
-epoch; in a weighted mixture every source must be drawn from as often as its weight says, and all its samples equally often but for
-one time. Steps that a crashed generation made after its last checkpoint are not part of it; they are counted as repeated.
+It follows the lineage of the final weights backwards: the steps of the last generation after the step it resumed from, then
+the steps of the generation that saved that checkpoint, and so on. Over the lineage every index must occur once per epoch. In a
+weighted mixture every source must be drawn as often as its weight says, and its samples must occur equally often, give or take
+one. Steps that a crashed generation made after its last checkpoint are not in the lineage; they count as repeated.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from elastipod.audit.log_reader import LoggedGeneration, read_logs
+from elastipod.audit.log_reader import LoggedGeneration
 from elastipod.audit.sample_counts import EpochCounter, MixtureCounter, SampleCounter
 from elastipod.errors import UnusableLogsError
 
-EXACT, NOT_EXACT, UNUSABLE = 0, 1, 2
-MAX_NAMED = 10  # indices that a report names before it only counts
+MAX_NAMED = 10  # missing indices that a report names; it counts the others
 NORM_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The verdict and the numbers behind it. Samples are counted over the job, steps per generation.
+    """The verdict and the numbers behind it. Samples are counted over the job, steps by generation.
 
-    samples_total: of all lines, lost work included; samples_unique: in the lineage, as often as expected;
-    samples_expected: dataset size x epochs, or the draws of a mixture; duplicates: occurrences in the lineage beyond those;
-    missing: expected ones that the lineage lacks; foreign: occurrences of indices or epochs that do not exist.
-    steps_repeated: by generation, steps that it made although an earlier one had made them.
+    exact: every sample occurs exactly as often as expected. completed: the job logged its end. lineage: [generation, first
+    step, last step], oldest first.
+    samples_total: in all lines, including lost work. samples_unique: occurrences in the lineage that were expected.
+    samples_expected: dataset size x epochs, or the draws of a mixture. duplicates: occurrences in the lineage beyond the
+    expected ones. missing: expected occurrences that the lineage lacks. foreign: occurrences of indices or epochs that do not
+    exist. missing_first: the first missing samples as [epoch, index]; for a mixture [pass over the source, index].
+    steps_repeated: for each generation, its steps that an earlier generation had made already.
+    optimizer_norms_differ: generations that loaded other optimizer moments than were saved.
     """
 
     exact: bool
     completed: bool
     final_step: int
-    lineage: list[list[int]]  # [generation, first step, last step], oldest first
+    lineage: list[list[int]]
     samples_total: int
     samples_unique: int
     samples_expected: int
     duplicates: int
     missing: int
     foreign: int
-    missing_first: list[list[int]]  # [epoch, index]; of a mixture [pass over the source, index]
+    missing_first: list[list[int]]
     steps_repeated: dict[int, int]
-    optimizer_norms_differ: list[int]  # generations that loaded other moments than were saved
+    optimizer_norms_differ: list[int]
 
     @property
     def sentence(self) -> str:
-        """Say the verdict in one sentence."""
+        """The verdict in one sentence."""
         if self.exact:
             return f"every one of {self.samples_expected} samples was trained exactly once over {self.final_step} steps"
         faults = [
@@ -67,7 +66,7 @@ class AuditReport:
 
 @dataclass(frozen=True, slots=True)
 class LineageSegment:
-    """Steps first..last of one generation that the final weights contain."""
+    """Steps of one generation, ``first`` to ``last`` inclusive, that the final weights contain."""
 
     generation: LoggedGeneration
     first: int
@@ -75,7 +74,10 @@ class LineageSegment:
 
 
 def audit(generations: dict[int, LoggedGeneration]) -> AuditReport:
-    """Judge the logs of one job, as `read_logs` gives them. Raises UnusableLogsError when the lineage cannot be followed."""
+    """Give the report on the logs of one job. generations: from `read_logs`.
+
+    Raises UnusableLogsError when the lineage cannot be followed.
+    """
     newest = generations[max(generations)]
     lineage = trace_lineage(generations)
     counter: SampleCounter = (
@@ -107,7 +109,7 @@ def audit(generations: dict[int, LoggedGeneration]) -> AuditReport:
 
 
 def trace_lineage(generations: dict[int, LoggedGeneration]) -> list[LineageSegment]:
-    """Give the stretches of steps that the final weights contain, oldest first. Raises UnusableLogsError on a broken chain."""
+    """Give the segments of steps that the final weights contain, oldest first. Raises UnusableLogsError on a broken chain."""
     generation = generations[max(generations)]
     last = _final_step(generation)
     lineage: list[LineageSegment] = []
@@ -127,7 +129,7 @@ def trace_lineage(generations: dict[int, LoggedGeneration]) -> list[LineageSegme
 
 
 def repeated_steps(generations: dict[int, LoggedGeneration]) -> dict[int, int]:
-    """Count, by generation, the steps that it made although an earlier generation had made them."""
+    """Give, for each generation, the number of its steps that an earlier generation had made already."""
     repeated: dict[int, int] = {}
     reached = 0
     for number in sorted(generations):
@@ -138,7 +140,7 @@ def repeated_steps(generations: dict[int, LoggedGeneration]) -> dict[int, int]:
 
 
 def _final_step(newest: LoggedGeneration) -> int:
-    """Give the step of the final weights: where the job ended, else its newest checkpoint."""
+    """Give the step of the final weights: the step at which the job ended, else its newest checkpoint."""
     if newest.ends:
         return max(newest.ends.values())
     return max(newest.saved, default=newest.start.resumed_step)
@@ -153,41 +155,3 @@ def _generations_with_changed_norm(generations: dict[int, LoggedGeneration]) -> 
         if before is not None and after is not None and not math.isclose(before, after, rel_tol=NORM_TOLERANCE):
             changed.append(generation.number)
     return changed
-
-
-def main(argv: Sequence[str]) -> int:
-    """Audit a directory of sample logs and give the exit status: 0 exactly once, 1 not, 2 no verdict possible."""
-    parser = argparse.ArgumentParser(
-        prog="elastipod audit",
-        description="Check, from the sample logs of a run alone, that the final weights saw every sample exactly once per epoch.",
-        epilog="exit status: 0 exactly once, 1 not, 2 the logs do not allow a verdict",
-    )
-    parser.add_argument("directory", help="the directory that the training script's SampleLog wrote")
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
-    options = parser.parse_args(argv)
-    try:
-        report = audit(read_logs(options.directory))
-    except (UnusableLogsError, OSError) as error:
-        print(f"elastipod audit: {error}", file=sys.stderr)
-        return UNUSABLE
-    print(json.dumps(asdict(report), indent=1) if options.json else describe(report))
-    return EXACT if report.exact else NOT_EXACT
-
-
-def describe(report: AuditReport) -> str:
-    """Write a report for people."""
-    lines = [report.sentence]
-    lines += [f"  generation {number}: steps {first} to {last}" for number, first, last in report.lineage]
-    lines.append(
-        f"  samples: {report.samples_total} trained in all, {report.samples_unique} unique, {report.samples_expected} expected"
-    )
-    repeated = ", ".join(f"{count} by generation {number}" for number, count in sorted(report.steps_repeated.items()))
-    lines.append(f"  steps repeated: {repeated}")
-    if report.missing_first:
-        named = ", ".join(f"{index} in epoch {epoch}" for epoch, index in report.missing_first)
-        lines.append(f"  missing, first ones: {named}")
-    lines += [
-        f"  generation {number} loaded optimizer moments that differ from the saved ones"
-        for number in report.optimizer_norms_differ
-    ]
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Counting samples for `elastipod audit`, whatever order their lines come in."""
+"""Counts how often the lineage contains each sample. The order of the lines does not matter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastipod.audit.log_reader import LoggedStep
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """What a counter found; the names are those of the audit's report."""
+    """Totals of a counter, in samples; `AuditReport` explains the fields."""
 
     unique: int
     expected: int
@@ -24,7 +24,7 @@ class SampleCounts:
 
 
 class SampleCounter(Protocol):
-    """Takes the lines of the lineage, then says what is wrong with them."""
+    """Takes the lines of the lineage with `add`, then gives totals and the first missing samples."""
 
     def add(self, lines: Iterable[LoggedStep]) -> None: ...
 
@@ -34,7 +34,7 @@ class SampleCounter(Protocol):
 
 
 class EpochCounter:
-    """Every index once per epoch: one byte for each."""
+    """Expects every index once per epoch. Uses one byte of memory per index and epoch."""
 
     def __init__(self, dataset_size: int, epochs: int) -> None:
         self._seen = [bytearray(dataset_size) for _ in range(epochs)]
@@ -75,10 +75,10 @@ class EpochCounter:
 
 
 class MixtureCounter:
-    """Every source drawn from as often as its weight says, its samples equally often but for one time."""
+    """Expects every source to be drawn as often as its weight says, and its samples equally often, give or take one."""
 
     def __init__(self, sources: Sequence[tuple[str, int, int]]) -> None:
-        """sources: (name, size, draws over all epochs), in the order in which indices count through them."""
+        """sources: (name, size, draws over all epochs), in the order of their indices."""
         self._draws = [draws for _, _, draws in sources]
         self._seen = [array("L", bytes(array("L").itemsize * size)) for _, size, _ in sources]
         self._starts = (0, *accumulate(len(seen) for seen in self._seen))
@@ -105,7 +105,7 @@ class MixtureCounter:
         return SampleCounts(unique, sum(self._draws), duplicates, missing, self._foreign)
 
     def first_missing(self, limit: int) -> list[list[int]]:
-        """Give the first samples that lack a pass which every sample of their source has, as [pass, index]."""
+        """Give the first ``limit`` samples that were drawn too rarely, as [passes that they had, index]."""
         found = self._lacking()
         return [each for each, _ in zip(found, range(limit), strict=False)]
 

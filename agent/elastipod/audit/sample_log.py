@@ -1,8 +1,8 @@
-"""The sample log: what each rank really trained on, written by the training loop and read by `elastipod audit`.
+"""The sample log: which samples each rank trained on, written by the training loop and read by `elastipod audit`.
 
-One append-only file per generation and rank, one JSON line per step (docs/design/contracts.md, 7). Lines go to the
-kernel one by one, so a killed process loses at most the line that it was writing; `sync` puts them on disk, which a
-checkpoint waits for before it appears.
+One append-only file per generation and rank, one JSON line per step (docs/design/contracts.md, 7). Each line is one write
+system call, so a killed process loses at most the line that it was writing. `sync` makes the lines durable;
+`CheckpointManager.save` calls it before it commits a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from elastipod.data.mixture import Mixture
 from elastipod.errors import SampleLogError
 
 if TYPE_CHECKING:
-    from elastipod.checkpoint.resume import Resume
     from elastipod.data import Batch, ElasticBatches
 
 
+class ResumePoint(Protocol):
+    """The checkpoint that a generation resumes from, such as `elastipod.Resume`."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+
 class SampleLog:
-    """One rank's log of one generation; closed by `close` or a ``with`` block."""
+    """One rank's log of one generation. Close it with `close`, or use it in a ``with`` block.
+
+    Every rank writes a log of its own; no method is a collective. Methods raise SampleLogError when the file cannot be written.
+    """
 
     def __init__(
         self,
@@ -34,19 +46,20 @@ class SampleLog:
         generation: int,
         rank: int,
         world_size: int,
-        resume: Resume | None = None,
+        resume: ResumePoint | None = None,
     ) -> None:
-        """Make the file (and the directory) and write its first line.
+        """Create the file, and the directory where it is missing, and write the first line.
 
-        generation: `CheckpointManager.generation`; resume: what `load_latest` gave. Raises SampleLogError when this
-        generation and rank have a log there already, or when it cannot be made.
+        generation: of this run of the workers, from the CheckpointManager. rank, world_size: global. resume: what
+        `CheckpointManager.load_latest` gave. Raises SampleLogError when this generation and rank already have a log in the
+        directory, or when it cannot be created.
         """
         self.path = Path(directory) / f"gen-{generation:06d}-rank-{rank:05d}.jsonl"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             os.makedirs(directory, exist_ok=True)
         except OSError as error:
-            raise SampleLogError(f"cannot make the sample log's folder {directory}: {error.strerror}") from error
+            raise SampleLogError(f"cannot create the sample log's folder {directory}: {error.strerror}") from error
         try:
             self._descriptor: int | None = os.open(self.path, flags, 0o644)
         except FileExistsError:
@@ -70,7 +83,7 @@ class SampleLog:
         )
 
     def step(self, batch: Batch, loss: float | None = None) -> None:
-        """Note that this rank's samples of ``batch`` went into an optimizer step. Call after it, before a checkpoint.
+        """Log that this rank's samples of ``batch`` were trained. Call it after the optimizer step, before a checkpoint.
 
         loss: of the global batch, where known.
         """
@@ -79,20 +92,20 @@ class SampleLog:
         )
 
     def saved(self, step: int, optimizer_norm: float | None = None) -> None:
-        """Note a checkpoint that is complete. `CheckpointManager.save` does it."""
+        """Log that the checkpoint of ``step`` is complete. `CheckpointManager.save` calls it."""
         self._write(kind="saved", step=step, t=time.time(), optimizer_norm=optimizer_norm)
 
     def loaded(self, step: int, optimizer_norm: float | None = None) -> None:
-        """Note the checkpoint that this generation began from."""
+        """Log the checkpoint that this generation resumed from."""
         self._write(kind="loaded", step=step, optimizer_norm=optimizer_norm)
 
     def end(self, step: int, why: Literal["drained", "completed"]) -> None:
-        """Note that this rank leaves in good order after ``step`` completed steps, and make the log durable."""
+        """Log that this rank ends regularly after ``step`` completed steps, and make the log durable."""
         self._write(kind="end", step=step, why=why, t=time.time())
         self.sync()
 
     def sync(self) -> None:
-        """Put what was written on disk. `CheckpointManager.save` does it before a checkpoint appears."""
+        """Make everything written so far durable (fsync)."""
         descriptor = self._open_descriptor()
         try:
             os.fsync(descriptor)
@@ -100,7 +113,7 @@ class SampleLog:
             raise SampleLogError(f"cannot put the sample log {self.path} on disk: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close the file. Closing twice is harmless."""
+        """Close the file. May be called twice."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -130,7 +143,7 @@ class SampleLog:
 
 
 def _samples(indices: Sequence[int]) -> dict[str, object]:
-    """Give a run of neighbours as a range, which stays small however large the batch, and anything else as a list."""
+    """Give consecutive indices as one range, which stays short for any batch size, and others as a list."""
     if indices and list(indices) == list(range(indices[0], indices[0] + len(indices))):
         return {"ids": [[indices[0], indices[0] + len(indices)]]}
     return {"samples": list(indices)}

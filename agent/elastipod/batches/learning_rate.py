@@ -71,6 +71,8 @@ class BatchScaledRate:
                 f"the rate of a {type(schedule).__name__} cannot be scaled; write the schedule as a function of the step, in "
                 "LambdaLR(optimizer, lambda step: schedule(step) * rate.factor(step))"
             )
+        from elastipod.torch_compat import set_last_learning_rates
+
         factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
         groups = schedule.optimizer.param_groups
         for group, base, factor in zip(groups, schedule.base_lrs, factors, strict=True):
@@ -78,7 +80,7 @@ class BatchScaledRate:
                 group["lr"].fill_(base * factor)
             else:
                 group["lr"] = base * factor
-        schedule._last_lr = [group["lr"] for group in groups]  # what get_last_lr() gives
+        set_last_learning_rates(schedule, [group["lr"] for group in groups])
 
     def state_dict(self) -> dict[str, Any]:
         """Give the state as JSON values, the same on every rank."""

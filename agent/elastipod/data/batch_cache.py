@@ -23,6 +23,7 @@ from pathlib import Path
 from elastipod.data.elastic_batches import Batch, ElasticBatches
 from elastipod.data.tensor_file import Tensors, read_tensors, write_tensors
 from elastipod.errors import DataError
+from elastipod.rank_in_world import RankInWorld
 
 Load = Callable[[Batch], Tensors]
 
@@ -81,12 +82,13 @@ class BatchCache:
         """
         start_step = start_step or plan.first_step
         key = hashlib.sha256(json.dumps([plan.state_dict(0)["source"], self._version]).encode()).hexdigest()
-        batches = plan.iterate(rank, world_size, start_step=start_step, local_sizes=local_sizes)
+        place = RankInWorld(rank, world_size, tuple(local_sizes))
+        batches = plan.iterate_at(place, start_step)
         if not self._is_loader:
             for batch in batches:
                 yield batch, self._wait_for(batch, key)
             return
-        ahead = plan.iterate(rank, world_size, start_step=start_step, local_sizes=local_sizes)
+        ahead = plan.iterate_at(place, start_step)
         with self._exclusive(), _Prefetcher(self, ahead, load, key, start_step) as prefetcher:
             for batch in batches:
                 prefetcher.want(batch.step)

@@ -16,6 +16,7 @@ from elastipod.data.batch_split import BatchSplit
 from elastipod.data.plan_check import check_same_plan
 from elastipod.data.sources import MapSource, Order, Source, as_int, indices_at
 from elastipod.errors import DataError
+from elastipod.rank_in_world import RankInWorld
 
 _MAX_LOOKUP = 4096  # samples that are looked up together: a millisecond or so, once in so many
 
@@ -196,17 +197,29 @@ class ElasticBatches:
         saved, and for local sizes that do not sum up to the global batch. Where the world is that of torch.distributed's default
         group, the first call there also raises DataError when other ranks have another plan, or another has this rank.
         """
+        place = RankInWorld(rank, world_size, tuple(local_sizes))
+        return self.iterate_at(place, start_step, grain=grain)
+
+    def iterate_at(self, place: RankInWorld, start_step: int = 0, *, grain: int = 1) -> Iterator[Batch]:
+        """As `iterate`, for callers that keep rank, world size and local sizes together."""
         start_step = as_int("start_step", start_step or self.first_step)
-        rank, world_size = as_int("rank", rank), as_int("world_size", world_size)
+        rank, world_size = as_int("rank", place.rank), as_int("world_size", place.world_size)
+        place = RankInWorld(rank, world_size, place.local_sizes)
         self._check_step(start_step)
-        split = BatchSplit.of(world_size, local_sizes, grain)
-        if local_sizes and sum(local_sizes) != self.global_batch:
-            raise ValueError(f"local_sizes sum up to {sum(local_sizes)}, but the global batch is {self.global_batch}")
-        split.part(self.global_batch, rank)  # refuses a rank outside the world now and not at the first batch
-        place = {"start_step": start_step, "samples before it": self.samples_after(start_step), "epochs": self.epochs}
-        cut = {"global_batch": self.global_batch, "local_sizes": list(local_sizes), "grain": grain}
-        check_same_plan({**self._source().describe(), **place, **cut}, rank, world_size)
-        return self._batches(range(start_step + 1, self.total_steps + 1), rank, split)
+        split = BatchSplit.of(place.world_size, place.local_sizes, grain)
+        if place.local_sizes and sum(place.local_sizes) != self.global_batch:
+            raise ValueError(
+                f"local_sizes sum up to {sum(place.local_sizes)}, but the global batch is {self.global_batch}"
+            )
+        split.part(self.global_batch, place.rank)  # refuses a rank outside the world now and not at the first batch
+        position = {
+            "start_step": start_step,
+            "samples before it": self.samples_after(start_step),
+            "epochs": self.epochs,
+        }
+        cut = {"global_batch": self.global_batch, "local_sizes": list(place.local_sizes), "grain": grain}
+        check_same_plan({**self._source().describe(), **position, **cut}, place)
+        return self._batches(range(start_step + 1, self.total_steps + 1), place.rank, split)
 
     def batch(self, step: int, rank: int, world_size: int) -> Batch:
         """Give one rank's part of the batch that makes optimizer step ``step`` (from 1)."""

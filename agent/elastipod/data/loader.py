@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from elastipod.data.elastic_batches import Batch, ElasticBatches, MicroBatch
 from elastipod.data.tokens import TokenWindows
 from elastipod.errors import DataError
+from elastipod.rank_in_world import RankInWorld
 from elastipod.shuffle import splitmix64
 
 T = TypeVar("T")
@@ -45,8 +46,8 @@ class ElasticBatchSampler(Sampler[list[int]]):
         local_sizes: Sequence[int] = (),
     ) -> None:
         """micro_batch: samples of one pass at most; the other arguments are those of `ElasticBatches.iterate`."""
-        self._plan, self._rank, self._world_size = plan, rank, world_size
-        self._micro_batch, self._local_sizes = micro_batch, tuple(local_sizes)
+        self._plan, self._micro_batch = plan, micro_batch
+        self._place = RankInWorld(rank, world_size, tuple(local_sizes))
         self._start_step = start_step or plan.first_step
 
     def __iter__(self) -> PassIterator:
@@ -54,9 +55,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     def batches(self) -> Iterator[Batch]:
         """Give the batches whose passes an iteration from here gives, up to the job's end. Call it once a place was loaded."""
-        return self._plan.iterate(
-            self._rank, self._world_size, start_step=self._start_step, local_sizes=self._local_sizes
-        )
+        return self._plan.iterate_at(self._place, self._start_step)
 
     def passes(self) -> Iterator[CutBatch]:
         """Give the same batches, each with its passes."""
@@ -137,8 +136,8 @@ class ElasticLoader(Generic[T]):
         if not options.get("in_order", True):
             raise DataError("in_order=False gives passes the data of others; leave it out")
         self._dataset, self._plan, self._options = dataset, plan, options
-        self._rank, self._world_size = rank, world_size
-        self._micro_batch, self._local_sizes = micro_batch, local_sizes
+        self._place = RankInWorld(rank, world_size, tuple(local_sizes))
+        self._micro_batch = micro_batch
         self._step = start_step or plan.first_step
         self._handed_out: PassIterator | None = None
         self._taken_samples = 0
@@ -193,16 +192,16 @@ class ElasticLoader(Generic[T]):
     def _run(self) -> Generator[tuple[Batch, Iterator[tuple[MicroBatch, T]]], None, None]:
         sampler = ElasticBatchSampler(
             self._plan,
-            rank=self._rank,
-            world_size=self._world_size,
+            rank=self._place.rank,
+            world_size=self._place.world_size,
             micro_batch=self._micro_batch,
             start_step=self._step,
-            local_sizes=self._local_sizes,
+            local_sizes=self._place.local_sizes,
         )
         to_load, to_give = tee(sampler.passes())
         self._handed_out = PassIterator(sampler, to_load, self._step)
         # Otherwise torch would draw the workers' seed from its own random state, which a resume has just restored.
-        seed = splitmix64(splitmix64(splitmix64(torch.initial_seed()) ^ self._step) ^ self._rank)
+        seed = splitmix64(splitmix64(splitmix64(torch.initial_seed()) ^ self._step) ^ self._place.rank)
         options = {"generator": torch.Generator().manual_seed(seed), **self._options}
         loaded = [
             _load_passes(self._dataset, self._handed_out, options)

@@ -1,8 +1,8 @@
-"""Do all ranks train on one plan, each on a part of its own? Asked once per process group, before its first batch.
+"""Checks once per process group, before its first batch, that all ranks have the same plan and different ranks.
 
-A seed made of the rank, a file that is longer on one node, a local rank taken for the global one: each trains some samples
-twice and others never, and nothing else would notice before an audit. Asked of the group's store, where whoever comes first
-writes and the others compare, and not by a collective: nobody waits, and a rank that never asks holds nobody up.
+A seed derived from the rank, a file that is longer on one node, or a local rank used as the global one makes some samples train
+twice and others never, and only an audit would notice. The check uses the group's store: the first rank writes its plan and
+the others compare. It is not a collective, so no rank waits for another.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Any, NamedTuple, Protocol
 
 from elastipod.errors import DataError
 from elastipod.local_worker import store_generation
+from elastipod.rank_in_world import RankInWorld
 
 
 class CompareSetStore(Protocol):
-    """A store of torch. compare_set: with nothing expected, sets what is not there yet and gives what is there then."""
+    """A store of torch. compare_set with an empty ``expected`` sets a missing key, and gives the value that is there then."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
 class _CheckedGroup(NamedTuple):
-    """The process group that was asked last. number: of those of one generation, which may share a store."""
+    """The process group that was checked last. number: among the groups of one generation, which may share a store."""
 
     group: weakref.ref[object]
     generation: int
@@ -34,28 +35,35 @@ class _CheckedGroup(NamedTuple):
 _checked: _CheckedGroup | None = None
 
 
-def check_same_plan(plan: Mapping[str, Any], rank: int, world_size: int) -> None:
-    """Raise DataError when another rank came first with another plan, or with this very rank.
+def check_same_plan(plan: Mapping[str, Any], place: RankInWorld) -> None:
+    """Raise DataError when another process came first with a different plan, or with the same rank.
 
-    plan: JSON values that are the same on all ranks. Does nothing without torch.distributed, nor where ``world_size`` is not
-    that of its default group: with model parallelism, or for a rank that reads something by itself.
+    plan: JSON values that must be equal on all ranks. Does nothing without torch.distributed, nor when ``place.world_size`` is
+    not that of the default group: with model parallelism, or when a rank reads something by itself.
     """
     global _checked
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world_size:
+    if (
+        dist is None
+        or not dist.is_available()
+        or not dist.is_initialized()
+        or dist.get_world_size() != place.world_size
+    ):
         return
     group, generation = dist.group.WORLD, store_generation()
-    if world_size == 1 or (_checked is not None and _checked.group() is group):
+    if place.world_size == 1 or (_checked is not None and _checked.group() is group):
         return
     number = _checked.number + 1 if _checked is not None and _checked.generation == generation else 0
     _checked = _CheckedGroup(weakref.ref(group), generation, number)
-    c10d = dist.distributed_c10d
-    if (store := c10d._get_default_store()) is not None:  # MPI has none
-        check_in_store(c10d.PrefixStore(f"elastipod-data/{generation}/{number}", store), plan, rank, dist.get_rank())
+    from elastipod.torch_compat import default_group_store
+
+    store = default_group_store(f"elastipod-data/{generation}/{number}")
+    if store is not None:
+        check_in_store(store, plan, place.rank, dist.get_rank())
 
 
 def check_in_store(store: CompareSetStore, plan: Mapping[str, Any], rank: int, process: int) -> None:
-    """Do it in a store of one group. rank: that the plan is iterated for; process: rank of this process in the group."""
+    """Check in the store of one group. rank: the rank that iterates the plan. process: rank of this process in the group."""
     mine = json.dumps(plan)
     first = json.loads(store.compare_set("plan", "", mine))
     differing = [name for name, value in json.loads(mine).items() if first.get(name) != value]
@@ -63,7 +71,7 @@ def check_in_store(store: CompareSetStore, plan: Mapping[str, Any], rank: int, p
         name = differing[0]
         raise DataError(
             f"rank {process} would train on other data than the ranks that came first: {name} is {plan[name]!r} here and "
-            f"{first.get(name)!r} there; make the same plan on every rank, with nothing in it that follows from the rank"
+            f"{first.get(name)!r} there; make the same plan on every rank, with nothing in it that depends on the rank"
         )
     owner = int(store.compare_set(f"rank/{rank}", "", str(process)))
     if owner != process:

@@ -22,9 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastipod.collectives import all_gather_json, rank_and_world
+from elastipod.collectives import all_gather_json
 from elastipod.data import Batch, MicroBatch
 from elastipod.gradients import gradient_sync
+from elastipod.rank_in_world import RankInWorld
 from elastipod.torch_compat import DTensor
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 def _sum_over_all_ranks(tree: SumTree[list[torch.Tensor]], parameters: list[nn.Parameter]) -> Iterator[torch.Tensor]:
     """Give every parameter's sum over all ranks' subtrees, one parameter in memory at a time."""
-    if rank_and_world()[1] == 1:
+    if RankInWorld.current().world_size == 1:
         yield from tree.total()
         return
     shapes = all_gather_json(lambda: [(node.level, node.index) for node in tree.nodes])

@@ -22,7 +22,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     with WorkerFile.create(path, 2) as page:
         page.set_event(EventLevel.DRAIN, 123.5, leaves=True)
         page.acknowledge(1)
-        page.note_checkpoint(1, True)
+        page.set_in_checkpoint(1, True)
         page.report(1, step=3, samples=96, loss=0.25, samples_per_s=8.0, world_size=4, time=1000.0)
     data = path.read_bytes()
     assert len(data) == 64 * 3
@@ -40,9 +40,9 @@ def test_what_one_side_writes_the_other_reads(tmp_path: Path) -> None:
         assert worker.leaves() is None
         agent.set_event(EventLevel.DRAIN, 5.0, leaves=False)
         assert worker.leaves() is False
-        worker.note_checkpoint(1, True)
+        worker.set_in_checkpoint(1, True)
         assert (agent.is_in_checkpoint(0), agent.is_in_checkpoint(1)) == (False, True)
-        worker.note_checkpoint(1, False)
+        worker.set_in_checkpoint(1, False)
         assert not agent.is_in_checkpoint(1)
         assert worker.event() == (EventLevel.DRAIN, 5.0)
         worker.acknowledge(0)

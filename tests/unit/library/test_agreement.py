@@ -29,7 +29,7 @@ class Ranks:
             Agreement(
                 rank=rank,
                 world_size=world_size,
-                level=self.pending[rank].is_set,
+                is_pending=self.pending[rank].is_set,
                 connect=self.server.client,
                 timeout_s=timeout_s,
             )
@@ -49,7 +49,7 @@ class Ranks:
             for call in range(1, steps + 1):
                 barrier.wait(DEADLINE_S)
                 before_call(rank, call)
-                if self.agreements[rank].call():
+                if self.agreements[rank].record_call():
                     return call
             return None
 
@@ -140,34 +140,36 @@ def test_a_rank_waits_only_for_publishing_and_not_for_the_others_training_thread
     ranks = make_ranks(2)
     ahead, behind = ranks.agreements
     for agreement in (ahead, behind):
-        assert not agreement.call()
-    assert not ahead.call()  # rank 0 has made call 2, rank 1 is still inside its second step
+        assert not agreement.record_call()
+    assert not ahead.record_call()  # rank 0 has made call 2, rank 1 is still inside its second step
     ranks.pending[1].set()
     wait_until(lambda: "stop" in ranks.server.values)
     assert ranks.server.values["stop"] == b"3"
-    assert not behind.call()  # its second call, which rank 0 has left already
+    assert not behind.record_call()  # its second call, which rank 0 has left already
     with ThreadPoolExecutor(2) as pool:
-        assert [each.result(DEADLINE_S) for each in (pool.submit(ahead.call), pool.submit(behind.call))] == [True, True]
+        assert [
+            each.result(DEADLINE_S) for each in (pool.submit(ahead.record_call), pool.submit(behind.record_call))
+        ] == [True, True]
 
 
 def test_ranks_that_never_ask_are_named() -> None:
     server = MemoryServer()
-    alone = Agreement(rank=1, world_size=4, level=lambda: True, connect=server.client, timeout_s=0.2)
+    alone = Agreement(rank=1, world_size=4, is_pending=lambda: True, connect=server.client, timeout_s=0.2)
     alone.start()
     wait_until(lambda: "next/1" in server.values)
     with pytest.raises(ElasticAgreementTimeout, match=r"ranks 0,2-3 did not publish a next call"):
-        alone.call()
+        alone.record_call()
     alone.close()
 
 
 def test_ranks_that_call_unequally_often_are_named(make_ranks: Callable[..., Ranks]) -> None:
     ranks = make_ranks(2, timeout_s=0.3)
     for _ in range(5):
-        assert not ranks.agreements[0].call()  # five calls of rank 0, none of rank 1
+        assert not ranks.agreements[0].record_call()  # five calls of rank 0, none of rank 1
     ranks.pending[0].set()
     wait_until(lambda: "stop" in ranks.server.values)
     with pytest.raises(ElasticAgreementTimeout, match=r"at call 6 .* rank 1 did not make that call"):
-        ranks.agreements[0].call()
+        ranks.agreements[0].record_call()
 
 
 def test_a_store_that_dies_while_nothing_is_pending_disturbs_nobody(make_ranks: Callable[..., Ranks]) -> None:
@@ -183,7 +185,7 @@ def test_an_event_after_the_store_died_is_dropped(
     ranks.server.die()
     ranks.pending[0].set()
     wait_until(lambda: "the other ranks are gone" in caplog.text)
-    assert not ranks.agreements[0].call()
+    assert not ranks.agreements[0].record_call()
 
 
 def test_a_store_that_leaves_at_the_stop_call_is_no_error(make_ranks: Callable[..., Ranks]) -> None:
@@ -191,7 +193,7 @@ def test_a_store_that_leaves_at_the_stop_call_is_no_error(make_ranks: Callable[.
     ranks.pending[0].set()
     wait_until(lambda: "stop" in ranks.server.values)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ranks.agreements[1].call)
+        answer = pool.submit(ranks.agreements[1].record_call)
         wait_until(lambda: "arrived/1" in ranks.server.values)
         ranks.server.die()
         assert answer.result(DEADLINE_S)
@@ -201,7 +203,7 @@ def test_a_store_out_of_reach_is_said_at_the_first_call() -> None:
     server = MemoryServer()
     server.die()
     with pytest.raises(ElasticAgreementError, match="rank 0 cannot reach the store"):
-        Agreement(rank=0, world_size=2, level=lambda: False, connect=server.client, timeout_s=1).start()
+        Agreement(rank=0, world_size=2, is_pending=lambda: False, connect=server.client, timeout_s=1).start()
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1))

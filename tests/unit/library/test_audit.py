@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.library.sample_logs import PLAN, Job
 
+from elastipod.audit.command import main
 from elastipod.audit.log_reader import read_logs
-from elastipod.audit.report import AuditReport, audit, main
+from elastipod.audit.report import AuditReport, audit
 from elastipod.data import Batch, even_part
 from elastipod.errors import UnusableLogsError
 

@@ -48,7 +48,7 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SampleLogError, match="cannot make the sample log's folder"):
+    with pytest.raises(SampleLogError, match="cannot create the sample log's folder"):
         open_log(tmp_path / "file")
 
 

@@ -140,7 +140,7 @@ class Shared(Shards):
     """Another thread stores its epoch's order right after this one has stored its own."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, (1, self._deal(1)) if name == "_latest" and value else value)
+        super().__setattr__(name, (1, self._assign_lanes(1)) if name == "_latest" and value else value)
 
 
 def test_threads_in_other_epochs_do_not_share_an_order() -> None:
