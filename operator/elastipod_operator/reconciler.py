@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from . import clock, metrics
+from .action_table import Step, has_actions
 from .agents.command_builder import CommandBuilder
 from .agents.commands import Command
 from .agents.ports import ConnectAgents
 from .agents.status_cache import Address
-from .core.actions import CreatePod, DeleteJob, DeletePod, JobEvent, ListPods, Plan, StopWorkers
+from .core.actions import CreatePod, DeletePod, JobEvent, Plan, StopWorkers
 from .core.ending import deletion_notes
 from .core.plan import plan
 from .core.record import Record
@@ -231,14 +232,12 @@ class Reconciler:
         self.forget(job.fact.uid)
 
     async def _pass(self, job: Job, job_task: JobTask) -> datetime | None:
-        if not job.listed:
-            self._store.expect_no_pods(job)
-        if not job.listed:
-            await self._list_pods(job)
-        await self._queues.observe(job)
-        self._follow_agents(job)
+        """Run one reconcile pass; gives when the next one is due at the latest. Raises as Api does."""
+        # 1. Observe: read what the caches do not have yet.
+        await self._fill_caches(job)
+        # 2. Decide.
         made = await self._decide(job, job_task)
-        # The Secret is the same whatever is decided, so it need not wait for the record.
+        # 3. Write the state record. The Secret does not depend on the decision, so it is created at the same time.
         _, may_create = await gather_all(
             self._write_record(made), job_task.creation.create_secret(made.job, made.creations)
         )
@@ -246,12 +245,12 @@ class Reconciler:
             self._is_gone(job)
             return None
         calls, todo = self._calls(made), made.todo
-        # The status tells what the record says, so neither it nor the actions wait for the other.
+        # 4. Act; beside that 5. report, then 6. supply pods. The status follows from the record, so it need not wait for the actions.
         await gather_all(
             self._act(made, calls), self._report_and_supply(job, job_task, made, calls, may_create=may_create)
         )
         self._metrics.update(job.fact.uid, todo.conditions[-1].type, todo.record.phase_times)
-        if calls:  # what came of them is looked at soon: they may be needed again
+        if calls:  # one that failed is repeated soon
             return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
         return todo.wake_at
 
@@ -269,6 +268,14 @@ class Reconciler:
             await gather_all(job_task.creation.calls.wait_unwanted(), job_task.deletion.calls.wait_unwanted())
 
     # -- observe
+
+    async def _fill_caches(self, job: Job) -> None:
+        if not job.listed:
+            self._store.expect_no_pods(job)
+        if not job.listed:
+            await self._list_pods(job)
+        await self._queues.observe(job)
+        self._follow_agents(job)
 
     async def _list_pods(self, job: Job) -> None:
         bodies, version = await self._api.list_pods(job.fact.namespace, job.fact.uid)
@@ -354,10 +361,15 @@ class Reconciler:
         for call in calls:
             if call.path == "/shutdown" and call.pod_uid not in goes:
                 self._send_shutdown(job, call)
-        # Quota that Kueue waits for does not wait for what is asked for.
-        await self._queues.release_quota(job, todo)
-        await self._verify_pods_and_delete_job(job, todo)
-        await self._queues.request_quota(job, todo)
+        # Kueue waits for quota that is to be released, so that comes before requests.
+        carry_out: Mapping[Step, Callable[[Job, Plan], Awaitable[None]]] = {
+            Step.RELEASE_QUOTA: self._queues.release_quota,
+            Step.LIST_PODS: self._list_pods_if_asked,
+            Step.DELETE_JOB: self._delete_job_if_asked,
+            Step.REQUEST_QUOTA: self._queues.request_quota,
+        }
+        for handler in carry_out.values():
+            await handler(job, todo)
 
     async def _supply(self, job_task: JobTask, made: Decision, calls: list[Command], *, may_create: bool) -> None:
         """Begin what a decision wants of pods. Who has to go comes first.
@@ -380,12 +392,13 @@ class Reconciler:
         self._shutdowns.add(task)
         task.add_done_callback(self._shutdowns.discard)
 
-    async def _verify_pods_and_delete_job(self, job: Job, todo: Plan) -> None:
-        for action in todo.actions:
-            if isinstance(action, ListPods):
-                await self._list_pods(job)
-            elif isinstance(action, DeleteJob):
-                await self._job_writes.write("job", job.fact, self._api.delete_job(job.fact))
+    async def _list_pods_if_asked(self, job: Job, todo: Plan) -> None:
+        if has_actions(Step.LIST_PODS, todo):
+            await self._list_pods(job)
+
+    async def _delete_job_if_asked(self, job: Job, todo: Plan) -> None:
+        if has_actions(Step.DELETE_JOB, todo):
+            await self._job_writes.write("job", job.fact, self._api.delete_job(job.fact))
 
     async def _send(self, job: Job, calls: list[Command]) -> None:
         for problem in await self._command_sender.send(calls):

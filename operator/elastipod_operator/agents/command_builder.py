@@ -22,6 +22,11 @@ MAX_RANK_IPS = 512
 MAX_RANK_ENTRIES = 16_384
 
 
+AgentAction = StartWorkers | AssignSpare | StopWorkers | ShutDownAgent
+Call = tuple[str, tuple[str, ...], dict[str, Any] | None]
+"""Path, key (see Command) and body."""
+
+
 @dataclass(frozen=True)
 class CommandBuilder:
     """Writes the calls of one decision. pods: the job's, by name; address: where a pod's agent is.
@@ -36,27 +41,30 @@ class CommandBuilder:
     address: Callable[[ObservedPod], Address]
 
     def build(self, action: Action) -> Command | None:
-        """Give the call of one action; None for an action that is none, and while the pod has no address."""
-        if not isinstance(action, StartWorkers | AssignSpare | StopWorkers | ShutDownAgent):
+        """Give the call for one action; None for an action that calls no agent, and while the pod has no address."""
+        if not isinstance(action, AgentAction):
             return None
         pod = self.pods.get(action.pod)
         if pod is None or not pod.ip:
             return None
         fact = self.statuses.fact(pod.uid)
-        generation = str(self.record.generation)
-        if isinstance(action, StartWorkers):
-            path, key, body = "/start", ("start", generation), self._start(action.group_rank, fact)
-        elif isinstance(action, AssignSpare):
-            path, key, body = "/start", ("spare", generation), self._start(action.number, fact) | {"spare": True}
-        elif isinstance(action, StopWorkers):
-            path, key = "/stop", ("stop", f"{action.generation} {action.graceful} {action.reach}")
-            body = self._stop(action)
-        else:
-            return Command(pod.uid, self.address(pod), "/shutdown", None, ("shutdown",))
-        if fact.generation is None:  # of another make
+        path, key, body = _CALLS[type(action)](self, action, fact)
+        if body is not None and fact.generation is None:  # the original agent does not know these fields
             for ours in ("generation", "leaves"):
                 body.pop(ours, None)
         return Command(pod.uid, self.address(pod), path, body, key)
+
+    def _start_workers(self, action: StartWorkers, fact: ObservedAgent) -> Call:
+        return "/start", ("start", str(self.record.generation)), self._start(action.group_rank, fact)
+
+    def _assign_spare(self, action: AssignSpare, fact: ObservedAgent) -> Call:
+        return "/start", ("spare", str(self.record.generation)), self._start(action.number, fact) | {"spare": True}
+
+    def _stop_workers(self, action: StopWorkers, fact: ObservedAgent) -> Call:
+        return "/stop", ("stop", f"{action.generation} {action.graceful} {action.reach}"), self._stop(action)
+
+    def _shut_down(self, action: ShutDownAgent, fact: ObservedAgent) -> Call:
+        return "/shutdown", ("shutdown",), None
 
     def _start(self, group_rank: int, fact: ObservedAgent) -> dict[str, Any]:
         is_kept = fact.restart_mode == RestartMode.IN_PROCESS  # its workers hold state that others may want to reach
@@ -113,3 +121,11 @@ class CommandBuilder:
             return None
         addresses = [pod.ip for pod in members for _ in range(per_pod)]
         return [{"rank": rank, "ip": ip} for rank, ip in enumerate(addresses)]
+
+
+_CALLS: Mapping[type[AgentAction], Callable[[CommandBuilder, Any, ObservedAgent], Call]] = {
+    StartWorkers: CommandBuilder._start_workers,
+    AssignSpare: CommandBuilder._assign_spare,
+    StopWorkers: CommandBuilder._stop_workers,
+    ShutDownAgent: CommandBuilder._shut_down,
+}

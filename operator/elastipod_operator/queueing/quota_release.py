@@ -6,7 +6,7 @@ Quota is given back only when the API server shows no living pod on it (decision
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from .. import clock
@@ -99,12 +99,11 @@ async def _give(control: WorkloadControl, job: Job, order: ReleaseAction) -> Non
         return
     how = type(order).__name__
     log.info("quota given back", extra={**log_fields(job.fact), "workload": order.name, "uid": order.uid, "how": how})
-    if isinstance(order, FinishWorkload):
-        await _apply(control, job, order.name, finished_status(job.fact.namespace, order, clock.now()))
-    elif isinstance(order, DeleteWorkload):
-        await _delete(control, job, order)
-    else:
-        await _release(control, job, order)
+    await _HANDLERS[type(order)](control, job, order)
+
+
+async def _finish(control: WorkloadControl, job: Job, order: FinishWorkload) -> None:
+    await _apply(control, job, order.name, finished_status(job.fact.namespace, order, clock.now()))
 
 
 async def _release(control: WorkloadControl, job: Job, order: ReleaseBaseQuota) -> None:
@@ -151,3 +150,10 @@ async def _apply(control: WorkloadControl, job: Job, name: str, status: tuple[st
         if error.status != 404:
             raise
         control.drop(job, name)
+
+
+_HANDLERS: Mapping[type[ReleaseAction], Callable[[WorkloadControl, Job, Any], Awaitable[None]]] = {
+    FinishWorkload: _finish,
+    DeleteWorkload: _delete,
+    ReleaseBaseQuota: _release,
+}
