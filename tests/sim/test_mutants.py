@@ -23,10 +23,15 @@ from elastipod_operator.core import (
     faults,
     growth,
     health,
-    membership,
+    initial_record,
     partial_gangs,
     phase_accounting,
     plan,
+    planned_change,
+    pod_removal,
+    pod_supply,
+    ranks,
+    recovery,
     root_cause,
     running,
     silence,
@@ -59,7 +64,7 @@ def reuse_the_generation(patch: pytest.MonkeyPatch) -> None:
 
 
 def count_a_restart_twice(patch: pytest.MonkeyPatch) -> None:
-    real = faults.begin_recovery
+    real = recovery.begin_recovery
 
     def begin(*arguments: Any) -> Record:
         record = real(*arguments)
@@ -80,7 +85,7 @@ def take_drained_for_completed(patch: pytest.MonkeyPatch) -> None:
     def gather(record: Record, seen: context.Context) -> context.PlanDraft:
         members = [r for m in record.members if (r := seen.replicas.get(m)) is not None]
         if completed(members, record):
-            return context.finish(record, seen, "Completed", "Completed", "all replicas finished")
+            return ending.finish(record, seen, "Completed", "Completed", "all replicas finished")
         return real(record, seen)
 
     patch.setattr(transition, "_gather", gather)
@@ -120,7 +125,7 @@ def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_who_drains(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(context, "_has_work_to_save", lambda *_: False)
+    patch.setattr(planned_change, "_has_work_to_save", lambda *_: False)
 
 
 def give_up_who_was_never_asked(patch: pytest.MonkeyPatch) -> None:
@@ -160,8 +165,8 @@ def start_everybody_as_rank_zero(patch: pytest.MonkeyPatch) -> None:
 
 
 def count_a_restart_twice_in_its_window(patch: pytest.MonkeyPatch) -> None:
-    real = faults._counted
-    patch.setattr(faults, "_counted", lambda window, now: real(real(window, now), now))
+    real = recovery._counted
+    patch.setattr(recovery, "_counted", lambda window, now: real(real(window, now), now))
 
 
 def never_close_a_window(patch: pytest.MonkeyPatch) -> None:
@@ -201,15 +206,15 @@ def fail_at_the_first_full_restart(patch: pytest.MonkeyPatch) -> None:
 def avoid_more_nodes_than_allowed(patch: pytest.MonkeyPatch) -> None:
     real = avoided_nodes.avoided
     wide = lambda record, policy, now: real(record, replace(policy, max_offenders=9 * policy.max_offenders), now)  # noqa: E731
-    patch.setattr(plan, "avoided", wide)
+    patch.setattr(pod_supply, "avoided", wide)
 
 
 def count_a_spare_as_a_member(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transition, "usable", membership.rank_order)
+    patch.setattr(transition, "usable", ranks.rank_order)
 
 
 def train_without_the_base(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "lacks_base", lambda *_: False)
+    patch.setattr(ranks, "lacks_base", lambda *_: False)
 
 
 def start_the_workers_of_spares(patch: pytest.MonkeyPatch) -> None:
@@ -217,14 +222,14 @@ def start_the_workers_of_spares(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_labels_and_the_history(patch: pytest.MonkeyPatch) -> None:
-    real = plan._first_record
+    real = initial_record._first_record
 
     def first(seen: Any, view: health.Replicas) -> Record:
         return replace(
             real(seen, view), generation=max((r.agent.generation or 0 for r in view.by_id.values()), default=0)
         )
 
-    patch.setattr(plan, "_first_record", first)
+    patch.setattr(initial_record, "_first_record", first)
 
 
 def start_before_everybody_has_told(patch: pytest.MonkeyPatch) -> None:
@@ -262,7 +267,7 @@ def believe_every_number(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_processes_whatever_workers_ask(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(faults, "requested_restart", lambda *_: RestartMode.IN_PROCESS)
+    patch.setattr(recovery, "requested_restart", lambda *_: RestartMode.IN_PROCESS)
 
 
 def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
@@ -270,7 +275,7 @@ def tell_nobody_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_a_clock_that_was_wrong(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "without_future_times", lambda record, *_: record)
+    patch.setattr(initial_record, "without_future_times", lambda record, *_: record)
 
 
 def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
@@ -278,7 +283,7 @@ def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_processes_whatever_the_job_wishes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(faults, "MINIMUM_RESTART", dict.fromkeys((False, True), RestartMode.IN_PROCESS))
+    patch.setattr(recovery, "MINIMUM_RESTART", dict.fromkeys((False, True), RestartMode.IN_PROCESS))
 
 
 def _grow_without(patch: pytest.MonkeyPatch, **nothing: timedelta) -> None:
@@ -333,7 +338,7 @@ def take_a_pause_for_a_loss(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_the_place_to_a_sidecar(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "holds_resources", lambda _: False)
+    patch.setattr(pod_removal, "holds_resources", lambda _: False)
 
 
 def charge_nobody_for_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:

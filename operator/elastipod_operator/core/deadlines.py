@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from .grant import Grant
 from .record import Record, TransitionKind
 from .snapshot import Snapshot
 
@@ -23,12 +24,12 @@ def accepted(snapshot: Snapshot, record: Record) -> datetime:
     return record.accepted_at or snapshot.job.created_at
 
 
-def deadlines(snapshot: Snapshot, record: Record) -> list[Deadline]:
+def deadlines(snapshot: Snapshot, record: Record, grant: Grant | None) -> list[Deadline]:
     """Give the deadlines that run at present."""
     policy = snapshot.job.policy
     transition = record.transition
     is_suspended = transition is not None and transition.kind is TransitionKind.SUSPEND
-    if policy is None or policy.suspend or is_suspended:
+    if policy is None or grant is None or grant.is_suspended or is_suspended:
         return []
     found: list[Deadline] = []
     accepted_at = accepted(snapshot, record) + record.suspended_time
@@ -50,15 +51,15 @@ def deadlines(snapshot: Snapshot, record: Record) -> list[Deadline]:
     return found
 
 
-def overdue(snapshot: Snapshot, record: Record) -> Deadline | None:
+def overdue(snapshot: Snapshot, record: Record, grant: Grant | None) -> Deadline | None:
     """Give a deadline that has passed, the earliest first."""
-    passed = [d for d in deadlines(snapshot, record) if d.at <= snapshot.now]
+    passed = [d for d in deadlines(snapshot, record, grant) if d.at <= snapshot.now]
     return min(passed, key=lambda d: d.at) if passed else None
 
 
-def next_deadline(snapshot: Snapshot, record: Record) -> datetime | None:
+def next_deadline(snapshot: Snapshot, record: Record, grant: Grant | None) -> datetime | None:
     """Give the time of the next deadline."""
-    return min((d.at for d in deadlines(snapshot, record) if d.at > snapshot.now), default=None)
+    return min((d.at for d in deadlines(snapshot, record, grant) if d.at > snapshot.now), default=None)
 
 
 def _seconds(seconds: float) -> str:

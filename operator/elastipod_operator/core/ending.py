@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ..api.models import CleanPodPolicy
 from .actions import Action, DeleteJob, DeletePod, JobEvent, SetFinalizer, ShutDownAgent, StopWorkers
+from .context import Context, PlanDraft
 from .health import Health, Replica, Replicas, drain_grace
-from .membership import earliest, remove
+from .pod_removal import remove
 from .record import Record
 from .snapshot import AgentState, Snapshot
+from .time_order import earliest
 
 SIDECAR_GRACE = timedelta(seconds=60)
 SIDECAR_RUNS = "a container still runs a minute after the end of the job"
@@ -168,3 +171,20 @@ def blocked_deletion(snapshot: Snapshot, replicas: Replicas) -> str:
 def _drain_time(snapshot: Snapshot) -> timedelta:
     policy = snapshot.job.policy
     return policy.graceful_timeout if policy is not None and snapshot.job.drain_on_delete else timedelta(0)
+
+
+KEPT_TEXT = (
+    "spec.runPolicy.ttlSecondsAfterFinished is 0, which means that the job is kept; set it to 1 or more to have the job deleted so "
+    "many seconds after its end"
+)
+
+
+def finish(record: Record, context: Context, outcome: str, reason: str, message: str) -> PlanDraft:
+    """End the job."""
+    ended = replace(
+        record, outcome=outcome, outcome_reason=reason, outcome_message=message, ended_at=context.now, transition=None,
+        window_since=None, fault_at=None, gang=None,
+    )  # fmt: skip
+    record, actions, wake = plan_end(context.snapshot, ended, context.replicas)
+    kept = (JobEvent("JobKept", KEPT_TEXT),) if context.policy.is_ttl_zero else ()
+    return PlanDraft(record, actions, (JobEvent(outcome, message, warning=outcome == "Failed"), *kept), wake_at=wake)

@@ -8,9 +8,11 @@ from datetime import datetime
 from .actions import Action, JobEvent
 from .avoided_nodes import count_node_fault
 from .health import Health, Replicas
-from .membership import earliest, record_incarnations, remove
+from .incarnations import record_incarnations
+from .pod_removal import remove
 from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .snapshot import Policy
+from .time_order import earliest
 
 # So many recoveries in a row that brought no newer step are a job that does not progress (decision 17).
 NO_PROGRESS_LIMIT = 3

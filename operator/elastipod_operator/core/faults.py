@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .backoff import backoff
 from .health import Health, Replica, Replicas
 from .names import PodId
 from .quoted_output import quote_output
-from .record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
+from .record import FaultyReplica, Record
 from .silence import SILENCE_LIMIT
-from .snapshot import AgentState, Policy
+from .snapshot import AgentState
 
 # Workers that do not report steps have made progress when they ran this long.
 PROOF_OF_LIFE = timedelta(seconds=60)
@@ -22,7 +21,6 @@ STOP_TIME = timedelta(seconds=30)
 START_LIMIT = timedelta(seconds=60)
 STARTS_TRIED = 3
 AGENT_RESTARTED = "AgentRestarted"
-MINIMUM_RESTART = {False: RestartMode.IN_PROCESS, True: RestartMode.PROCESSES}
 # So many replicas of one incident are named.
 MAX_FAULTY_REPLICAS = 8
 
@@ -251,71 +249,3 @@ def start_limit(replica: Replica, record: Record) -> datetime | None:
     ):
         return None
     return max(agent.answering_since, record.generation_began_at) + START_LIMIT
-
-
-def begin_recovery(
-    record: Record, replicas: Replicas, policy: Policy, now: datetime, fault: Fault, key: str = ""
-) -> Record:
-    """Book an incident once and begin the recovery: every worker that still runs is stopped at once.
-
-    Failures in a row without progress are spaced by exponential back-off, so that a script that crashes at its start
-    neither burns the machine nor hides its message. key: spreads the waits of different jobs.
-    """
-    old = record.transition
-    steps = [r.agent.step for m in record.members if (r := replicas.get(m)) is not None and r.agent.step is not None]
-    newest = max(steps, default=-1)
-    ran_long = not steps and record.running_since is not None and now - record.running_since > PROOF_OF_LIFE
-    progressed = newest > record.best_step or ran_long
-    failures = 1 if progressed else record.consecutive_failures + 1
-    wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
-    # A fault in the middle of a drain keeps the size that the drain was for (decision 18).
-    target_size = old.target_size if old is not None and old.target_size else len(record.members)
-    transition = Transition(
-        kind=TransitionKind.RECOVERY, cause=fault.cause, message=fault.message, from_size=len(record.members), target_size=target_size,
-        began_at=now, detected_at=now, deadline=now + STOP_TIME, graceful=False, not_before=now + wait if wait else None,
-        uses_budget=fault.uses_budget, reach=_farthest(requested_restart(record, replicas), MINIMUM_RESTART[policy.new_processes]),
-    )  # fmt: skip
-    known = frozenset(record.lost)
-    return replace(
-        record, transition=transition, window_since=None, fault_at=record.fault_at or now,
-        lost=(*record.lost, *(pod for pod in fault.lost if pod not in known)),
-        restarts=record.restarts + 1, retries=record.retries + fault.uses_budget,
-        window=_counted(record.window, now) if fault.uses_budget else record.window,
-        consecutive_failures=failures, best_step=max(record.best_step, newest),
-        stalled_recoveries=0 if progressed else record.stalled_recoveries + fault.uses_budget,
-        faulty_replicas=fault.faulty_replicas, is_full_restart=False,
-    )  # fmt: skip
-
-
-def requested_restart(record: Record, replicas: Replicas) -> RestartMode:
-    """Give the farthest restart that a failed member's workers ask for. Words that we do not know mean new processes."""
-    asked = {
-        r.agent.restart_mode
-        for m in record.members
-        if (r := replicas.get(m)) is not None and r.agent.state is AgentState.FAULTED and r.runs(record.generation)
-    }
-    known = tuple(RestartMode)
-    reaches = [RestartMode(word) if word in known else RestartMode.PROCESSES for word in asked if word]
-    return max(reaches, key=known.index, default=RestartMode.IN_PROCESS)
-
-
-def _farthest(*reaches: RestartMode) -> RestartMode:
-    return max(reaches, key=tuple(RestartMode).index)
-
-
-def widen_restart(record: Record, replicas: Replicas) -> Record:
-    """Note that further workers failed meanwhile and ask for more than the first one did, until the recovery is weighed."""
-    transition = record.transition
-    if transition is None or transition.kind is not TransitionKind.RECOVERY or transition.is_budget_checked:
-        return record
-    reach = _farthest(transition.reach, requested_restart(record, replicas))
-    return record if reach is transition.reach else replace(record, transition=replace(transition, reach=reach))
-
-
-def _counted(window: RestartWindow, now: datetime) -> RestartWindow:
-    return replace(window, since=window.since or now, restarts=window.restarts + 1)
-
-
-def uncounted(window: RestartWindow) -> RestartWindow:
-    left = max(0, window.restarts - 1)
-    return replace(window, restarts=left, since=window.since if left or window.full_restarts else None)

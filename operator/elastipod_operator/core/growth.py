@@ -6,20 +6,23 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .backoff import backoff
-from .context import Context, begin
+from .context import Context
+from .grant import Grant
 from .health import Health, Replica, Replicas
-from .membership import earliest, room_for
+from .planned_change import begin
+from .ranks import room_for
 from .record import Record, TransitionKind
 from .snapshot import Policy
+from .time_order import earliest
 
 CAUSE = "CapacityAvailable"
 # An agent gives its fork server two minutes; one that says for longer that it is warming is not waited for.
 WARMING_LIMIT = timedelta(seconds=150)
 
 
-def possible_size(record: Record, replicas: Replicas, policy: Policy) -> int:
+def possible_size(record: Record, replicas: Replicas, grant: Grant) -> int:
     """Give the largest allowed size with the members and all who are ready."""
-    return _size_with(replicas.candidates(), record, policy)
+    return _size_with(replicas.candidates(), record, grant)
 
 
 def warming_until(replica: Replica) -> datetime | None:
@@ -36,9 +39,9 @@ def warm(candidates: list[Replica], now: datetime) -> list[Replica]:
     return [r for r in candidates if (until := warming_until(r)) is None or until <= now]
 
 
-def _size_with(candidates: list[Replica], record: Record, policy: Policy) -> int:
+def _size_with(candidates: list[Replica], record: Record, grant: Grant) -> int:
     ready = {r.id for r in candidates}
-    return policy.sizes.fit(room_for({*record.members, *ready}, policy))
+    return grant.sizes.fit(room_for({*record.members, *ready}, grant))
 
 
 def growth_window(record: Record, context: Context, members: list[Replica]) -> tuple[Record, datetime | None]:
@@ -46,7 +49,7 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
     size = len(record.members)
     candidates = context.replicas.candidates()
     quick = warm(candidates, context.now)
-    possible = _size_with(quick, record, context.policy)
+    possible = _size_with(quick, record, context.grant)
     waits = (until for r in candidates if (until := warming_until(r)) is not None and until > context.now)
     look = min(waits, default=None)
     # A voluntary resize does not begin while a member is out of sight: its drain would end in a recovery.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from types import MappingProxyType
 
 from .names import PodId, Slot
 from .record import Record, TransitionKind
@@ -20,6 +22,7 @@ MAX_GENERATION = 10**9
 POD_FAILED, CONTAINER_RESTARTED = "PodFailed", "ContainerRestarted"
 
 NO_AGENT = ObservedAgent()
+NO_SLOTS: Mapping[Slot, tuple[str, str]] = MappingProxyType({})
 
 
 class Health(StrEnum):
@@ -137,7 +140,7 @@ def drain_grace(snapshot: Snapshot) -> timedelta:
     return snapshot.job.policy.graceful_timeout if snapshot.job.policy is not None else timedelta(minutes=10)
 
 
-def assess(snapshot: Snapshot) -> Replicas:
+def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, tuple[str, str]] = NO_SLOTS) -> Replicas:
     """Judge every pod of the job."""
     record = snapshot.job.record
     given_up = frozenset(record.lost) if record else frozenset()
@@ -168,11 +171,9 @@ def assess(snapshot: Snapshot) -> Replicas:
         if pod.id in given_up and not pod.ended:
             replica = Replica(pod, agent, Health.LOST, "GivenUp", gone=_gone(pod, agent, node, snapshot.now, grace))
         else:
-            quota_lost = snapshot.quota_lost.get(pod.id.slot)
+            lost = quota_lost.get(pod.id.slot)
             is_member = pod.id in members
-            replica = _assess_pod(
-                pod, agent, node, peers, snapshot.now, grace, is_member=is_member, quota_lost=quota_lost
-            )
+            replica = _assess_pod(pod, agent, node, peers, snapshot.now, grace, is_member=is_member, quota_lost=lost)
         if node is not None and node.cordoned and _would_grow(replica, record):
             why = f"node {node.name} was cordoned before pod {pod.name} joined the training"
             replica = replace(replica, health=Health.DISRUPTED, why="NodeCordoned", detail=why)
@@ -196,7 +197,7 @@ def assess(snapshot: Snapshot) -> Replicas:
         next_loss_at,
         snapshot.now,
         snapshot.capacity_freed_at,
-        frozenset(snapshot.quota_lost),
+        frozenset(quota_lost),
     )
 
 

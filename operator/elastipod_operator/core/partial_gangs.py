@@ -9,11 +9,15 @@ from datetime import datetime, timedelta
 
 from .actions import JobEvent
 from .backoff import backoff, jitter
+from .context import Context
+from .grant import Grant
 from .health import Replicas
-from .membership import capped, earliest, is_placed, record_incarnations, room_for, spare_slots
+from .incarnations import record_incarnations
 from .names import Slot
+from .ranks import capped, room_for
 from .record import PartialGang, Record
-from .snapshot import Policy
+from .slots import is_placed, spare_slots
+from .time_order import earliest
 
 PATIENCE = timedelta(seconds=120)
 # The patience of different jobs differs by up to half, so that one of two that block each other is first.
@@ -32,15 +36,15 @@ class Places:
     partial: int
 
 
-def places(record: Record, replicas: Replicas, policy: Policy) -> Places:
+def places(record: Record, replicas: Replicas, grant: Grant) -> Places:
     """Count the places that the job holds."""
     bound = [r.id for r in replicas.newest.values() if is_placed(r)]
     if record.transition is not None:
-        whole = policy.sizes.fit(room_for(bound, policy))
-        return Places(whole, 0 if whole else capped(bound, policy))
+        whole = grant.sizes.fit(room_for(bound, grant))
+        return Places(whole, 0 if whole else capped(bound, grant))
     held = {*record.members, *bound}
-    whole = max(len(record.members), policy.sizes.fit(room_for(held, policy)))
-    return Places(whole, max(0, capped(held, policy) - whole))
+    whole = max(len(record.members), grant.sizes.fit(room_for(held, grant)))
+    return Places(whole, max(0, capped(held, grant) - whole))
 
 
 def _is_short(replicas: Replicas) -> bool:
@@ -48,14 +52,13 @@ def _is_short(replicas: Replicas) -> bool:
     return any(r.may_train and not r.pod.node for r in replicas.newest.values())
 
 
-def follow_partial_gang(
-    record: Record, replicas: Replicas, policy: Policy, now: datetime, key: str, *, refused: bool
-) -> tuple[Record, tuple[JobEvent, ...]]:
+def follow_partial_gang(record: Record, context: Context) -> tuple[Record, tuple[JobEvent, ...]]:
     """Follow an incomplete gang or increment: wait, give its places back, rest, ask again.
 
     It rests longer each time, and no longer than until there came to be more room somewhere.
     """
-    have, gang = places(record, replicas, policy), record.gang
+    replicas, now, key = context.replicas, context.now, context.key
+    have, gang = places(record, replicas, context.grant), record.gang
     if gang is not None and gang.rest_until is not None:
         is_over = now >= gang.rest_until or (
             replicas.capacity_freed_at is not None and replicas.capacity_freed_at > gang.since + DEMAND_PAUSE
@@ -63,13 +66,13 @@ def follow_partial_gang(
         if not is_over or not have.partial:
             return record, ()
         return replace(record, gang=PartialGang(now, have.partial, gang.tries)), ()
-    if not have.partial or not (refused or _is_short(replicas)):
+    if not have.partial or not (context.is_refused or _is_short(replicas)):
         return _unwatched(record, now), ()
     if gang is None or have.partial > gang.bound:
         return replace(record, gang=PartialGang(now, have.partial, gang.tries if gang else 0)), ()
     if now < _patience(gang, key):
         return record, ()
-    return _give_back(record, replicas, policy, now, key, have.partial)
+    return _give_back(record, context, have.partial)
 
 
 def _unwatched(record: Record, now: datetime) -> Record:
@@ -83,13 +86,12 @@ def _patience(gang: PartialGang, key: str) -> datetime:
     return gang.since + PATIENCE * (1 + PATIENCE_SPREAD * jitter(key, gang.tries))
 
 
-def _give_back(
-    record: Record, replicas: Replicas, policy: Policy, now: datetime, key: str, number: int
-) -> tuple[Record, tuple[JobEvent, ...]]:
+def _give_back(record: Record, context: Context, number: int) -> tuple[Record, tuple[JobEvent, ...]]:
     assert record.gang is not None
+    policy, now = context.policy, context.now
     tries = record.gang.tries + 1
     limit = policy.backoff_max if record.transition is not None else max(policy.backoff_max, LONGEST_REST)
-    rest = DEMAND_PAUSE + backoff(policy.backoff_base, limit, tries, key)
+    rest = DEMAND_PAUSE + backoff(policy.backoff_base, limit, tries, context.key)
     waited_s = (now - record.gang.since).total_seconds()
     what = "the smallest size" if record.transition is not None else "a whole increment"
     text = (
@@ -99,7 +101,9 @@ def _give_back(
     # Who is given back is not at fault for anything that follows.
     members = () if record.transition is not None else record.members
     resting = replace(
-        record_incarnations(record, replicas.by_id), members=members, gang=PartialGang(now, 0, tries, now + rest)
+        record_incarnations(record, context.replicas.by_id),
+        members=members,
+        gang=PartialGang(now, 0, tries, now + rest),
     )
     return resting, (JobEvent("PlacesGivenBack", text),)
 
@@ -114,14 +118,14 @@ def next_gang_check(record: Record, key: str, now: datetime) -> datetime | None:
     return earliest(*(at for at in (gang.since + DEMAND_PAUSE, gang.rest_until) if at > now))
 
 
-def restrict_slots(wanted: list[Slot], record: Record, replicas: Replicas, policy: Policy, now: datetime) -> list[Slot]:
+def restrict_slots(wanted: list[Slot], record: Record, replicas: Replicas, grant: Grant, now: datetime) -> list[Slot]:
     """Give the slots that are wanted while places are given back: those in use, and one that shows the demand."""
     gang = record.gang
     if gang is None or gang.rest_until is None:
         return wanted
     members = {member.slot for member in record.members} if record.transition is None else set()
-    whole = places(record, replicas, policy).whole if record.transition is None else 0
-    spares = [s for s in wanted if s in spare_slots(policy, wanted) and s not in members]  # nobody waits for those
+    whole = places(record, replicas, grant).whole if record.transition is None else 0
+    spares = [s for s in wanted if s in spare_slots(grant, wanted) and s not in members]  # nobody waits for those
     others = [s for s in wanted if s not in members and s not in spares]
     others.sort(key=lambda s: not is_placed(replicas.newest.get(s)))
     demand = 1 if now >= gang.since + DEMAND_PAUSE else 0

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .health import Replicas
-from .membership import latest
 from .record import Record, ResizeStatistics
 from .snapshot import Policy
+from .time_order import latest
 
 PAUSES = 10
 LONGEST = timedelta(minutes=15)

@@ -1,241 +1,121 @@
-"""The operator's decision for one job: from what was observed and the time to what is to be done.
+"""The decision for one job: from a snapshot to what is to be done. Read `plan` first; each step names the files that decide it.
 
-The workers of a job are either running one generation (`running`), or in transition to the next (`transit`): being
-stopped, then gathered until enough replicas are ready. Which of the two is written in the record before the first call to
-an agent, so an operator that dies anywhere continues where the facts are.
+The workers of a job either run one generation or are in transition to the next. Which of the two is in the state record before
+the first call to an agent, so an operator that dies anywhere continues from the record.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from .actions import Action, JobEvent, ListPods, Plan, SetFinalizer
-from .avoided_nodes import avoided
-from .backoff import longest_wait
-from .base_first import base_first
-from .clock_skew import without_future_times
+from .actions import Action, Plan, SetFinalizer
 from .conditions import describe
-from .context import Context, PlanDraft, finish
+from .context import Context, PlanDraft
 from .deadlines import accepted, next_deadline, overdue
-from .ending import plan_deletion, plan_end
-from .faults import STOP_TIME
-from .health import Health, Replicas, assess
-from .membership import Limits, earliest, record_incarnations, supply_pods, wanted_slots
-from .names import Slot
-from .partial_gangs import restrict_slots
-from .payback import growth_hold
+from .ending import finish, plan_deletion, plan_end
+from .grant import Grant
+from .health import Replicas, assess
+from .incarnations import record_incarnations
+from .initial_record import current_record, without_empty_record
 from .phase_accounting import account_phases, next_phase_change
+from .pod_listing import list_while_leaving
+from .pod_supply import supply
 from .quota import Quota, adopt_queue, apply_quota, must_request_again
-from .quota_requests import slots_backing_off, with_quota_requests, with_quota_returns
-from .record import RECORD_LOST, Record, Transition, TransitionKind
+from .quota_requests import with_quota_requests, with_quota_returns
+from .record import Record
 from .running import running
 from .snapshot import Snapshot
-from .transition import give_up_all, in_transition
-
-RECHECK_AFTER = timedelta(seconds=1)
-RELIST_AFTER = timedelta(minutes=5)
-RELIST_SILENT_AFTER = timedelta(seconds=30)
+from .spec_edits import note_ceiling, take_edits
+from .time_order import earliest
+from .transition import in_transition
 
 
 def plan(snapshot: Snapshot) -> Plan:
-    """Decide for one job. Pure: same observation, same plan; carrying out a plan twice does no harm."""
+    """Decide for one job. Pure: the same snapshot gives the same plan, and a plan may be carried out twice."""
+    # 1. Start from the state record, or from a first one (initial_record, clock_skew).
     is_new = snapshot.job.record is None
-    if snapshot.job.record is not None and snapshot.job.record.is_empty:
-        snapshot = _without_empty_record(snapshot, snapshot.job.record)
-    longest = longest_wait(snapshot.job.policy.backoff_max) if snapshot.job.policy is not None else None
-    record = without_future_times(
-        snapshot.job.record or _first_record(snapshot, assess(snapshot)), snapshot.now, longest
-    )
+    snapshot = without_empty_record(snapshot)
+    record = current_record(snapshot)
+
+    # 2. Choose the queue and apply what it grants: sizes, slots, suspension, quota that is lost (quota -> Grant, Quota).
     record = adopt_queue(record, snapshot)
-    snapshot, quota = apply_quota(snapshot, record)
-    replicas = assess(snapshot)
+    grant, quota = apply_quota(snapshot, record)
+
+    # 3. Assess each pod: it can train, it is disrupted, it is lost (health, silence).
+    replicas = assess(snapshot, grant.quota_lost if grant is not None else {})
+
+    # 4. A job that is being deleted ends its pods and returns its quota (ending, quota_requests, pod_listing).
     if snapshot.job.deleting_since is not None:
         draft = with_quota_returns(_as_draft(plan_deletion(snapshot, record, replicas)), snapshot, replicas)
-        return _completed_plan(snapshot, replicas, _with_listing(draft, snapshot, replicas, record))
+        return _complete(list_while_leaving(draft, snapshot, replicas, record), snapshot, replicas, grant)
+
+    # 5. A job whose record a newer operator wrote is left alone.
     if snapshot.job.unmanaged:
-        return _hands_off(snapshot, replicas)
+        return _leave_unmanaged(snapshot, replicas, grant)
+
+    # 6. A job that has ended cleans up (ending); one whose spec cannot be used keeps what it has; all others train.
     if record.outcome:
-        return _completed_plan(
-            snapshot,
-            replicas,
-            with_quota_requests(_as_draft(plan_end(snapshot, record, replicas)), snapshot, replicas, quota),
-            quota,
-        )
-    if snapshot.job.policy is None:
-        return _completed_plan(snapshot, replicas, with_quota_requests(PlanDraft(record), snapshot, replicas, quota))
-    draft = _plan_running_job(record, Context(snapshot, snapshot.job.policy, replicas, quota), is_new)
-    return _completed_plan(snapshot, replicas, with_quota_requests(draft, snapshot, replicas, quota), quota)
+        draft = _as_draft(plan_end(snapshot, record, replicas))
+    elif snapshot.job.policy is None or grant is None:
+        draft = PlanDraft(record)
+    else:
+        draft = _train(record, Context(snapshot, snapshot.job.policy, replicas, grant, quota), is_new)
+
+    # 12. Request quota for increments, return what is not used, report ready pods to Kueue (quota_requests).
+    draft = with_quota_requests(draft, snapshot, replicas, quota)
+
+    # 13. Account the time to phases and report conditions, status and Events (phase_accounting, conditions).
+    return _complete(draft, snapshot, replicas, grant, quota)
 
 
-def _plan_running_job(record: Record, context: Context, is_new: bool) -> PlanDraft:
+def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
     """Decide for a job that has not ended and whose spec can be used."""
     snapshot, replicas = context.snapshot, context.replicas
+
+    # 7. Remember what must not be forgotten: the names of pods, when the first pod came, which pods were given up.
     record = replace(record, accepted_at=accepted(snapshot, record))
-    record = _with_pods(_forget_the_gone(record_incarnations(record, replicas.by_id), replicas), context)
-    if snapshot.job.pending_edits and not record.generation and not context.policy.suspend:
-        return _take_edits(record, context)
-    late = overdue(snapshot, record)
+    record = record_incarnations(record, replicas.by_id)
+    record = _note_first_pod(_without_gone_pods(record, replicas), context)
+
+    # 8. Recreate the pods of a job that has never trained when its template was edited (spec_edits).
+    if snapshot.job.pending_edits and not record.generation and not context.grant.is_suspended:
+        return take_edits(record, context)
+
+    # 9. Fail a job that has passed a deadline (deadlines).
+    late = overdue(snapshot, record, context.grant)
     if late is not None:
         return finish(record, context, "Failed", late.reason, late.message)
+
+    # 10. Workers: keep a generation running, or begin to stop it (running: faults, planned_change, growth); bring a
+    #     transition to the next start (transition: stopping, root_cause, escalation, partial_gangs, ranks).
     draft = running(record, context) if record.transition is None else in_transition(record, context)
-    draft = replace(draft, wake_at=earliest(draft.wake_at, next_deadline(snapshot, draft.record)))
-    asks_anew = context.quota is not None and must_request_again(snapshot, record)
-    draft = replace(draft, adopts_spec=draft.adopts_spec or asks_anew or (is_new and not replicas.by_id))
-    return _with_supply(_with_ceiling(draft, context), context)
+    draft = replace(draft, wake_at=earliest(draft.wake_at, next_deadline(snapshot, draft.record, context.grant)))
+    requests_again = context.quota is not None and must_request_again(snapshot, record)
+    draft = replace(draft, adopts_spec=draft.adopts_spec or requests_again or (is_new and not replicas.by_id))
+
+    # 11. Pods: create those that are missing, delete those that are not wanted (slots, pod_supply, pod_removal, pod_listing).
+    return supply(note_ceiling(draft, context), context)
 
 
-def _with_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
-    """Note the ceiling, and say what it means that it was set to 0: whoever scales a job to nothing expects it to stop."""
-    before, now = draft.record.ceiling, context.policy.ceiling
-    if before == now:
-        return draft
-    draft = replace(draft, record=replace(draft.record, ceiling=now))
-    if now:
-        return draft
-    text = (
-        f"spec.replicas was set from {before} to 0, which means no ceiling: the job may grow to {context.policy.requested_sizes.maximum} "
-        "replicas; to stop it set spec.runPolicy.suspend to true"
-    )
-    return replace(draft, events=(*draft.events, JobEvent("ScaledToZero", text, warning=True)))
-
-
-def _hands_off(snapshot: Snapshot, replicas: Replicas) -> Plan:
-    """A newer operator wrote the record: nothing is done and nothing of it is written but the reason why."""
-    report = describe(snapshot, Record(), replicas)
+def _leave_unmanaged(snapshot: Snapshot, replicas: Replicas, grant: Grant | None) -> Plan:
+    """Do nothing, and report why: a newer operator wrote the record."""
+    report = describe(snapshot, Record(), replicas, grant)
     return Plan(record=Record(), conditions=report.conditions, events=report.events, skips_record=True)
 
 
-def _take_edits(record: Record, context: Context) -> PlanDraft:
-    """The template was mended before anything trained: the pods made so far are given up, and made anew from it."""
-    event = JobEvent(
-        "EditsTaken", f"{', '.join(context.snapshot.job.pending_edits)}: pods are made anew from the edited spec"
-    )
-    draft = PlanDraft(
-        replace(record, gang=None), events=(event,), wake_at=context.now + RECHECK_AFTER, adopts_spec=True
-    )
-    return give_up_all(draft, context, "the template was edited before the training began")
-
-
-def _without_empty_record(snapshot: Snapshot, empty: Record) -> Snapshot:
-    """Take an empty record for a lost one: who holds nobody has not completed."""
-    known = max(snapshot.job.history_generation, empty.generation)
-    return replace(snapshot, job=replace(snapshot.job, record=None, history_generation=known))
-
-
-def _first_record(snapshot: Snapshot, replicas: Replicas) -> Record:
-    """A new job, or one whose record was lost: then everything that runs is stopped and started in a higher generation.
-
-    A job whose status tells that it has ended does not begin again.
-    """
-    target_size = snapshot.job.policy.sizes.start if snapshot.job.policy else 1
-    known = max(replicas.highest_generation(), snapshot.job.history_generation)
-    end = next((c for c in snapshot.job.conditions if c.type in ("Completed", "Failed") and c.status), None)
-    if end is not None:
-        return Record(
-            generation=known,
-            outcome=end.type,
-            outcome_reason=end.reason,
-            outcome_message=end.message,
-            ended_at=end.since,
-            accepted_at=snapshot.job.created_at,
-        )
-    kind, cause, message = TransitionKind.START, "JobCreated", "the job was accepted"
-    if known or replicas.by_id:  # no pod is made before there is a record
-        kind = TransitionKind.RECOVERY if known else TransitionKind.START
-        cause, message = RECORD_LOST, "the job's state record was lost"
-    begun = Transition(
-        kind=kind, cause=cause, message=message, from_size=0, target_size=target_size, began_at=snapshot.now, detected_at=snapshot.now,
-        deadline=snapshot.now + STOP_TIME,
-    )  # fmt: skip
-    members = tuple(sorted(pod for pod, r in replicas.by_id.items() if (r.agent.generation or 0) > 0))
-    # Workers ran: that training did not begin in time is nothing that a lost record can bring about.
-    return Record(
-        generation=known, members=members, transition=begun, started_at=snapshot.now if members else None,
-        accepted_at=snapshot.job.created_at,
-    )  # fmt: skip
-
-
-def _with_pods(record: Record, context: Context) -> Record:
-    """Note when a job that never trained came to have pods: from then on its start must not take too long (decision 16)."""
-    if record.started_at is not None or context.policy.suspend:
+def _note_first_pod(record: Record, context: Context) -> Record:
+    """Note when a job that has never trained got its first pod; startupDeadlineSeconds counts from then."""
+    if record.started_at is not None or context.grant.is_suspended:
         return replace(record, first_pod_at=None)
     first = min((r.pod.created_at for r in context.replicas.by_id.values()), default=None)
     return record if record.first_pod_at is not None else replace(record, first_pod_at=first)
 
 
-def _forget_the_gone(record: Record, replicas: Replicas) -> Record:
+def _without_gone_pods(record: Record, replicas: Replicas) -> Record:
+    """Forget pods that were given up and that the API server does not list any more."""
     lost = tuple(pod for pod in record.lost if pod in replicas.by_id)
     return record if lost == record.lost else replace(record, lost=lost)
-
-
-def _with_supply(draft: PlanDraft, context: Context) -> PlanDraft:
-    """Add what keeps the right pods in being."""
-    record = draft.record
-    idle = record.transition is not None and record.transition.kind is TransitionKind.SUSPEND
-    if record.outcome:
-        return draft
-    if idle or context.policy.suspend:
-        is_leaving = any(r.pod.kill_at is not None and not r.pod.ended for r in context.replicas.by_id.values())
-        return _with_listing(draft, context.snapshot, context.replicas, record) if is_leaving else draft
-    if draft.adopts_spec and context.snapshot.job.pending_edits:
-        return replace(draft, wake_at=context.now)  # pods are made from the spec on record: first it is written
-    wanted = _wanted(record, context)
-    wanted, base_due = base_first(wanted, record, context.replicas, context.policy, context.now)
-    limits = Limits(
-        avoids=avoided(record, context.policy, context.now),
-        refused_until=context.snapshot.refused_until,
-        growth_until=growth_hold(record, context.policy),
-    )
-    actions, wake = supply_pods(context.policy, record, context.replicas, context.now, wanted, limits)
-    known = {action for action in draft.actions}
-    fresh = tuple(action for action in actions if action not in known)
-    listing, due = _listing(record, context)
-    return replace(draft.with_actions(*fresh, *listing), wake_at=earliest(draft.wake_at, wake, due, base_due))
-
-
-def _wanted(record: Record, context: Context) -> list[Slot]:
-    wanted = wanted_slots(context.policy, record, context.replicas)
-    if context.quota is None:
-        return restrict_slots(wanted, record, context.replicas, context.policy, context.now)
-    return [slot for slot in wanted if slot not in slots_backing_off(record, context.quota, context.now)]
-
-
-def _listing(record: Record, context: Context) -> tuple[tuple[Action, ...], datetime | None]:
-    """While pods are waited for, or do not answer, ask now and then whether they still exist.
-
-    A broken watch may have missed their end: a pod that never gets an agent would hold its place for ever, and one that
-    fell silent with all others would never be missed.
-    """
-    is_waiting = record.transition is not None or len(record.members) < context.policy.sizes.maximum
-    is_silent = any(replica.health is Health.SILENT for replica in context.replicas.by_id.values())
-    if context.snapshot.pods_listed_at is None or not (is_waiting or is_silent):
-        return ((ListPods(),) if context.replicas.all_silent else ()), None
-    # What a watch missed before the waiting began was in nobody's way until now.
-    since = (
-        context.snapshot.pods_listed_at if is_silent else max((context.snapshot.pods_listed_at, *_waits_since(record)))
-    )
-    due = since + (RELIST_SILENT_AFTER if is_silent else RELIST_AFTER)
-    return ((ListPods(),), context.now + RECHECK_AFTER) if context.now >= due else ((), due)
-
-
-def _waits_since(record: Record) -> tuple[datetime, ...]:
-    began_at = record.transition.began_at if record.transition is not None else record.generation_began_at
-    return () if began_at is None else (began_at,)
-
-
-def _with_listing(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas, record: Record) -> PlanDraft:
-    """Have the pods listed from time to time: an end that the watch missed must hold up no deletion, nor keep quota."""
-    if not replicas.by_id or snapshot.pods_listed_at is None:
-        return draft
-    # Before the deletion, or the suspension, the watch had no end to tell.
-    began_at = snapshot.job.deleting_since or (record.transition.began_at if record.transition is not None else None)
-    due = max(snapshot.pods_listed_at, began_at or snapshot.pods_listed_at) + RELIST_SILENT_AFTER
-    if snapshot.now < due:
-        return replace(draft, wake_at=earliest(draft.wake_at, due))
-    return replace(
-        draft, actions=(*draft.actions, ListPods()), wake_at=earliest(draft.wake_at, snapshot.now + RECHECK_AFTER)
-    )
 
 
 def _as_draft(parts: tuple[Record, tuple[Action, ...], datetime | None]) -> PlanDraft:
@@ -243,11 +123,14 @@ def _as_draft(parts: tuple[Record, tuple[Action, ...], datetime | None]) -> Plan
     return PlanDraft(record, actions, wake_at=wake)
 
 
-def _completed_plan(snapshot: Snapshot, replicas: Replicas, draft: PlanDraft, quota: Quota | None = None) -> Plan:
+def _complete(
+    draft: PlanDraft, snapshot: Snapshot, replicas: Replicas, grant: Grant | None, quota: Quota | None = None
+) -> Plan:
+    """Add the phase accounting, the report and the finalizer."""
     draft = replace(draft, record=account_phases(draft.record, snapshot, replicas))
     if draft.adopts_spec:
         snapshot = replace(snapshot, job=replace(snapshot.job, pending_edits=()))
-    report = describe(snapshot, draft.record, replicas, quota)
+    report = describe(snapshot, draft.record, replicas, grant, quota)
     if not snapshot.job.has_finalizer and snapshot.job.deleting_since is None:
         draft = replace(draft, actions=(SetFinalizer(True), *draft.actions))
     return Plan(

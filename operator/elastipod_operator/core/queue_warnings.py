@@ -101,7 +101,7 @@ def _inactive(what: str, words: str) -> Warnings:
 def _strategy_warnings(policy: Policy, queue: ClusterQueueFact, quota: Quota) -> Warnings:
     """How the queue treats increments."""
     found: Warnings = []
-    if not queue.can_preempt_within and len(policy.requested_sizes.allowed) > 1:
+    if not queue.can_preempt_within and len(policy.sizes.allowed) > 1:
         text = f"ClusterQueue {queue.name} has preemption.withinClusterQueue Never"
         text += (
             ": what the job has grown into is never given up for others that wait there; LowerPriority would do that"

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from .caches import limited_cache
+from .grant import Grant, SuspendedBy, grant_all
 from .names import Slot
 from .record import Record
 from .sizes import Allowed
-from .snapshot import ObservedPod, ObservedWorkload, Policy, Snapshot, SpecLimits, SuspendedBy
+from .snapshot import ObservedPod, ObservedWorkload, Policy, Snapshot, SpecLimits
 
 DEFAULT_QUEUE = "default"
 # Pods whose shares are kept, of all jobs together: some 150 bytes each.
@@ -58,7 +59,7 @@ def quota_requests_of(policy: Policy) -> tuple[QuotaRequest, ...]:
 
     The spares of a spec come with the first share that uses it.
     """
-    return quota_requests_for(policy.requested_sizes.allowed, policy.requested_specs)
+    return quota_requests_for(policy.sizes.allowed, policy.specs)
 
 
 def effective_quota_requests(policy: Policy, base: ObservedWorkload | None) -> tuple[QuotaRequest, ...]:
@@ -69,10 +70,10 @@ def effective_quota_requests(policy: Policy, base: ObservedWorkload | None) -> t
     kept = retained_base(policy, base)
     if not kept:
         return quota_requests_of(policy)
-    allowed = policy.requested_sizes.allowed
+    allowed = policy.sizes.allowed
     if kept in allowed:
-        return quota_requests_for(allowed[allowed.index(kept) :], policy.requested_specs)
-    return quota_requests_for((kept, *allowed[bisect_right(allowed, kept) :]), policy.requested_specs)
+        return quota_requests_for(allowed[allowed.index(kept) :], policy.specs)
+    return quota_requests_for((kept, *allowed[bisect_right(allowed, kept) :]), policy.specs)
 
 
 def retained_base(policy: Policy, base: ObservedWorkload | None) -> int:
@@ -80,8 +81,8 @@ def retained_base(policy: Policy, base: ObservedWorkload | None) -> int:
     if base is None or not base.is_granted:
         return 0
     pods = dict(base.counts)
-    size = sum(pods.values()) - sum(spec.spares for spec in policy.requested_specs if spec.name in pods)
-    if size <= policy.requested_sizes.minimum or not fits(base, quota_requests_for((size,), policy.requested_specs)[0]):
+    size = sum(pods.values()) - sum(spec.spares for spec in policy.specs if spec.name in pods)
+    if size <= policy.sizes.minimum or not fits(base, quota_requests_for((size,), policy.specs)[0]):
         return 0
     return size
 
@@ -130,29 +131,24 @@ def adopt_queue(record: Record, snapshot: Snapshot) -> Record:
     return record if wished == record.queue else replace(record, queue=wished)
 
 
-def apply_quota(snapshot: Snapshot, record: Record) -> tuple[Snapshot, Quota | None]:
-    """Give what the other decisions see: wishes bounded by what is granted, and slots whose quota is taken back."""
+def apply_quota(snapshot: Snapshot, record: Record) -> tuple[Grant | None, Quota | None]:
+    """Give what the job may use now, and its Workloads; without a usable spec neither, without a queue no Quota."""
     policy, queue = snapshot.job.policy, record.queue
-    if policy is None or not (queue or snapshot.workloads):
-        return snapshot, None
+    if policy is None:
+        return None, None
+    if not (queue or snapshot.workloads):
+        return grant_all(policy), None
     present = {w.number: w for w in snapshot.workloads}
     kept, requests = retained_base(policy, present.get(0)), effective_quota_requests(policy, present.get(0))
     if not queue:
-        return snapshot, Quota("", requests, present, {}, {})
+        return grant_all(policy), Quota("", requests, present, {}, {})
     granted = {s.number: w for s in requests if (w := present.get(s.number)) and w.is_granted and fits(w, s)}
     if 0 not in granted or must_request_again(snapshot, record):
-        quota = Quota(queue, requests, present, {}, {})
-        if policy.suspend:
-            return snapshot, quota
-        held = replace(policy, suspend=True, suspended_by=_why_suspended(snapshot, present.get(0), requests[0], queue))
-        return replace(snapshot, job=replace(snapshot.job, policy=held)), quota
+        return _suspended(snapshot, policy, requests[0], queue), Quota(queue, requests, present, {}, {})
     useless = _useless(snapshot, record, granted, requests, kept)
     useful = {number: w for number, w in granted.items() if number not in useless}
     quota = Quota(queue, requests, present, useful, useless, kept)
-    bounded = _bounded(policy, quota)
-    slots = bounded.granted or {}
-    quota_lost = _lost_quota({slot for pod in snapshot.pods if (slot := pod.id.slot) not in slots}, quota)
-    return replace(snapshot, job=replace(snapshot.job, policy=bounded), quota_lost=quota_lost), quota
+    return _granted(snapshot, policy, quota), quota
 
 
 def must_request_again(snapshot: Snapshot, record: Record) -> bool:
@@ -226,7 +222,16 @@ def _is_left_by_fault(snapshot: Snapshot, record: Record, request: QuotaRequest)
     return until is not None and until <= snapshot.now
 
 
-def _bounded(policy: Policy, quota: Quota) -> Policy:
+def _suspended(snapshot: Snapshot, policy: Policy, base: QuotaRequest, queue: str) -> Grant:
+    """Suspend the job until its base has quota; a user who suspended it already is the reason that counts."""
+    if policy.suspend:
+        return grant_all(policy)
+    why = _why_suspended(snapshot, next((w for w in snapshot.workloads if w.number == 0), None), base, queue)
+    return replace(grant_all(policy), is_suspended=True, suspended_by=why)
+
+
+def _granted(snapshot: Snapshot, policy: Policy, quota: Quota) -> Grant:
+    """Grant the slots of the Workloads that have quota."""
     trains: Counter[str] = Counter()
     pods: Counter[str] = Counter()
     slots: dict[Slot, str] = {}
@@ -235,9 +240,13 @@ def _bounded(policy: Policy, quota: Quota) -> Policy:
         trains.update(request.trains)
         pods.update(dict(request.counts))
         slots.update(dict.fromkeys(request.slots, workload.name))
-    specs = tuple(SpecLimits(s.name, trains[s.name], pods[s.name] - trains[s.name]) for s in policy.specs)
-    sizes = replace(policy.sizes, allowed=policy.sizes.up_to(trains.total()))
-    return replace(policy, sizes=sizes, specs=specs, all_sizes=policy.sizes, all_specs=policy.specs, granted=slots)
+    return Grant(
+        sizes=replace(policy.sizes, allowed=policy.sizes.up_to(trains.total())),
+        specs=tuple(SpecLimits(s.name, trains[s.name], pods[s.name] - trains[s.name]) for s in policy.specs),
+        workloads=slots,
+        quota_lost=_lost_quota({slot for pod in snapshot.pods if (slot := pod.id.slot) not in slots}, quota),
+        is_suspended=policy.suspend,
+    )
 
 
 def _why_suspended(snapshot: Snapshot, base: ObservedWorkload | None, request: QuotaRequest, queue: str) -> SuspendedBy:

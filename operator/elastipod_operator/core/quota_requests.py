@@ -26,12 +26,13 @@ from .backoff import backoff
 from .context import PlanDraft
 from .ending import deletion_due_at
 from .health import Health, Replica, Replicas
-from .membership import earliest, latest, remove
 from .names import Slot
 from .payback import growth_hold
+from .pod_removal import remove
 from .quota import Quota, QuotaRequest, effective_quota_requests, filled, fits, is_on, replacements_awaited_until
 from .record import Record, RequeueBackoff
 from .snapshot import ObservedWorkload, Policy, Snapshot
+from .time_order import earliest, latest
 
 # Of the increments of one job so many wait in the queue at a time: a job of thousands must not flood Kueue.
 MAX_WAITING = 16
@@ -186,7 +187,7 @@ def _why_unwanted(
         return workload.eviction_message or workload.eviction_reason
     if not quota.queue:
         return "the job is in no queue any more"
-    if policy.suspend and policy.suspended_by is None:
+    if policy.suspend:
         return "the user suspended the job"
     if number >= len(quota.requests):
         return "the job may not grow so far any more"
@@ -245,7 +246,7 @@ def _priority_updates(quota: Quota) -> list[Action]:
 def _creations(
     record: Record, snapshot: Snapshot, replicas: Replicas, quota: Quota, policy: Policy
 ) -> tuple[list[Action], datetime | None]:
-    if not quota.queue or (policy.suspend and policy.suspended_by is None):
+    if not quota.queue or policy.suspend:
         return [], None
     if 0 not in quota.present:
         # Kueue may place a new base elsewhere: nothing of the job may be left where the last one was.
@@ -282,7 +283,7 @@ def _readiness(replicas: Replicas, quota: Quota, policy: Policy) -> list[Action]
     for number, workload in sorted(quota.granted.items()):
         trains = Counter(quota.requests[number].trains)
         if quota.retained_base and not number:  # the job may be smaller than its base by now
-            trains = Counter(filled(policy.requested_specs, min(quota.retained_base, policy.requested_sizes.maximum)))
+            trains = Counter(filled(policy.specs, min(quota.retained_base, policy.sizes.maximum)))
         is_ready = trains <= ready
         ready -= trains
         if is_ready != bool(workload.pods_ready):

@@ -1,4 +1,4 @@
-"""The workers of a generation run: what ends it, what changes it, and who is to be started yet."""
+"""Decide for a running generation: a fault ends it, a planned change or a growth stops it; start what has not started yet."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from datetime import datetime, timedelta
 
 from .actions import Action, AssignSpare, JobEvent, StartWorkers
 from .avoided_nodes import drop_expired_faults, next_fault_expiry
-from .context import Context, PlanDraft, awaits_start, begin, drain_limit, finish, suspension
+from .context import Context, PlanDraft
+from .ending import finish
 from .escalation import close_window, next_window_end
 from .faults import answers_count_from, find_fault, start_limit
 from .growth import growth_window
-from .health import Health, Replica
-from .membership import earliest, room_for
+from .health import Replica
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_resize_pause
-from .record import Record, TransitionKind
+from .planned_change import awaits_start, planned_change
+from .record import Record
 from .snapshot import AgentState
 from .stopping import hard_stop, runs_this_generation
+from .time_order import earliest
 from .transition import in_transition, recover
 
 RECHECK_AFTER = timedelta(seconds=1)
@@ -33,7 +35,7 @@ def running(record: Record, context: Context) -> PlanDraft:
     if _all_completed(members, record):
         message = f"all {len(members)} replicas finished"
         return finish(record, context, "Completed", "Completed", message)
-    planned = _planned_change(record, context, members)
+    planned = planned_change(record, context, members)
     if planned is not None:
         return in_transition(planned, context)
     record, wake = growth_window(record, context, members)
@@ -44,68 +46,6 @@ def running(record: Record, context: Context) -> PlanDraft:
 
 def _all_completed(members: list[Replica], record: Record) -> bool:
     return len(members) == len(record.members) and all(r.finished(record.generation) for r in members)
-
-
-def _planned_change(record: Record, context: Context, members: list[Replica]) -> Record | None:
-    """Begin a drain when the user, a node or the API server asks for one; None when nobody does."""
-    policy = context.policy
-    size = len(record.members)
-    if policy.suspend:
-        return suspension(record, context)
-    disrupted = [r for r in (_without_quota(r, context) for r in members) if r.health is Health.DISRUPTED]
-    if disrupted:
-        healthy = {r.id for r in members}.difference(r.id for r in disrupted)
-        ready = {r.id for r in context.replicas.candidates()}
-        target_size = policy.sizes.fit(room_for(healthy | ready, policy)) or policy.sizes.minimum
-        limit = drain_limit(disrupted, context)
-        return begin(
-            record,
-            context,
-            TransitionKind.RESIZE,
-            disrupted[0].why,
-            _summary(disrupted),
-            target_size=target_size,
-            limit=limit,
-        )
-    if 0 < policy.sizes.fit(size) < size:
-        return begin(
-            record, context, TransitionKind.RESIZE, *_why_shrink(size, context), target_size=policy.sizes.fit(size)
-        )
-    drained = [
-        r for r in members if r.agent.state is AgentState.READY and r.agent.drained and r.runs(record.generation)
-    ]
-    if drained:
-        message = f"the workers of pod {drained[0].pod.name} were asked to stop by somebody else and did"
-        return begin(record, context, TransitionKind.RESIZE, "DrainedFromOutside", message, target_size=size)
-    return None
-
-
-def _why_shrink(size: int, context: Context) -> tuple[str, str]:
-    """Say why so many may not train any more: the user's wish, or quota that goes while a spare trains in its pods' places."""
-    policy = context.policy
-    if policy.requested_sizes.fit(size) < size:
-        return (
-            "ScaledByUser",
-            f"{size} replicas are not an allowed size any more; the next one is {policy.sizes.fit(size)}",
-        )
-    taken = next((w for w in context.snapshot.workloads if w.number and w.eviction_reason), None)
-    if taken is not None:
-        return taken.eviction_reason, f"Kueue takes quota back: {taken.eviction_message}"
-    return "QuotaLost", f"there is only quota for {policy.sizes.fit(size)} of {size} replicas"
-
-
-def _without_quota(replica: Replica, context: Context) -> Replica:
-    """Give a member whose quota is taken back as doomed, also while its agent does not answer: it must leave all the same."""
-    quota_lost = context.snapshot.quota_lost.get(replica.id.slot)
-    if quota_lost is None or replica.health is not Health.SILENT:
-        return replica
-    cause, sentence = quota_lost
-    return replace(replica, health=Health.DISRUPTED, why=cause, detail=sentence)
-
-
-def _summary(disrupted: list[Replica]) -> str:
-    more = f" (and {len(disrupted) - 1} more)" if len(disrupted) > 1 else ""
-    return disrupted[0].detail + more
 
 
 def _keep_running(record: Record, context: Context, members: list[Replica], wake: datetime | None) -> PlanDraft:
@@ -128,7 +68,7 @@ def _keep_running(record: Record, context: Context, members: list[Replica], wake
     actions += _spares(record, context)
     policy, now = context.policy, context.now
     record = drop_expired_faults(record, policy, now)
-    record, events = follow_partial_gang(record, context.replicas, policy, now, context.key, refused=context.is_refused)
+    record, events = follow_partial_gang(record, context)
     due = earliest(
         wake,
         next_window_end(record, policy, now),
@@ -144,10 +84,10 @@ def _keep_running(record: Record, context: Context, members: list[Replica], wake
 def _spares(record: Record, context: Context) -> list[Action]:
     """Tell the spares of each spec what they are, so that they may prepare; they stay ready."""
     found: list[Action] = []
-    if record.running_since is None or not any(spec.spares for spec in context.policy.specs):
+    if record.running_since is None or not any(spec.spares for spec in context.grant.specs):
         return found
     members = frozenset(record.members)
-    for spec in context.policy.specs:
+    for spec in context.grant.specs:
         idle = [r for r in context.replicas.candidates() if r.id.spec == spec.name and r.id not in members]
         for number, replica in enumerate(sorted(idle, key=lambda r: r.id)[: spec.spares]):
             agent = replica.agent

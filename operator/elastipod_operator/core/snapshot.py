@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..api.models import CleanPodPolicy
-from .names import PodId, Slot
+from .names import PodId
 from .queue_facts import QueueFact
 from .record import Record
 from .sizes import Sizes
@@ -39,17 +39,9 @@ class SpecLimits:
     spares: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SuspendedBy:
-    """Why a queue keeps a job from running: reason is CamelCase, message Kueue's own sentence where there is one."""
-
-    reason: str
-    message: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The user's wishes, defaults filled in (decision 10)."""
+    """What the user requested: the spec with its defaults filled in. What a queue grants of it is a `Grant`."""
 
     sizes: Sizes
     specs: tuple[SpecLimits, ...]
@@ -84,21 +76,6 @@ class Policy:
     """New pods get a key of the job, when the operator has an install key (decision 34)."""
     warnings: tuple[str, ...] = ()
     """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
-    all_sizes: Sizes | None = None
-    """The sizes that the user allows, where a queue grants less; None: `sizes` are they. all_specs: the same of `specs`."""
-    all_specs: tuple[SpecLimits, ...] | None = None
-    granted: Mapping[Slot, str] | None = None
-    """The slots that have quota, with the names of their Workloads; None where no queue limits the pods."""
-    suspended_by: SuspendedBy | None = None
-    """Why the job is suspended though the user does not wish it; None: he does, or it is not."""
-
-    @property
-    def requested_sizes(self) -> Sizes:
-        return self.all_sizes or self.sizes
-
-    @property
-    def requested_specs(self) -> tuple[SpecLimits, ...]:
-        return self.all_specs or self.specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,5 +350,3 @@ class Snapshot:
     """Why the API server refuses to delete pods that are to go; a sentence."""
     quota_return_trouble: str = ""
     """Why quota could not be given back, or of a deleted job not be looked for, when that was last tried; a sentence."""
-    quota_lost: Mapping[Slot, tuple[str, str]] = field(default_factory=dict)
-    """Slots without quota, with cause and sentence; worked out by `core.quota`."""

@@ -7,26 +7,27 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..api.status import RUNNING, SELECTOR
+from .grant import Grant
 from .growth import possible_size
 from .health import Replicas
 from .names import LABEL_JOB, PodId, master_port
 from .record import Record, TransitionKind
-from .snapshot import Policy, Snapshot
+from .snapshot import Snapshot
 
 
-def size_text(snapshot: Snapshot, record: Record, replicas: Replicas) -> str:
+def size_text(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None) -> str:
     """Give the size as it is printed: running/target/max."""
     policy = snapshot.job.policy
-    maximum = policy.requested_sizes.maximum if policy else 0
+    maximum = policy.sizes.maximum if policy else 0
     transition = record.transition
     target = transition.target_size if transition is not None else len(record.members)
-    if transition is None and policy is not None:
-        target = max(target, possible_size(record, replicas, policy))
+    if transition is None and grant is not None:
+        target = max(target, possible_size(record, replicas, grant))
     running = len(record.members) if transition is None and record.running_since else 0
     return f"{0 if record.outcome else running}/{0 if record.outcome else target}/{maximum}"
 
 
-def status_fields(snapshot: Snapshot, record: Record, replicas: Replicas) -> dict[str, Any]:
+def status_fields(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None) -> dict[str, Any]:
     """Give everything of the status but the conditions."""
     status: dict[str, Any] = {"restartCount": record.restarts}
     started_at = _start_time(snapshot, record)
@@ -49,8 +50,8 @@ def status_fields(snapshot: Snapshot, record: Record, replicas: Replicas) -> dic
             "faultyRankList": [str(c.rank) for c in record.faulty_replicas if c.rank >= 0],
         }
     policy = snapshot.job.policy
-    if policy is not None and policy.requested_sizes.minimum != policy.requested_sizes.maximum:
-        scaling = _scaling(record, replicas, policy)
+    if policy is not None and grant is not None and policy.sizes.minimum != policy.sizes.maximum:
+        scaling = _scaling(record, replicas, grant)
         status["elasticWorkloadRef"] = {SELECTOR: f"{LABEL_JOB}={snapshot.job.name}"}
         status["elasticScalingStatus"] = {**scaling, "lastUpdated": _last_updated(scaling, snapshot)}
     return status
@@ -69,8 +70,8 @@ def _start_time(snapshot: Snapshot, record: Record) -> datetime | None:
     return next((w.admitted_at for w in snapshot.workloads if w.number == 0 and w.is_granted), None)
 
 
-def _scaling(record: Record, replicas: Replicas, policy: Policy) -> dict[str, Any]:
-    targets = target_replicas(record, policy)
+def _scaling(record: Record, replicas: Replicas, grant: Grant) -> dict[str, Any]:
+    targets = target_replicas(record, grant)
     living = Counter(r.id.spec for r in replicas.newest.values() if r.may_train and r.pod.kill_at is None)
     scaling: dict[str, Any] = {
         "targetReplicas": {**targets, RUNNING: _running(record)},
@@ -96,15 +97,15 @@ def _running(record: Record) -> int:
     )
 
 
-def target_replicas(record: Record, policy: Policy) -> dict[str, int]:
+def target_replicas(record: Record, grant: Grant) -> dict[str, int]:
     """Give how many replicas of each spec are to train: those that do, or those that are waited for, the base spec first."""
-    targets = dict.fromkeys((spec.name for spec in policy.specs), 0)
+    targets = dict.fromkeys((spec.name for spec in grant.specs), 0)
     if record.outcome:
         return targets
     if record.transition is None:
         return targets | Counter(member.spec for member in record.members)
-    left = min(record.transition.target_size, policy.sizes.maximum)
-    for spec in policy.specs:
+    left = min(record.transition.target_size, grant.sizes.maximum)
+    for spec in grant.specs:
         targets[spec.name] = min(left, spec.limit)
         left -= targets[spec.name]
     return targets

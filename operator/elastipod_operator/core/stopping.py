@@ -6,13 +6,15 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import Action, StopWorkers
-from .faults import widen_restart
-from .health import MAX_GENERATION, Health, Replica, Replicas
-from .membership import earliest, remove
+from .context import Context
+from .health import MAX_GENERATION, Health, Replica
 from .names import PodId
+from .pod_removal import remove
 from .record import Record, RestartMode, TransitionKind
+from .recovery import widen_restart
 from .root_cause import attribute_to_outside, attribute_to_own_end
 from .snapshot import AgentState, Policy
+from .time_order import earliest
 
 # Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
 HARD_STOP_AFTER = timedelta(seconds=15)
@@ -22,13 +24,12 @@ FORCED_END = timedelta(seconds=2)
 RECHECK_AFTER = timedelta(seconds=1)
 
 
-def stop_members(
-    record: Record, replicas: Replicas, policy: Policy, now: datetime
-) -> tuple[Record, list[Action], datetime | None]:
+def stop_members(record: Record, context: Context) -> tuple[Record, list[Action], datetime | None]:
     """Bring everybody who lives to READY; who never gets there is given up in the end.
 
     Gives the record with the losses, the stops, and when to look again; None once nobody is waited for.
     """
+    policy, replicas, now = context.policy, context.replicas, context.now
     actions: list[Action] = []
     wakes: list[datetime] = []
     members = frozenset(record.members)
@@ -43,7 +44,7 @@ def stop_members(
             continue
         due = _due(replica, record, policy)
         # Who has no quota any more leaves however silent all are: Kueue waits, and pods are ended without their agents.
-        must_go = policy.suspend or replica.id.slot in replicas.quota_lost
+        must_go = context.grant.is_suspended or replica.id.slot in replicas.quota_lost
         is_given_up = now >= due + GIVE_UP_AFTER and (must_go or not replicas.all_silent)
         if replica.health is Health.LOST or is_given_up:
             if replica.id not in record.lost:

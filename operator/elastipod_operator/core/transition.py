@@ -6,17 +6,23 @@ from dataclasses import replace
 from datetime import datetime
 
 from .actions import Action, JobEvent, StartWorkers
-from .context import Context, PlanDraft, drain_limit, finish, suspension
+from .context import Context, PlanDraft
+from .ending import finish
 from .escalation import check_budgets
-from .faults import STOP_TIME, Fault, begin_recovery, find_fault
+from .faults import STOP_TIME, Fault, find_fault
 from .growth import CAUSE, growth_failed, mark_interrupted_growth, warm
 from .health import AGENT_EXPECTED, Health, Replica
 from .history import HistoryEntry
-from .membership import record_incarnations, remove, usable
+from .incarnations import record_incarnations
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_step_time
+from .planned_change import drain_limit, suspension
+from .pod_removal import remove
+from .ranks import usable
 from .record import RECORD_LOST, SUSPENDED_BY_USER, Record, Transition, TransitionKind
+from .recovery import begin_recovery
 from .snapshot import Policy
+from .spec_edits import recreate_all_pods
 from .stopping import RECHECK_AFTER, is_hard_stop_due, stop_members
 
 
@@ -46,7 +52,7 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
         if fault is not None:  # decision 18
             return recover(record, context, fault)
         record, hurry = _shortened(*_without_drain_handler(record, context), context)
-    record, stops, wake = stop_members(record, context.replicas, context.policy, context.now)
+    record, stops, wake = stop_members(record, context)
     if wake is not None:
         announce = _announcement(transition) if context.now == transition.began_at else ()
         return PlanDraft(record, tuple(stops), wake_at=wake, events=(*announce, *hurry))
@@ -109,17 +115,17 @@ def _announcement(transition: Transition) -> tuple[JobEvent, ...]:
 
 
 def _suspended(record: Record, context: Context) -> PlanDraft:
-    if context.policy.suspend:
+    if context.grant.is_suspended:
         removals: list[Action] = []
         for replica in context.replicas.by_id.values():
             removals += remove(
                 replica,
-                "the job is suspended" if context.policy.suspended_by is None else context.policy.suspended_by.message,
+                "the job is suspended" if context.grant.suspended_by is None else context.grant.suspended_by.message,
             )
         return PlanDraft(replace(record_incarnations(record, context.replicas.by_id), members=()), tuple(removals))
     transition = record.transition
     assert transition is not None
-    sizes = context.policy.requested_sizes  # a queue grants the rest later
+    sizes = context.policy.sizes  # a queue grants the rest later
     target_size = sizes.fit(transition.from_size) or sizes.start
     cause, message = "Resumed", "the user resumed the job"
     if transition.cause != SUSPENDED_BY_USER:
@@ -135,48 +141,30 @@ def _suspended(record: Record, context: Context) -> PlanDraft:
     draft = PlanDraft(record, events=(JobEvent(cause, message),), wake_at=context.now, adopts_spec=True)
     # Who resumes the job before its pods were gone finds them made from the old template.
     return (
-        give_up_all(draft, context, "made from a template that was edited")
+        recreate_all_pods(draft, context, "made from a template that was edited")
         if context.snapshot.job.pending_edits
         else draft
     )
 
 
-def give_up_all(draft: PlanDraft, context: Context, why: str) -> PlanDraft:
-    """Have every pod made anew."""
-    known = frozenset(draft.record.lost)
-    pods = [r for r in context.replicas.by_id.values() if r.id not in known]
-    removals: list[Action] = []
-    for replica in pods:
-        removals += remove(replica, why)
-    lost = (*draft.record.lost, *(r.id for r in pods))
-    return replace(draft.with_actions(*removals), record=replace(record_incarnations(draft.record, lost), lost=lost))
-
-
 def _gather(record: Record, context: Context) -> PlanDraft:
     """All old workers are stopped: wait for enough ready replicas, then allocate the next generation."""
-    transition, sizes, now = record.transition, context.policy.sizes, context.now
+    transition, sizes, now = record.transition, context.grant.sizes, context.now
     assert transition is not None
-    if context.policy.suspend:
+    if context.grant.is_suspended:
         return _suspended(suspension(record, context), context)
     if transition.cause == RECORD_LOST and any(_may_report_generation(r, now) for r in context.replicas.by_id.values()):
         return PlanDraft(record, wake_at=now + RECHECK_AFTER)
     candidates = context.replicas.candidates()
     if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
         candidates = warm(candidates, now)
-    ready = usable(candidates, record, context.policy)
+    ready = usable(candidates, record, context.grant)
     # The first start takes `replicas` and grows later; every other one takes all that is ready (decision 12).
     is_first = transition.kind is TransitionKind.START and not record.generation
     target_size = sizes.fit(transition.target_size) or sizes.minimum
     size = sizes.fit(min(len(ready), target_size if is_first else sizes.maximum))
     if not size:
-        record, events = follow_partial_gang(
-            replace(record, window_since=None),
-            context.replicas,
-            context.policy,
-            now,
-            context.key,
-            refused=context.is_refused,
-        )
+        record, events = follow_partial_gang(replace(record, window_since=None), context)
         return PlanDraft(record, events=events, wake_at=next_gang_check(record, context.key, now))
     if transition.not_before is not None and now < transition.not_before:
         return PlanDraft(record, wake_at=transition.not_before)

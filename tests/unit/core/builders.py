@@ -8,6 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.context import Context
+from elastipod_operator.core.grant import Grant, grant_all
+from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from elastipod_operator.core.sizes import Sizes
@@ -142,6 +145,20 @@ def observed(
         nodes=found,
     )  # fmt: skip
     return replace(base, **changes)
+
+
+def granted(snapshot: Snapshot) -> Grant | None:
+    """Give the grant of a job without a queue: all that the user requested."""
+    return grant_all(snapshot.job.policy) if snapshot.job.policy is not None else None
+
+
+def context(snapshot: Snapshot, replicas: Replicas | None = None, **grants: Any) -> Context:
+    """Give what policies read; `grants` differ from what the user requested."""
+    requested = snapshot.job.policy
+    assert requested is not None
+    grant = replace(grant_all(requested), **grants)
+    found = assess(snapshot, grant.quota_lost) if replicas is None else replicas
+    return Context(snapshot, requested, found, grant)
 
 
 def acts(plan: Plan, kind: type) -> list[Any]:

@@ -36,6 +36,7 @@ from elastipod_operator.core.snapshot import (
     ObservedContainer,
     ObservedNode,
     ObservedPod,
+    ObservedWorkload,
 )
 
 CRASHED = ObservedContainer(ContainerState.TERMINATED, 1, "Error")
@@ -116,9 +117,16 @@ def test_its_log_is_kept_where_nothing_of_the_pod_runs_any_more() -> None:
 def test_its_quota_is_used_until_its_pod_is_gone() -> None:
     found = assess(observed(job(trains()), [(with_sidecar(), running()), (pod(1), running())])).by_id[pid(0)]
     assert (found.health, found.gone, found.may_still_run) == (Health.ENDED, False, True)
-    granted = {p.slot: "base" for p in (pid(0), pid(1))}
-    stopped = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
-    todo = decided([(with_sidecar(), None), (pod(1), ready(1))], stopped, granted=granted)
+    stopped = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True), queue="gpus")
+    workloads = tuple(
+        ObservedWorkload(
+            name=f"workload-{number}", uid=f"uid-{number}", number=number, counts=(("workers", 1),), created_at=LONG_AGO,
+            queue="gpus", reserved=True, admitted=True,
+        )
+        for number in (0, 1)
+    )  # fmt: skip
+    pairs = [(with_sidecar(), None), (pod(1), ready(1))]
+    todo = plan(observed(job(stopped, policy(1, 4), queue="gpus"), pairs, workloads=workloads))
     assert acts(todo, DeletePod)
     assert not acts(todo, CreatePod), "both pods together would be more than was granted"
 

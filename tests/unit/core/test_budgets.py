@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
     agent,
+    context,
     job,
     observed,
     pid,
@@ -33,7 +34,6 @@ from elastipod_operator.core.avoided_nodes import (
     next_fault_expiry,
 )
 from elastipod_operator.core.backoff import jitter
-from elastipod_operator.core.context import Context
 from elastipod_operator.core.escalation import (
     BudgetCheck,
     check_budgets,
@@ -41,6 +41,7 @@ from elastipod_operator.core.escalation import (
     does_not_progress,
     next_window_end,
 )
+from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.growth import (
     growth_due,
     growth_failed,
@@ -343,7 +344,7 @@ def looked(record: Record, *pods: Seen, wishes: Policy | None = None) -> tuple[R
     snapshot = observed(job(record, wishes), pods)
     replicas = assess(snapshot)
     members = [r for m in record.members if (r := replicas.get(m)) is not None]
-    return growth_window(record, Context(snapshot, wishes, replicas), members)
+    return growth_window(record, context(snapshot, replicas), members)
 
 
 RUN: list[Seen] = [(pod(0), running()), (pod(1), running())]
@@ -415,8 +416,8 @@ def replicas_of(*pods: Seen) -> Replicas:
 
 def test_the_size_that_would_be_possible() -> None:
     replicas = replicas_of(*RUN, (pod(2), ready()), (pod(3), agent()))
-    assert possible_size(trains(), replicas, policy(2, 4)) == 3
-    assert possible_size(trains(), replicas, policy(sizes=Sizes((2, 4), 2))) == 2
+    assert possible_size(trains(), replicas, grant_all(policy(2, 4))) == 3
+    assert possible_size(trains(), replicas, grant_all(policy(sizes=Sizes((2, 4), 2)))) == 2
 
 
 def test_who_is_warm() -> None:

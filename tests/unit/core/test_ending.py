@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     NOW,
     acts,
     agent,
+    granted,
     job,
     observed,
     pod,
@@ -27,6 +28,7 @@ from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import Action, DeletePod, ListPods, SetFinalizer, ShutDownAgent, StopWorkers
 from elastipod_operator.core.deadlines import Deadline, next_deadline, overdue
 from elastipod_operator.core.ending import deletion_notes, plan_deletion, plan_end
+from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.health import assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
@@ -65,24 +67,26 @@ def snapshot(record: Record, wishes: Policy | None = None, *pods: Seen, **change
     ],
 )  # fmt: skip
 def test_the_next_deadline(record: Record, wishes: Policy, wait_s: float | None) -> None:
-    assert next_deadline(snapshot(record, wishes), record) == (None if wait_s is None else NOW + seconds(wait_s))
+    assert next_deadline(snapshot(record, wishes), record, grant_all(wishes)) == (
+        None if wait_s is None else NOW + seconds(wait_s)
+    )
 
 
 def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_figure() -> None:
     late = policy(active_deadline=seconds(90), startup_deadline=seconds(80.5))
     record = trains(started_at=None, first_pod_at=ACCEPTED)
-    assert overdue(snapshot(record, late), record) == Deadline(
+    assert overdue(snapshot(record, late), record, grant_all(late)) == Deadline(
         ACCEPTED + seconds(80.5),
         "StartupDeadlineExceeded",
         "training did not begin within spec.runPolicy.startupDeadlineSeconds (80.5 s)",
     )
-    assert overdue(snapshot(trains(), late), trains()) == Deadline(
+    assert overdue(snapshot(trains(), late), trains(), grant_all(late)) == Deadline(
         ACCEPTED + seconds(90),
         "DeadlineExceeded",
         "the job ran for longer than spec.runPolicy.activeDeadlineSeconds (90 s)",
     )
     faulty = policy(fault_deadline=seconds(40))
-    assert overdue(snapshot(FAULT, faulty), FAULT) == Deadline(
+    assert overdue(snapshot(FAULT, faulty), FAULT, grant_all(faulty)) == Deadline(
         NOW,
         "FaultDeadlineExceeded",
         "training did not go on within spec.runPolicy.faultDeadlineSeconds (40 s) after a fault",
@@ -91,7 +95,7 @@ def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_f
 
 def test_a_job_whose_spec_cannot_be_read_has_no_deadlines() -> None:
     unread = observed(replace(job(trains(), created_at=ACCEPTED), policy=None, refusal="no"))
-    assert (overdue(unread, trains()), next_deadline(unread, trains())) == (None, None)
+    assert (overdue(unread, trains(), None), next_deadline(unread, trains(), None)) == (None, None)
 
 
 # ---- the end
@@ -191,7 +195,7 @@ def test_a_deadline_counts_from_when_an_operator_accepted_the_job() -> None:
     first = plan(observed(job(None, wishes, created_at=NOW - seconds(30)))).record
     assert first.accepted_at == NOW - seconds(30)
     look = observed(job(first, wishes, created_at=NOW + seconds(60)))
-    assert next_deadline(look, first) == NOW + seconds(70)
+    assert next_deadline(look, first, granted(look)) == NOW + seconds(70)
     assert plan(look).record.accepted_at == first.accepted_at
 
 

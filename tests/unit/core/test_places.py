@@ -9,6 +9,7 @@ from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
     agent,
+    context,
     job,
     observed,
     pid,
@@ -21,7 +22,9 @@ from tests.unit.core.builders import (
     transition,
 )
 
+from elastipod_operator.core.actions import JobEvent
 from elastipod_operator.core.backoff import jitter
+from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.partial_gangs import Places, follow_partial_gang, next_gang_check, places, restrict_slots
@@ -67,13 +70,17 @@ def replicas_of(record: Record, *pods: Seen) -> Replicas:
     ],
 )  # fmt: skip
 def test_places(record: Record, wishes: Policy, pods: list[Seen], expected: Places) -> None:
-    assert places(record, replicas_of(record, *pods), wishes) == expected
+    assert places(record, replicas_of(record, *pods), grant_all(wishes)) == expected
+
+
+def follow(record: Record, replicas: Replicas, wishes: Policy, key: str) -> tuple[Record, tuple[JobEvent, ...]]:
+    return follow_partial_gang(record, context(observed(job(record, wishes, uid=key)), replicas))
 
 
 def given_back(tries: int, key: str = "k") -> Record:
     record = Record(transition=STARTS.transition, gang=PartialGang(NOW - seconds(999), 2, tries))
     replicas = replicas_of(record, bound(0), bound(1), waits(2))
-    return follow_partial_gang(record, replicas, FOUR, NOW, key, refused=False)[0]
+    return follow(record, replicas, FOUR, key)[0]
 
 
 @pytest.mark.parametrize(("tries", "wait_s"), [(0, 10), (1, 20), (2, 40), (9, 300)])
@@ -86,13 +93,11 @@ def test_the_rest_is_twenty_seconds_and_the_backoff(tries: int, wait_s: float) -
 
 def test_what_is_given_back_is_told_in_figures() -> None:
     first = Record(transition=STARTS.transition, gang=PartialGang(NOW - seconds(200), 2))
-    _, events = follow_partial_gang(
-        first, replicas_of(first, bound(0), bound(1), waits(2)), FOUR, NOW, "k", refused=False
-    )
+    _, events = follow(first, replicas_of(first, bound(0), bound(1), waits(2)), FOUR, "k")
     assert [n.message.split(";")[0] for n in events] == ["2 pods had places for 200 s, too few for the smallest size"]
     more = trains(gang=PartialGang(NOW - seconds(190), 1))
     pods = [(pod(0), running()), (pod(1), running()), bound(2), waits(3)]
-    kept, events = follow_partial_gang(more, replicas_of(more, *pods), EVEN, NOW, "k", refused=False)
+    kept, events = follow(more, replicas_of(more, *pods), EVEN, "k")
     assert [n.message.split(";")[0] for n in events] == ["1 pods had places for 190 s, too few for a whole increment"]
     assert kept.members == more.members
     assert kept.incarnations == {Slot("workers", n): 0 for n in range(4)}, "names are not used again"
@@ -132,7 +137,7 @@ RESTING = PartialGang(LONG_AGO, 0, 3, NOW + seconds(1))
 )
 def test_how_a_gang_is_followed(gang: PartialGang, pods: list[Seen], expected: PartialGang | None) -> None:
     record = Record(transition=STARTS.transition, gang=gang)
-    after, events = follow_partial_gang(record, replicas_of(record, *pods), FOUR, NOW, "k", refused=False)
+    after, events = follow(record, replicas_of(record, *pods), FOUR, "k")
     assert (after.gang, events) == (expected, ())
 
 
@@ -168,19 +173,17 @@ def test_a_rest_ends_when_there_comes_to_be_more_room(room_s: float | None, is_o
     record = Record(transition=STARTS.transition, gang=resting)
     capacity_freed_at = None if room_s is None else NOW + seconds(room_s)
     replicas = assess(observed(job(record), [bound(0), waits(1)], capacity_freed_at=capacity_freed_at))
-    after, _ = follow_partial_gang(record, replicas, FOUR, NOW, "k", refused=False)
+    after, _ = follow(record, replicas, FOUR, "k")
     assert after.gang == (PartialGang(NOW, 1, 3) if is_over else resting)
     alone = assess(observed(job(record), [waits(1)], capacity_freed_at=capacity_freed_at))
-    assert follow_partial_gang(record, alone, FOUR, NOW, "k", refused=False)[0].gang == resting, (
-        "and somebody has a place"
-    )
+    assert follow(record, alone, FOUR, "k")[0].gang == resting, "and somebody has a place"
 
 
 def test_a_job_that_trains_asks_ever_more_rarely() -> None:
     """A job that waits for its start asks every five minutes, one that waits to grow every hour."""
     record = trains(gang=PartialGang(LONG_AGO, 1, 20))
     pods = [(pod(0), running()), (pod(1), running()), bound(2), waits(3)]
-    gang = follow_partial_gang(record, replicas_of(record, *pods), EVEN, NOW, "k", refused=False)[0].gang
+    gang = follow(record, replicas_of(record, *pods), EVEN, "k")[0].gang
     assert gang is not None
     assert gang.rest_until is not None
     assert seconds(3620) <= gang.rest_until - NOW <= seconds(20 + 1.25 * 3600)
@@ -212,7 +215,7 @@ EARLY = PartialGang(NOW - seconds(19), 0, 1, NOW + seconds(60))
 )  # fmt: skip
 def test_which_pods_are_wanted_while_places_are_given_back(record: Record, pods: list[Seen], left: list[Slot]) -> None:
     replicas = replicas_of(record, *pods)
-    assert restrict_slots(slots(0, 1, 2, 3), record, replicas, EVEN if record.members else FOUR, NOW) == left
+    assert restrict_slots(slots(0, 1, 2, 3), record, replicas, grant_all(EVEN if record.members else FOUR), NOW) == left
 
 
 @pytest.mark.parametrize(
@@ -225,5 +228,7 @@ def test_which_pods_are_wanted_while_places_are_given_back(record: Record, pods:
 )
 def test_a_place_that_is_none_shows_no_demand(other: Any) -> None:
     record = trains(gang=RESTS)
-    assert restrict_slots(slots(0, 1, 2, 3), record, replicas_of(record, other), EVEN, NOW) == slots(0, 1, 2)
-    assert pid(3).slot not in restrict_slots(slots(0, 1, 2, 3), record, replicas_of(record, other), EVEN, NOW)
+    assert restrict_slots(slots(0, 1, 2, 3), record, replicas_of(record, other), grant_all(EVEN), NOW) == slots(0, 1, 2)
+    assert pid(3).slot not in restrict_slots(
+        slots(0, 1, 2, 3), record, replicas_of(record, other), grant_all(EVEN), NOW
+    )

@@ -327,11 +327,7 @@ def test_the_spares_of_a_base_come_after_those_who_train() -> None:
 
 def test_shares_are_worked_out_once_for_each_spec() -> None:
     wishes = policy(2, 4)
-    bounded = replace(
-        wishes, sizes=Sizes((2,), 2), specs=(SpecLimits("workers", 2),), all_sizes=wishes.sizes, all_specs=wishes.specs
-    )
     assert quota_requests_of(wishes) is quota_requests_of(replace(wishes, suspend=True))
-    assert quota_requests_of(bounded) is quota_requests_of(wishes), "also of what is granted only in part"
 
 
 # ---- since when a job counts as started

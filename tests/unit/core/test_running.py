@@ -12,6 +12,7 @@ from tests.unit.core.builders import (
     NOW,
     acts,
     agent,
+    context,
     job,
     observed,
     pid,
@@ -25,8 +26,7 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import AssignSpare, DeletePod, JobEvent, StopWorkers
 from elastipod_operator.core.backoff import jitter
-from elastipod_operator.core.context import Context, PlanDraft
-from elastipod_operator.core.health import assess
+from elastipod_operator.core.context import PlanDraft
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import NodeFaults, PartialGang, Record, RestartWindow, TransitionKind
@@ -44,9 +44,8 @@ def all_run(number: int, generation: int = 1) -> list[Seen]:
 
 def step_of(snapshot: Snapshot) -> PlanDraft:
     """Give what `running` decides by itself, without what is told of it and when that changes."""
-    assert snapshot.job.policy is not None
     assert snapshot.job.record is not None
-    return decide(snapshot.job.record, Context(snapshot, snapshot.job.policy, assess(snapshot)))
+    return decide(snapshot.job.record, context(snapshot))
 
 
 def waits(ordinal: int) -> Seen:

@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
     agent,
+    context,
     faulted,
     job,
     observed,
@@ -26,7 +27,6 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, StopWorkers
-from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod
@@ -39,7 +39,7 @@ PARKED = (pod(1), ready(1, drained=True))
 
 def stop(record: Record, *pods: Seen, **changes: Any) -> tuple[Record, list[Action], datetime | None]:
     snapshot = observed(job(record), pods, **changes)
-    return stop_members(record, assess(snapshot), policy(), NOW)
+    return stop_members(record, context(snapshot))
 
 
 def draining(left_s: float, **changes: Any) -> Record:
@@ -113,8 +113,8 @@ def test_who_must_go_is_given_up_also_when_all_are_silent(
 ) -> None:
     for left_s, lost in ((-44.9, ()), (-45, given_up)):
         record = draining(left_s)
-        snapshot = observed(job(record), [(pod(0), silent(60)), (pod(1), silent(60))], quota_lost=quota_lost)
-        after, actions, _ = stop_members(record, assess(snapshot), policy(suspend=suspend), NOW)
+        snapshot = observed(job(record, policy(suspend=suspend)), [(pod(0), silent(60)), (pod(1), silent(60))])
+        after, actions, _ = stop_members(record, context(snapshot, quota_lost=quota_lost))
         assert after.lost == lost
         assert [a.name for a in actions if isinstance(a, DeletePod)] == [pod(one).name for one in lost]
 

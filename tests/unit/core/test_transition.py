@@ -12,6 +12,7 @@ from tests.unit.core.builders import (
     NOW,
     acts,
     agent,
+    context,
     faulted,
     job,
     observed,
@@ -26,8 +27,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import DeletePod, JobEvent, ShutDownAgent, StartWorkers
-from elastipod_operator.core.context import Context, PlanDraft
-from elastipod_operator.core.health import assess
+from elastipod_operator.core.context import PlanDraft
 from elastipod_operator.core.history import HistoryEntry
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
@@ -43,9 +43,8 @@ GROWTH = "CapacityAvailable"
 
 def step_of(snapshot: Snapshot) -> PlanDraft:
     """Give what the transition decides by itself, without what is told of it and when that changes."""
-    assert snapshot.job.policy is not None
     assert snapshot.job.record is not None
-    return in_transition(snapshot.job.record, Context(snapshot, snapshot.job.policy, assess(snapshot)))
+    return in_transition(snapshot.job.record, context(snapshot))
 
 
 def stopped(number: int, mine: ObservedAgent = DRAINED) -> list[Seen]:

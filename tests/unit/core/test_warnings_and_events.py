@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
     agent,
+    granted,
     job,
     observed,
     pid,
@@ -62,7 +63,7 @@ ENDED = trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW)
 
 
 def report(snapshot: Snapshot) -> StatusReport:
-    return describe(snapshot, snapshot.job.record or Record(), assess(snapshot))
+    return describe(snapshot, snapshot.job.record or Record(), assess(snapshot), granted(snapshot))
 
 
 def told(snapshot: Snapshot) -> Told:
@@ -409,17 +410,17 @@ def test_an_event_is_given_when_its_reason_is_new() -> None:
 )
 def test_size(record: Record, pods: list[Seen], size: str) -> None:
     snapshot = observed(job(record), pods)
-    assert size_text(snapshot, record, assess(snapshot)) == size
+    assert size_text(snapshot, record, assess(snapshot), granted(snapshot)) == size
 
 
 def test_the_size_of_a_job_that_cannot_be_used() -> None:
     snapshot = observed(replace(job(trains()), policy=None, refusal="no"), RUN)
-    assert size_text(snapshot, trains(), assess(snapshot)) == "2/2/0"
+    assert size_text(snapshot, trains(), assess(snapshot), granted(snapshot)) == "2/2/0"
 
 
 def status(record: Record, wishes: Any = FULL, *pods: Seen) -> dict[str, Any]:
     snapshot = observed(job(record, wishes), pods)
-    return status_fields(snapshot, record, assess(snapshot))
+    return status_fields(snapshot, record, assess(snapshot), granted(snapshot))
 
 
 def test_the_status_of_a_new_job_of_one_size() -> None:

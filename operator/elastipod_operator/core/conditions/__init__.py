@@ -9,12 +9,13 @@ from typing import Any
 
 from ..actions import JobEvent
 from ..context import Context
+from ..grant import Grant
 from ..health import Replicas
-from ..membership import earliest
 from ..quota import Quota
 from ..record import Record
 from ..snapshot import NOT_CONSIDERED, Condition, Snapshot
 from ..status_fields import size_text, status_fields
+from ..time_order import earliest
 from . import pods_ready, scaling, state, warning
 from .draft import ConditionDraft
 
@@ -77,9 +78,11 @@ class StatusReport:
     wake_at: datetime | None = None
 
 
-def describe(snapshot: Snapshot, record: Record, replicas: Replicas, quota: Quota | None = None) -> StatusReport:
+def describe(
+    snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None, quota: Quota | None = None
+) -> StatusReport:
     """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
-    lines, wake = _drafts(snapshot, record, replicas, quota)
+    lines, wake = _drafts(snapshot, record, replicas, grant, quota)
     lines = warning.with_operator_warnings(lines, snapshot, replicas, record)
     old = {condition.type: condition for condition in snapshot.job.conditions}
     conditions = tuple(_dated(line, old, snapshot.now) for line in lines)
@@ -91,7 +94,11 @@ def describe(snapshot: Snapshot, record: Record, replicas: Replicas, quota: Quot
         if reason in WORTH_AN_EVENT and not _is_reported(old.get(line.type), reason, message if line.parts else "")
     )
     return StatusReport(
-        conditions, size_text(snapshot, record, replicas), status_fields(snapshot, record, replicas), events, wake
+        conditions,
+        size_text(snapshot, record, replicas, grant),
+        status_fields(snapshot, record, replicas, grant),
+        events,
+        wake,
     )
 
 
@@ -109,7 +116,7 @@ def _dated(line: ConditionDraft, old: dict[str, Condition], now: datetime) -> Co
 
 
 def _drafts(
-    snapshot: Snapshot, record: Record, replicas: Replicas, quota: Quota | None
+    snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None, quota: Quota | None
 ) -> tuple[list[ConditionDraft], datetime | None]:
     created = ConditionDraft("Created", True, "Accepted", "the job was accepted")
     if record.outcome:
@@ -117,9 +124,9 @@ def _drafts(
         return [created, ConditionDraft("Running", False, record.outcome, "the job has ended"), ended], None
     if snapshot.job.unmanaged:
         return _unmanaged(snapshot, created), None
-    if snapshot.job.policy is None:
+    if snapshot.job.policy is None or grant is None:
         return _invalid_spec(created, record, snapshot.job.refusal), None
-    context = Context(snapshot, snapshot.job.policy, replicas, quota)
+    context = Context(snapshot, snapshot.job.policy, replicas, grant, quota)
     auxiliary = [condition(record, context) for condition in AUXILIARY]
     now, wake = state.describe(record, context)
     before = [created] if now.type != "Created" else []

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from ..context import Context
 from ..health import Health, Replicas
-from ..membership import earliest
 from ..record import Record
 from ..snapshot import NOT_CONSIDERED, ObservedPod
+from ..time_order import earliest
 from .draft import ConditionDraft, time_of_day
 
 # A kubelet tries again 10 to 15 s after what did not work: what outlasts two more tries hardly heals by itself.

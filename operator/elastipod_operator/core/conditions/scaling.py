@@ -7,11 +7,11 @@ from datetime import datetime
 from ..context import Context
 from ..growth import growth_due
 from ..health import Health
-from ..membership import wanted_slots
 from ..payback import growth_hold
 from ..quota import Quota
 from ..quota_requests import increments_requested_from
 from ..record import Record
+from ..slots import wanted_slots
 from ..snapshot import Policy, Snapshot
 from .draft import ConditionDraft, first_trouble, time_of_day
 
@@ -26,8 +26,8 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
     size = len(record.members)
     if not size or record.transition is not None:
         return None
-    maximum = policy.requested_sizes.maximum
-    if quota is not None and policy.sizes.maximum <= size < maximum:
+    maximum = policy.sizes.maximum
+    if quota is not None and context.grant.sizes.maximum <= size < maximum:
         return _queued(snapshot, record, policy, quota)
     if size >= maximum:
         return ConditionDraft("Scaling", False, "AtMaximum", f"{size} replicas train, the most that is allowed")
@@ -58,7 +58,7 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
         text = f"growing now would cost more time than it brings; asked for from {time_of_day(hold)} on"
         return ConditionDraft("Scaling", False, "NotWorthwhile", text)
     waiting = [
-        r for slot in wanted_slots(policy, record, replicas)
+        r for slot in wanted_slots(context.grant, record, replicas)
         if (r := replicas.newest.get(slot)) is not None and r.id not in members and not r.ready
     ]  # fmt: skip
     text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{first_trouble(waiting)}"
@@ -67,7 +67,7 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
 
 def _queued(snapshot: Snapshot, record: Record, policy: Policy, quota: Quota) -> ConditionDraft:
     """Say what the increments wait for, in Kueue's own words."""
-    missing = policy.requested_sizes.maximum - len(record.members)
+    missing = policy.sizes.maximum - len(record.members)
     waiting = [w for number, w in sorted(quota.present.items()) if number and not w.admitted]
     until = increments_requested_from(record, policy, snapshot.now)
     if waiting:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from ..base_first import base_minimum
 from ..context import Context
+from ..grant import Grant
 from ..health import Health, Replicas
+from ..ranks import base_minimum
 from ..record import Record, TransitionKind
-from ..snapshot import AgentState, Policy
+from ..snapshot import AgentState
 from .draft import ConditionDraft, first_trouble, time_of_day
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
@@ -17,20 +18,20 @@ FAULT_REPORTED_AFTER = timedelta(seconds=30)
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime | None]:
     """Give the state of a job that has not ended, and when it will be told otherwise."""
-    policy, replicas = context.policy, context.replicas
+    policy, grant, replicas = context.policy, context.grant, context.replicas
     transition = record.transition
     if transition is not None and transition.kind is TransitionKind.SUSPEND:
-        if policy.suspended_by is not None:
-            return ConditionDraft("Suspended", True, policy.suspended_by.reason, policy.suspended_by.message), None
+        if grant.suspended_by is not None:
+            return ConditionDraft("Suspended", True, grant.suspended_by.reason, grant.suspended_by.message), None
         text = "spec.runPolicy.suspend is true; set it to false to resume"
         if not policy.suspend:
             text = "the job resumes as soon as its workers are stopped"
         return ConditionDraft("Suspended", True, "SuspendedByUser" if policy.suspend else "Resuming", text), None
     if transition is not None and transition.kind is TransitionKind.START:
-        return _starting(record, replicas, policy), None
+        return _starting(record, replicas, grant), None
     text = f"{len(record.members)} replicas train in generation {record.generation}"
     if transition is not None:
-        text = f"{transition.message}; {_waiting_for(record, replicas, policy)}"
+        text = f"{transition.message}; {_waiting_for(record, replicas, grant)}"
     if record.fault_at is None:
         reason = "Resizing" if transition is not None else "Training" if record.running_since else "Starting"
         return ConditionDraft("Running", True, reason, text), None
@@ -46,15 +47,15 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
     return ConditionDraft("Faulted", True, cause, text), None
 
 
-def _starting(record: Record, replicas: Replicas, policy: Policy) -> ConditionDraft:
+def _starting(record: Record, replicas: Replicas, grant: Grant) -> ConditionDraft:
     started = [r for r in replicas.newest.values() if r.pod.started and not r.pod.ended]
-    text = _waiting_for(record, replicas, policy)
-    if len(started) >= policy.sizes.minimum:
+    text = _waiting_for(record, replicas, grant)
+    if len(started) >= grant.sizes.minimum:
         return ConditionDraft("PodsRunning", True, "WaitingForAgents", text)
     return ConditionDraft("Created", True, "WaitingForPods", text)
 
 
-def _waiting_for(record: Record, replicas: Replicas, policy: Policy) -> str:
+def _waiting_for(record: Record, replicas: Replicas, grant: Grant) -> str:
     transition = record.transition
     assert transition is not None
     stopping = [
@@ -65,13 +66,13 @@ def _waiting_for(record: Record, replicas: Replicas, policy: Policy) -> str:
     if stopping:
         return f"{len(stopping)} replicas are being stopped"
     ready = len(replicas.candidates())
-    aim = max(policy.sizes.minimum, transition.target_size)
+    aim = max(grant.sizes.minimum, transition.target_size)
     gang = record.gang
     if gang is not None and gang.rest_until is not None:
         return f"there was room for too few replicas; one pod waits for room, the others follow from {time_of_day(gang.rest_until)} on"
-    base = policy.specs[0].name
+    base = grant.specs[0].name
     of_base = sum(r.id.spec == base for r in replicas.candidates())
-    if policy.sizes.minimum <= ready and of_base < (least := base_minimum(policy)):
+    if grant.sizes.minimum <= ready and of_base < (least := base_minimum(grant)):
         return f"{of_base} of {least} replicas of {base} are ready, without which no others train{_why_not_ready(replicas)}"
     if ready < aim:
         return f"{ready} of {aim} replicas are ready{_why_not_ready(replicas)}"

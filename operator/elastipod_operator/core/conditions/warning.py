@@ -111,7 +111,7 @@ def _outdated_base(policy: Policy, quota: Quota) -> Warnings:
     if not quota.retained_base:
         return []
     text = (
-        f"the smallest size is {policy.requested_sizes.minimum} by now, but queue {quota.queue} granted a base of {quota.retained_base} "
+        f"the smallest size is {policy.sizes.minimum} by now, but queue {quota.queue} granted a base of {quota.retained_base} "
         "replicas, which cannot be changed; the job keeps it until it is suspended and resumed"
     )
     return [("EditsPending", text)]

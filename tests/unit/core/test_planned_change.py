@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
     agent,
+    context,
     job,
     observed,
     pod,
@@ -24,8 +25,10 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import JobEvent, ShutDownAgent
-from elastipod_operator.core.context import Context, PlanDraft, awaits_start, begin, finish
+from elastipod_operator.core.context import Context, PlanDraft
+from elastipod_operator.core.ending import finish
 from elastipod_operator.core.health import assess
+from elastipod_operator.core.planned_change import awaits_start, begin
 from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod
 
@@ -36,7 +39,7 @@ RUN: list[Seen] = [(pod(0), running(step_pace=seconds(2))), (pod(1), running())]
 def scene_of(record: Record, *pods: Seen, **changes: Any) -> Context:
     wishes = policy(clean_pods=CleanPodPolicy.NONE)
     snapshot = observed(job(record, wishes), pods, **changes)
-    return Context(snapshot, wishes, assess(snapshot))
+    return context(snapshot)
 
 
 def began(record: Record, *pods: Seen, limit: datetime | None = None) -> Record:

@@ -22,11 +22,13 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, StartWorkers
-from elastipod_operator.core.base_first import BASE_PATIENCE, base_minimum
+from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.ranks import base_minimum
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.slots import BASE_PATIENCE
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, SpecLimits
 
 Seen = tuple[ObservedPod, ObservedAgent | None]
@@ -74,7 +76,7 @@ def leaving(todo: Plan) -> set[str]:
 )
 def test_how_many_pods_of_the_base_spec_nobody_trains_without(sizes: tuple[int, ...], limit: int, least: int) -> None:
     wishes = policy(sizes=Sizes(sizes, sizes[0]), specs=(SpecLimits("base", limit), SpecLimits("extra", 4)))
-    assert base_minimum(wishes) == least
+    assert base_minimum(grant_all(wishes)) == least
 
 
 @pytest.mark.parametrize(

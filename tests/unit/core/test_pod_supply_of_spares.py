@@ -21,8 +21,8 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod
-from elastipod_operator.core.membership import SPARE_PATIENCE
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.pod_supply import SPARE_PATIENCE
 from elastipod_operator.core.record import PartialGang
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, SpecLimits

@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
     agent,
+    context,
     job,
     observed,
     pid,
@@ -25,21 +26,16 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
+from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.health import Replicas, assess
-from elastipod_operator.core.membership import (
-    Limits,
-    newest_incarnations,
-    rank_order,
-    record_incarnations,
-    remove,
-    room_for,
-    supply_pods,
-    usable,
-    wanted_slots,
-)
+from elastipod_operator.core.incarnations import newest_incarnations, record_incarnations
 from elastipod_operator.core.names import PodId, Slot
+from elastipod_operator.core.pod_removal import remove
+from elastipod_operator.core.pod_supply import CreationLimits, supply_pods
+from elastipod_operator.core.ranks import rank_order, room_for, usable
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.slots import wanted_slots
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, SpecLimits
 
 Seen = tuple[ObservedPod, ObservedAgent | None]
@@ -61,10 +57,16 @@ def replicas_of(record: Record, *pods: Seen, nodes: Any = ()) -> Replicas:
 
 
 def supplied(
-    record: Record, *pods: Seen, wishes: Policy = PAIR, nodes: Any = (), **limits: Any
+    record: Record,
+    *pods: Seen,
+    wishes: Policy = PAIR,
+    nodes: Any = (),
+    workloads: dict[Slot, str] | None = None,
+    **limits: Any,
 ) -> tuple[list[Action], datetime | None]:
     replicas = replicas_of(record, *pods, nodes=nodes)
-    return supply_pods(wishes, record, replicas, NOW, wanted_slots(wishes, record, replicas), Limits(**limits))
+    given = context(observed(job(record, wishes)), replicas, workloads=workloads)
+    return supply_pods(record, given, wanted_slots(given.grant, record, replicas), CreationLimits(**limits))
 
 
 def made(actions: list[Action]) -> list[PodId]:
@@ -81,15 +83,15 @@ def removed(actions: list[Action]) -> list[tuple[str, str, bool]]:
 def test_a_spec_that_the_job_no_longer_has_comes_last_and_does_not_train() -> None:
     present = [of("old", 0), of("extra", 0), of("base", 0)]
     candidates = replicas_of(Record(), *((pod(p), ready()) for p in present)).candidates()
-    assert [r.id.spec for r in rank_order(candidates, Record(), TWO)] == ["base", "extra", "old"]
+    assert [r.id.spec for r in rank_order(candidates, Record(), grant_all(TWO))] == ["base", "extra", "old"]
     wishes = replace(TWO, sizes=Sizes((1, 2), 1))
-    assert [r.id.spec for r in usable(candidates, Record(), wishes)] == ["base", "extra"]
+    assert [r.id.spec for r in usable(candidates, Record(), grant_all(wishes))] == ["base", "extra"]
 
 
 def test_of_each_spec_no_more_train_than_it_may() -> None:
     present = [*(of("base", n) for n in range(4)), *(of("extra", n) for n in range(3))]
     candidates = replicas_of(Record(), *((pod(p), ready()) for p in present)).candidates()
-    assert [r.id for r in usable(candidates, Record(), TWO)] == [
+    assert [r.id for r in usable(candidates, Record(), grant_all(TWO))] == [
         of("base", 0), of("base", 1), of("extra", 0), of("extra", 1),
     ]  # fmt: skip
 
@@ -106,7 +108,7 @@ def test_of_each_spec_no_more_train_than_it_may() -> None:
 )
 def test_room(number: dict[str, int], room: int) -> None:
     pods = [of(spec, n) for spec, most in number.items() for n in range(most)]
-    assert room_for(pods, policy(sizes=Sizes((2, 3), 2), specs=TWO.specs)) == room
+    assert room_for(pods, grant_all(policy(sizes=Sizes((2, 3), 2), specs=TWO.specs))) == room
 
 
 # ---- which slots
@@ -122,7 +124,7 @@ def test_room(number: dict[str, int], room: int) -> None:
     ],
 )  # fmt: skip
 def test_the_order_of_slots(pods: list[Seen], slots: list[int]) -> None:
-    assert wanted_slots(PAIR, Record(), replicas_of(Record(), *pods)) == [Slot("workers", n) for n in slots]
+    assert wanted_slots(grant_all(PAIR), Record(), replicas_of(Record(), *pods)) == [Slot("workers", n) for n in slots]
 
 
 def test_the_next_spec_gets_what_the_first_one_leaves_and_spares_are_beside() -> None:
@@ -130,7 +132,7 @@ def test_the_next_spec_gets_what_the_first_one_leaves_and_spares_are_beside() ->
         sizes=Sizes((2, 3), 2),
         specs=(SpecLimits("base", 2, spares=1), SpecLimits("extra", 2, spares=1), SpecLimits("none", 2, spares=1)),
     )
-    assert wanted_slots(wishes, Record(), replicas_of(Record())) == [
+    assert wanted_slots(grant_all(wishes), Record(), replicas_of(Record())) == [
         *(Slot("base", n) for n in range(3)), *(Slot("extra", n) for n in range(2)),
     ], "a spec that is not used has no spares either"  # fmt: skip
 
@@ -179,20 +181,20 @@ def test_a_pod_is_made_anew_when_the_old_one(mine: Seen, incarnation: int | None
 def test_on_quota_a_pod_is_made_anew_when_the_old_one_takes_none_any_more(
     mine: Seen, nodes: Any, incarnation: int | None
 ) -> None:
-    wishes = replace(PAIR, granted={Slot("workers", 0): "base", Slot("workers", 1): "base"})
+    workloads = {Slot("workers", 0): "base", Slot("workers", 1): "base"}
     other = (pod(1, node="node-1"), running(step=9, step_at=NOW))
-    actions, _ = supplied(trains(), mine, other, wishes=wishes, nodes=nodes)
+    actions, _ = supplied(trains(), mine, other, workloads=workloads, nodes=nodes)
     assert made(actions) == ([] if incarnation is None else [pid(0, incarnation)])
 
 
 def test_on_quota_a_pod_that_waits_with_old_nodes_to_avoid_goes_first() -> None:
-    wishes = replace(PAIR, granted={Slot("workers", 0): "base", Slot("workers", 1): "base"})
-    actions, _ = supplied(Record(), waits(0), (pod(1), ready()), wishes=wishes, avoids=("bad",))
+    workloads = {Slot("workers", 0): "base", Slot("workers", 1): "base"}
+    actions, _ = supplied(Record(), waits(0), (pod(1), ready()), workloads=workloads, avoids=("bad",))
     assert made(actions) == []
     assert removed(actions) == [
         (pid(0).name("job"), "waits for a place with an outdated idea of the nodes to avoid", False)
     ]
-    actions, _ = supplied(Record(), (pod(1), ready()), wishes=wishes, avoids=("bad",))
+    actions, _ = supplied(Record(), (pod(1), ready()), workloads=workloads, avoids=("bad",))
     assert made(actions) == [pid(0)], "nothing tells that it ever was"
 
 

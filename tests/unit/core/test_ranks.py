@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    context,
     job,
     observed,
     pid,
@@ -23,11 +24,15 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
+from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.health import assess
-from elastipod_operator.core.membership import Limits, newest_incarnations, rank_order, supply_pods, wanted_slots
+from elastipod_operator.core.incarnations import newest_incarnations
 from elastipod_operator.core.names import PodId, Slot
+from elastipod_operator.core.pod_supply import CreationLimits, supply_pods
+from elastipod_operator.core.ranks import rank_order
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.slots import wanted_slots
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, Snapshot, SpecLimits
 
 TWO_SPECS = policy(specs=(SpecLimits("base", 2), SpecLimits("extra", 2)))
@@ -64,7 +69,7 @@ def test_group_ranks(before: tuple[PodId, ...], present: list[PodId], ranks: lis
 def test_group_ranks_do_not_depend_on_the_order_of_observation(present: list[PodId], before: list[PodId]) -> None:
     record = Record(members=tuple(before))
     replicas = assess(observed(job(), [(pod(identity), ready()) for identity in present]))
-    ranks = [r.id for r in rank_order(replicas.candidates(), record, TWO_SPECS)]
+    ranks = [r.id for r in rank_order(replicas.candidates(), record, grant_all(TWO_SPECS))]
     assert sorted(ranks) == sorted(present)
     assert [spec for spec, *_ in ((r.spec,) for r in ranks)] == sorted(r.spec for r in ranks)
     kept = [m for m in before if m.spec == "base"]
@@ -72,7 +77,7 @@ def test_group_ranks_do_not_depend_on_the_order_of_observation(present: list[Pod
 
 
 def wanted(snapshot: Snapshot, record: Record, wishes: object = None) -> list[Slot]:
-    return wanted_slots(wishes or snapshot.job.policy, record, assess(snapshot))  # type: ignore[arg-type]
+    return wanted_slots(context(snapshot).grant if wishes is None else grant_all(wishes), record, assess(snapshot))  # type: ignore[arg-type]
 
 
 def test_as_many_slots_are_wanted_as_the_largest_size() -> None:
@@ -120,7 +125,8 @@ def supplied(
     wishes = wishes or policy(2, 2)
     snapshot = observed(job(record, wishes), pods)
     replicas = assess(snapshot)
-    return supply_pods(wishes, record, replicas, NOW, wanted_slots(wishes, record, replicas), Limits(**limits))[0]  # type: ignore[arg-type]
+    given = context(snapshot, replicas)
+    return supply_pods(record, given, wanted_slots(given.grant, record, replicas), CreationLimits(**limits))[0]  # type: ignore[arg-type]
 
 
 def test_missing_pods_are_created_and_ask_for_the_size_of_the_job() -> None:

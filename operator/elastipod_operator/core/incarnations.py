@@ -1,0 +1,27 @@
+"""The incarnations of pods: a pod's name is never used twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .health import Replicas
+from .names import PodId, Slot
+from .record import Record
+
+
+def record_incarnations(record: Record, pods: Iterable[PodId]) -> Record:
+    """Note the incarnations of pods that were seen: a name that a pod bore is not used again, whatever became of it."""
+    newest = dict(record.incarnations)
+    for pod in (*record.members, *pods):
+        newest[pod.slot] = max(pod.incarnation, newest.get(pod.slot, 0))
+    return record if newest == record.incarnations else replace(record, incarnations=newest)
+
+
+def newest_incarnations(record: Record, replicas: Replicas) -> dict[Slot, int]:
+    """Give the newest incarnation that a pod of each slot ever had, as far as anything tells."""
+    newest = dict(record.incarnations)
+    for pod in (*record.members, *record.lost, *replicas.by_id):
+        slot = pod.slot
+        newest[slot] = max(pod.incarnation, newest.get(slot, -1))
+    return newest

@@ -1,0 +1,142 @@
+"""Planned stops: suspension, disruption, a size that is not allowed any more, and a stop that somebody else asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from .context import Context
+from .faults import STOP_TIME
+from .health import Health, Replica
+from .payback import record_step_time
+from .ranks import room_for
+from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
+from .snapshot import AgentState
+
+# A pod that is to be killed needs this long after its workers are gone to end in order.
+KILL_MARGIN = timedelta(seconds=5)
+
+
+def drain_limit(replicas: Iterable[Replica], context: Context) -> datetime | None:
+    """Give until when the workers of these may take: a little before the first of them is killed; None: nothing says."""
+    times: list[datetime] = []
+    for replica in replicas:
+        node = context.snapshot.nodes.get(replica.pod.node)
+        times += [at for at in (replica.pod.kill_at, node.leaves_at if node is not None else None) if at is not None]
+    return min(times) - KILL_MARGIN if times else None
+
+
+def begin(
+    record: Record,
+    context: Context,
+    kind: TransitionKind,
+    cause: str,
+    message: str,
+    *,
+    target_size: int,
+    limit: datetime | None = None,
+) -> Record:
+    """Begin a planned change: the workers are asked for a checkpoint where they have something to save."""
+    graceful = _has_work_to_save(record, context)
+    deadline = context.now + (context.policy.graceful_timeout if graceful else STOP_TIME)
+    if limit is not None:
+        deadline = max(context.now, min(deadline, limit))
+    transition = Transition(
+        kind=kind, cause=cause, message=message, from_size=len(record.members), target_size=target_size, began_at=context.now,
+        detected_at=context.now, deadline=deadline, graceful=graceful,
+    )  # fmt: skip
+    return replace(record_step_time(record, context.replicas), transition=transition, window_since=None, gang=None)
+
+
+def _has_work_to_save(record: Record, context: Context) -> bool:
+    """Whether a checkpoint can be asked for: not between two generations, nor before every member was started.
+
+    Members that have not answered yet, to an operator that just began, are believed to be at work; and so are those that do
+    not answer any more: what they said before they were started is no news.
+    """
+    if record.transition is not None:
+        return False
+    members = [r for m in record.members if (r := context.replicas.get(m)) is not None]
+    heard = [r for r in members if r.health is not Health.SILENT]
+    return not all(r.is_idle for r in members) and not any(awaits_start(r, record) for r in heard)
+
+
+def awaits_start(replica: Replica, record: Record) -> bool:
+    """Whether a member has not taken the /start of the present generation yet."""
+    if replica.agent.state not in (AgentState.READY, AgentState.INIT):
+        return False
+    return replica.agent.generation is None or replica.agent.generation < record.generation
+
+
+def suspension(record: Record, context: Context) -> Record:
+    """Begin to stop all workers, because the user or the queue wishes it."""
+    suspended_by = context.grant.suspended_by
+    cause, message = (
+        (SUSPENDED_BY_USER, "the user suspended the job")
+        if suspended_by is None
+        else (suspended_by.reason, suspended_by.message)
+    )
+    return begin(record, context, TransitionKind.SUSPEND, cause, message, target_size=0)
+
+
+def planned_change(record: Record, context: Context, members: list[Replica]) -> Record | None:
+    """Begin a drain when the user, a node or the API server asks for one; None when nobody does."""
+    grant = context.grant
+    size = len(record.members)
+    if grant.is_suspended:
+        return suspension(record, context)
+    disrupted = [r for r in (_without_quota(r, context) for r in members) if r.health is Health.DISRUPTED]
+    if disrupted:
+        healthy = {r.id for r in members}.difference(r.id for r in disrupted)
+        ready = {r.id for r in context.replicas.candidates()}
+        target_size = grant.sizes.fit(room_for(healthy | ready, grant)) or grant.sizes.minimum
+        limit = drain_limit(disrupted, context)
+        return begin(
+            record,
+            context,
+            TransitionKind.RESIZE,
+            disrupted[0].why,
+            _summary(disrupted),
+            target_size=target_size,
+            limit=limit,
+        )
+    if 0 < grant.sizes.fit(size) < size:
+        return begin(
+            record, context, TransitionKind.RESIZE, *_why_shrink(size, context), target_size=grant.sizes.fit(size)
+        )
+    drained = [
+        r for r in members if r.agent.state is AgentState.READY and r.agent.drained and r.runs(record.generation)
+    ]
+    if drained:
+        message = f"the workers of pod {drained[0].pod.name} were asked to stop by somebody else and did"
+        return begin(record, context, TransitionKind.RESIZE, "DrainedFromOutside", message, target_size=size)
+    return None
+
+
+def _why_shrink(size: int, context: Context) -> tuple[str, str]:
+    """Say why so many may not train any more: the user's wish, or quota that goes while a spare trains in its pods' places."""
+    policy, grant = context.policy, context.grant
+    if policy.sizes.fit(size) < size:
+        return (
+            "ScaledByUser",
+            f"{size} replicas are not an allowed size any more; the next one is {grant.sizes.fit(size)}",
+        )
+    taken = next((w for w in context.snapshot.workloads if w.number and w.eviction_reason), None)
+    if taken is not None:
+        return taken.eviction_reason, f"Kueue takes quota back: {taken.eviction_message}"
+    return "QuotaLost", f"there is only quota for {grant.sizes.fit(size)} of {size} replicas"
+
+
+def _without_quota(replica: Replica, context: Context) -> Replica:
+    """Give a member whose quota is taken back as doomed, also while its agent does not answer: it must leave all the same."""
+    quota_lost = context.grant.quota_lost.get(replica.id.slot)
+    if quota_lost is None or replica.health is not Health.SILENT:
+        return replica
+    cause, sentence = quota_lost
+    return replace(replica, health=Health.DISRUPTED, why=cause, detail=sentence)
+
+
+def _summary(disrupted: list[Replica]) -> str:
+    more = f" (and {len(disrupted) - 1} more)" if len(disrupted) > 1 else ""
+    return disrupted[0].detail + more

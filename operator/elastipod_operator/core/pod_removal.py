@@ -1,0 +1,75 @@
+"""Which pods are deleted, and how."""
+
+from __future__ import annotations
+
+from .actions import Action, DeletePod, ShutDownAgent
+from .health import Health, Replica, Replicas
+from .names import PodId, Slot
+from .record import Record
+from .silence import AGENT_ENDED
+from .snapshot import AgentState
+
+# What runs beside an agent that has ended (a sidecar, a shell) may ignore its end: it has nothing to save for which it would get
+# the time of a drain.
+LEFTOVER_GRACE_S = 30
+
+
+def remove_unwanted(wanted: set[Slot], record: Record, replicas: Replicas) -> list[Action]:
+    held = _kept_members(record, replicas)
+    last_words = _kept_for_logs(replicas)
+    actions: list[Action] = []
+    for replica in replicas.by_id.values():
+        if replica.id in held or replica.id in last_words:
+            continue
+        if replica.id != replicas.newest[replica.id.slot].id:
+            why = "replaced by a newer pod"
+        elif replica.id.slot not in wanted:
+            why = "no longer wanted at this size"
+        elif replica.health is Health.DISRUPTED:
+            why = replica.detail
+        elif replica.health is Health.LOST:
+            why = "lost"
+        elif holds_resources(replica):
+            why = "its agent's container has ended; the other containers would keep its place"
+        else:
+            continue
+        actions += remove(replica, why)
+    return actions
+
+
+def _kept_members(record: Record, replicas: Replicas) -> set[PodId]:
+    """Give the members that still train or park. Once all are parked, only what the next generation may take is kept."""
+    members = [r for m in record.members if (r := replicas.get(m)) is not None and r.health is not Health.LOST]
+    if record.transition is not None and all(r.is_idle or r.has_no_workers for r in members):
+        return set()
+    return {r.id for r in members}
+
+
+def _kept_for_logs(replicas: Replicas) -> set[PodId]:
+    """Give the newest ended pod of each slot whose replacement does not work yet: its log says why."""
+    kept: dict[Slot, PodId] = {}
+    for replica in replicas.by_id.values():
+        slot = replica.id.slot
+        if replica.health is not Health.ENDED or holds_resources(replica):
+            continue
+        if replicas.newest[slot].health is not Health.GOOD:
+            kept[slot] = max(kept.get(slot, replica.id), replica.id)
+    return set(kept.values())
+
+
+def holds_resources(replica: Replica) -> bool:
+    """Whether an ended agent's pod still holds its devices and its quota, because other containers of it run."""
+    return replica.health is Health.ENDED and not (replica.pod.ended or replica.pod.containers_ended)
+
+
+def remove(replica: Replica, why: str) -> list[Action]:
+    """End a pod's agent if it answers and delete the pod; force where its kubelet will not do it (decision 6)."""
+    actions: list[Action] = []
+    if replica.health in (Health.GOOD, Health.DISRUPTED) and replica.agent.state not in (None, AgentState.SHUTDOWN):
+        actions.append(ShutDownAgent(replica.pod.name))
+    # Once more where a deletion is under way already but no kubelet will complete it.
+    force = replica.kubelet_gone if replica.pod.ended else replica.gone
+    if replica.pod.kill_at is None or force:
+        is_over = not force and (holds_resources(replica) or replica.why == AGENT_ENDED)
+        actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force, LEFTOVER_GRACE_S if is_over else None))
+    return actions

@@ -1,0 +1,179 @@
+"""Create the pods that are missing and delete those that are not wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from .actions import Action, CreatePod
+from .avoided_nodes import avoided
+from .backoff import doubled
+from .context import Context, PlanDraft
+from .grant import Grant
+from .health import Health, Replica, Replicas
+from .incarnations import newest_incarnations
+from .names import PodId, Slot
+from .partial_gangs import restrict_slots
+from .payback import growth_hold
+from .pod_listing import list_while_leaving, list_while_waiting
+from .pod_removal import remove, remove_unwanted
+from .quota_requests import slots_backing_off
+from .ranks import room_for
+from .record import Record, TransitionKind
+from .slots import base_first, is_placed, spare_slots, wanted_slots
+from .snapshot import Policy
+from .time_order import earliest, latest
+
+# So long a pod that is to train waits for a place before a spare gives its own away.
+SPARE_PATIENCE = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreationLimits:
+    """What keeps pods from being asked for. avoids: nodes that new ones keep away from. refused_until: the API server
+    refused the last one. growth_until: pods beyond the present size are not worth asking for before.
+    """
+
+    avoids: tuple[str, ...] = ()
+    refused_until: datetime | None = None
+    growth_until: datetime | None = None
+
+
+def supply_pods(
+    record: Record, context: Context, wanted: list[Slot], limits: CreationLimits
+) -> tuple[list[Action], datetime | None]:
+    """Create the pods that are missing of the wanted slots and remove those that are not wanted any more.
+
+    Gives the actions, and when the next creation falls due (back-off after pods that ended by themselves, or were refused).
+    A creation that came to nothing is tried again under the same name. On quota of a queue a replacement waits until the pod
+    before it is gone: both together would be more than was granted.
+    """
+    policy, grant, replicas, now = context.policy, context.grant, context.replicas, context.now
+    actions: list[Action] = []
+    wakes: list[datetime] = []
+    nnodes = len(record.members) or grant.sizes.start
+    in_use = {member.slot for member in record.members} if record.transition is None else set(wanted)
+    misplaced = _outdated_placement(replicas, limits.avoids)
+    taken = _still_on_quota(replicas, misplaced) if grant.workloads is not None else {}
+    newest = newest_incarnations(record, replicas)
+    spares = spare_slots(grant, wanted)
+    all_placed = all(is_placed(replicas.newest.get(slot)) for slot in wanted if slot not in spares)
+    for slot in wanted:
+        replica = replicas.newest.get(slot)
+        if replica is not None and replica.may_train and slot not in misplaced:
+            continue
+        if slot in spares and not all_placed:
+            continue  # a spare must not take the place of one that is to train
+        if slot in taken:
+            if slot in misplaced:
+                actions += remove(taken[slot], "waits for a place with an outdated idea of the nodes to avoid")
+            continue
+        due = latest(
+            _creation_due(replica, record, policy) if slot not in misplaced else None,
+            limits.refused_until,
+            limits.growth_until if slot not in in_use else None,
+        )
+        if due is not None and due > now:
+            wakes.append(due)
+            continue
+        pod = PodId(slot.spec, slot.ordinal, newest.get(slot, -1) + 1)
+        workload = grant.workloads.get(slot, "") if grant.workloads is not None else ""
+        actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids, workload))
+    if (due := _spares_leave_at(grant, record, replicas, wanted, spares)) is not None:
+        if due > now:
+            wakes.append(due)
+        else:
+            wanted = [slot for slot in wanted if slot not in spares]
+    return actions + remove_unwanted(set(wanted), record, replicas), earliest(*wakes)
+
+
+def _spares_leave_at(
+    grant: Grant, record: Record, replicas: Replicas, wanted: list[Slot], spares: set[Slot]
+) -> datetime | None:
+    """Give when spares leave their places to pods that are to train; None while these have theirs, or it would not help.
+
+    They came when there was room for all; that some of it went shows in pods that wait for a place for long.
+    """
+    waiting = [
+        r
+        for s in wanted
+        if s not in spares and (r := replicas.newest.get(s)) is not None and r.may_train and not r.pod.node
+    ]
+    members = {*record.members}
+    idle = [r for s in spares if (r := replicas.newest.get(s)) is not None and is_placed(r) and r.id not in members]
+    if not waiting or not idle:
+        return None
+    placed = [r.id for s in wanted if s not in spares and (r := replicas.newest.get(s)) is not None and is_placed(r)]
+    freed = [r.id for r in waiting][: len(idle)]
+    now_fits = grant.sizes.fit(room_for({*members, *placed}, grant))
+    if grant.sizes.fit(room_for({*members, *placed, *freed}, grant)) <= now_fits:
+        return None
+    return min(r.pod.created_at for r in waiting) + SPARE_PATIENCE
+
+
+def _outdated_placement(replicas: Replicas, avoids: tuple[str, ...]) -> set[Slot]:
+    """Give the slots whose pods wait for a place with an outdated idea of the nodes to avoid."""
+    return {
+        slot
+        for slot, r in replicas.newest.items()
+        if r.health is Health.PENDING and not r.pod.node and r.pod.kill_at is None and r.pod.avoids != avoids
+    }
+
+
+def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Replica]:
+    """Give the slots whose pods still take of their quota although others are to come in their places.
+
+    Who is lost does while its kubelet lives, which is about to end it; a dead node never blocks a replacement (decision 7).
+    """
+    return {
+        r.id.slot: r
+        for r in replicas.by_id.values()
+        if not r.gone
+        and (r.health is Health.DISRUPTED or r.may_still_run or (r.id.slot in misplaced and r.health is Health.PENDING))
+    }
+
+
+def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> datetime | None:
+    """When a pod may be made anew: at once the first time, later with exponential back-off from the last creation on.
+
+    It keeps containers that end at once, or replacements that land on the same doomed node, from turning in circles.
+    Pods that somebody deleted are replaced at once.
+    """
+    if replica is None or replica.pod.kill_at is not None:
+        return None
+    tries: int = max(replica.id.incarnation, record.consecutive_failures)
+    if tries == 0:
+        return None
+    return replica.pod.created_at + doubled(policy.backoff_base, policy.backoff_max, tries)
+
+
+def supply(draft: PlanDraft, context: Context) -> PlanDraft:
+    """Add what keeps the right pods in being."""
+    record = draft.record
+    idle = record.transition is not None and record.transition.kind is TransitionKind.SUSPEND
+    if record.outcome:
+        return draft
+    if idle or context.grant.is_suspended:
+        is_leaving = any(r.pod.kill_at is not None and not r.pod.ended for r in context.replicas.by_id.values())
+        return list_while_leaving(draft, context.snapshot, context.replicas, record) if is_leaving else draft
+    if draft.adopts_spec and context.snapshot.job.pending_edits:
+        return replace(draft, wake_at=context.now)  # pods are made from the spec on record: first it is written
+    wanted = _wanted(record, context)
+    wanted, base_due = base_first(wanted, record, context)
+    limits = CreationLimits(
+        avoids=avoided(record, context.policy, context.now),
+        refused_until=context.snapshot.refused_until,
+        growth_until=growth_hold(record, context.policy),
+    )
+    actions, wake = supply_pods(record, context, wanted, limits)
+    known = {action for action in draft.actions}
+    fresh = tuple(action for action in actions if action not in known)
+    listing, due = list_while_waiting(record, context)
+    return replace(draft.with_actions(*fresh, *listing), wake_at=earliest(draft.wake_at, wake, due, base_due))
+
+
+def _wanted(record: Record, context: Context) -> list[Slot]:
+    wanted = wanted_slots(context.grant, record, context.replicas)
+    if context.quota is None:
+        return restrict_slots(wanted, record, context.replicas, context.grant, context.now)
+    return [slot for slot in wanted if slot not in slots_backing_off(record, context.quota, context.now)]

@@ -1,0 +1,60 @@
+"""Which replicas train, and with which group rank; how many pods can train together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from .grant import Grant
+from .health import Replica
+from .names import PodId
+from .record import Record
+
+
+def rank_order(candidates: list[Replica], record: Record, grant: Grant) -> list[Replica]:
+    """Order replicas by group rank: base spec before elastic, survivors in their old order, newcomers last."""
+    spec_at = {spec.name: at for at, spec in enumerate(grant.specs)}
+    old = {member: at for at, member in enumerate(record.members)}
+    last = len(old)
+
+    def key(replica: Replica) -> tuple[int, int, PodId]:
+        return spec_at.get(replica.id.spec, len(spec_at)), old.get(replica.id, last), replica.id
+
+    return sorted(candidates, key=key)
+
+
+def usable(candidates: list[Replica], record: Record, grant: Grant) -> list[Replica]:
+    """Give those who may train, in the order of their group ranks: of each spec no more than its limit, the rest are spares.
+
+    Without the minimum of the base spec only its own pods count, which are too few then.
+    """
+    left = {spec.name: spec.limit for spec in grant.specs}
+    chosen: list[Replica] = []
+    for replica in rank_order(candidates, record, grant):
+        if left.get(replica.id.spec, 0) > 0:
+            left[replica.id.spec] -= 1
+            chosen.append(replica)
+    if lacks_base((r.id for r in chosen), grant):
+        return [r for r in chosen if r.id.spec == grant.specs[0].name]
+    return chosen
+
+
+def room_for(pods: Collection[PodId], grant: Grant) -> int:
+    """Count the pods that may train together: 0 without the minimum of the base spec."""
+    return 0 if lacks_base(pods, grant) else capped(pods, grant)
+
+
+def capped(pods: Collection[PodId], grant: Grant) -> int:
+    """Count pods, of each spec no more than its limit, and no more than the largest size."""
+    number = Counter(pod.spec for pod in pods)
+    return min(grant.sizes.maximum, sum(min(spec.limit, number[spec.name]) for spec in grant.specs))
+
+
+def base_minimum(grant: Grant) -> int:
+    """Count the pods of the base spec without which nobody trains: the smallest size, as far as the spec may hold it."""
+    return min(grant.sizes.minimum, grant.specs[0].limit)
+
+
+def lacks_base(pods: Iterable[PodId], grant: Grant) -> bool:
+    """Whether these pods cannot train, however many there are, because too few of them are of the base spec."""
+    return sum(pod.spec == grant.specs[0].name for pod in pods) < base_minimum(grant)

@@ -1,0 +1,95 @@
+"""Which slots should hold a pod."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from .context import Context
+from .grant import Grant
+from .health import Health, Replica, Replicas
+from .names import Slot
+from .ranks import base_minimum
+from .record import Record, TransitionKind
+
+
+def wanted_slots(grant: Grant, record: Record, replicas: Replicas) -> list[Slot]:
+    """Give the slots that should hold a pod: as many as the largest allowed size, and the spares of each spec in use.
+
+    Within a spec, slots of members stay, then those of living pods, then the lowest ordinals; the base spec fills first.
+    In a queue only slots with quota count.
+    """
+    members = {member.slot for member in record.members}
+    left = grant.sizes.maximum
+    wanted: list[Slot] = []
+    for spec in grant.specs:
+        room = min(left, spec.limit)
+        known = {slot for slot in (*replicas.newest, *members) if slot.spec == spec.name}
+        slots = known | {Slot(spec.name, ordinal) for ordinal in range(room + spec.spares)}
+        if grant.workloads is not None:
+            slots = {slot for slot in grant.workloads if slot.spec == spec.name}
+
+        def key(slot: Slot) -> tuple[bool, int, int]:
+            return slot not in members, _distance(replicas.newest.get(slot)), slot.ordinal
+
+        wanted += sorted(slots, key=key)[: room + spec.spares if room else 0]
+        left -= room
+    return wanted
+
+
+def _distance(replica: Replica | None) -> int:
+    """How far a slot is from training: 0 its pod runs, 1 it is on its way, 2 there is none that could."""
+    if replica is None or not replica.may_train:
+        return 2
+    return 1 if replica.health is Health.PENDING and not replica.pod.started else 0
+
+
+def is_placed(replica: Replica | None) -> bool:
+    """Whether there is a pod that lives and has a node."""
+    return replica is not None and replica.may_train and bool(replica.pod.node)
+
+
+def spare_slots(grant: Grant, wanted: list[Slot]) -> set[Slot]:
+    """Give the slots beyond those that may train: of each spec the last ones, in the order in which slots are wanted."""
+    left = grant.sizes.maximum
+    spares: set[Slot] = set()
+    for spec in grant.specs:
+        room = min(left, spec.limit)
+        spares.update([slot for slot in wanted if slot.spec == spec.name][room:])
+        left -= room
+    return spares
+
+
+# So long a pod of the base spec waits for a place before one of the elastic spec gives its own away.
+BASE_PATIENCE = timedelta(seconds=60)
+
+
+# After a fault it waits as long as the user wants replacements to be waited for, but for a scheduler that is a little slow.
+LEAST_PATIENCE = timedelta(seconds=5)
+
+
+def base_first(wanted: list[Slot], record: Record, context: Context) -> tuple[list[Slot], datetime | None]:
+    """Leave the elastic pods out in whose places the base could be whole, or give when that falls due.
+
+    Only between two generations, when they cannot train without it. Those of them that wait for a place leave too, or the
+    scheduler might give them what others left. All are wanted again once the base has its places.
+    """
+    base = [slot for slot in wanted if slot.spec == context.grant.specs[0].name]
+    elastic = [slot for slot in wanted if slot.spec != context.grant.specs[0].name]
+    pods = _living(base, context.replicas)
+    waiting = [r for r in pods if not r.pod.node]
+    lacking = min(len(waiting), base_minimum(context.grant) - (len(pods) - len(waiting)))
+    transition = record.transition
+    if transition is None or lacking <= 0 or not elastic:
+        return wanted, None
+    is_shrink = transition.kind is TransitionKind.RECOVERY and not transition.recreates_pods
+    patience = max(LEAST_PATIENCE, context.policy.faulty_timeout) if is_shrink else BASE_PATIENCE
+    due = min(r.pod.created_at for r in waiting) + patience
+    if context.now < due:
+        return wanted, due
+    holding = [r.id.slot for r in _living(elastic, context.replicas) if r.pod.node]
+    return [*base, *holding[: max(0, len(holding) - lacking)]], None
+
+
+def _living(slots: list[Slot], replicas: Replicas) -> list[Replica]:
+    found = (replicas.newest.get(slot) for slot in slots)
+    return [r for r in found if r is not None and r.may_train]

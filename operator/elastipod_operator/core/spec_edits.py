@@ -1,0 +1,49 @@
+"""Edits of the spec that act before training has begun, and a ceiling that was removed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .actions import Action, JobEvent
+from .context import Context, PlanDraft
+from .incarnations import record_incarnations
+from .pod_removal import remove
+from .record import Record
+from .stopping import RECHECK_AFTER
+
+
+def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
+    """Note the ceiling, and say what it means that it was set to 0: whoever scales a job to nothing expects it to stop."""
+    before, now = draft.record.ceiling, context.policy.ceiling
+    if before == now:
+        return draft
+    draft = replace(draft, record=replace(draft.record, ceiling=now))
+    if now:
+        return draft
+    text = (
+        f"spec.replicas was set from {before} to 0, which means no ceiling: the job may grow to {context.policy.sizes.maximum} "
+        "replicas; to stop it set spec.runPolicy.suspend to true"
+    )
+    return replace(draft, events=(*draft.events, JobEvent("ScaledToZero", text, warning=True)))
+
+
+def take_edits(record: Record, context: Context) -> PlanDraft:
+    """The template was mended before anything trained: the pods made so far are given up, and made anew from it."""
+    event = JobEvent(
+        "EditsTaken", f"{', '.join(context.snapshot.job.pending_edits)}: pods are made anew from the edited spec"
+    )
+    draft = PlanDraft(
+        replace(record, gang=None), events=(event,), wake_at=context.now + RECHECK_AFTER, adopts_spec=True
+    )
+    return recreate_all_pods(draft, context, "the template was edited before the training began")
+
+
+def recreate_all_pods(draft: PlanDraft, context: Context, why: str) -> PlanDraft:
+    """Have every pod made anew."""
+    known = frozenset(draft.record.lost)
+    pods = [r for r in context.replicas.by_id.values() if r.id not in known]
+    removals: list[Action] = []
+    for replica in pods:
+        removals += remove(replica, why)
+    lost = (*draft.record.lost, *(r.id for r in pods))
+    return replace(draft.with_actions(*removals), record=replace(record_incarnations(draft.record, lost), lost=lost))
