@@ -120,7 +120,6 @@ def test_a_module_is_run_as_python_runs_it(warm: WarmAgent) -> None:
         pytest.param(
             "import atexit\natexit.register(print, 'bye', flush=True)\nraise SystemExit", "completed", {}, id="at exit"
         ),
-        pytest.param("raise KeyboardInterrupt", "faulted", {"signal": "SIGINT"}, id="an interrupt"),
     ],
 )
 def test_the_end_of_a_warm_worker_is_reported(warm: WarmAgent, script: str, state: str, facts: dict[str, Any]) -> None:
