@@ -114,7 +114,7 @@ def _trouble(folder: Path, options: dict[str, Any], packages: str) -> dict[str, 
     refused: list[str] = []
     for address, how in (("s3://bucket/trouble", wrong), ("s3://someone:password@bucket/trouble", options)):
         try:
-            refused.append(f"generation {CheckpointManager(address, storage_options=how).generation}")
+            refused.append(f"generation {CheckpointManager(address, storage_options=how).claim()}")
         except CheckpointError as error:
             refused.append(str(error))
     return {"resumed": resume and resume.step, "refused": refused, "heard": heard.getvalue()}

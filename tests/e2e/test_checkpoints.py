@@ -138,7 +138,7 @@ def test_a_rank_that_is_lost_in_a_save_costs_that_save_and_nothing_else(
     cases: Cases, tmp_path: Path, case: str
 ) -> None:
     told = cases.run(case, tmp_path)
-    silent = "rank 2 ended, or said nothing for 2 s"
+    silent = "rank 2 ended, or was silent for 2 s"
     for heard in told["heard"]:
         assert heard == [
             ["slow", "saved", "in time"],
@@ -185,7 +185,7 @@ def test_without_room_in_memory_it_goes_to_disk_alone(cases: Cases, tmp_path: Pa
     assert [resumed for resumed, _ in first] == [None, None]
     assert [resumed for resumed, _ in second] == [[1, "durable"], [1, "durable"]]
     for (_, heard), (_, other) in (first, second):
-        assert heard.count("no checkpoints are kept in memory, because there is no room for 2 of them") == 1
+        assert heard.count("no checkpoints are kept in memory, because there is not enough memory for 2 of them") == 1
         assert other == ""
 
 
@@ -251,7 +251,7 @@ def test_a_replaced_generation_cannot_commit_to_a_bucket(
 def test_damage_in_a_bucket_is_passed_over_and_keys_are_not_told(cases: Cases, server: S3Server, s3fs: str) -> None:
     told = cases.run("bucket trouble", server.folder.parent, server.options, s3fs)
     assert told["resumed"] == 1
-    assert "passing over a damaged checkpoint: s3://bucket/trouble/" in told["heard"]
+    assert "skipping a damaged checkpoint: s3://bucket/trouble/" in told["heard"]
     by_server, by_us = told["refused"]
     assert by_server.startswith(f"this process, of user {os.geteuid()}, may not write in s3://bucket/trouble")
     assert by_us == "give the credentials for s3://bucket/trouble in storage_options, not in its address"

@@ -81,5 +81,8 @@ def test_images_do_not_pass_the_containers_limit(tmp_path: Path, room_mib: int, 
         subprocess.run(["rm", "-rf", memory], check=True)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
     assert done.stdout == f"saved {images}\n"
-    assert done.stderr.count("no checkpoints are kept in memory, because there is no room for 2 of them") == warnings
+    assert (
+        done.stderr.count("no checkpoints are kept in memory, because there is not enough memory for 2 of them")
+        == warnings
+    )
     assert done.stderr.count("the memory limit of the container allows") == warnings

@@ -1,4 +1,4 @@
-"""Telling the agent, and through it the operator, which durable checkpoint is the newest."""
+"""Reporting the newest durable checkpoint to the agent, and through it to the operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERIES = "elastipod"
 
 
 def report_checkpoint(step: int, path: str) -> None:
-    """Say that the checkpoint of a step is complete and durable; one rank of each pod does. Never fails training."""
+    """Report that the checkpoint of a step is complete and durable. One rank of each pod does; errors are only logged."""
     local_rank = os.environ.get(LOCAL_RANK_ENV) or os.environ.get("LOCAL_RANK") or "0"
     if local_rank != "0" or not os.environ.get(SOCKET_ENV):
         return
@@ -27,4 +27,4 @@ def report_checkpoint(step: int, path: str) -> None:
         finally:
             client.close()
     except HyperPodIPCException as error:
-        log.warning("the agent was not told of the checkpoint of step %d: %s", step, error)
+        log.warning("the checkpoint of step %d was not reported to the agent: %s", step, error)

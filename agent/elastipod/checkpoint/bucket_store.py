@@ -1,8 +1,8 @@
-"""Checkpoints in an object store (S3 and its like), through fsspec.
+"""Checkpoints in an object store (S3 and similar), through fsspec.
 
-There is no rename: the files are written where they will stay, and the manifest, written last and only if there is none
-yet, is what makes a checkpoint. A newer generation puts a barrier in the manifest's place wherever an older one is still
-writing; the store lets only one of the two in, so a replaced generation cannot commit.
+There is no rename, so files are written in their final place. The manifest commits the checkpoint: it is written last, and
+only if there is none. A newer generation writes a barrier in place of the manifest wherever an older generation is still
+writing. The store accepts only one of the two, so a replaced generation cannot commit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from elastipod.errors import CheckpointError
 
 BEGUN = "begun"
 _BARRIER = b'{"barrier": '
-_MAX_BARRIER_BYTES = 64  # a manifest names two files at least, and is longer
+_MAX_BARRIER_BYTES = 64  # a manifest names at least two files and is longer
 _PART_BYTES = 16 << 20
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 
 
 class BucketStore(CheckpointStore):
-    """Checkpoints below an address that fsspec understands. Raises OSError where the store fails."""
+    """Checkpoints below an address that fsspec understands. Raises OSError when the store fails."""
 
     def __init__(self, address: str, options: Mapping[str, Any]) -> None:
-        """Find the file system. options: what it wants to know, credentials among it; they are given to it and to nobody else.
+        """Open the file system. options: its arguments, including credentials; they go nowhere else.
 
-        Raises CheckpointError when the package for this kind of address is missing, or credentials are in the address.
+        Raises CheckpointError when the package for this kind of address is missing, or the address contains credentials.
         """
         import fsspec  # type: ignore[import-untyped]
 
@@ -46,7 +46,7 @@ class BucketStore(CheckpointStore):
 
     def begin(self, target: CheckpointId) -> str:
         self._put(f"{target.name}/{BEGUN}", b"")
-        # After the mark is there: a claim that we do not see now will see the mark.
+        # Check after writing the mark: a later claim will see the mark.
         self.check_fence(target.generation)
         return target.name
 
@@ -59,14 +59,14 @@ class BucketStore(CheckpointStore):
         text = manifest.to_json()
         self.check_fence(manifest.id.generation)
         name = f"{draft}/{MANIFEST}"
-        # What is there may be our own: of two attempts of a client, the first had got through.
+        # The manifest may be our own: a client may have retried a write that had succeeded.
         if not self._create(name, text) and self._read(name) != text:
             self.check_fence(manifest.id.generation)
             raise CheckpointError(f"cannot commit {self.location(manifest.id)}: another writer was there first")
         return self.location(manifest.id)
 
     def discard(self, draft: Any) -> None:
-        self._remove(f"{draft}/{MANIFEST}")  # where a commit got through whose answer did not
+        self._remove(f"{draft}/{MANIFEST}")  # in case a commit succeeded whose response was lost
         self._delete_folder(str(draft))
 
     def list_complete(self) -> list[CheckpointId]:
@@ -101,15 +101,15 @@ class BucketStore(CheckpointStore):
         self._probe()
 
     def _probe(self) -> None:
-        """See that the store refuses to create a file that is there. Some, and some clients, take no notice of the wish."""
+        """Check that the store refuses to create a file that exists. Some stores, and some clients, ignore the condition."""
         name = f"{CLAIMS}/probe-{secrets.token_hex(4)}"
         self._create(name, "first")
         was_let_in = self._create(name, "second")
         self._remove(name)
         if was_let_in:
             raise CheckpointError(
-                f"{self.name} lets an existing file be created once more, so that a replaced run could overwrite its successor's "
-                "checkpoints; use a store that refuses this, and a release of its fsspec package that asks for it"
+                f"{self.name} lets an existing file be created again, so that a replaced run could overwrite its successor's "
+                "checkpoints; use a store that refuses this, and a release of its fsspec package that requests it"
             )
 
     def _fence_off(self, generation: int) -> None:
@@ -117,7 +117,7 @@ class BucketStore(CheckpointStore):
         for name in self._names(""):
             found = COMPLETE.fullmatch(name)
             if found and int(found[2]) < generation:
-                self._create(f"{name}/{MANIFEST}", barrier)  # refused where the checkpoint is complete
+                self._create(f"{name}/{MANIFEST}", barrier)  # refused if the checkpoint is complete
 
     def _delete_unfinished(self, generation: int) -> None:
         for of, is_complete in self._written():
@@ -125,13 +125,13 @@ class BucketStore(CheckpointStore):
                 self._delete_folder(of.name)
 
     def _delete(self, old: CheckpointId) -> None:
-        """The manifest first: a half-deleted checkpoint is none."""
+        """Delete the manifest first, so that a half-deleted checkpoint does not count."""
         self._remove(f"{old.name}/{MANIFEST}")
         self._delete_folder(old.name)
 
     def _written(self) -> Iterator[tuple[CheckpointId, bool]]:
-        """List what was begun, and whether it is complete: one listing, and a look into what is as short as a barrier."""
-        sizes: dict[str, int] = {}  # of manifests, by the checkpoint's name; -1 where there is none
+        """List the drafts and checkpoints, and whether each is complete: one listing, and a read of short manifests."""
+        sizes: dict[str, int] = {}  # of manifests, by checkpoint name; -1 if there is none
         for path, size in self._listed():
             name, _, rest = path.partition("/")
             if COMPLETE.fullmatch(name):
@@ -149,7 +149,7 @@ class BucketStore(CheckpointStore):
             return False
 
     def _listed(self) -> Iterator[tuple[str, int]]:
-        """Give the files below the root, as paths from there, with their sizes."""
+        """Yield the files below the root, as relative paths, with their sizes."""
         self._fs.invalidate_cache()
         try:
             with _as_os_error():
@@ -191,7 +191,9 @@ class BucketStore(CheckpointStore):
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno == errno.EINVAL and self._fs.exists(self._path(name)):  # as older s3fs say "it is there"
+            if error.errno == errno.EINVAL and self._fs.exists(
+                self._path(name)
+            ):  # how older s3fs reports that a file exists
                 return False
             raise
         return True
@@ -205,7 +207,7 @@ class BucketStore(CheckpointStore):
             self._fs.rm(self._path(name), recursive=True)
 
     def _make_folder(self, name: str) -> None:
-        """Make the folder of a file where the file system has such a thing."""
+        """Create the folder of a file where the file system has folders."""
         protocols = self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,)
         if not _WITHOUT_FOLDERS.intersection(protocols):
             self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
@@ -216,21 +218,21 @@ class BucketStore(CheckpointStore):
 
 @contextmanager
 def _as_os_error() -> Iterator[None]:
-    """Let what a client raises of its own come as an OSError, as what most of them raise does.
+    """Convert the exceptions that a client defines itself to OSError, as most of them are.
 
-    A client that finds the content to be other than what was stored has found damage: Damaged.
+    A client that finds a checksum mismatch has found damage: DamagedCheckpoint.
     """
     try:
         yield
     except (OSError, CheckpointError):
         raise
     except Exception as error:
-        if type(error).__name__.endswith("ChecksumError"):  # botocore's and gcsfs's, neither of which is there for sure
+        if type(error).__name__.endswith("ChecksumError"):  # botocore's and gcsfs's; neither need be installed
             raise DamagedCheckpoint(f"the store's client has found damage: {error}") from error
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
 
 def _without_credentials(address: str) -> str:
-    """Give the address as it may be shown: without user, password and query."""
+    """Return the address without user, password and query, fit for messages."""
     parts = urlsplit(address)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

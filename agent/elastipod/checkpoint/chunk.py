@@ -1,4 +1,4 @@
-"""A chunk: a box of one tensor, as one rank holds it. No torch."""
+"""A chunk: a rectangular part of a tensor, as one rank holds it. No torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 StatePath = tuple[str | int, ...]  # of a tensor or value in the nested state
-ChunkIndex = tuple[str, tuple[int, ...]]  # which chunk: the tensor's key and the offsets in it
+ChunkIndex = tuple[str, tuple[int, ...]]  # the tensor's key and the chunk's offsets in it
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a tensor. path: of the tensor in the nested state; dtype: as torch names it, such as float32; num_bytes: of the box."""
+    """A rectangular part of a tensor. path: of the tensor in the nested state; dtype: torch's name, such as float32."""
 
     key: str
     path: StatePath
@@ -27,5 +27,5 @@ class Chunk:
 
     @property
     def num_items(self) -> int:
-        """Numbers that the box holds."""
+        """Number of elements in the chunk."""
         return math.prod(self.sizes)

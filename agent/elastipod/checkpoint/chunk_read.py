@@ -1,4 +1,4 @@
-"""Reading parts of chunks from memory images and from other ranks, with verification of each checksum block."""
+"""Reading parts of chunks from images and from other ranks, verified block by block."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChunkRead:
-    """Whole stretches of a chunk, from byte ``start`` to ``end``, that another rank sends, and the part they are for.
+    """Whole checksum blocks of a chunk, from byte ``start`` to ``end``, and the target that they are for.
 
-    is_direct: they go into the part's tensor as they are; else into a room, and from there when all is right.
+    is_direct: they go into the target's tensor unchanged; otherwise into a buffer, and from there once verified.
     """
 
     number: int
     start: int
     end: int
     chunk: Chunk
-    part: LoadTarget
+    target: LoadTarget
     is_direct: bool
-    _room: torch.Tensor | None = None
+    _buffer: torch.Tensor | None = None
 
     @property
     def num_checksum_blocks(self) -> int:
@@ -38,22 +38,22 @@ class ChunkRead:
 
     def buffer(self) -> torch.Tensor:
         if self.is_direct:
-            memory, (first, _) = self.part.direct_view(self.chunk), self.part.byte_range(self.chunk)
+            memory, (first, _) = self.target.direct_view(self.chunk), self.target.byte_range(self.chunk)
             assert memory is not None
             return memory[self.start - first : self.end - first]
-        self._room = torch.empty(self.end - self.start, dtype=torch.uint8)
-        return self._room
+        self._buffer = torch.empty(self.end - self.start, dtype=torch.uint8)
+        return self._buffer
 
     def copy_from_buffer(self) -> None:
-        """Take to its place what is in a room."""
-        if self._room is not None:
-            copy_bytes(self._room, self.start, self.chunk, self.part)
-            self._room = None
+        """Copy the content of a separate buffer to the target."""
+        if self._buffer is not None:
+            copy_bytes(self._buffer, self.start, self.chunk, self.target)
+            self._buffer = None
 
 
-def chunk_reads(number: int, chunk: Chunk, part: LoadTarget) -> Iterator[ChunkRead]:
-    """Divide what a part needs into what goes straight into its tensor and what, at either end, holds more than the part."""
-    first, last = part.byte_range(chunk)
+def chunk_reads(number: int, chunk: Chunk, target: LoadTarget) -> Iterator[ChunkRead]:
+    """Divide what a target needs into what goes straight into its tensor and blocks at either end that it shares."""
+    first, last = target.byte_range(chunk)
     start, end = (
         first // CHECKSUM_BLOCK * CHECKSUM_BLOCK,
         min(-(-last // CHECKSUM_BLOCK) * CHECKSUM_BLOCK, chunk.num_bytes),
@@ -63,46 +63,49 @@ def chunk_reads(number: int, chunk: Chunk, part: LoadTarget) -> Iterator[ChunkRe
         -(-first // CHECKSUM_BLOCK) * CHECKSUM_BLOCK,
         end if end == last else last // CHECKSUM_BLOCK * CHECKSUM_BLOCK,
     )
-    is_split = part.direct_view(chunk) is not None and inner_start < inner_end
+    is_split = target.direct_view(chunk) is not None and inner_start < inner_end
     if is_split:
         cuts = [start, inner_start, inner_end, end]
     for left, right in pairwise(cuts):
         if left < right:
-            yield ChunkRead(number, left, right, chunk, part, is_split and left == inner_start)
+            yield ChunkRead(number, left, right, chunk, target, is_split and left == inner_start)
 
 
-def copy_bytes(raw: torch.Tensor, start: int, chunk: Chunk, part: LoadTarget) -> None:
-    """Take to a part what of it lies in these bytes of the chunk, from byte ``start`` on: all of it, if the part must be converted."""
-    first, last = part.byte_range(chunk)
+def copy_bytes(raw: torch.Tensor, start: int, chunk: Chunk, target: LoadTarget) -> None:
+    """Copy to a target the part of it that lies in these bytes of the chunk, from byte ``start`` on.
+
+    If the target needs a conversion, the bytes hold all of it.
+    """
+    first, last = target.byte_range(chunk)
     left, right = max(first, start), min(last, start + raw.numel())
-    memory = part.direct_view(chunk)
+    memory = target.direct_view(chunk)
     if memory is None:
-        part.fill_from_bytes(raw[left - start : right - start], chunk)
+        target.fill_from_bytes(raw[left - start : right - start], chunk)
     else:
         memory[left - first : right - first].copy_(raw[left - start : right - start])
 
 
-def copy_and_verify(raw: torch.Tensor, chunk: Chunk, part: LoadTarget, sums: Sequence[int]) -> bool:
-    """Copy a part of a chunk to where it belongs; gives whether the sums of what has arrived there, or was copied from, are right."""
+def copy_and_verify(raw: torch.Tensor, chunk: Chunk, target: LoadTarget, sums: Sequence[int]) -> bool:
+    """Copy a target out of a chunk; return whether the checksums of the blocks that it used are right."""
     is_right = True
-    for piece in chunk_reads(0, chunk, part):
-        place = piece.buffer() if piece.is_direct else None
-        for start in range(piece.start, piece.end, CHECKSUM_BLOCK):
-            block = raw[start : min(start + CHECKSUM_BLOCK, piece.end)]
+    for read in chunk_reads(0, chunk, target):
+        place = read.buffer() if read.is_direct else None
+        for start in range(read.start, read.end, CHECKSUM_BLOCK):
+            block = raw[start : min(start + CHECKSUM_BLOCK, read.end)]
             if place is not None:
-                block = place[start - piece.start :][: len(block)].copy_(block)
+                block = place[start - read.start :][: len(block)].copy_(block)
             is_right &= checksum(block) == sums[start // CHECKSUM_BLOCK]
         if place is None:
-            copy_bytes(raw[piece.start : piece.end], piece.start, chunk, part)
+            copy_bytes(raw[read.start : read.end], read.start, chunk, target)
     return is_right
 
 
 def verify_stream(
     size: int, wanted: Callable[[], list[int]], at_end: Callable[[bool], None]
 ) -> Callable[[torch.Tensor], None]:
-    """Add up ``size`` bytes as they arrive in blocks, stretch by stretch, and tell at the end whether the sums are right.
+    """Return a function that sums ``size`` bytes as they arrive, and calls ``at_end`` with whether the checksums are right.
 
-    wanted: gives those; asked at the end.
+    wanted: returns the expected checksums; called at the end.
     """
     arrived = 0
     sums = [0] * -(-size // CHECKSUM_BLOCK)

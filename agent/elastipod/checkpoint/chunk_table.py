@@ -1,7 +1,7 @@
-"""Plans of many ranks in columns: what a hundred thousand chunks have in common is held, and sent, once.
+"""Compact plans for many ranks: what a hundred thousand chunks have in common is stored, and sent, once.
 
-Tensors that are cut alike over the ranks share a *division*: the boxes in which they lie. A model has as many divisions as its
-tensors have shapes, so a plan has some thousand numbers per rank and not an object per chunk.
+Tensors that are sharded alike over the ranks share a *sharding*: the boxes (offsets and sizes) of their chunks. A model has as
+many shardings as its tensors have shapes, so a plan has some thousand numbers per rank and not an object per chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elastipod.checkpoint.chunk import Chunk, StatePath
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What all chunks of a tensor have in common. item_bytes: of one of its numbers."""
+    """What all chunks of a tensor have in common. item_bytes: bytes of one element."""
 
     key: str
     path: StatePath
@@ -31,7 +31,7 @@ class TensorSpec:
     item_bytes: int
 
     def chunk(self, box: Sequence[int]) -> Chunk:
-        """Give the chunk that a box of it is: offsets, then sizes."""
+        """Return the chunk with this box: offsets, then sizes."""
         offsets, sizes = tuple(box[: len(self.shape)]), tuple(box[len(self.shape) :])
         return Chunk(self.key, self.path, self.dtype, self.shape, offsets, sizes, self.item_bytes * math.prod(sizes))
 
@@ -49,12 +49,12 @@ class TensorSpec:
 
 
 class ChunkTable(Sequence[Chunk]):
-    """The chunks of tensors, one after the other; made when they are asked for."""
+    """The chunks of all tensors in order, created on access."""
 
     def __init__(
         self, tensors: Sequence[TensorSpec], shardings: Sequence[array[int]], sharding_of: Sequence[int]
     ) -> None:
-        """divisions: boxes, side by side. division_of: by tensor."""
+        """shardings: boxes, concatenated. sharding_of: number of the sharding, by tensor."""
         self.tensors, self.shardings, self.sharding_of = tensors, shardings, sharding_of
         counts = [
             len(shardings[number]) // (2 * len(tensor.shape)) if tensor.shape else 1
@@ -63,8 +63,8 @@ class ChunkTable(Sequence[Chunk]):
         self.starts = [0, *accumulate(counts)]
 
     def byte_sizes(self) -> Iterator[int]:
-        """Give the bytes of every chunk, without making it."""
-        items: dict[int, list[int]] = {}  # numbers in each box, by division
+        """Yield the bytes of every chunk without creating it."""
+        items: dict[int, list[int]] = {}  # numbers in each box, by sharding
         for index, tensor in enumerate(self.tensors):
             sharding = self.sharding_of[index]
             if sharding not in items:
@@ -110,7 +110,7 @@ class ChunkTable(Sequence[Chunk]):
 
 @dataclass(frozen=True, slots=True)
 class RankSets(Sequence[tuple[int, ...]]):
-    """A sequence of sets of ranks, of which many are equal. kinds: the different ones; kind_of: which, by place."""
+    """A sequence of sets of ranks, many of them equal. sets: the distinct ones; set_of: the number of the set, by place."""
 
     sets: tuple[tuple[int, ...], ...]
     set_of: array[int]
@@ -133,13 +133,13 @@ class RankSets(Sequence[tuple[int, ...]]):
         return (self.sets[kind] for kind in self.set_of)
 
     def with_rank(self, rank: int) -> list[int]:
-        """Give the places of the sets that a rank is in."""
+        """Return the places of the sets that contain a rank."""
         sets = {kind for kind, ranks in enumerate(self.sets) if rank in ranks}
         return [place for place, kind in enumerate(self.set_of) if kind in sets]
 
 
 class RankSetsBuilder:
-    """Makes `RankSets` place by place."""
+    """Builds `RankSets` place by place."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[int, ...], int] = {}
@@ -153,7 +153,7 @@ class RankSetsBuilder:
 
 
 def pack_ints(numbers: array[int]) -> str:
-    """Give numbers as text that travels in JSON; what repeats itself takes little room."""
+    """Return numbers as compressed text for JSON."""
     ordered = numbers[:]
     if sys.byteorder == "big":
         ordered.byteswap()
@@ -161,7 +161,7 @@ def pack_ints(numbers: array[int]) -> str:
 
 
 def unpack_ints(kind: str, text: str) -> array[int]:
-    """Give what `pack_ints` was given; kind: the array's type code. Raises ValueError for a text that is none."""
+    """Return the numbers that `pack_ints` packed; kind: the array's type code. Raises ValueError for any other text."""
     numbers: array[int] = array(kind)
     try:
         numbers.frombytes(zlib.decompress(base64.b64decode(text, validate=True)))
@@ -173,7 +173,7 @@ def unpack_ints(kind: str, text: str) -> array[int]:
 
 
 def run_lengths(values: Iterable[str]) -> list[tuple[str, int]]:
-    """Give equal neighbours once, and how many they are."""
+    """Return each run of equal neighbours as (value, count)."""
     return [(value, len(list(same))) for value, same in groupby(values)]
 
 

@@ -1,4 +1,4 @@
-"""Making the save plan of all ranks on rank 0."""
+"""Creating the save plan of all ranks on rank 0."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from elastipod.checkpoint.save_plan import (
 )
 from elastipod.errors import CheckpointError
 
-DOMAIN_ENV = "ELASTIPOD_FAILURE_DOMAIN"  # what fails together with this pod's node, such as its rack or zone
+DOMAIN_ENV = "ELASTIPOD_FAILURE_DOMAIN"  # what fails together with this pod's node: a rack, a zone
 
 
 def plan_across_ranks(
     comm: Communicator, capture: Callable[[], LocalState], *, is_in_memory: bool
 ) -> tuple[str, list[str]]:
-    """Have rank 0 divide the state, from what all ranks hold; give the plan as text, and the ranks' failure domains.
+    """Have rank 0 divide the state; return the plan as text, and the ranks' failure domains. Collective.
 
-    A rank tells where its boxes lie, in numbers. What ranks usually have in common, names and shapes, comes from one rank of each
-    kind only. From the training's threads; collective. Raises CheckpointError.
+    Each rank sends the offsets and sizes of its chunks as packed numbers. Names and shapes, which ranks usually share, come from
+    one rank for each schema. From the training thread. Raises CheckpointError.
     """
-    schemas: dict[str, StateSchema] = {}  # this rank's; on rank 0, all
-    holdings: list[PackedLocalState] = []  # on rank 0
+    schemas: dict[str, StateSchema] = {}  # this rank's; on rank 0, all of them
+    packed_states: list[PackedLocalState] = []  # on rank 0
 
-    def told() -> dict[str, Any]:
+    def describe() -> dict[str, Any]:
         own, schema = capture().pack(comm.rank)
         schemas[own.schema] = schema
         return {"holding": own.as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
 
-    def heard(answers: list[dict[str, Any]]) -> dict[str, Any]:
-        holdings.extend(PackedLocalState.from_json(answer["holding"]) for answer in answers)
-        tellers = {own.schema: rank for rank, own in reversed([*enumerate(holdings)]) if own.schema not in schemas}
-        return {"domains": run_lengths(answer["domain"] for answer in answers), "tellers": [*tellers.values()]}
+    def combine(answers: list[dict[str, Any]]) -> dict[str, Any]:
+        packed_states.extend(PackedLocalState.from_json(answer["holding"]) for answer in answers)
+        senders = {own.schema: rank for rank, own in reversed([*enumerate(packed_states)]) if own.schema not in schemas}
+        return {"domains": run_lengths(answer["domain"] for answer in answers), "tellers": [*senders.values()]}
 
-    def learnt(told: list[list[str]]) -> None:
-        schemas.update((text_digest(text), StateSchema.from_json(text)) for texts in told for text in texts)
+    def collect(answers: list[list[str]]) -> None:
+        schemas.update((text_digest(text), StateSchema.from_json(text)) for texts in answers for text in texts)
 
-    answer = comm.training_all_reduce(told, heard)
-    if tellers := answer["tellers"]:
+    answer = comm.training_all_reduce(describe, combine)
+    if senders := answer["tellers"]:
         comm.training_all_reduce(
-            lambda: [schema.to_json() for schema in schemas.values()] if comm.rank in tellers else [], learnt
+            lambda: [schema.to_json() for schema in schemas.values()] if comm.rank in senders else [], collect
         )
 
     def planned() -> str:
         try:
-            return divide_state(holdings, schemas, is_in_memory=is_in_memory).to_json()
+            return divide_state(packed_states, schemas, is_in_memory=is_in_memory).to_json()
         except ValueError as error:
             raise CheckpointError(f"this state cannot be saved: {error}") from error
 

@@ -1,7 +1,7 @@
-"""A checkpoint's files in the format of torch.distributed.checkpoint: torch's own readers can load them.
+"""The files of a checkpoint, in the format of torch.distributed.checkpoint, so that torch's own readers can load them.
 
-Each rank writes one file with its chunks and values, checksummed on the way, so that nothing is read back; rank 0 adds
-the metadata that says which chunk lies where.
+Each rank writes one file with its chunks and values; checksums are computed while writing, so nothing is read back. Rank 0
+adds the metadata that says where each chunk is.
 """
 
 from __future__ import annotations
@@ -33,24 +33,22 @@ from elastipod.checkpoint.value_codec import decode_value
 from elastipod.errors import CheckpointError
 
 _PART = 4 << 20
-_SMALL = 1 << 18  # bytes that are summed sooner than another thread is asked to
+_SMALL = 1 << 18  # fewer bytes are summed faster than a thread is started
 
-CHUNK_CHECKSUM, VALUE_CHECKSUM = (
-    "s",
-    "c",
-)  # before the hex digits of `FileRecord.checksums`: of a chunk's bytes; CRC-32 of an entry
+# Prefixes in `FileRecord.checksums`: sum of a chunk's bytes, CRC-32 of a value.
+CHUNK_CHECKSUM, VALUE_CHECKSUM = "s", "c"
 
-METADATA = ".metadata"  # which tensor is where: written by rank 0 when all ranks have finished
+METADATA = ".metadata"  # where each tensor is; written by rank 0 when all ranks have finished
 
 
 class ChecksumFile:
-    """A file to write to, which keeps count of its bytes and their CRC-32; as much of one as torch.save wants.
+    """A file to write to that counts bytes and computes their CRC-32, with the methods that torch.save needs.
 
-    The sum is there to find what was torn or has rotted; it is made in a thread beside the writing. It guards against nobody.
+    The checksum detects torn or corrupted files, not forged ones. It is computed in a thread beside the writing.
     """
 
     def __init__(self, file: BinaryIO, check: Callable[[], None] = lambda: None) -> None:
-        """check: is called before each part is written, and may raise CheckpointError to end the writing."""
+        """check: is called before each part is written, and may raise CheckpointError to stop."""
         self._file, self._check = file, check
         self.size = self._crc32 = 0
         self._failure: OSError | CheckpointError | None = None
@@ -67,7 +65,7 @@ class ChecksumFile:
                     self._file.write(part)
                 finally:
                     if summed is not None:
-                        summed.result()  # before the memory is used for something else
+                        summed.result()  # before the memory is reused
         except (OSError, CheckpointError) as error:
             self._failure = error
             raise
@@ -75,7 +73,7 @@ class ChecksumFile:
         return len(view)
 
     def _begin_sum(self, part: memoryview[int]) -> Future[None] | None:
-        """Sum up beside the writing; at once what is small, and when Python ends: it waits for a save, but lets no thread begin."""
+        """Start to sum a part. Small parts, and all parts while Python exits and can start no thread, are summed at once."""
         if len(part) >= _SMALL:
             with suppress(RuntimeError):
                 return self._summing.submit(self._sum, part)
@@ -92,12 +90,12 @@ class ChecksumFile:
         self._summing.shutdown()
 
     def save(self, value: object) -> list[int]:
-        """Write a value as torch does; gives [first byte, bytes]. Raises OSError where the file cannot be written."""
+        """Write a value as torch.save does; return [first byte, bytes]. Raises OSError when the file cannot be written."""
         start = self.size
         try:
             torch.save(value, cast(IO[bytes], self))
         except RuntimeError:
-            if self._failure is not None:  # torch's writer speaks of its own position when a write has failed
+            if self._failure is not None:  # torch's writer reports its position instead of the failed write
                 raise self._failure from None
             raise
         return [start, self.size - start]
@@ -119,9 +117,9 @@ def write_rank_file(
     values: Mapping[str, str],
     check: Callable[[], None] = lambda: None,
 ) -> tuple[FileRecord, dict[str, list[int]], dict[str, list[int]]]:
-    """Write a rank's part: chunks by number and packed values by key. check: as `ChecksumFile` takes it.
+    """Write the file of one rank: chunks by number and encoded values by key. check: as for `ChecksumFile`.
 
-    Gives the file's record and, for chunks (by number as text) and values (by key), [first byte, bytes].
+    Returns the record of the file and, for chunks (by number as text) and values (by key), [first byte, bytes].
     """
     chunks: dict[str, list[int]] = {}
     entries: dict[str, list[int]] = {}
@@ -142,19 +140,19 @@ def write_rank_file(
 
 
 def format_chunk_checksum(found: int) -> str:
-    """Write the sum of a chunk's bytes, as `checksum` makes it, in the way of a manifest."""
+    """Format the checksum of a chunk's bytes, as `checksum` computes it, for the manifest."""
     return f"{CHUNK_CHECKSUM}{found:016x}"
 
 
 def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a contiguous tensor of the same memory that is all of its storage: torch.save writes a storage as a whole."""
+    """Return a contiguous tensor on the same memory whose storage holds nothing else: torch.save writes whole storages."""
     start = tensor.storage_offset() * tensor.element_size()
     storage = tensor.untyped_storage()[start : start + tensor.nbytes]
     return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, tensor.shape, tensor.stride())
 
 
 def dcp_metadata(plan: SavePlan) -> Metadata:
-    """Give torch's description of a planned state, without places in files."""
+    """Return torch's description of a planned state, without locations in files."""
     described: dict[str, Any] = {}
     for chunk in plan.chunks:
         entry = described.get(chunk.key)
@@ -172,7 +170,7 @@ def dcp_metadata(plan: SavePlan) -> Metadata:
 def write_metadata(
     file: BinaryIO, plan: SavePlan, parts: Iterable[tuple[Mapping[str, list[int]], Mapping[str, list[int]]]]
 ) -> FileRecord:
-    """Write what all ranks' parts (by rank: places of chunks and of values, as `write_rank_file` gave them) add up to."""
+    """Write the metadata for the files of all ranks. parts: by rank, locations of chunks and values from `write_rank_file`."""
     metadata = dcp_metadata(plan)
     where: dict[MetadataIndex, _StorageInfo] = {}
     for rank, (chunks, values) in enumerate(parts):
@@ -188,7 +186,7 @@ def write_metadata(
 
 
 def chunk_index(index: MetadataIndex, metadata: Metadata) -> ChunkIndex:
-    """Say which chunk a storage index of torch's means."""
+    """Return the chunk that a storage index of torch's refers to."""
     if index.offset is not None:
         return index.fqn, tuple(index.offset)
     entry = metadata.state_dict_metadata[index.fqn]
@@ -197,5 +195,5 @@ def chunk_index(index: MetadataIndex, metadata: Metadata) -> ChunkIndex:
 
 
 def chunk_numbers(plan: SavePlan) -> dict[ChunkIndex, int]:
-    """Number a plan's chunks by their places."""
+    """Return the number of each chunk of a plan, by its index."""
     return {chunk.index: number for number, chunk in enumerate(plan.chunks)}

@@ -1,7 +1,7 @@
 """Checkpoints in a directory of a local or shared POSIX file system. No torch.
 
-A checkpoint is written in a hidden folder and appears by one rename; a claim renames the hidden folders of older
-generations away. What is alike for object stores is `CheckpointStore`.
+A checkpoint is written in a hidden folder and committed by one rename. A claim renames the hidden folders of older
+generations, so that their commits fail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _FLOW = 8 << 20
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # as file systems over object stores answer
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # errors of file systems over object stores
 _TEMPORARY = re.compile(r"\.(?:tmp|dead)-step-\d{10}-gen-(\d{6})-[0-9a-f]+")
 
 
@@ -42,7 +42,7 @@ class DirectoryStore(CheckpointStore):
         path = self.path / f".tmp-{target.name}-{secrets.token_hex(4)}"
         path.mkdir(parents=True)
         try:
-            # After the directory is there: a claim that we do not see now will see the directory.
+            # Check after creating the folder: a later claim will see the folder.
             self.check_fence(target.generation)
         except FencedError:
             with suppress(OSError):
@@ -67,7 +67,7 @@ class DirectoryStore(CheckpointStore):
             self.check_fence(manifest.id.generation)
             os.rename(draft, final)
         except OSError as error:
-            self.check_fence(manifest.id.generation)  # a successor has taken away what we were writing
+            self.check_fence(manifest.id.generation)  # a successor may have renamed our draft
             raise CheckpointError(
                 f"cannot commit {final}: {error.strerror}; move what is there out of the way, or make room"
             ) from error
@@ -105,7 +105,7 @@ class DirectoryStore(CheckpointStore):
         for name in self._names(""):
             found = _TEMPORARY.fullmatch(name)
             if found and int(found[1]) < generation and name.startswith(".tmp-"):
-                with suppress(FileNotFoundError):  # it was committed at this moment, before us, or its writer gave up
+                with suppress(FileNotFoundError):  # just committed or discarded by its writer
                     os.rename(self.path / name, self.path / name.replace(".tmp-", ".dead-", 1))
 
     def _delete_unfinished(self, generation: int) -> None:
@@ -115,7 +115,7 @@ class DirectoryStore(CheckpointStore):
                 shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _delete(self, old: CheckpointId) -> None:
-        """Hide first, then delete: a half-deleted checkpoint is never seen under its name."""
+        """Hide the checkpoint before deleting it, so that a half-deleted one is never seen under its name."""
         hidden = self.path / f".tmp-{old.name}-{secrets.token_hex(4)}"
         try:
             os.rename(self.path / old.name, hidden)
@@ -143,7 +143,7 @@ class DirectoryStore(CheckpointStore):
     def _create(self, name: str, text: str) -> bool:
         temporary = self._draft(name, text)
         try:
-            os.link(temporary, self.path / name)  # whole from its first moment, and for one caller only
+            os.link(temporary, self.path / name)  # atomic, and for one caller only
         except FileExistsError:
             return False
         except OSError as error:
@@ -169,23 +169,25 @@ class DirectoryStore(CheckpointStore):
 
 
 class _WriteBehindFile(io.FileIO):
-    """A file that flows to disk while it is being written, so that little is left for the sync at its end."""
+    """A file that is written back to disk as it grows, so that the final sync is short."""
 
-    _asked = 0  # bytes that the kernel was asked to write out
+    _written_back = 0  # bytes that the kernel has been asked to write back
 
     def write(self, data: Buffer, /) -> int:
         count = super().write(data)
         written = self.tell()
-        if written - self._asked >= _FLOW and hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # where a file system knows no such advice
-                # Linux begins to write out pages that are not needed any more, and does not wait for it.
-                os.posix_fadvise(self.fileno(), self._asked, written - self._asked, os.POSIX_FADV_DONTNEED)
-            self._asked = written
+        if written - self._written_back >= _FLOW and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # the file system may not support the advice
+                # Linux starts to write back pages that are not needed any more, without waiting.
+                os.posix_fadvise(
+                    self.fileno(), self._written_back, written - self._written_back, os.POSIX_FADV_DONTNEED
+                )
+            self._written_back = written
         return count
 
 
 def sync_directory(path: Path) -> None:
-    """Have the directory's entries on disk, so that a rename or a new name survives a power loss."""
+    """Sync the directory, so that a rename or a new name survives a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

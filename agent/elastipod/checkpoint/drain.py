@@ -1,9 +1,4 @@
-"""What a process that is about to end still waits for: a save that is under way, or nothing more of it.
-
-A process that leaves in order waits for its saves. One that failed does not: its agent learns of a failure by the end of the
-process, and a save may take minutes. What such a save has begun in storage is hidden, and the next generation deletes it.
-A process that was asked to leave by a deadline waits no longer than that allows, once memory holds the step.
-"""
+"""How long a drain waits for a save, and the mark that this rank is inside a checkpoint call."""
 
 from __future__ import annotations
 
@@ -19,15 +14,13 @@ from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
 
-SHORT_DRAIN_S = (
-    180.0  # a drain with less time than this does not wait for storage if memory outlives it; Spot gives 120 s
-)
-EXIT_MARGIN_S = 10.0  # of the drain's time, kept for leaving
+SHORT_DRAIN_S = 180.0  # a shorter drain does not wait for storage if memory survives it; Spot gives 120 s
+EXIT_MARGIN_S = 10.0  # of the drain's time, reserved for the exit
 
 
 @dataclass(frozen=True, slots=True)
 class DrainNotice:
-    """A drain as one rank knows it. left_s: until its deadline; leaves: whether this rank's pod goes, None when not known."""
+    """A drain as one rank knows it. left_s: until its deadline; leaves: whether this rank's pod ends, None if unknown."""
 
     left_s: float
     leaves: bool | None
@@ -37,7 +30,7 @@ class DrainNotice:
 
 
 def current_drain() -> DrainNotice | None:
-    """Give the drain that this rank was asked for, None where it was not, or has no deadline."""
+    """Return the drain that was announced to this rank, None if there is none or it has no deadline."""
     worker = local_worker()
     if worker is None:
         return None
@@ -48,10 +41,10 @@ def current_drain() -> DrainNotice | None:
 
 
 def storage_wait_s(left_s: Sequence[float], *, survives_drain: bool) -> float:
-    """Give how long a drain waits for durable storage once memory holds the step, in seconds.
+    """Return how long a drain waits for durable storage once the step is in memory, in seconds.
 
-    left_s: what each rank that knows a deadline has left; outlives: whether the memory of the pods that stay holds all of the
-    state. Where it does not, or nobody knows who stays, storage is waited for as far as the deadline allows.
+    left_s: remaining time of each rank that knows a deadline; survives_drain: whether the memory of the pods that stay holds the
+    whole state. If it does not, or if nobody knows who stays, wait for storage as long as the deadline allows.
     """
     least = min(left_s)
     return 0.0 if survives_drain and least < SHORT_DRAIN_S else max(0.0, least - EXIT_MARGIN_S)
@@ -59,7 +52,7 @@ def storage_wait_s(left_s: Sequence[float], *, survives_drain: bool) -> float:
 
 @contextmanager
 def checkpoint_call() -> Iterator[None]:
-    """Let the agent know that this rank is inside a checkpoint call, so that its silence is not taken for a hang."""
+    """Tell the agent that this rank is inside a checkpoint call, so that its silence is not taken for a hang."""
     worker = local_worker()
     if worker is None or worker.file.is_in_checkpoint(worker.local_rank):
         yield

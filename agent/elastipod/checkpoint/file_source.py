@@ -1,7 +1,7 @@
-"""Reading a state from a checkpoint's files: once, compared with its sums where it has arrived.
+"""Reading a state from the files of a checkpoint: once, verified as it arrives.
 
-A chunk is verified by the sum that its writer noted in the manifest, in the tensor that it is for wherever it fits there as
-it is. Files of earlier versions have no such sums: who reads them verifies them as a whole before.
+A chunk is verified with the checksum that its writer recorded in the manifest, in the target tensor itself if it fits there
+unchanged. Files of earlier versions have no such checksums; they are verified as a whole before they are read.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from elastipod.checkpoint.store import CheckpointStore
 from elastipod.checkpoint.training_state import RANDOM
 
 _STREAMS = 8  # reads of an object store at once
-_DIRECTORY_BYTES = 4096  # at the end of a tensor's zip file, in which its directory is found
+_DIRECTORY_BYTES = 4096  # at the end of a tensor's zip file; they contain its directory
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's entry, up to the lengths of its name and its extra fields
 
 
 class FileSource:
-    """State in the files of a checkpoint. Its methods raise Damaged for what is not as it was saved, OSError where storage fails."""
+    """A state in the files of a checkpoint. Methods raise DamagedCheckpoint for damage, OSError when storage fails."""
 
     def __init__(self, store: CheckpointStore, manifest: Manifest, rank: int) -> None:
         """Read the metadata, and the plain values that this rank needs."""
@@ -56,7 +56,7 @@ class FileSource:
         return self._values[key]
 
     def fill(self, wanted: Mapping[ChunkIndex, Sequence[LoadTarget]]) -> list[str]:
-        """Fill live tensors; gives what is damaged, one sentence each."""
+        """Fill live tensors; return one sentence for each damaged chunk."""
         problems: list[str] = []
         by_file: dict[str, list[tuple[_StorageInfo, ChunkIndex]]] = {}
         for place in wanted:
@@ -73,15 +73,15 @@ class FileSource:
         return problems
 
     def _fill_chunk(
-        self, file: BinaryIO, start: int, info: _StorageInfo, chunk: Chunk, parts: Sequence[LoadTarget]
+        self, file: BinaryIO, start: int, info: _StorageInfo, chunk: Chunk, targets: Sequence[LoadTarget]
     ) -> None:
-        """start: of the entry in this file."""
+        """Fill the targets of one chunk. start: of its entry in the file."""
         if not chunk.num_bytes:
             return
         file.seek(_payload_start(file, start, info.length))
         memory = (
-            parts[0].direct_view(chunk)
-            if len(parts) == 1 and parts[0].byte_range(chunk) == (0, chunk.num_bytes)
+            targets[0].direct_view(chunk)
+            if len(targets) == 1 and targets[0].byte_range(chunk) == (0, chunk.num_bytes)
             else None
         )
         raw = torch.empty(chunk.num_bytes, dtype=torch.uint8) if memory is None else memory
@@ -90,8 +90,8 @@ class FileSource:
         if wanted is not None and wanted != format_chunk_checksum(found):
             raise DamagedCheckpoint("its sum is not that of the manifest")
         if memory is None:
-            for part in parts:
-                part.fill(view_as_chunk(raw, chunk))
+            for target in targets:
+                target.fill(view_as_chunk(raw, chunk))
 
     def _chunk(self, place: ChunkIndex) -> Chunk:
         key, offsets = place
@@ -104,9 +104,9 @@ class FileSource:
 
     @contextmanager
     def _views(self, name: str, infos: Sequence[_StorageInfo]) -> Iterator[Iterator[tuple[BinaryIO, int]]]:
-        """Give, for one entry after the other, a file and where it begins there.
+        """Yield, for each entry, a file and where the entry begins in it.
 
-        Of a store that is far away, several are on their way at once.
+        From a remote store, several entries are fetched at once.
         """
         if self._store.has_cheap_seeks:
             with self._store.open_file(self._id, name) as file:
@@ -126,7 +126,7 @@ class FileSource:
             yield fetched()
 
     def _read_values(self, rank: int) -> dict[str, Any]:
-        """Read the plain values, but for other ranks' random states. Those of one file lie together, and come by one read."""
+        """Read the plain values, without other ranks' random states. Those of one file are adjacent and come by one read."""
         wanted: dict[str, list[tuple[_StorageInfo, str]]] = {}
         for key, entry in self.metadata.state_dict_metadata.items():
             is_others = key.startswith(f"{RANDOM}.") and key != f"{RANDOM}.{rank}"
@@ -149,7 +149,7 @@ class FileSource:
             )
         try:
             return torch.load(cast(IO[bytes], io.BytesIO(content)), map_location="cpu", weights_only=True)
-        except RuntimeError as error:  # what torch makes of a read that fails: the sums were right
+        except RuntimeError as error:  # raised by torch when a read fails: the checksums were right
             raise OSError(errno.EIO, f"{name}: {error}") from error
 
     def _read(self, name: str, start: int, length: int) -> bytes:
@@ -163,11 +163,11 @@ class FileSource:
 
 
 def _payload_start(file: BinaryIO, start: int, length: int) -> int:
-    """Find the numbers of a tensor in what torch.save wrote of it: a zip file that compresses nothing. length: of that."""
+    """Return where the numbers of a tensor begin in what torch.save wrote: an uncompressed zip file of ``length`` bytes."""
     skipped = max(0, length - _DIRECTORY_BYTES)
     file.seek(start + skipped)
     entry = _entry_of_numbers(file.read(length - skipped))
-    header = skipped + entry.header_offset  # which is counted from where we began to read
+    header = skipped + entry.header_offset  # counted from where the read began
     if not 0 <= header <= length - _LOCAL_HEADER.size:
         raise DamagedCheckpoint("its directory points elsewhere")
     file.seek(start + header)
@@ -176,13 +176,11 @@ def _payload_start(file: BinaryIO, start: int, length: int) -> int:
 
 
 def _entry_of_numbers(directory: bytes) -> zipfile.ZipInfo:
-    """Find the entry that holds the numbers. directory: the end of the zip file."""
+    """Return the entry that holds the numbers. directory: the end of the zip file."""
     try:
         with zipfile.ZipFile(io.BytesIO(directory)) as archive:
             entry = next((each for each in archive.infolist() if each.filename.endswith("/data/0")), None)
-    except (
-        Exception
-    ) as error:  # whatever zipfile makes of bytes that are not a directory: nothing is read from storage here
+    except Exception as error:  # zipfile raises many errors for damaged bytes; nothing is read from storage here
         raise DamagedCheckpoint(f"its directory cannot be read: {type(error).__name__}") from error
     if entry is None:
         raise DamagedCheckpoint("it holds no tensor")
@@ -190,14 +188,14 @@ def _entry_of_numbers(directory: bytes) -> zipfile.ZipInfo:
 
 
 def _read_into(file: BinaryIO, raw: torch.Tensor) -> int:
-    """Read the bytes of a tensor from a file, and give their sum, made while they are in the processor's cache."""
-    room = memoryview((ctypes.c_char * raw.numel()).from_address(raw.data_ptr())).cast("B")
+    """Read the bytes of a tensor from a file; return their checksum, computed while they are in the processor's cache."""
+    buffer = memoryview((ctypes.c_char * raw.numel()).from_address(raw.data_ptr())).cast("B")
     total = 0
     for start in range(0, raw.numel(), CHECKSUM_BLOCK):
         end = min(start + CHECKSUM_BLOCK, raw.numel())
         at = start
         while at < end:
-            count = file.readinto(room[at:end])  # type: ignore[attr-defined]  # as all files that are open for reading have
+            count = file.readinto(buffer[at:end])  # type: ignore[attr-defined]  # as all files that are open for reading have
             if not count:
                 raise EOFError("the file ends too early")
             at += count

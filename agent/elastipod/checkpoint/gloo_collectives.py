@@ -1,4 +1,4 @@
-"""Messages of any length over a gloo group: the first part in a slot of fixed size, what is longer straight after it."""
+"""Collectives for messages of any length over a gloo group: a slot of fixed size first, then the rest if there is more."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_SLOT = 1024  # bytes of a message that go at once
-_HEAD = 8  # of these, its length
+_SLOT = 1024  # bytes of a message in the first transfer
+_HEAD = 8  # of these, the length of the message
 _BODY = _SLOT - _HEAD
 
 
 class ConnectionBroken(RuntimeError):
-    """A connection failed, or nothing came over it in time."""
+    """A connection failed, or nothing arrived in time."""
 
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Tell what torch's connections raise from all else."""
+    """Convert the errors of torch's connections to ConnectionBroken."""
     try:
         yield
     except RuntimeError as error:
@@ -29,14 +29,14 @@ def translated_errors() -> Iterator[None]:
 
 
 class GlooCollectives:
-    """A `Collectives` over a gloo group: one of torch's, or one of our own (`connect`). Methods raise Broken."""
+    """`Collectives` over a gloo group: one of torch's, or one of our own (`connect`). Methods raise ConnectionBroken."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size
 
     @classmethod
     def connect(cls, store: Any, rank: int, size: int, timeout_s: float) -> GlooCollectives:
-        """Connect so many ranks, each of which calls this, through a store. Raises RuntimeError when they do not come."""
+        """Connect ``size`` ranks, each of which calls this, through a store. Raises RuntimeError when some do not."""
         group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s)) if size > 1 else None
         return cls(group, rank, size)
 
@@ -45,12 +45,12 @@ class GlooCollectives:
             return [data]
         options = dist.GatherOptions()
         options.rootRank = 0
-        rooms = [bytearray(_SLOT) for _ in range(self.size)] if self.rank == 0 else []
+        buffers = [bytearray(_SLOT) for _ in range(self.size)] if self.rank == 0 else []
         with translated_errors():
-            into = [[_tensor(room) for room in rooms]] if rooms else []
+            into = [[_tensor(buffer) for buffer in buffers]] if buffers else []
             self.group.gather(into, [_tensor(_slot(data))], options).wait()
             if self.rank == 0:
-                return [data, *self._received(rooms)]
+                return [data, *self._received(buffers)]
             self._send_rest(data, 0)
             return []
 
@@ -85,9 +85,9 @@ class GlooCollectives:
             start, left = _parse_slot(head)
             return start + self._receive_rest(left, 0)() if left > 0 else start
 
-    def _received(self, rooms: Sequence[bytearray]) -> list[bytes]:
-        """Read what the others said; what is longer than a slot is received from all of them at once."""
-        starts = [_parse_slot(room) for room in rooms]
+    def _received(self, buffers: Sequence[bytearray]) -> list[bytes]:
+        """Parse the slots of the others; receive what is longer than a slot from all of them at once."""
+        starts = [_parse_slot(buffer) for buffer in buffers]
         rests = {rank: self._receive_rest(left, rank) for rank, (_, left) in enumerate(starts) if rank and left > 0}
         return [start + rests[rank]() if rank in rests else start for rank, (start, _) in enumerate(starts) if rank]
 
@@ -96,19 +96,19 @@ class GlooCollectives:
             self.group.send([_tensor(bytearray(data[_BODY:]))], to, 0).wait()
 
     def _receive_rest(self, size: int, source: int) -> Callable[[], bytes]:
-        """Begin to receive; what is given waits for it."""
-        room = bytearray(size)
-        work = self.group.recv([_tensor(room)], source, 0)
+        """Start to receive; return a function that waits for the rest."""
+        buffer = bytearray(size)
+        work = self.group.recv([_tensor(buffer)], source, 0)
 
         def wait() -> bytes:
             work.wait()
-            return bytes(room)
+            return bytes(buffer)
 
         return wait
 
 
-def _tensor(room: bytearray) -> torch.Tensor:
-    return torch.frombuffer(room, dtype=torch.uint8)
+def _tensor(buffer: bytearray) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
 def _slot(data: bytes) -> bytearray:
@@ -116,6 +116,6 @@ def _slot(data: bytes) -> bytearray:
 
 
 def _parse_slot(slot: bytearray) -> tuple[bytes, int]:
-    """Give the beginning of a message, and how many bytes of it are still to come."""
+    """Return the beginning of a message, and the number of bytes that follow it."""
     length = int.from_bytes(slot[:_HEAD], "little")
     return bytes(slot[_HEAD : _HEAD + length]), length - _BODY

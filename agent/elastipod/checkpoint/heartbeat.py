@@ -1,4 +1,4 @@
-"""A thread that reports to rank 0 that this rank is at work, until it has its answer."""
+"""A thread that reports to rank 0 that this rank is at work, until rank 0 has a result."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
-HEARTBEAT_S = 10.0  # so often a rank at work says that it is
-WORK_TIMEOUT_S = 7200.0  # for one rank's part of something, such as writing its file
+HEARTBEAT_S = 10.0  # interval of the messages of a rank at work
+WORK_TIMEOUT_S = 7200.0  # limit for the work of one rank, such as writing its file
 
 
 class HeartbeatThread(threading.Thread):
-    """Tells rank 0 that this rank is at work, until there is an answer and all have one."""
+    """Sends heartbeats to rank 0, then this rank's answer, until all ranks have answered."""
 
     def __init__(self, send: Callable[[bytes], bytes]) -> None:
         super().__init__(name="elastipod-checkpoint-talk", daemon=True)

@@ -1,8 +1,8 @@
-"""Words from every rank to rank 0 and back, by way of team leaders: no rank hears more than it needs, or holds more connections.
+"""Collectives over two levels: no rank holds more connections or receives more than it needs.
 
-Ranks form teams of neighbours, of whole nodes; the first of a team leads it. What ranks say goes to their leader, from the leaders to
-rank 0, and what rank 0 makes of it the same way back. With teams of about the square root of the world, a rank has some
-2 * sqrt(world) connections at most, and only rank 0 sees what all have said. Small worlds are one team.
+Neighbouring ranks, of whole nodes, form subgroups; the first rank of a subgroup leads it. Messages go to the leader, from
+the leaders to rank 0, and results the same way back. With subgroups of about the square root of the world size, a rank has
+about 2 * sqrt(world_size) connections at most, and only rank 0 receives from all. A small world is one subgroup.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-MAX_FLAT_RANKS = 16  # ranks; up to here a world is one team
-SUBGROUP_MULTIPLE = 8  # teams are multiples of it, so that they are made of whole nodes
+MAX_FLAT_RANKS = 16  # up to this size a world is one subgroup
+SUBGROUP_MULTIPLE = 8  # subgroup sizes are multiples of it, so that they consist of whole nodes
 
 
 class Collectives(Protocol):
-    """Connections among some ranks, numbered from 0 within the link. Every call is collective among them."""
+    """Collective operations among some ranks, numbered from 0. All of them make every call."""
 
     rank: int
     size: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Give everyone's data, by rank, on rank 0; nothing elsewhere."""
+        """Return the data of all ranks, by rank, on rank 0; an empty list elsewhere."""
 
     def broadcast(self, data: bytes) -> bytes:
-        """Give rank 0's data on every rank."""
+        """Return rank 0's data on every rank."""
 
     def scatter(self, parts: Sequence[bytes]) -> bytes:
-        """Give each rank its part of what rank 0 has."""
+        """Return to each rank its part of what rank 0 has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """The division of a world into teams of neighbours."""
+    """The division of a world into subgroups of neighbouring ranks."""
 
     world_size: int
     size: int
@@ -53,34 +53,36 @@ class Hierarchy:
         return range(0, self.world_size, self.size)
 
     def members(self, rank: int) -> range:
-        """Give the team of a rank."""
+        """Return the ranks in the subgroup of a rank."""
         first = rank - rank % self.size
         return range(first, min(first + self.size, self.world_size))
 
 
 class HierarchicalCollectives:
-    """One rank's way to rank 0. leaders: None on ranks that lead no team, and where there is one team."""
+    """Collectives by way of leaders. leaders: None on ranks that lead no subgroup, and if there is one subgroup only."""
 
     def __init__(self, subgroup: Collectives, leaders: Collectives | None) -> None:
         self._subgroup, self._leaders = subgroup, leaders
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Give what every rank said, by rank, on rank 0; nothing elsewhere."""
-        said = self._subgroup.gather(data)
+        """Return the data of all ranks, by rank, on rank 0; an empty list elsewhere."""
+        received = self._subgroup.gather(data)
         if self._leaders is None:
-            return said
-        return [each for subgroup in self._leaders.gather(_join(said)) for each in _split(subgroup)]
+            return received
+        return [each for subgroup in self._leaders.gather(_join(received)) for each in _split(subgroup)]
 
     def broadcast(self, data: bytes) -> bytes:
-        """Give rank 0's data on every rank."""
+        """Return rank 0's data on every rank."""
         return self._subgroup.broadcast(data if self._leaders is None else self._leaders.broadcast(data))
 
     def scatter(self, parts: Sequence[bytes], hierarchy: Hierarchy) -> bytes:
-        """Give each rank its part of what rank 0 has, by rank."""
+        """Return to each rank its part of what rank 0 has, by rank."""
         if self._leaders is None:
             return self._subgroup.scatter(parts)
-        of_teams = [_join([parts[rank] for rank in hierarchy.members(leader)]) for leader in hierarchy.leaders if parts]
-        return self._subgroup.scatter(_split(self._leaders.scatter(of_teams)))
+        of_subgroups = [
+            _join([parts[rank] for rank in hierarchy.members(leader)]) for leader in hierarchy.leaders if parts
+        ]
+        return self._subgroup.scatter(_split(self._leaders.scatter(of_subgroups)))
 
 
 def _join(parts: Sequence[bytes]) -> bytes:

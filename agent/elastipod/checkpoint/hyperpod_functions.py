@@ -1,7 +1,7 @@
-"""`save_checkpoint` and `load_checkpoint` with the call shapes of the HyperPod documents' samples.
+"""`save_checkpoint` and `load_checkpoint` with the signatures of the samples in the HyperPod documentation.
 
-The samples give model and optimizer themselves to torch.distributed.checkpoint. On load a new optimizer has no moments
-yet, so that none are asked for and Adam begins anew, without a word. Here both go through get/set_state_dict.
+The samples pass model and optimizer directly to torch.distributed.checkpoint. A new optimizer has no moments yet, so a load
+asks for none and Adam silently starts over. These functions load the full optimizer state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _LoadedTuple(NamedTuple):
 
 
 class LoadedCheckpoint(_LoadedTuple):
-    """What `load_checkpoint` gives: the three objects, as the samples unpack them.
+    """The result of `load_checkpoint`: the three objects, which the samples unpack.
 
-    resume: where training goes on, None at the very beginning; step: completed steps, 0 then; user_content: what was saved.
+    resume: where training continues, None at the start; step: completed steps, 0 at the start; user_content: as saved.
     """
 
     resume: Resume | None = None
@@ -53,10 +53,11 @@ def save_checkpoint(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     step: int | None = None,
 ) -> Path | str:
-    """Save a checkpoint of ``step`` completed optimizer steps in a directory of checkpoints, as `CheckpointManager.save` does.
+    """Save a checkpoint of ``step`` completed optimizer steps, as `CheckpointManager.save` does.
 
-    checkpoint_path or checkpoint_dir: that directory, the same each time. step: by default the ``step`` or ``global_step``
-    of user_content, which holds JSON values. Collective. Raises TypeError when directory or step is missing, CheckpointError.
+    checkpoint_path or checkpoint_dir: the directory of checkpoints, the same for every step. step: defaults to ``step`` or
+    ``global_step`` of user_content, which holds JSON values. Collective. Raises TypeError when directory or step is missing,
+    and CheckpointError.
     """
     content = dict(user_content or {})
     known = next((content[name] for name in ("step", "global_step") if name in content), None)
@@ -75,10 +76,10 @@ def load_checkpoint(
     *,
     checkpoint_dir: str | os.PathLike[str] | None = None,
 ) -> LoadedCheckpoint:
-    """Load the freshest complete checkpoint of a directory into the given objects, which stay as they are when there is none.
+    """Load the newest complete checkpoint of a directory into the given objects; without one they stay as they are.
 
-    Unpacks as ``model, optimizer, lr_scheduler = load_checkpoint(...)``; its ``step`` says where to go on. Collective.
-    Raises TypeError when the directory is missing, CheckpointError as `CheckpointManager.load_latest`.
+    Unpacks as ``model, optimizer, lr_scheduler = load_checkpoint(...)``; its ``step`` says where to continue. Collective.
+    Raises TypeError when the directory is missing, and CheckpointError as `CheckpointManager.load_latest` does.
     """
     manager = _manager(checkpoint_path, checkpoint_dir)
     loaded = LoadedCheckpoint(model, optimizer, lr_scheduler)
@@ -87,7 +88,7 @@ def load_checkpoint(
 
 
 def _manager(path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None) -> CheckpointManager:
-    """Give the manager of a directory; one per generation, because in-process restarts live over several."""
+    """Return the manager of a directory; one per generation, because in-process restarts span several."""
     named = path if path is not None else directory
     if named is None:
         raise TypeError("name the directory of checkpoints: checkpoint_path or checkpoint_dir")
@@ -96,6 +97,6 @@ def _manager(path: str | os.PathLike[str] | None, directory: str | os.PathLike[s
     key = os.fspath(named), os.environ.get("ELASTIPOD_GENERATION", "")
     if key not in _managers:
         for older in [each for each in _managers if each[0] == key[0]]:
-            del _managers[older]  # its memory goes with it, once what it may still be writing has ended
+            del _managers[older]  # its memory is freed with it, after a save in progress
         _managers[key] = CheckpointManager(named)
     return _managers[key]

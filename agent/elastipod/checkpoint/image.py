@@ -1,9 +1,7 @@
-"""Memory images: one rank's part of the state in host memory, in files that outlive the process where there is a place.
+"""The bytes of a memory image: one rank's part of the state in host memory, and the checksums of its chunks.
 
-An image is a file of raw tensor bytes in a memory file system and a header beside it. The header appears, by a rename,
-when the image is whole, and is taken away before the image is written anew: a process may die anywhere. It holds sums of
-all stretches of each chunk, which whoever reads one compares with what has arrived in its own memory.
-What is read from here is JSON and raw numbers; nothing is unpickled.
+An image is a file of raw tensor bytes in a memory file system, which outlives the process, or plain memory. Every block of
+every chunk has a checksum, which readers compare with what has arrived in their own memory.
 """
 
 from __future__ import annotations
@@ -22,13 +20,11 @@ from elastipod.checkpoint.save_plan import Chunk
 
 log = logging.getLogger(__name__)
 
-CHECKSUM_BLOCK = (
-    1 << 20
-)  # bytes of a chunk with a checksum of their own; they are still in the cache when they are summed
+CHECKSUM_BLOCK = 1 << 20  # bytes of a chunk that share a checksum: few enough to be in the cache when they are summed
 
 
 class MappedImage:
-    """The bytes of an image, mapped into this process; also a plain piece of memory where no file is wanted."""
+    """The bytes of an image, mapped into this process, or plain memory if no file is wanted."""
 
     def __init__(self, mapping: MappedMemory, size: int) -> None:
         self.size = size
@@ -39,9 +35,9 @@ class MappedImage:
 
     @classmethod
     def create(cls, path: Path | None, size: int) -> MappedImage:
-        """Make memory for an image, in a new file or, with None, in this process alone; its pages are there afterwards.
+        """Create memory for an image, in a new file or, with None, in this process only. All its pages are allocated.
 
-        Raises OSError when there is not room enough.
+        Raises OSError when there is not enough memory.
         """
         length = max(size, mmap.PAGESIZE)
         if path is None:
@@ -69,7 +65,7 @@ class MappedImage:
             os.close(descriptor)
 
     def pin(self, device: torch.device) -> None:
-        """Let a CUDA device copy into it without a detour. Where that is refused, copies take the detour, and end in time too."""
+        """Register the memory with CUDA for direct copies. If that is refused, copies still work, but more slowly."""
         if not self.size or self._is_asked:
             return
         self._is_asked = True
@@ -78,20 +74,22 @@ class MappedImage:
         if error == 0:
             self._registered = pointer
             return
-        log.warning("copies of the state to host memory are slow: it cannot be registered with CUDA (error %d)", error)
-        with suppress(RuntimeError):  # torch's next look at CUDA's last error would take ours for its own
+        log.warning(
+            "copies of the state to host memory are slow: the memory cannot be registered with CUDA (error %d)", error
+        )
+        with suppress(RuntimeError):  # else torch's next check of CUDA's last error would report this one
             torch.zeros(1, device=device)
 
     def chunk_bytes(self, chunk: Chunk, position: int) -> torch.Tensor:
-        """Give the bytes of a chunk."""
+        """Return the bytes of a chunk."""
         return self.bytes[position : position + chunk.num_bytes]
 
     def chunk_tensor(self, chunk: Chunk, position: int) -> torch.Tensor:
-        """Give the part of the image that holds a chunk, as a tensor of its type and sizes."""
+        """Return the part of the image that holds a chunk, as a tensor of its type and sizes."""
         return view_as_chunk(self.chunk_bytes(chunk, position), chunk)
 
     def sums(self, chunks: Iterable[tuple[Chunk, int]]) -> str:
-        """Give what `ImageHeader.sums` holds. chunks: with their positions."""
+        """Return the value of `ImageHeader.sums`. chunks: with their positions."""
         raws = (self.chunk_bytes(chunk, position) for chunk, position in chunks)
         return "".join(
             f"{checksum(raw[at : at + CHECKSUM_BLOCK]):016x}"
@@ -100,7 +98,7 @@ class MappedImage:
         )
 
     def close(self) -> None:
-        """Let the memory go. The tensors that `chunk_tensor` gave must not be used afterwards: torch does not hold the mapping for them."""
+        """Release the memory. Tensors of `chunk_tensor` must not be used afterwards: torch does not keep the mapping alive."""
         self._unregister()
         self.bytes = torch.empty(0, dtype=torch.uint8)
         self._mapping.close()
@@ -111,7 +109,7 @@ class MappedImage:
             self._registered = 0
 
     def __del__(self) -> None:
-        with suppress(Exception):  # at the interpreter's end CUDA may be gone already
+        with suppress(Exception):  # CUDA may be gone when the interpreter exits
             self._unregister()
 
     def __enter__(self) -> MappedImage:
@@ -122,19 +120,19 @@ class MappedImage:
 
 
 def view_as_chunk(raw: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    """Give the bytes of a chunk as a tensor of its type and sizes."""
+    """Return the bytes of a chunk as a tensor of its type and sizes."""
     dtype: torch.dtype = getattr(torch, chunk.dtype)
     return raw.view(dtype).view(chunk.sizes)
 
 
 def checksum(raw: torch.Tensor) -> int:
-    """Add up all 64-bit words, and the bytes after the last, modulo 2**64: as quick as memory, and other for any change of one word.
+    """Return the sum of all 64-bit words and the remaining bytes, modulo 2**64: as fast as memory, and it detects any changed word.
 
-    Sums of parts add up to the sum of the whole, where each part but the last is of whole words.
+    The checksums of parts add up to that of the whole, if each part but the last consists of whole words.
     """
-    whole = raw.numel() // 8 * 8
-    words = int(raw[:whole].view(torch.int64).sum().item()) if whole else 0
-    return (words + int.from_bytes(bytes(raw[whole:].tolist()), "little")) % (1 << 64)
+    aligned = raw.numel() // 8 * 8
+    words = int(raw[:aligned].view(torch.int64).sum().item()) if aligned else 0
+    return (words + int.from_bytes(bytes(raw[aligned:].tolist()), "little")) % (1 << 64)
 
 
 def num_checksum_blocks(chunk: Chunk) -> int:

@@ -1,4 +1,4 @@
-"""The copies of images that one node keeps for another."""
+"""The copies of images that one node holds for another."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ log = logging.getLogger(__name__)
 
 
 class ImageCopies:
-    """The images that this rank keeps for ranks of other nodes."""
+    """The images that this rank holds for ranks of other nodes."""
 
     def __init__(self, directory: MemoryDirectory) -> None:
         self._directory = directory
         self._kept: dict[str, MappedImage] = {}
-        self._headers: dict[str, ImageHeader] = {}  # of those that are whole
-        self.held_by: dict[
-            int, int
-        ] = {}  # on every rank: by the rank whose image it is, who keeps a copy of the newest
+        self._headers: dict[str, ImageHeader] = {}  # of complete copies
+        self.held_by: dict[int, int] = {}  # on every rank: the holder of the newest copy, by the rank whose image it is
 
     def holders(self, plan: SavePlan, domains: Sequence[str]) -> dict[int, int]:
-        """Give, for each rank whose image a lost node would take along, the rank that keeps a copy."""
+        """Return, for each rank whose image exists on one node only, the rank that holds a copy."""
         unreplicated_ranks = plan.unreplicated_ranks()
         return {
             source: holder
@@ -42,15 +40,17 @@ class ImageCopies:
     def exchange_images(
         self, plan: SavePlan, holders: Mapping[int, int], image: MappedImage, header: ImageHeader, comm: Communicator
     ) -> None:
-        """Send this rank's image, whose header is given, to its keeper, and keep those of others. Collective.
+        """Send this rank's image to the holder of its copy, and receive the images to hold. Collective.
 
-        A node without room for a copy keeps none, with a warning. Raises RanksLost when ranks lose touch.
+        header: of this rank's image. A node without enough memory holds no copy and logs a warning. Raises RanksLost.
         """
         rank, _ = rank_and_world()
         mine = {holders[rank]: header.to_json()} if rank in holders else {}
         sources = {source: ImageHeader.from_json(text) for source, text in comm.all_to_all(lambda: mine).items()}
         self.held_by = {}
-        refused: list[int] = comm.all_reduce(lambda: self._make_room(plan, sources), lambda limits: [*chain(*limits)])
+        refused: list[int] = comm.all_reduce(
+            lambda: self._make_room(plan, sources), lambda of_ranks: [*chain(*of_ranks)]
+        )
         out = {holders[rank]: [image.bytes[: image.size]]} if rank in holders and rank not in refused else {}
         into = {
             source: [(kept.bytes[: kept.size], None)]
@@ -63,15 +63,15 @@ class ImageCopies:
             self._publish(plan, source, sources[source])
 
     def names(self) -> list[str]:
-        """Name the images for which there is room here."""
+        """Return the names of the images that have memory here."""
         return list(self._kept)
 
     def note_durable(self, of: CheckpointId) -> None:
-        """Write into the copies that there is a newer durable checkpoint now."""
+        """Record a newer durable checkpoint in the copies."""
         self._directory.note_durable(self._headers, of)
 
     def forget(self, of: CheckpointId) -> None:
-        """Hold the copies of a checkpoint for nothing; their headers have been withdrawn."""
+        """Drop the copies of a checkpoint, whose headers have been withdrawn."""
         self._headers = {name: header for name, header in self._headers.items() if header.id != of}
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ class ImageCopies:
             self._directory.publish(header)
             self._headers[header.name] = header
         except OSError as error:
-            log.warning("the copy of rank %d's memory is not kept: %s", source, error)
+            log.warning("the copy of rank %d's image is not kept: %s", source, error)
 
     def _make_room(self, plan: SavePlan, sources: Mapping[int, ImageHeader]) -> list[int]:
-        """Withdraw the copies that are to be written over; gives the sources for which there is no room."""
+        """Withdraw the copies to be overwritten; return the sources for which there is not enough memory."""
         refused: list[int] = []
         for source, header in sources.items():
             size = plan.layout(source)[1]
@@ -104,6 +104,6 @@ class ImageCopies:
                     raise OSError(errno.ENOSPC, short)
                 self._kept[header.name] = MappedImage.create(self._directory.path / f"{header.name}.bin", size)
             except OSError as error:
-                log.warning("there is no room here for a copy of rank %d's memory: %s", source, error)
+                log.warning("there is not enough memory here for a copy of rank %d's image: %s", source, error)
                 refused.append(source)
         return refused

@@ -1,4 +1,7 @@
-"""The header of a memory image: what the image holds, and when it may be believed."""
+"""The header of a memory image. It appears, by a rename, when the image is complete, and is removed before it is overwritten.
+
+A process may therefore die at any moment. Headers are JSON; nothing is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ _SUMS = re.compile(r"(?:[0-9a-f]{16})*")
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """What an image is. plan: digest of the plan that says where in it which chunk lies; size: bytes; values: packed, by key.
+    """What an image holds. plan: digest of the plan that says where each chunk is; size: bytes; values: encoded, by key.
 
-    sums: `checksum` of each block of each chunk, 16 hex digits, in the plan's order. durable: newest durable checkpoint that the run knew
-    to be there, this one itself once it is durable too; who deletes that one has rolled back by hand. wants_durable: it was to be
-    written to durable storage too.
+    sums: `checksum` of each block of each chunk, 16 hex digits, in the plan's order. durable: newest durable checkpoint that the
+    run knew, this one itself once it is durable; a user who deletes that one has rolled back by hand. wants_durable: the
+    checkpoint was to be written to durable storage too.
     """
 
     id: CheckpointId
@@ -60,12 +63,12 @@ class ImageHeader:
 
     @classmethod
     def from_json(cls, text: str) -> ImageHeader:
-        """Read a header. Raises ValueError, KeyError or TypeError when it is none of ours."""
+        """Parse a header. Raises ValueError, KeyError or TypeError for anything else."""
         data = json.loads(text)
         if data["format"] != IMAGE_FORMAT:
             raise ValueError(f"its format is {data['format']}, this library reads {IMAGE_FORMAT}")
         if not _SUMS.fullmatch(data["sums"]):
-            raise ValueError("its sums are none of ours")
+            raise ValueError("its checksums are malformed")
         return cls(
             CheckpointId(int(data["step"]), int(data["generation"])),
             int(data["rank"]),

@@ -1,4 +1,4 @@
-"""Checkpoints in memory: what all nodes have, and which images make a whole that may be resumed from."""
+"""Which memory images exist on all nodes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """One image that a node has. node: which; saved_rank: of the run that wrote it; plan: its plan's digest.
-
-    durable: as its header has it.
-    """
+    """One image on one node. saved_rank: rank in the run that wrote it; plan: digest of its plan; durable: as in its header."""
 
     node: str
     id: CheckpointId
@@ -33,7 +30,7 @@ class ImageInfo:
         return cls(node, header.id, header.rank, header.slot, header.plan, header.durable)
 
     def is_of(self, header: ImageHeader) -> bool:
-        """Tell whether a header is of this image still, and not of a later one in the same slot."""
+        """Return whether a header still describes this image, and not a later one in the same slot."""
         return (self.id, self.saved_rank, self.slot, self.plan) == (header.id, header.rank, header.slot, header.plan)
 
     def as_json(self) -> list[Any]:
@@ -54,7 +51,7 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class ImageInventory:
-    """What all nodes have in memory, the same on every rank. nodes: by present rank, empty where it has no memory."""
+    """The images on all nodes, the same on every rank. nodes: by present rank, empty if it has no memory directory."""
 
     nodes: tuple[str, ...]
     found: tuple[ImageInfo, ...]
@@ -67,17 +64,17 @@ class ImageInventory:
         return cls(tuple(data["nodes"]), tuple(map(ImageInfo.from_json, data["found"])))
 
     def candidates(self, before: int) -> list[CheckpointId]:
-        """List what older generations than ``before`` have left, freshest first; whether it is whole is not known yet."""
+        """List the checkpoints of generations before ``before``, newest first; whether they are complete is not yet known."""
         return sorted({each.id for each in self.found if each.id.generation < before}, reverse=True)
 
     def durable_checkpoint_of(self, of: CheckpointId) -> CheckpointId | None:
-        """Give the newest durable checkpoint that was there when a checkpoint in memory stood, itself if it is one."""
+        """Return the newest durable checkpoint at the time of a memory checkpoint; itself if it is durable."""
         return max((each.durable for each in self.found if each.id == of and each.durable), default=None)
 
     def durable_was_deleted(self, of: CheckpointId, durable: Collection[CheckpointId]) -> bool:
-        """Tell whether the durable checkpoint that one in memory goes with was deleted since, as a roll-back by hand does.
+        """Return whether the durable checkpoint that belongs to a memory checkpoint was deleted since: a roll-back by hand.
 
-        A save deletes it only when there is a newer one, and notes that one in the images. durable: those there now.
+        A save deletes it only when there is a newer one, and records that one in the images. durable: those that exist now.
         """
         known = self.durable_checkpoint_of(of)
         return known is not None and known not in durable
@@ -86,7 +83,7 @@ class ImageInventory:
         return replace(self, found=tuple(each for each in self.found if each not in bad))
 
     def images(self, of: CheckpointId) -> list[ImageInfo]:
-        """Give the images of one checkpoint; all of one plan, which is the one that most of them have."""
+        """Return the images of one checkpoint, all of the same plan: the one that most of them have."""
         there = [each for each in self.found if each.id == of]
         plans = sorted({each.plan for each in there}, key=lambda plan: sum(each.plan == plan for each in there))
         return [each for each in there if each.plan == plans[-1]] if plans else []
@@ -96,19 +93,19 @@ class ImageInventory:
 
 
 def list_local_images(directory: MemoryDirectory | None) -> dict[str, Any]:
-    """Tell, as JSON, what this rank's node has."""
+    """Return, as JSON, the images on this rank's node."""
     if directory is None:
         return {"node": "", "found": []}
     try:
         node = directory.node()
         found = [ImageInfo.of(node, header).as_json() for header in directory.headers()]
     except OSError as error:
-        log.warning("what is kept in memory here cannot be read: %s", error)
+        log.warning("the memory checkpoints on this node cannot be read: %s", error)
         return {"node": "", "found": []}
     return {"node": node, "found": found}
 
 
 def merge_inventories(answers: Sequence[Mapping[str, Any]]) -> ImageInventory:
-    """Put together what `list_local_images` has told of all ranks."""
+    """Combine the results of `list_local_images` of all ranks."""
     found = {each: None for answer in answers for each in map(ImageInfo.from_json, answer["found"])}
     return ImageInventory(tuple(answer["node"] for answer in answers), tuple(found))

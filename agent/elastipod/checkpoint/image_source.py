@@ -1,8 +1,7 @@
-"""Reading a state from memory images, on whatever nodes they are: from this node's by one copy, from others' by the network.
+"""Reading a state from memory images: from this node's by a copy, from other nodes' over the network.
 
-What is read is compared with its sums where it has arrived, stretch by stretch while it is in the processor's cache, so
-that what is verified is what is used. Only the stretches that are needed are read, and what fits as it is goes straight
-into the live tensors.
+What is read is verified where it has arrived, block by block while it is in the processor's cache, so exactly the bytes that
+are used are verified. Only the blocks that are needed are read, and what fits unchanged goes straight into the live tensors.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from elastipod.collectives import rank_and_world
 if TYPE_CHECKING:
     from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory
 
-_COPY_THREADS = 4  # threads of one rank that copy out of this node's images; as many keep a node's memory busy
+_COPY_THREADS = 4  # threads of one rank that copy from this node's images; enough for the memory bandwidth
 
-ByteRange = tuple[int, int, int]  # number of a chunk, and which of its bytes: from, to
+ByteRange = tuple[int, int, int]  # chunk number, first and last byte
 
 
 @dataclass(frozen=True, slots=True)
 class OpenImage:
-    """An image of this node, to read from. positions: of its chunks in it, by number; sums: of their stretches."""
+    """An image on this node, open for reading. positions: of its chunks, by number; sums: of their blocks."""
 
     image: MappedImage
     positions: Mapping[int, int]
@@ -47,7 +46,7 @@ class OpenImage:
 
     @classmethod
     def of(cls, header: ImageHeader, image: MappedImage, plan: SavePlan) -> OpenImage:
-        """Find out what lies where. Sums that a damaged header lacks are taken for 0, which will be found wrong."""
+        """Compute the positions. Checksums that a damaged header lacks are taken as 0, and so fail verification."""
         positions, _ = plan.layout(header.rank)
         words = iter(struct.unpack(f">{len(header.sums) // 16}Q", bytes.fromhex(header.sums)))
         sums = {
@@ -58,19 +57,18 @@ class OpenImage:
 
 @dataclass(slots=True)
 class ReadPlan:
-    """What one rank has to copy from its node's images, and to ask other ranks for.
+    """What one rank copies from its node's images, and what it requests from other ranks.
 
-    here: saved rank, number of the chunk, part. asked: by the rank that gives it, pieces in the order in which they travel.
+    local: saved rank, chunk number, target. requests: by donor, reads in the order of their transfer.
     """
 
     local: list[tuple[int, int, LoadTarget]] = field(default_factory=list)
     requests: dict[int, list[ChunkRead]] = field(default_factory=dict)
 
     def as_json(self) -> dict[int, list[Any]]:
-        """Give what to ask for, by the rank that is asked."""
+        """Return the requested ranges, by donor."""
         return {
-            donor: [[piece.number, piece.start, piece.end] for piece in ranges]
-            for donor, ranges in self.requests.items()
+            donor: [[read.number, read.start, read.end] for read in ranges] for donor, ranges in self.requests.items()
         }
 
 
@@ -87,7 +85,7 @@ class ImageSource:
         extra: Mapping[str, Any],
         wants_durable: bool = False,
     ) -> None:
-        """opened: those of this node, by the rank that saved them; they are closed by `close`. wants_durable: as in `ImageHeader`."""
+        """opened: images on this node, by saved rank; `close` closes them. wants_durable: as in `ImageHeader`."""
         self._plan, self._inventory, self._opened, self._values = plan, inventory, opened, values
         self._rank, _ = rank_and_world()
         self._node = inventory.nodes[self._rank]
@@ -99,13 +97,13 @@ class ImageSource:
         self.wants_durable = wants_durable
 
     def names(self) -> list[str]:
-        """Name the images, as files of any node."""
+        """Return the names of the images, as files of any node."""
         return [each.name for each in self._images.values()]
 
     def digests(self, except_for: Collection[str]) -> list[list[Any]]:
-        """Give, for this node's images, [node, saved rank, group, digest of its sums] of what other ranks copied too.
+        """Return, for this node's images, [node, saved rank, group, digest] of the chunks that other ranks staged too.
 
-        A group is the chunks that the same ranks copied. except_for: keys of tensors that may differ between replicas.
+        A group is the set of chunks that the same ranks staged. except_for: keys of tensors that may differ between replicas.
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, stagers in enumerate(self._plan.stagers):
@@ -118,11 +116,14 @@ class ImageSource:
             if rank in stagers
         ]
 
-    def disagreeing_images(self, told: Sequence[Sequence[Sequence[Any]]]) -> set[ImageInfo]:
-        """Give the images that differ from their replicas, all of a group where no majority is alike. told: `digests`, by rank."""
-        votes: dict[int, dict[int, str]] = {}  # by group and saved rank: copies of an image are no votes of their own
+    def disagreeing_images(self, answers: Sequence[Sequence[Sequence[Any]]]) -> set[ImageInfo]:
+        """Return the images that differ from the majority of their replicas; all of a group without a majority.
+
+        answers: `digests` by rank.
+        """
+        votes: dict[int, dict[int, str]] = {}  # by group and saved rank: a copy of an image has no vote of its own
         holders: dict[tuple[int, int], set[str]] = {}
-        for node, rank, group, digest in (each for answer in told for each in answer):
+        for node, rank, group, digest in (each for answer in answers for each in answer):
             votes.setdefault(group, {})[rank] = digest
             holders.setdefault((group, rank), set()).add(node)
         return {
@@ -133,48 +134,52 @@ class ImageSource:
         }
 
     def has_value(self, key: str) -> bool:
-        """Tell whether a value is there; the random state of a rank is not where its node was lost."""
+        """Return whether a value exists; the random state of a rank is lost with its node."""
         return key in self._values
 
     def value(self, key: str) -> Any:
         return decode_value(self._values[key])
 
     def plan_reads(self, wanted: Mapping[ChunkIndex, Sequence[LoadTarget]]) -> ReadPlan:
-        """Find out where everything is; changes nothing."""
+        """Plan where to read everything from; changes nothing."""
         found = ReadPlan()
-        for place, parts in wanted.items():
+        for place, targets in wanted.items():
             number = self._numbers[place]
             saved_rank = self._saved_by(number, self._node)
             if saved_rank is not None:
-                found.local += [(saved_rank, number, part) for part in parts]
+                found.local += [(saved_rank, number, target) for target in targets]
                 continue
-            pieces = [piece for part in parts for piece in chunk_reads(number, self._plan.chunks[number], part)]
-            if pieces:
-                found.requests.setdefault(self._donor(number), []).extend(pieces)
+            reads = [read for target in targets for read in chunk_reads(number, self._plan.chunks[number], target)]
+            if reads:
+                found.requests.setdefault(self._donor(number), []).extend(reads)
         return found
 
-    def fill(self, read_plan: ReadPlan, asked: Mapping[int, Sequence[ByteRange]], comm: Communicator) -> set[ImageInfo]:
-        """Fill live tensors. asked: what others ask this rank for, by the rank that asks.
+    def fill(
+        self, read_plan: ReadPlan, requested: Mapping[int, Sequence[ByteRange]], comm: Communicator
+    ) -> set[ImageInfo]:
+        """Fill live tensors. requested: the ranges that other ranks request from this one, by receiver.
 
-        Gives, alike on every rank, the images in which something was not as its sum has it.
+        Returns, the same on every rank, the images in which a checksum was wrong.
         """
         bad: set[tuple[str, int]] = set()
         stream = torch.cuda.current_stream() if _uses_cuda() else None
-        with ThreadPoolExecutor(self._num_copy_threads(), "elastipod-checkpoint-copy") as beside:
-            # They end before this block does, whatever becomes of the transfer: the images are closed then.
-            copying = [beside.submit(self._copy, *each, bad, stream) for each in read_plan.local]
-            self._transfer(read_plan, asked, bad, comm)
+        with ThreadPoolExecutor(self._num_copy_threads(), "elastipod-checkpoint-copy") as executor:
+            # The threads end before the images are closed, whatever happens to the transfer.
+            copying = [executor.submit(self._copy, *each, bad, stream) for each in read_plan.local]
+            self._transfer(read_plan, requested, bad, comm)
 
         def all_bad() -> list[tuple[str, int]]:
             for each in copying:
                 each.result()
             return sorted(bad)
 
-        told = comm.all_reduce(all_bad, lambda of_ranks: sorted({tuple(each) for own in of_ranks for each in own}))
-        return {self._images[node, saved_rank] for node, saved_rank in told}
+        bad_images = comm.all_reduce(
+            all_bad, lambda of_ranks: sorted({tuple(each) for own in of_ranks for each in own})
+        )
+        return {self._images[node, saved_rank] for node, saved_rank in bad_images}
 
     def close(self) -> threading.Thread:
-        """Let the mapped memory go, which takes a while, in a thread; whoever must know that it is gone joins that."""
+        """Unmap the images, which takes a while, in a thread; join it to be sure that the memory is free."""
         thread = threading.Thread(target=self._unmap, name="elastipod-checkpoint-unmap")
         thread.start()
         return thread
@@ -184,32 +189,32 @@ class ImageSource:
             each.image.close()
 
     def _num_copy_threads(self) -> int:
-        """Share the processors with the other ranks of the node."""
+        """Return this rank's share of the node's processors."""
         return max(1, min(_COPY_THREADS, len(os.sched_getaffinity(0)) // len(self._inventory.ranks_on(self._node))))
 
-    def _copy(self, saved_rank: int, number: int, part: LoadTarget, bad: set[tuple[str, int]], stream: Any) -> None:
-        """Copy a part from an image of this node; stream: of CUDA, that the caller works on, where it uses a device."""
+    def _copy(self, saved_rank: int, number: int, target: LoadTarget, bad: set[tuple[str, int]], stream: Any) -> None:
+        """Copy one target from an image on this node. stream: the caller's CUDA stream, None without CUDA."""
         with torch.cuda.stream(stream):
             chunk, opened = self._plan.chunks[number], self._opened[saved_rank]
             if not copy_and_verify(
-                opened.image.chunk_bytes(chunk, opened.positions[number]), chunk, part, opened.sums[number]
+                opened.image.chunk_bytes(chunk, opened.positions[number]), chunk, target, opened.sums[number]
             ):
                 bad.add((self._node, saved_rank))
 
     def _transfer(
         self,
         read_plan: ReadPlan,
-        asked: Mapping[int, Sequence[ByteRange]],
+        requested: Mapping[int, Sequence[ByteRange]],
         bad: set[tuple[str, int]],
         comm: Communicator,
     ) -> None:
-        """Send what others ask for and receive what we asked for, between each two ranks in the order of the asking."""
-        out = {receiver: self._bytes_to_send(ranges) for receiver, ranges in asked.items()}
-        into = {donor: self._receive_buffers(donor, pieces, bad) for donor, pieces in read_plan.requests.items()}
+        """Send the ranges that others request and receive those that this rank requested, in the order of the requests."""
+        out = {receiver: self._bytes_to_send(ranges) for receiver, ranges in requested.items()}
+        into = {donor: self._receive_buffers(donor, reads, bad) for donor, reads in read_plan.requests.items()}
         comm.transfer(out, into)
 
     def _bytes_to_send(self, ranges: Sequence[ByteRange]) -> Iterator[torch.Tensor]:
-        """Give the sums of all that is asked for, eight bytes each, and then what is asked for."""
+        """Yield the checksums of all requested blocks, eight bytes each, and then the requested bytes."""
         raws: list[torch.Tensor] = []
         sums = bytearray()
         for number, start, end in ranges:
@@ -222,15 +227,15 @@ class ImageSource:
         yield torch.frombuffer(sums, dtype=torch.uint8)
         yield from raws
 
-    def _receive_buffers(self, donor: int, pieces: Sequence[ChunkRead], bad: set[tuple[str, int]]) -> Iterator[Buffer]:
-        """Give the room for each thing that comes from another rank, one after the other."""
+    def _receive_buffers(self, donor: int, reads: Sequence[ChunkRead], bad: set[tuple[str, int]]) -> Iterator[Buffer]:
+        """Yield a buffer for each thing that another rank sends, in order."""
         node = self._inventory.nodes[donor]
-        sums = torch.empty(8 * sum(piece.num_checksum_blocks for piece in pieces), dtype=torch.uint8)
+        sums = torch.empty(8 * sum(read.num_checksum_blocks for read in reads), dtype=torch.uint8)
         yield sums, None
         first = 0
-        for piece in pieces:
-            last = first + piece.num_checksum_blocks
-            saved_rank = self._saved_by(piece.number, node)
+        for read in reads:
+            last = first + read.num_checksum_blocks
+            saved_rank = self._saved_by(read.number, node)
             assert saved_rank is not None
 
             def wanted(first: int = first, last: int = last) -> list[int]:
@@ -238,30 +243,30 @@ class ImageSource:
 
             def at_end(
                 is_right: bool,
-                piece: ChunkRead = piece,
+                read: ChunkRead = read,
                 image: tuple[str, int] = (node, saved_rank),
             ) -> None:
                 if is_right:
-                    piece.copy_from_buffer()
+                    read.copy_from_buffer()
                 else:
                     bad.add(image)
 
-            yield piece.buffer(), verify_stream(piece.end - piece.start, wanted, at_end)
+            yield read.buffer(), verify_stream(read.end - read.start, wanted, at_end)
             first = last
 
     def _saved_by(self, number: int, node: str) -> int | None:
-        """Give the saved rank whose image on a node holds a chunk; None where none does."""
+        """Return the saved rank whose image on a node holds a chunk, None if there is none."""
         return next((rank for rank in self._plan.stagers[number] if (node, rank) in self._images), None)
 
     def _donor(self, number: int) -> int:
-        """Choose who sends us a chunk; different askers choose differently."""
+        """Choose the rank that sends a chunk; different receivers choose differently."""
         nodes = sorted({node for node, rank in self._images if rank in self._plan.stagers[number]})
         ranks = [rank for node in nodes for rank in self._inventory.ranks_on(node)]
         return ranks[(self._rank + number) % len(ranks)]
 
 
 def disagreeing_ranks(votes: Mapping[int, str]) -> set[int]:
-    """Give the ranks whose vote is not that of more than half; all of them where there is no such vote."""
+    """Return the ranks whose vote differs from that of more than half; all ranks if there is no majority."""
     counts = Counter(votes.values())
     found, count = counts.most_common(1)[0]
     return {rank for rank, vote in votes.items() if 2 * count <= len(votes) or vote != found}

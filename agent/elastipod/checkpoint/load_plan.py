@@ -1,4 +1,4 @@
-"""Filling a live state from a saved one, on whatever ranks there are now."""
+"""Filling a live state from a saved one, on the present ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from elastipod.checkpoint.optimizer_state import SavedState
 from elastipod.checkpoint.save_plan import Chunk, ChunkIndex
 from elastipod.checkpoint.training_state import RANDOM, SCHEDULER
 
-_OPTIONS = "optimizer.param_groups"  # torch's versions differ in the options that a group has
-_NAMED = 3  # so many examples in a message
+_OPTIONS = "optimizer.param_groups"  # torch's versions differ in the options of a group
+_NAMED = 3  # examples in a message
 
 
 class LoadPlan:
-    """One load: what fits is known when it is made, and nothing has been changed yet."""
+    """One load. Creating it checks that the saved state fits; nothing is changed until it is used."""
 
     def __init__(self, nested: dict[str, Any], source: SavedState) -> None:
         """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit."""
@@ -33,17 +33,17 @@ class LoadPlan:
         self._items = self._planner.finish_plan(self._planner.create_local_plan()).items
 
     def targets(self) -> dict[ChunkIndex, list[LoadTarget]]:
-        """Give what is to be filled from which chunk; tensors are filled in place."""
+        """Return what is to be filled from each chunk; tensors are filled in place."""
         wanted: dict[ChunkIndex, list[LoadTarget]] = {}
         for item in self._items:
             if item.type != LoadItemType.BYTE_IO:
-                target = self._planner.resolve_tensor(item).detach()
-                part = LoadTarget(tuple(item.storage_offsets), tuple(item.lengths), target)
-                wanted.setdefault(chunk_index(item.storage_index, self._source.metadata), []).append(part)
+                tensor = self._planner.resolve_tensor(item).detach()
+                target = LoadTarget(tuple(item.storage_offsets), tuple(item.lengths), tensor)
+                wanted.setdefault(chunk_index(item.storage_index, self._source.metadata), []).append(target)
         return wanted
 
     def copy_values(self) -> None:
-        """Put the saved plain values in the place of those there."""
+        """Replace the plain values by the saved ones."""
         for item in self._items:
             if item.type == LoadItemType.BYTE_IO:
                 key = item.storage_index.fqn
@@ -56,37 +56,37 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A part of a live tensor, and which part of a saved chunk belongs there: from ``starts`` on, of sizes ``lengths``."""
+    """A part of a live tensor, and the part of a saved chunk that belongs there: ``starts`` and ``lengths`` by dimension."""
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
-    target: torch.Tensor
+    tensor: torch.Tensor
 
     def fill(self, chunk: torch.Tensor) -> None:
         for dim, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
             chunk = chunk.narrow(dim, start, length)
-        self.target.copy_(chunk)
+        self.tensor.copy_(chunk)
 
     def byte_range(self, chunk: Chunk) -> tuple[int, int]:
-        """Give the bytes of the chunk that the part lies in, from and to: whole rows of its first dimension."""
+        """Return the first and last byte of the chunk that the target lies in: whole rows of its first dimension."""
         if not chunk.sizes:
             return 0, chunk.num_bytes
         row = chunk.num_bytes // chunk.sizes[0] if chunk.num_bytes else 0
         return self.starts[0] * row, (self.starts[0] + self.lengths[0]) * row
 
     def direct_view(self, chunk: Chunk) -> torch.Tensor | None:
-        """Give the target's bytes where those of `byte_range` can go into them as they are; None where they must be converted or cut.
+        """Return the target's bytes if those of `byte_range` can be copied there unchanged; None if they need a conversion.
 
-        Whole words of the chunk are whole words there.
+        64-bit words of the chunk are aligned there as well.
         """
-        target = self.target
-        is_same = self.lengths[1:] == chunk.sizes[1:] and target.dtype == getattr(torch, chunk.dtype)
-        if not is_same or target.device.type != "cpu" or not target.is_contiguous():
+        tensor = self.tensor
+        is_same = self.lengths[1:] == chunk.sizes[1:] and tensor.dtype == getattr(torch, chunk.dtype)
+        if not is_same or tensor.device.type != "cpu" or not tensor.is_contiguous():
             return None
         first, _ = self.byte_range(chunk)
-        if (target.storage_offset() * target.element_size() - first) % 8:
+        if (tensor.storage_offset() * tensor.element_size() - first) % 8:
             return None
-        return target.as_strided((target.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+        return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
 
     def fill_from_bytes(self, raw: torch.Tensor, chunk: Chunk) -> None:
         """Fill from the bytes of `byte_range`."""
@@ -95,7 +95,7 @@ class LoadTarget:
 
 
 def describe_mismatch(flat: dict[str, Any], metadata: Metadata) -> str | None:
-    """Say in a sentence what a saved state and a live one do not have in common; None when they fit."""
+    """Return a sentence on how a saved state and a live one differ, None if they fit."""
     saved = metadata.state_dict_metadata
     tensors = {key: value for key, value in flat.items() if isinstance(value, torch.Tensor)}
     if missing := [key for key in flat if key not in saved and not key.startswith(_OPTIONS)]:

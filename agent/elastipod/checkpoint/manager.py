@@ -1,10 +1,10 @@
-"""Checkpoints of model, optimizer, schedule and random state that can be resumed on any number of ranks.
+"""Save and resume model, optimizer, schedule and random state, on any number of ranks.
 
-Training stands still only while the state is copied to host memory. From there a thread keeps it in memory (this node's
-and, where a lost node would take something along, another's) and writes it to durable storage in the format of
-torch.distributed.checkpoint. A checkpoint appears only when every rank has finished, is verified before a byte of it is
-believed, and cannot be written by a generation that has been replaced. Plain modules, DDP, FSDP2 and HSDP work alike.
-docs/design/checkpoints.md tells why.
+Training waits only while the state is copied to host memory. A thread then keeps the copy in memory, on this node and,
+where the loss of a node would lose data, on another, and writes it to durable storage in the format of
+torch.distributed.checkpoint. A checkpoint is committed only when every rank has finished, is verified before it is used,
+and cannot be written by a generation that has been replaced. Plain modules, DDP, FSDP2 and HSDP are supported.
+Design: docs/design/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 class CheckpointManager:
     """Saves and resumes the training state in one directory that all ranks share.
 
-    Every method and `generation` are collective: all ranks of the default process group call them in the same order, from
-    one thread. A single process needs no process group. Make a new manager when the process group was made anew.
+    Every method is collective: all ranks of the default process group call it in the same order, from one thread. A single
+    process needs no process group. Create a new manager after the process group was recreated.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class CheckpointManager:
     ) -> None:
         """Store the arguments; nothing is read or written yet.
 
-        directory: a path, or an address that fsspec understands such as s3://bucket/folder, with ``storage_options`` for
-        it. keep: newest complete checkpoints to hold on to, at least 1; keep_every: those of steps that it divides stay
-        for good. generation: of this run; by default what the launcher says, outside a pod one more than the directory
-        has seen. memory: folder of a memory file system for the copies in memory, False for none; by default
+        directory: a path, or an address that fsspec understands such as s3://bucket/folder, with ``storage_options`` for it.
+        keep: number of newest complete checkpoints to keep, at least 1. keep_every: checkpoints of steps that are a multiple of
+        it are kept for good. generation: of this run; defaults to the agent's, and outside a pod to one more than the newest
+        generation in the directory. memory: folder of a memory file system for memory checkpoints, False for none; defaults to
         ``ELASTIPOD_MEMORY_DIR``, else /dev/shm in a pod and none elsewhere. adopt: take over another job's directory.
         """
         if keep < 1:
@@ -82,19 +82,29 @@ class CheckpointManager:
         self._memory_root = memory_root(memory, is_in_pod=bool(run_id_from_env()))
         self._running: _Running | None = None
         self._save: Save | None = None
-        self._has_tried_to_load = False  # for a checkpoint to go on from
-        self._unmap_threads: list[threading.Thread] = []  # that hold memory which the next save may need
+        self._has_tried_to_load = False
+        self._unmap_threads: list[threading.Thread] = []  # they hold memory that the next save may need
 
     @property
     def generation(self) -> int:
-        """Give this run's generation; the first use claims the directory for it. Raises FencedError, CheckpointError."""
+        """This run's generation. Raises CheckpointError before `claim`, `load_latest`, `save` or `save_async`."""
+        if self._running is None:
+            raise CheckpointError("the directory is not claimed yet; call claim() or load_latest() on all ranks first")
+        return self._running.generation
+
+    def claim(self) -> int:
+        """Claim the directory for this run and return its generation; later calls return the same one.
+
+        `load_latest`, `save` and `save_async` do it too. Collective. Raises FencedError when a newer generation has claimed
+        the directory, and CheckpointError when it cannot be used.
+        """
         return self._run().generation
 
     def _run(self) -> _Running:
         if self._running is None:
             wanted = self._wanted_generation or generation_from_env()
             comm = Communicator()
-            generation, identity = comm.training_broadcast(lambda: self._claim(wanted))
+            generation, identity = comm.training_broadcast(lambda: self._claim_directory(wanted))
             images = open_memory_directory(self._memory_root, identity)
             has_memory = comm.training_all_reduce(lambda: images is not None, all)
             staging = Staging(images if has_memory else None, comm)
@@ -114,17 +124,16 @@ class CheckpointManager:
         extra: Mapping[str, Any] | None = None,
         sample_log: SampleLog | None = None,
     ) -> Path | str:
-        """Write a checkpoint of ``step`` completed optimizer steps and give its path once it is complete and durable.
+        """Write a checkpoint of ``step`` completed optimizer steps and return its path once it is durable.
 
-        extra: small JSON-able values of the whole job, the same on every rank. sample_log: is made durable before the
-        checkpoint appears and notes it afterwards. A step that this generation saved before is not written again.
-        Collective. Raises FencedError when a newer generation has taken over (nothing was committed, nothing deleted) and
-        CheckpointError, on all ranks, when any rank fails; earlier checkpoints are as they were. Nothing needs to be
-        removed by hand.
+        extra: small JSON values of the whole job, the same on every rank. sample_log: is synced before the checkpoint is
+        committed and records it afterwards. A step that this generation has already saved is not written again. Collective.
+        Raises FencedError when a newer generation has taken over (nothing is committed or deleted), and CheckpointError on all
+        ranks when any rank fails; earlier checkpoints are unchanged, and nothing needs to be cleaned up by hand.
 
-        In a drain whose time does not allow that, it returns when the step is in memory, which the next generation goes on
-        from and writes to durable storage, and gives the folder there. Where memory does not hold it, durable storage is
-        waited for as long as the agent lets the process live.
+        In a drain that is too short for durable storage, it returns as soon as the step is in memory, and returns the memory
+        folder. The next generation resumes from there and writes the step to durable storage. If memory does not hold the step,
+        it waits for durable storage as long as the agent lets the process live.
         """
         with drain.checkpoint_call():
             if self._is_last_save(step) and self._exits_with_memory():
@@ -150,13 +159,13 @@ class CheckpointManager:
         sample_log: SampleLog | None = None,
         durable: bool = True,
     ) -> None:
-        """Begin a checkpoint and return as soon as the state has been copied to host memory; training may go on at once.
+        """Start a checkpoint and return once the state is copied to host memory; training may continue at once.
 
-        As `save`; what is still being written from the last time is awaited first. durable: False keeps it in memory only,
-        which takes no room in storage and can be done more often. Where storage fails (a full disk, say), rank 0 logs one
-        sentence, training goes on, earlier checkpoints stay, and the next save tries again. Leave the training loop with
-        `save`, or call `wait` before the process ends. Collective. Raises FencedError when a newer generation has taken over,
-        and CheckpointError on all ranks when the state of any cannot be copied.
+        Arguments as for `save`. A previous save that is still being written is awaited first. durable: False keeps the
+        checkpoint in memory only, which uses no storage and can be done more often. If storage fails (a full disk, for example),
+        rank 0 logs one sentence, training continues, earlier checkpoints stay, and the next save tries again. End the training
+        loop with `save`, or call `wait` before the process ends. Collective. Raises FencedError when a newer generation has
+        taken over, and CheckpointError on all ranks when the state of any rank cannot be copied.
         """
         if durable and self._has_saved(step):
             return
@@ -167,7 +176,7 @@ class CheckpointManager:
             self._start(step, model, optimizer, scheduler, extra, sample_log, None, is_durable=durable)
 
     def wait(self) -> Path | str | None:
-        """Wait for the checkpoint that is being written and give the last one's path, None where it was kept in memory only.
+        """Wait for the save in progress and return its path, or None if it was kept in memory only.
 
         Raises what `save` would raise.
         """
@@ -180,9 +189,9 @@ class CheckpointManager:
         return self._save.path
 
     def close(self) -> None:
-        """Wait for what is being written, whatever comes of it, and let the memory go. What was kept in memory stays there.
+        """Wait for the save in progress, whatever its outcome, and release the memory. Memory checkpoints stay.
 
-        After a `save` that did not wait for durable storage there is nothing to wait for, and the memory goes with the process.
+        After a `save` that did not wait for durable storage there is nothing to wait for; the memory is released with the process.
         """
         if self._save is not None:
             if self._save.is_abandoned and self._save.thread.is_alive():
@@ -201,7 +210,7 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close; but a failure does not wait for what is being written: whoever learns of it late restarts the job late."""
+        """Close. After an exception, do not wait for the save in progress: the agent must learn of the failure at once."""
         if value is not None and self._save is not None and self._save.thread.is_alive():
             self._abandon(self._save, f"{type(value).__name__}: {value}")
         else:
@@ -216,20 +225,20 @@ class CheckpointManager:
         optimizer: torch.optim.Optimizer,
         scheduler: Scheduler | None = None,
     ) -> Resume | None:
-        """Load the freshest complete and intact checkpoint into the given objects; None when there is none at all.
+        """Load the newest complete and intact checkpoint into the given objects; return None when there is none.
 
-        It may be in memory or in durable storage, and the world size may differ from the one that saved. A damaged one is
-        passed over, with a warning, for the one before it. The random state of this rank is restored too; a rank whose
-        is not there (it is new, or its node's memory was lost) gets one that follows from the step and its rank. What is
-        being written is awaited first. Collective. Raises CheckpointError on all ranks when checkpoints exist but none can
-        be used (starting over silently would throw the work away), when storage does not give the freshest at the moment or
-        another version wrote it, and when it does not fit the model and optimizer: then nothing was changed.
+        It may be in memory or in durable storage, and the world size may differ from that of the run that saved it. A damaged
+        checkpoint is skipped, with a warning, for the one before it. The random state of this rank is restored too; a rank
+        without one (it is new, or the memory of its node was lost) gets one derived from the step and its rank. A save in
+        progress is awaited first. Collective. Raises CheckpointError on all ranks when checkpoints exist but none can be used,
+        when storage cannot read the newest one at the moment or another version wrote it, and when it does not fit the model and
+        optimizer; in the last case nothing was changed.
         """
         with drain.checkpoint_call():
-            run = self._run()  # claim first: from here on no former generation can commit
+            run = self._run()  # claim first: no older generation can commit afterwards
             self._has_tried_to_load = True
             if self._save is not None:
-                self._save.thread.join()  # it speaks over the same connections
+                self._save.thread.join()  # it uses the same connections
             live = LiveObjects(model, optimizer, scheduler)
             resumer = Resumer(self._store, run.staging, run.comm, run.generation, live)
             try:
@@ -241,45 +250,45 @@ class CheckpointManager:
                 self._write_resumed(resume, live)
             return resume
 
-    # -- parts of it ---------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------
 
-    def _claim(self, wanted: int | None) -> tuple[int, str]:
+    def _claim_directory(self, wanted: int | None) -> tuple[int, str]:
         number = self._store.claim(wanted, run_id_from_env(), job=job_from_env(), adopt=self._adopt)
         return number, self._store.identity()
 
     def _has_saved(self, step: int) -> bool:
-        """Tell whether the last save is a durable one of this step, still under way or well ended; the same on every rank."""
+        """Return whether the last save is a durable one of this step, in progress or successful; the same on every rank."""
         last = self._save
         if last is None or not self._is_last_save(step):
             return False
         last.thread.join()
         return self._run().comm.training_all_reduce(
             lambda: last.error is None, all
-        )  # they may have lost touch at its very end
+        )  # ranks may have lost contact at its very end
 
     def _is_last_save(self, step: int) -> bool:
-        """Tell whether the last save is a durable one of this step, whatever comes of it; the same on every rank."""
+        """Return whether the last save is a durable one of this step, whatever its outcome; the same on every rank."""
         return self._save is not None and self._save.staged.id.step == step and self._save.is_durable
 
     def _drain_notices(self) -> list[drain.DrainNotice | None]:
-        """Give the drain as each rank knows it."""
+        """Return the drain as each rank knows it, by rank."""
 
         def known() -> list[Any] | None:
             found = drain.current_drain()
             return [*found.as_json()] if found else None
 
-        told = self._run().comm.training_all_reduce(known, lambda of_ranks: of_ranks)
-        return [drain.DrainNotice(*each) if each else None for each in told]
+        answers = self._run().comm.training_all_reduce(known, lambda of_ranks: of_ranks)
+        return [drain.DrainNotice(*each) if each else None for each in answers]
 
     def _abandon_previous_in_short_drain(self) -> None:
-        """In a drain with little time, have the last save end without being durable, where memory can hold the next one."""
+        """In a short drain, abandon the durable part of the last save, where memory can hold the next one."""
         if self._save is None or not self._has_memory():
             return
         if any(each.left_s < drain.SHORT_DRAIN_S for each in self._drain_notices() if each):
             self._save.is_abandoned = True
 
     def _exits_with_memory(self) -> bool:
-        """In a drain, tell whether to leave without waiting for durable storage any longer; the same on every rank."""
+        """In a drain, return whether to exit without waiting for durable storage any longer; the same on every rank."""
         run, save = self._run(), self._save
         assert save is not None
         notices = self._drain_notices()
@@ -291,25 +300,25 @@ class CheckpointManager:
         save.thread.join(drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain))
         is_written, is_kept = run.comm.training_all_reduce(
             lambda: [not save.thread.is_alive(), save.is_kept_in_memory],
-            lambda told: [*map(all, zip(*told, strict=True))],
+            lambda answers: [*map(all, zip(*answers, strict=True))],
         )
         if is_written or not is_kept:
             return False
         if rank_and_world()[0] == 0:
             log.info(
-                "leaving with step %d in memory, for there is no time to wait for durable storage; who goes on from there writes it",
+                "exiting with step %d in memory: there is no time to wait for durable storage; the next generation writes it",
                 save.staged.id.step,
             )
         self._abandon(save, "the job leaves")
         return True
 
     def _abandon(self, save: Save, why: str) -> None:
-        """Wait no more for a save, here and where others wait for this rank."""
+        """Stop waiting for a save, on this rank and on ranks that wait for this one."""
         save.is_abandoned = True
         self._run().comm.abort(why)
 
     def _write_resumed(self, resume: Resume, live: LiveObjects) -> None:
-        """Begin to write to durable storage what a drain had no time for. Training goes on meanwhile."""
+        """Start writing to durable storage what a drain had no time to write. Training continues meanwhile."""
         try:
             self._start(
                 resume.step, live.model, live.optimizer, live.scheduler, resume.extra, None, None, is_durable=True
@@ -317,7 +326,7 @@ class CheckpointManager:
         except FencedError:
             raise
         except CheckpointError as error:
-            log.warning("step %d stays in memory alone: %s", resume.step, error)
+            log.warning("step %d stays in memory only: %s", resume.step, error)
 
     def _memory_path(self) -> Path:
         directory = self._run().staging.directory
@@ -353,20 +362,20 @@ class CheckpointManager:
         run.saver.start(self._save)
 
     def _warn_if_other_run_is_ahead(self, step: int) -> None:
-        """Warn a run that began anew where another one got further: a resume takes the newest step, whoever made it."""
+        """Warn a run that started from the beginning where another run got further: a resume takes the newest step of any run."""
         if rank_and_world()[0] != 0:
             return
         with suppress(OSError, CheckpointError):
             ahead = next((each for each in self._store.list_complete() if each.step >= step), None)
             if ahead is not None:
                 log.warning(
-                    "%s holds the checkpoint of step %d, from which this run did not go on: until %d saves of this run have taken its "
-                    "place, a resume would go back to it; call load_latest first, or name another directory",
+                    "%s holds the checkpoint of step %d, which this run did not resume from: until %d saves of this run have replaced "
+                    "it, a resume would return to it; call load_latest first, or name another directory",
                     self._store.name, ahead.step, self._keep,
                 )  # fmt: skip
 
     def _wait_for_previous(self) -> None:
-        """Wait for the last save; storage trouble was told when it came and is capture_outcome again, but a fenced run ends here."""
+        """Wait for the last save. Its storage errors were logged and the next save retries; a fenced run ends here."""
         while self._unmap_threads:
             self._unmap_threads.pop().join()
         if self._save is None:
@@ -383,7 +392,7 @@ class CheckpointManager:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """What there is once the directory has been claimed."""
+    """The parts that exist once the directory has been claimed."""
 
     generation: int
     comm: Communicator

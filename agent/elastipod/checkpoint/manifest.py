@@ -18,12 +18,12 @@ _CHUNK = 1 << 20
 
 
 class DamagedCheckpoint(CheckpointError):
-    """What is there is not what was committed. Storage that cannot be read at the moment, or another version's files, are not this."""
+    """The content is not what was committed. Unreadable storage and files of another version raise other errors."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """Which checkpoint: completed optimizer steps, then the generation that wrote it. Ordered as resume prefers them."""
+    """The identity of a checkpoint: completed optimizer steps, and the generation that wrote it. Sorted as a resume prefers."""
 
     step: int
     generation: int
@@ -35,9 +35,10 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a file of a checkpoint must be: its length in bytes and its CRC-32, eight hex digits.
+    """What a file of a checkpoint must be: its length in bytes and its CRC-32 in eight hex digits.
 
-    parts: sums of what is read of it, by the first byte, so that who reads verifies what it uses; none in older checkpoints.
+    checksums: of the parts that are read, by their first byte, so that a reader verifies what it uses; empty in older
+    checkpoints.
     """
 
     size: int
@@ -54,7 +55,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of elastipod.json. files: by name, the manifest itself excepted; extra: the user's own values."""
+    """The content of elastipod.json. files: by name, without the manifest itself; extra: the user's own values."""
 
     id: CheckpointId
     world_size: int
@@ -76,7 +77,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Read a manifest. Raises ValueError, KeyError or TypeError when it is none, CheckpointError when it is another version's."""
+        """Parse a manifest. Raises ValueError, KeyError or TypeError for anything else, CheckpointError for another version."""
         data = json.loads(text)
         if data["format"] != MANIFEST_FORMAT:
             raise CheckpointError(
@@ -95,16 +96,16 @@ class Manifest:
 
 
 def measure_file(path: Path) -> FileRecord:
-    """Measure a file: length and CRC-32."""
+    """Return the length and CRC-32 of a file."""
     with open(path, "rb") as file:
         return measure_stream(file)
 
 
 def measure_stream(file: BinaryIO) -> FileRecord:
-    """Measure what is left of an open file: length and CRC-32."""
+    """Return the length and CRC-32 of the rest of an open file."""
     size = checksum = 0
-    room = bytearray(_CHUNK)  # one for all that is read: new memory for each part costs as much as the reading
-    while count := file.readinto(room):  # type: ignore[attr-defined]  # as all files that are open for reading have
+    buffer = bytearray(_CHUNK)  # reused: allocating memory for each read costs as much as reading
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]  # as all files that are open for reading have
         size += count
-        checksum = zlib.crc32(memoryview(room)[:count], checksum)
+        checksum = zlib.crc32(memoryview(buffer)[:count], checksum)
     return FileRecord(size, f"{checksum:08x}")

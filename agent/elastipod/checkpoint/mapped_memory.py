@@ -1,8 +1,8 @@
-"""Files in memory, mapped into this process, in large pages where the kernel has them quickly to give.
+"""Files in memory, mapped into this process, in large pages where the kernel can provide them quickly.
 
-A page of 4 KiB at a time, a process that has just begun spends more on finding the pages of an image than on copying them.
-A memory file system gives large pages only where it is mounted for it, which a pod cannot ask for; but Linux 6.1 and later
-can be asked to gather pages of a file into large ones. Whoever maps the file afterwards has them, at an address that fits.
+With pages of 4 KiB, a new process spends more time on page faults than on copying an image. A memory file system uses large
+pages only if it is mounted so, which a pod cannot request; but Linux 6.1 and later can collapse the pages of a file into
+large ones on request. Processes that map the file later at a suitable address use them too.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import time
 import weakref
 from pathlib import Path
 
-_MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # have the pages there, instead of one fault for each
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux
-_MADV_COLLAPSE = 25  # madvise: gather into large pages, now, whatever the system's setting is; EINVAL before Linux 6.1
+_MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # allocate the pages instead of one fault for each
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # values on Linux
+_MADV_COLLAPSE = 25  # madvise: use large pages now, whatever the system's setting; EINVAL before Linux 6.1
 _SIZE_FILE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
-_MAX_PAGE_BYTES = 64 << 20  # of a large page; where pages are 64 KiB a large one has 512 MiB, which is never to be had
-_PAGES_PER_CALL = 64  # large pages that are asked for in one call, each of which waits for all processors
-_MAX_S_PER_PAGE = 0.005  # for one large page, on average: some times what as much in small pages takes
-_MAX_S_PER_FILE = 20.0  # for the large pages of one file
+_MAX_PAGE_BYTES = 64 << 20  # with pages of 64 KiB a large one has 512 MiB, which is never available
+_PAGES_PER_CALL = 64  # large pages per call; each call waits for all processors
+_MAX_S_PER_PAGE = 0.005  # on average; several times what small pages take
+_MAX_S_PER_FILE = 20.0
 
 
 class MappedMemory:
-    """The bytes of a file, or of no file, at a place in this process where large pages fit. Raises OSError."""
+    """The bytes of a file, or anonymous memory, mapped at an address that suits large pages. Raises OSError."""
 
     def __init__(self, descriptor: int | None, length: int, *, is_writable: bool = True) -> None:
-        """Map ``length`` bytes. What is writable has all its pages afterwards; a file must have them before.
+        """Map ``length`` bytes. A writable mapping is populated; a file must have all its pages before.
 
-        For a reader this would be slower than its own faults, which map 16 pages each.
+        For a reader, populating is slower than page faults, which map 16 pages each.
         """
-        room = length + (large_page_bytes() or mmap.PAGESIZE)
-        start = _map(None, room, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+        reserved = length + (large_page_bytes() or mmap.PAGESIZE)
+        start = _map(None, reserved, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
         self._address = start + -start % (large_page_bytes() or mmap.PAGESIZE)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
         flags = _MAP_FIXED | (_MAP_POPULATE if is_writable else 0)
@@ -42,34 +42,34 @@ class MappedMemory:
         try:
             _map(self._address, length, protection, flags, -1 if descriptor is None else descriptor)
         except OSError:
-            _libc().munmap(start, room)
+            _libc().munmap(start, reserved)
             raise
         self.bytes = (ctypes.c_char * length).from_address(self._address)
-        self._unmap = weakref.finalize(self.bytes, _libc().munmap, start, room)
-        self._unmap.atexit = False  # other threads may still use it, and the process ends anyway
+        self._unmap = weakref.finalize(self.bytes, _libc().munmap, start, reserved)
+        self._unmap.atexit = False  # other threads may still use it, and the process is ending
 
     def collapse(self, start: int, length: int) -> bool:
-        """Have these bytes of the file in large pages; gives whether the kernel did so."""
+        """Collapse these bytes of the file into large pages; return whether the kernel did so."""
         return int(_libc().madvise(self._address + start, length, _MADV_COLLAPSE)) == 0
 
     def close(self) -> None:
-        """Let the memory go now; else it goes with the last that uses `bytes`."""
+        """Unmap the memory now; otherwise it is unmapped with the last user of `bytes`."""
         self._unmap()
 
 
 def allocate_file(descriptor: int, length: int) -> None:
-    """Give an empty file its memory, in large pages as far as they are quickly to be had. Raises OSError when there is not enough."""
+    """Allocate the memory of an empty file, in large pages as far as they are quickly available. Raises OSError."""
     os.ftruncate(descriptor, length)
     if 0 < large_page_bytes() <= length:
         _collapse_pages(descriptor, length)
-    os.posix_fallocate(descriptor, 0, length)  # a full memory file system must say so now, not by SIGBUS
+    os.posix_fallocate(descriptor, 0, length)  # a full file system must fail here, not with SIGBUS later
 
 
 def _collapse_pages(descriptor: int, length: int) -> None:
-    """Have large pages from the first byte on, until one is refused or they have taken too long.
+    """Collapse large pages from the start, until one is refused or they take too long.
 
-    Of each there must be one small page: an empty stretch is refused. The rest is then cleared, and nothing is copied, so
-    that this is several times quicker than small pages, unless the kernel must move much to make the room.
+    Each needs one small page first, because an empty range is refused. The kernel then clears the rest and copies nothing, which
+    is several times faster than small pages, unless it must move much memory to make room.
     """
     size = large_page_bytes()
     step = size * _PAGES_PER_CALL
@@ -89,7 +89,7 @@ def _collapse_pages(descriptor: int, length: int) -> None:
 
 @functools.cache
 def large_page_bytes() -> int:
-    """Give the size of a large page, 0 where there are none."""
+    """Return the size of a large page, 0 if there are none."""
     try:
         size = int(_SIZE_FILE.read_text())
     except (OSError, ValueError):

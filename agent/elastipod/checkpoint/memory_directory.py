@@ -20,9 +20,9 @@ from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.save_plan import SavePlan
 
 SLOTS = 2
-STALE_AFTER_S = 3 * 86_400.0  # images of a job that has not saved for so long are deleted by the next one there
+STALE_AFTER_S = 3 * 86_400.0  # folders of jobs that have not saved for this long are deleted
 MEMORY_ENV = "ELASTIPOD_MEMORY_DIR"
-DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # memory is what is wanted
+DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # a memory file system
 _FOLDER = "elastipod-images-"
 _HEADER = re.compile(r"image-gen-(\d{6,})-rank-(\d{5,})-slot-(\d)\.json")
 _MAX_HEADER_BYTES = 64 << 20
@@ -32,7 +32,7 @@ class MemoryDirectory:
     """The images of one job on one node, shared by the ranks there. Readable by this user only."""
 
     def __init__(self, root: str | os.PathLike[str], job: str) -> None:
-        """Make the folder for a job (named by anything that is its own). Raises OSError."""
+        """Create the folder of a job; ``job`` is any identity of it. Raises OSError."""
         self.path = Path(root) / f"{_FOLDER}{hashlib.sha256(job.encode()).hexdigest()[:20]}"
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = os.lstat(self.path)
@@ -40,14 +40,14 @@ class MemoryDirectory:
             raise PermissionError(f"{self.path} belongs to somebody else")
 
     def node(self) -> str:
-        """Give the identity of this memory: alike in all processes that share it, and in no others."""
+        """Return the identity of this memory: equal in all processes that share it, and in no others."""
         found = os.stat(self.path)
         boot = Path("/proc/sys/kernel/random/boot_id")
         host = boot.read_text().strip() if boot.exists() else os.uname().nodename
         return hashlib.sha256(f"{host} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:16]
 
     def headers(self) -> list[ImageHeader]:
-        """List the images that are whole. What cannot be read is no image; raises OSError where the folder cannot."""
+        """List the complete images; unreadable headers are ignored. Raises OSError when the folder cannot be read."""
         found: list[ImageHeader] = []
         for name in os.listdir(self.path):
             match = _HEADER.fullmatch(name)
@@ -63,32 +63,32 @@ class MemoryDirectory:
         return found
 
     def publish(self, header: ImageHeader) -> None:
-        """Let a whole image appear."""
+        """Make a complete image visible."""
         self._write(f"{header.name}.json", header.to_json())
 
     def withdraw(self, name: str) -> None:
-        """Take an image's header away; its bytes may be written over from now on."""
+        """Remove the header of an image, whose bytes may then be overwritten."""
         (self.path / f"{name}.json").unlink(missing_ok=True)
 
     def note_durable(self, headers: dict[str, ImageHeader], of: CheckpointId) -> None:
-        """Write into whole images, by name, that there is a newer durable checkpoint now; those without room for that go."""
+        """Record a newer durable checkpoint in complete images, by name; drop images whose header cannot be written."""
         for name, header in list(headers.items()):
             headers[name] = replace(header, durable=of)
             try:
                 self.publish(headers[name])
             except OSError as error:
-                log.warning("the copy of step %d in memory is given up: %s", header.id.step, error)
+                log.warning("the memory checkpoint of step %d is dropped: %s", header.id.step, error)
                 del headers[name]
                 with suppress(OSError):
                     self.withdraw(name)
 
     def store_plan(self, plan: SavePlan) -> None:
-        """Keep the plan that images refer to."""
+        """Store the plan that images refer to."""
         if not (self.path / f"plan-{plan.digest}.json").exists():
             self._write(f"plan-{plan.digest}.json", plan.to_json())
 
     def plan(self, digest: str) -> SavePlan | None:
-        """Give a plan, None when it is not here or is not what its name says."""
+        """Return a plan, None if it is missing or does not match its name."""
         try:
             plan = SavePlan.from_json((self.path / f"plan-{digest}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError):
@@ -96,9 +96,9 @@ class MemoryDirectory:
         return plan if plan.digest == digest else None
 
     def remove_stale_images(self, keep: Iterable[str], *, older_than: int) -> None:
-        """Delete the images of generations before ``older_than``, but for those named, plans that no image needs, and drafts.
+        """Delete images of generations before ``older_than`` unless named in ``keep``, plans that no image needs, and temporary files.
 
-        What cannot be deleted stays; the next save tries again.
+        What cannot be deleted stays until the next save.
         """
         kept = set(keep)
         try:
@@ -114,7 +114,7 @@ class MemoryDirectory:
                     (self.path / name).unlink()
 
     def size_of(self, names: Iterable[str]) -> int:
-        """Give the bytes of memory that images hold, whole or not; what is not there holds none."""
+        """Return the bytes of memory that images occupy, complete or not; missing ones occupy none."""
         size = 0
         for name in names:
             with suppress(FileNotFoundError):
@@ -122,14 +122,14 @@ class MemoryDirectory:
         return size
 
     def remove_unfinished(self, names: Iterable[str]) -> None:
-        """Give back the memory of images that have no header."""
+        """Free the memory of images that have no header."""
         for name in names:
             if not (self.path / f"{name}.json").exists():
                 with suppress(OSError):
                     (self.path / f"{name}.bin").unlink()
 
     def open(self, header: ImageHeader) -> MappedImage:
-        """Open an image to read it. Raises ValueError, in a sentence, when it is not there or too short."""
+        """Open an image to read it. Raises ValueError, with a sentence, when it is missing or too short."""
         path = self.path / f"{header.name}.bin"
         try:
             return MappedImage.open(path, header.size)
@@ -137,7 +137,7 @@ class MemoryDirectory:
             raise ValueError(f"{path} cannot be read: {error}") from error
 
     def _write(self, name: str, text: str) -> None:
-        temporary = self.path / f".{name}-{secrets.token_hex(4)}"  # pods that share the folder may have equal pids
+        temporary = self.path / f".{name}-{secrets.token_hex(4)}"  # pods that share the folder may have equal PIDs
         try:
             temporary.write_text(text, encoding="utf-8")
             os.rename(temporary, self.path / name)
@@ -147,7 +147,7 @@ class MemoryDirectory:
 
 
 def memory_root(wanted: str | os.PathLike[str] | bool | None, *, is_in_pod: bool) -> Path | None:
-    """Decide where images go: what is asked for, else what the environment names, else /dev/shm in a pod; None for nowhere."""
+    """Return where images go: ``wanted``, else what the environment names, else /dev/shm in a pod; None for nowhere."""
     if wanted is False:
         return None
     if isinstance(wanted, (str, os.PathLike)):
@@ -159,7 +159,7 @@ def memory_root(wanted: str | os.PathLike[str] | bool | None, *, is_in_pod: bool
 
 
 def open_memory_directory(root: Path | None, job: str) -> MemoryDirectory | None:
-    """Open the job's images; None, with a warning, where that is not possible: memory is a tier that one can do without."""
+    """Open the folder of a job; None, with a warning, if that fails: memory checkpoints are optional."""
     if root is None:
         return None
     try:
@@ -172,7 +172,7 @@ def open_memory_directory(root: Path | None, job: str) -> MemoryDirectory | None
 
 
 def _remove_stale_directories(ours: MemoryDirectory) -> None:
-    """Delete what other jobs of this user left in the same memory and have not written to for days."""
+    """Delete the folders of this user's other jobs in the same memory that have not changed for days."""
     for other in ours.path.parent.glob(f"{_FOLDER}*"):
         with suppress(OSError):
             found = other.lstat()

@@ -1,7 +1,8 @@
-"""How much memory there is for images: what the container's control groups and the memory file system still allow. No torch.
+"""How much memory is left for images: by the limits of the control groups and the size of the memory file system. No torch.
 
-Pages of a memory file system count as memory of the container that wrote them first, and nothing warns of the limit: the
-kernel kills. A job whose images do not fit would be killed again after every restart, so the limit is asked before.
+Pages of a memory file system are charged to the container that first wrote them, and the kernel kills a container that
+exceeds its limit, without warning. A job whose images do not fit would be killed again after every restart, so the limits
+are checked before images are created.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_MARGIN = (
-    20  # the part of a limit that is left free: training needs more memory now and then than it has at this moment
-)
-_NO_LIMIT = 1 << 60  # version 1 says "no limit" by a number near 2**63
+_MARGIN = 20  # a twentieth of each limit is kept free for peaks of training
+_NO_LIMIT = 1 << 60  # version 1 reports "no limit" as a number near 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """What one limit leaves. where: its identity, alike for all that share it; name: for a message; limit, free: bytes."""
+    """One limit and what is left of it. where: identity, equal for all that share it; name: for messages; limit, free: bytes."""
 
     where: str
     name: str
@@ -33,7 +32,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """What one rank needs. rooms: the limits that it counts against; size: bytes; replaced: bytes that it gives back for them."""
+    """What one rank needs. limits: that it counts against; size: bytes; replaced: bytes that it frees in exchange."""
 
     limits: Sequence[MemoryLimit]
     size: int
@@ -41,7 +40,7 @@ class MemoryDemand:
 
 
 def find_shortage(demands: Iterable[MemoryDemand]) -> str | None:
-    """Say in a sentence which limit the demands of all ranks would pass, None where there is room."""
+    """Return a sentence on the limit that the demands of all ranks would exceed, None if there is enough memory."""
     limits: dict[str, MemoryLimit] = {}
     sizes: dict[str, int] = {}
     replaced: dict[str, int] = {}
@@ -63,7 +62,7 @@ def find_shortage(demands: Iterable[MemoryDemand]) -> str | None:
 
 
 def memory_limits_of(folder: Path, node: str) -> list[MemoryLimit]:
-    """Give the limits on what this process writes to a folder of a memory file system. node: identity of that folder."""
+    """Return the limits on what this process writes to a folder of a memory file system. node: identity of that folder."""
     found = os.statvfs(folder)
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     file_system = [MemoryLimit(f"folder {node}", f"the memory file system of {folder}", size, free)] if size else []
@@ -71,9 +70,9 @@ def memory_limits_of(folder: Path, node: str) -> list[MemoryLimit]:
 
 
 def cgroup_limits(root: Path = Path("/")) -> list[MemoryLimit]:
-    """Give the memory limits of this process's control group and of the groups above it, as far as they can be seen from here.
+    """Return the memory limits of this process's control group and of its parents, as far as they are visible.
 
-    root: of the file system, for tests. What cannot be read limits nothing.
+    root: of the file system, for tests. A limit that cannot be read is ignored.
     """
     found: list[MemoryLimit] = []
     for folder, version in _groups(root):
@@ -90,7 +89,7 @@ def cgroup_limits(root: Path = Path("/")) -> list[MemoryLimit]:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, int]]:
-    """Give the folders of this process's memory groups, innermost first, and the version of their hierarchy."""
+    """Yield the folders of this process's memory groups, innermost first, and the version of their hierarchy."""
     try:
         own = (root / "proc/self/cgroup").read_text()
         mounts = (root / "proc/self/mountinfo").read_text()
@@ -112,10 +111,10 @@ def _groups(root: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _upwards(root: Path, mounted: str, mount_point: str, path: str) -> Iterator[Path]:
-    """Give a group's folder and those above it. mounted: the group that the mount point shows."""
+    """Yield the folder of a group and those of its parents. mounted: the group that the mount point shows."""
     top = root / mount_point.lstrip("/")
     inside = os.path.relpath(path, mounted)
-    if inside.startswith(".."):  # the mount shows other groups than the process names: take what it shows
+    if inside.startswith(".."):  # the mount shows other groups than the process names: use what it shows
         inside = "."
     folder = top / inside
     while True:
@@ -126,7 +125,7 @@ def _upwards(root: Path, mounted: str, mount_point: str, path: str) -> Iterator[
 
 
 def _limit_and_use(folder: Path, version: int) -> tuple[int | None, int]:
-    """Give the limit, None for none, and what of it is in use and could not be taken back: the cache of files can."""
+    """Return the limit, None for none, and the memory in use that cannot be reclaimed: file cache does not count."""
     if version == 2:
         text = (folder / "memory.max").read_text().strip()
         limit = None if text == "max" else int(text)

@@ -20,19 +20,19 @@ from elastipod.collectives import rank_and_world
 def open_images(
     directory: MemoryDirectory | None, inventory: ImageInventory, of: CheckpointId, comm: Communicator
 ) -> ImageSource | None:
-    """Open the images of one checkpoint to read from; None, when they are no whole. Collective.
+    """Open the images of one checkpoint for reading; None if they do not cover the state. Collective.
 
-    All that there are: a node that keeps copies of another's images reads them itself.
+    Opens all images of a node, including the copies that it holds for others: they are read locally.
     """
     while images := inventory.images(of):
         own = _LocalImages(directory, inventory, images)
-        told = comm.all_reduce(own.open, _common)
-        missing = {ImageInfo.from_json(each) for each in told["missing"]}
+        common = comm.all_reduce(own.open, _common)
+        missing = {ImageInfo.from_json(each) for each in common["missing"]}
         good = [each for each in images if each not in missing]
-        plan = SavePlan.from_json(told["plan"]) if told["plan"] else None
+        plan = SavePlan.from_json(common["plan"]) if common["plan"] else None
         if plan is not None and plan.is_covered_by(each.saved_rank for each in good):
             return ImageSource(
-                plan, good, inventory, own.opened(plan), told["values"], told["extra"], told["wants_durable"]
+                plan, good, inventory, own.opened(plan), common["values"], common["extra"], common["wants_durable"]
             )
         own.close()
         if plan is not None:
@@ -44,7 +44,7 @@ def open_images(
 
 
 class _LocalImages:
-    """The images of one checkpoint that are on this rank's node."""
+    """The images of one checkpoint on this rank's node."""
 
     def __init__(
         self, directory: MemoryDirectory | None, inventory: ImageInventory, images: Sequence[ImageInfo]
@@ -58,9 +58,9 @@ class _LocalImages:
         self._open: list[tuple[ImageHeader, MappedImage]] = []
 
     def open(self) -> dict[str, Any]:
-        """Open them, and tell which are not there any more, the values in their headers, and the plan.
+        """Open them; report which are missing, the values in their headers, and the plan.
 
-        One rank of a node tells the values: everybody's random state, and the other values of the lowest rank.
+        One rank of a node reports the values: all random states, and the other values of the lowest rank.
         """
         if self._directory is None or not self._wanted:
             return {"missing": [], "values": [], "plan": None, "wants_durable": False}
@@ -71,7 +71,7 @@ class _LocalImages:
             try:
                 self._open += [(header, self._directory.open(header)) for header in found]
             except ValueError as error:
-                log.warning("passing over a damaged image: %s", error)
+                log.warning("skipping a damaged image: %s", error)
                 found = []
             if not found:
                 missing.append(wanted)
@@ -103,7 +103,7 @@ class _LocalImages:
 
 
 def _common(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one of what all ranks have told of their nodes' images."""
+    """Combine the reports of all ranks."""
     values, extra = _values(answers)
     missing = [each for answer in answers for each in answer["missing"]]
     plan = next((answer["plan"] for answer in answers if answer["plan"]), None)
@@ -112,11 +112,11 @@ def _common(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _values(answers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Give values and extra: the lowest rank's where several tell them."""
+    """Return values and extra; those of the lowest rank where several report them."""
     values: dict[str, str] = {}
-    told = sorted(
-        (told for answer in answers for told in answer["values"]), key=lambda told: int(told[0]), reverse=True
+    reports = sorted(
+        (report for answer in answers for report in answer["values"]), key=lambda report: int(report[0]), reverse=True
     )
-    for _, some, _ in told:
+    for _, some, _ in reports:
         values |= some
-    return values, dict(told[-1][2]) if told else {}
+    return values, dict(reports[-1][2]) if reports else {}

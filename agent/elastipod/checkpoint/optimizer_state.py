@@ -1,7 +1,7 @@
-"""The optimizer's state under the names of parameters.
+"""The optimizer's state by parameter name.
 
-A parameter that never had a gradient has no state yet. A checkpoint says so by holding none, and a resume leaves it with
-none: state is made up neither in a save nor in a load, since a first step with made-up state is another step.
+A parameter that never had a gradient has no state yet. A checkpoint holds none for it, and a resume leaves it without.
+Neither a save nor a load creates state, because a first step with such state differs from one without.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from elastipod.errors import CheckpointError
 StatePath = tuple[str | int, ...]
 
 OPTIMIZER, STATE, GROUPS, PARAMS = "optimizer", "state", "param_groups", "params"
-_SHARED_OPTIONS = {"initial_lr", "param_names", PARAMS}  # that schedulers and torch itself add to any optimizer
+_SHARED_OPTIONS = {"initial_lr", "param_names", PARAMS}  # added to any optimizer by schedulers and by torch
 
 
 class SavedState(Protocol):
-    """What of a saved state is known before its tensors are read."""
+    """What is known of a saved state before its tensors are read."""
 
     metadata: Metadata
 
     def value(self, key: str) -> Any:
-        """Give a plain value."""
+        """Return a plain value."""
 
 
 def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Give state and options as torch's `get_state_dict` names them; only of the parameters that have state.
+    """Return state and options, named as torch's `get_state_dict` does, of the parameters that have state.
 
     Raises CheckpointError for an optimizer of another model, or with state of something that is no parameter.
     """
@@ -50,9 +50,9 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 def state_to_fill(
     state: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Metadata
 ) -> dict[str, Any]:
-    """Give the optimizer's state with room for what was saved and for nothing else; the optimizer itself is not changed.
+    """Return the optimizer's state with memory for exactly what was saved; the optimizer itself is not changed.
 
-    state: of `optimizer_state`. May run collectives of the optimizer's own, so all ranks call it.
+    state: of `optimizer_state`. May run collectives of the optimizer, so all ranks call it.
     """
     wanted = {str(path[2]) for path in _paths(saved) if path[:2] == (OPTIMIZER, STATE)}
     named = {name: parameter for parameter, name in _names(model, optimizer).items()}
@@ -64,7 +64,7 @@ def state_to_fill(
 
 
 def describe_other_optimizer(state: Mapping[str, Any], source: SavedState) -> str | None:
-    """Say in a sentence why a missing state does not mean "none yet": another optimizer saved this; None where it may.
+    """Return a sentence if missing state means that another optimizer saved this, None if it may mean "none yet".
 
     state: of `optimizer_state`.
     """
@@ -87,7 +87,7 @@ def describe_other_optimizer(state: Mapping[str, Any], source: SavedState) -> st
 
 
 def apply_optimizer_state(saved: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give state and options, as `optimizer_state` gave them, to the optimizer. A parameter without state has none afterwards."""
+    """Load state and options, as from `optimizer_state`. A parameter without state in them has none afterwards."""
     named = _names(model, optimizer)
     state: dict[int, Any] = {}
     groups: list[dict[str, Any]] = []
@@ -104,10 +104,10 @@ def apply_optimizer_state(saved: Mapping[str, Any], model: torch.nn.Module, opti
 def initial_state(
     optimizer: torch.optim.Optimizer, parameters: Collection[torch.nn.Parameter]
 ) -> dict[torch.nn.Parameter, dict[str, Any]]:
-    """Give the state that a first step makes for parameters, with no values in it yet; the optimizer is not changed.
+    """Return the state that a first step creates for parameters, with undefined values; the optimizer is not changed.
 
-    For Adam, AdamW and SGD it is made here: torch's own way is a step with gradients of zeros, several times the cost of
-    the load, in memory too. That step is made for all other kinds.
+    For Adam, AdamW and SGD it is allocated here. Other optimizers make a step with zero gradients, as torch does for all, which
+    costs several times as much as the load, also in memory.
     """
     if not parameters:
         return {}
@@ -139,12 +139,12 @@ def _empty_state(parameter: torch.nn.Parameter, names: Iterable[str], group: Map
 def _after_first_step(
     optimizer: torch.optim.Optimizer, parameters: Collection[torch.nn.Parameter]
 ) -> dict[torch.nn.Parameter, dict[str, Any]]:
-    """Make a step with gradients and learning rates of zero, by a second optimizer that shares the parameters only."""
+    """Make a step with zero gradients and learning rates, on a second optimizer that shares only the parameters."""
     every = [parameter for group in optimizer.param_groups for parameter in group[PARAMS]]
     gradients = [parameter.grad for parameter in every]
     second: torch.optim.Optimizer = object.__new__(type(optimizer))
     vars(second).update(vars(optimizer))
-    vars(second).pop("step", None)  # as a scheduler wraps it, it is the first one's
+    vars(second).pop("step", None)  # a scheduler may have wrapped the first one's
     vars(second).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
     second.state = defaultdict(dict)
     second.param_groups = [{**group, **_zero_learning_rate(group)} for group in optimizer.param_groups]
@@ -161,14 +161,14 @@ def _after_first_step(
 
 
 def _zero_learning_rate(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the options with which a step leaves the weights as they are."""
+    """Return the options with which a step leaves the weights unchanged."""
     if "lr" not in group:
         return {}
     return {"lr": torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0}
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
-    """Name the optimizer's parameters, as checkpoints name them whatever wraps the model."""
+    """Return the names of the optimizer's parameters, as in checkpoints, whatever wraps the model."""
     own = {parameter for group in optimizer.param_groups for parameter in group[PARAMS]}
     named = {
         parameter: next(iter(_get_fqns(model, name)))
@@ -184,11 +184,11 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[tor
 
 
 def _saved_groups(source: SavedState) -> tuple[set[str], set[str]]:
-    """Give the names of the options and of the parameters of all groups that were saved."""
+    """Return the option names and parameter names of all saved groups."""
     options: set[str] = set()
     names: set[str] = set()
     for key, path in (source.metadata.planner_data or {}).items():
-        if tuple(path) == (OPTIMIZER, GROUPS):  # one value, as torch before 2.5 lays it out
+        if tuple(path) == (OPTIMIZER, GROUPS):  # one value, the layout of torch before 2.5
             for group in source.value(key):
                 options |= set(group)
                 names |= set(group[PARAMS])

@@ -1,4 +1,9 @@
-"""The end of a process while a save is in progress."""
+"""The end of a process while a save is in progress.
+
+A process that exits in order waits for its saves. One that failed does not: its agent learns of a failure by the end of the
+process, and a save may take minutes. The draft of such a save is invisible, and the next generation deletes it. A process
+that exits in a drain with a deadline abandons the save once memory holds the step.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +21,12 @@ import weakref
 from contextlib import suppress
 from typing import Any, Protocol
 
-_GIVE_UP_S = 1.0  # for a save to notice that it was given up
+_ABANDON_S = 1.0  # for a save to notice that it was abandoned
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 class PendingSave(Protocol):
-    """A save."""
+    """A save in progress."""
 
     thread: threading.Thread
     is_abandoned: bool
@@ -31,7 +36,7 @@ _pending_saves: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def wait_at_exit(save: PendingSave) -> None:
-    """Have the end of the process wait for a save, unless it has failed or the save was given up."""
+    """Have the process wait for a save when it exits, unless the process failed or the save was abandoned."""
     _pending_saves.add(save)
 
 
@@ -43,7 +48,7 @@ def _at_exit() -> None:
     saves = [save for save in _pending_saves if save.thread.is_alive()]
     for save in saves:
         save.is_abandoned = True
-    deadline = time.monotonic() + _GIVE_UP_S
+    deadline = time.monotonic() + _ABANDON_S
     for save in saves:
         save.thread.join(max(0.0, deadline - time.monotonic()))
     if any(save.thread.is_alive() for save in saves):
@@ -51,7 +56,7 @@ def _at_exit() -> None:
 
 
 def _exit_now(failure: BaseException | None) -> None:
-    """End the process without the interpreter's own end, which a thread of it would not outlive: it would abort."""
+    """End the process without finalizing the interpreter, which would abort while a save thread still runs."""
     logging.shutdown()
     _flush_files()
     if isinstance(failure, KeyboardInterrupt):
@@ -61,13 +66,13 @@ def _exit_now(failure: BaseException | None) -> None:
 
 
 def _flush_files() -> None:
-    """Write out what is buffered of open files, as the interpreter's own end does. A pipe may wait for ever for its reader."""
+    """Flush the buffers of open files, as the interpreter's own exit does. Skip pipes: their reader may never read."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # the reader of a pipe may be gone, and the script may have replaced the stream
+        with suppress(Exception):  # the reader may be gone, or the script replaced the stream
             stream.flush()
     for item in gc.get_objects():
         if issubclass(type(item), _BUFFERED):
-            with suppress(Exception):  # whatever the owner of the file has done to it
+            with suppress(Exception):  # the owner of the file may have done anything to it
                 if not item.closed and stat.S_ISREG(os.fstat(item.fileno()).st_mode):
                     item.flush()
 

@@ -1,4 +1,4 @@
-"""Connections between the ranks: to the rank's subgroup, between leaders, and between pairs."""
+"""Connections between the ranks: to a rank's subgroup, between leaders, and between pairs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch.distributed as dist
 from elastipod.checkpoint.gloo_collectives import GlooCollectives
 from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
 
-SILENCE_TIMEOUT_S = 60.0  # so long a rank waits for another one's next word, or next block
+SILENCE_TIMEOUT_S = 60.0  # wait for another rank's next message or block
 
 
 class RankConnections:
-    """One rank's connections: to its team, to the other leaders where it leads, and to others once they are needed."""
+    """One rank's connections: to its subgroup, to the other leaders if it is one, and to other ranks on demand."""
 
     def __init__(self, store: Any, rank: int, hierarchy: Hierarchy) -> None:
-        """Connect. Raises RuntimeError when the others do not come."""
+        """Connect. Raises RuntimeError when other ranks do not."""
         self._store, self._rank, self._members = store, rank, hierarchy.members(rank)
         leader = self._members[0]
         self._subgroup = self._connect(f"subgroup {leader}", self._members)
@@ -28,7 +28,7 @@ class RankConnections:
         self._pairs: dict[int, GlooCollectives] = {}
 
     def to(self, other: int) -> tuple[Any, int]:
-        """Give a group with another rank in it, and that rank's number there; connects first if need be."""
+        """Return a group that contains another rank, and its rank in that group; connects first if necessary."""
         if other in self._members:
             return self._subgroup.group, self._members.index(other)
         pair = sorted((self._rank, other))
@@ -42,9 +42,9 @@ class RankConnections:
 
 
 def training_collectives(rank: int, hierarchy: Hierarchy) -> HierarchicalCollectives:
-    """Make torch's own groups for the training's threads, which end with the job's other groups.
+    """Create torch's own groups for the training threads; they end with the job's other groups.
 
-    Every rank makes every group, also those that it is not in: torch names groups by counting them.
+    Every rank creates every group, even those that it is not in: torch names groups by counting them.
     """
     members = {leader: hierarchy.members(leader) for leader in hierarchy.leaders}
     links: dict[Sequence[int], GlooCollectives] = {}

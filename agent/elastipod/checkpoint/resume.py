@@ -1,4 +1,4 @@
-"""What a load returns: where training goes on."""
+"""What a load returns: where training continues."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Tier = Literal["memory", "durable"]
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where a run goes on. step: completed optimizer steps; generation and world_size: of the run that saved it.
+    """Where a run continues. step: completed optimizer steps; generation and world_size: of the run that saved it.
 
-    path: of the checkpoint; an address where it is in an object store. tier: where it was read from.
+    path: of the checkpoint; an address if it is in an object store. tier: where it was read from.
     """
 
     step: int

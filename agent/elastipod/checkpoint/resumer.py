@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and giving it to the live objects."""
+"""Choosing the checkpoint that a run resumes from, and loading it into the live objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LiveObjects:
-    """What is loaded into."""
+    """The objects that a checkpoint is loaded into."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -50,7 +50,7 @@ class LiveObjects:
 
 
 class Resumer:
-    """One search for the freshest checkpoint that can be used. Its methods are collective."""
+    """One search for the newest usable checkpoint. Methods are collective."""
 
     def __init__(
         self, directory: CheckpointStore, staging: Staging, comm: Communicator, generation: int, live: LiveObjects
@@ -58,21 +58,21 @@ class Resumer:
         self._store, self._staging, self._comm = directory, staging, comm
         self._generation, self._live = generation, live
         self._is_half_filled = False
-        self._skip_reason = ""  # why the freshest one in memory was not used, on every rank
-        self.needs_durable_write = False  # what was resumed is in memory alone, though it was to be durable
+        self._skip_reason = ""  # why the newest memory checkpoint was not used, on every rank
+        self.needs_durable_write = False  # the resumed checkpoint is in memory only, but was to be durable
         self.damaged: set[CheckpointId] = set()
-        self.unmap_threads: list[threading.Thread] = []  # of images that were read; it may go on when training does
+        self.unmap_threads: list[threading.Thread] = []  # they unmap images; training need not wait
 
     def resume(self) -> Resume | None:
-        """Load it. None when there is none at all. Raises CheckpointError."""
+        """Load it. Returns None when there is no checkpoint at all. Raises CheckpointError."""
         durable, inventory = self._find_checkpoints()
         in_memory = set(self._usable_in_memory(inventory, durable))
         for chosen in sorted(durable | in_memory, reverse=True):
             if chosen in in_memory and (resume := self._from_memory(chosen, inventory)) is not None:
-                self._log_skipped(f"going on from that of step {chosen.step} there")
+                self._log_skipped(f"resuming from that of step {chosen.step} there")
                 return resume
             if chosen in durable and (resume := self._from_files(chosen)) is not None:
-                self._log_skipped(f"going on from the durable one of step {chosen.step}")
+                self._log_skipped(f"resuming from the durable one of step {chosen.step}")
                 return resume
         if self.damaged:
             raise CheckpointError(
@@ -87,7 +87,7 @@ class Resumer:
         return None
 
     def _find_checkpoints(self) -> tuple[set[CheckpointId], ImageInventory]:
-        """Ask what there is: rank 0 the storage, every rank its memory. The ranks connect anew where they have lost touch."""
+        """List the checkpoints: rank 0 in storage, every rank in its memory. Ranks that lost contact connect again."""
 
         def own() -> dict[str, Any]:
             listed = self._store.list_complete() if rank_and_world()[0] == 0 else []
@@ -108,19 +108,19 @@ class Resumer:
         return {CheckpointId(*each) for each in there["durable"]}, ImageInventory.from_json(there["memory"])
 
     def _usable_in_memory(self, inventory: ImageInventory, durable: set[CheckpointId]) -> list[CheckpointId]:
-        """List what is in memory, but for what was rolled back by hand."""
+        """List the memory checkpoints, except those that were rolled back by hand."""
         usable: list[CheckpointId] = []
         for each in inventory.candidates(before=self._generation):
             if inventory.durable_was_deleted(each, durable):
                 known = inventory.durable_checkpoint_of(each)
                 assert known is not None
-                self._skip(each, f"is not used, for that of step {known.step} was deleted from {self._store.name}")
+                self._skip(each, f"is not used, because that of step {known.step} was deleted from {self._store.name}")
             else:
                 usable.append(each)
         return usable
 
     def _from_memory(self, chosen: CheckpointId, inventory: ImageInventory) -> Resume | None:
-        """Load from images; gives None where they are no whole, or prove to be none while they are read."""
+        """Load from images; return None if they do not cover the state, or prove damaged while they are read."""
         bad: set[ImageInfo] = set()
         while (images := open_images(self._staging.directory, inventory.without(bad), chosen, self._comm)) is not None:
             try:
@@ -135,11 +135,11 @@ class Resumer:
                 return Resume(chosen.step, chosen.generation, images.world_size, path, images.extra, "memory")
             bad |= found
         ranks = sorted({each.saved_rank for each in bad})
-        self._skip(chosen, f"is damaged (rank {ranks[0]}'s part)" if ranks else "is not whole")
+        self._skip(chosen, f"is damaged (rank {ranks[0]}'s part)" if ranks else "is not complete")
         return None
 
     def _from_files(self, chosen: CheckpointId) -> Resume | None:
-        """Load from files; gives None where they are damaged, or prove so while they are read."""
+        """Load from files; return None if they are damaged, or prove so while they are read."""
         manifest = self._verified(chosen)
         if manifest is None:
             return None
@@ -157,7 +157,7 @@ class Resumer:
         (source,) = opened
         nested = self._nested(source)
         self._comm.on_every_rank(lambda: ready.append(self._fitting(str(path), source, nested)))
-        (filling,) = ready  # no rank changes anything unless all can
+        (filling,) = ready  # no rank changes anything unless all ranks can
         self._is_half_filled = True
         if self._is_damaged(manifest.id, lambda: source.fill(filling.targets())):
             return None
@@ -168,19 +168,19 @@ class Resumer:
         return Resume(manifest.id.step, manifest.id.generation, manifest.world_size, path, manifest.extra)
 
     def _fill_from_images(self, chosen: CheckpointId, images: ImageSource) -> set[ImageInfo]:
-        """Gives the images that were damaged; then the state is half filled, and must be filled from elsewhere."""
+        """Return the images that were damaged; then the state is half filled, and must be filled from elsewhere."""
         name = f"the checkpoint of step {chosen.step} in memory"
         nested = self._nested(images)
         ready: list[tuple[LoadPlan, ReadPlan]] = []
 
-        told = self._comm.all_reduce(
+        answers = self._comm.all_reduce(
             lambda: images.digests(replica_local_keys(self._live.model)),
             lambda digests: [each.as_json() for each in images.disagreeing_images(digests)],
         )
-        if disagreeing_images := set(map(ImageInfo.from_json, told)):
+        if disagreeing_images := set(map(ImageInfo.from_json, answers)):
             if rank_and_world()[0] == 0:
                 log.warning(
-                    "%s: what %s saved differs from the other replicas, and is left out; memory or hardware there may be faulty",
+                    "%s: what %s saved differs from the other replicas, and is not used; memory or hardware there may be faulty",
                     name,
                     format_ranks({each.saved_rank for each in disagreeing_images}),
                 )
@@ -191,16 +191,16 @@ class Resumer:
             ready.append((filling, images.plan_reads(filling.targets())))
             return ready[0][1].as_json()
 
-        asked = self._comm.all_to_all(fit)  # no rank changes anything unless all can
+        requested = self._comm.all_to_all(fit)  # no rank changes anything unless all ranks can
         ((filling, read_plan),) = ready
         self._is_half_filled = True
-        bad = images.fill(read_plan, asked, self._comm)
+        bad = images.fill(read_plan, requested, self._comm)
         if not bad:
             self._comm.on_every_rank(lambda: self._apply(chosen, images, filling, nested))
         return bad
 
     def _nested(self, source: FileSource | ImageSource) -> dict[str, Any]:
-        """Give the live state to load into, with room for what was saved. On all ranks: optimizers may have collectives."""
+        """Return the live state to load into, with memory for what was saved. On all ranks: optimizers may run collectives."""
         model, optimizer = self._live.model, self._live.optimizer
         nested = nested_state(model, optimizer)
         return {**nested, OPTIMIZER: state_to_fill(nested[OPTIMIZER], model, optimizer, source.metadata)}
@@ -221,7 +221,7 @@ class Resumer:
     def _apply(
         self, of: CheckpointId, source: FileSource | ImageSource, filling: LoadPlan, nested: dict[str, Any]
     ) -> None:
-        """Give what was filled, and the plain values, to the live objects."""
+        """Load the filled tensors and the plain values into the live objects."""
         filling.copy_values()
         saved_schedule = source.value(SCHEDULER) if self._live.scheduler is not None else ""
         apply_state(nested, self._live.model, self._live.optimizer)
@@ -235,7 +235,7 @@ class Resumer:
             seed_new_rank(of.step, rank)
 
     def _verified(self, chosen: CheckpointId) -> Manifest | None:
-        """Give the manifest when every file is there as it says, None when not. The ranks share the looking."""
+        """Return the manifest if every file is as it says, else None. The ranks share the check."""
         rank, world_size = rank_and_world()
         manifests: list[Manifest] = []
 
@@ -246,7 +246,7 @@ class Resumer:
         return None if self._is_damaged(chosen, found) else manifests[0]
 
     def _is_damaged(self, chosen: CheckpointId, find_damage: Callable[[], list[str]]) -> bool:
-        """Have every rank look at files of a checkpoint; what any finds, or raises as Damaged, makes it damaged for all."""
+        """Have every rank check files of a checkpoint; damage that one rank finds counts for all."""
 
         def found() -> str | None:
             try:
@@ -256,14 +256,14 @@ class Resumer:
             except OSError as error:
                 raise CheckpointError(
                     f"{self._store.location(chosen)} cannot be read at the moment: {error.strerror or error}; start again when "
-                    "storage answers, or move it away to go on from the one before"
+                    "storage answers, or move it away to resume from the one before"
                 ) from error
 
         problem = self._comm.all_reduce(found, first_message)
         if problem is None:
             return False
         if rank_and_world()[0] == 0:
-            log.warning("passing over a damaged checkpoint: %s", problem)
+            log.warning("skipping a damaged checkpoint: %s", problem)
         self.damaged.add(chosen)
         return True
 

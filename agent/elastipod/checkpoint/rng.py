@@ -1,4 +1,4 @@
-"""The state of a rank's random number generators: Python's, torch's, NumPy's and the accelerator's, where they are in use."""
+"""The state of a rank's random number generators: Python's, torch's, NumPy's and the accelerator's, if in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastipod.checkpoint.value_codec import decode_value, encode_value
 
 
 def random_state() -> str:
-    """Give the state of all generators of this process as text."""
+    """Return the state of all generators of this process as text."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": _text(torch.get_rng_state())}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = _text(torch.cuda.get_rng_state())
@@ -24,7 +24,7 @@ def random_state() -> str:
 
 
 def restore_random_state(text: str) -> None:
-    """Set the generators back to a state. Those that the state does not know are left alone."""
+    """Restore the generators to a state. Generators that it does not contain are left alone."""
     state = decode_value(text)
     random.setstate(state["python"])
     torch.set_rng_state(_tensor(state["torch"]))
@@ -37,7 +37,7 @@ def restore_random_state(text: str) -> None:
 
 
 def seed_new_rank(step: int, rank: int) -> None:
-    """Give a rank that the saving run did not have a random state of its own: it follows from the step and the rank alone."""
+    """Seed the generators of a rank that the saving run did not have, from the step and the rank alone."""
     seed = (step * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F + 1) % (1 << 63)
     random.seed(seed)
     torch.manual_seed(seed)

@@ -1,8 +1,8 @@
-"""Which rank copies and writes which part of the state: decided alike on every rank, from what all of them hold. No torch.
+"""Which rank stages and writes which chunk of the state; computed on rank 0 from what all ranks hold. No torch.
 
-A *chunk* is a box of one tensor, as one rank holds it. Tensors that several ranks hold alike (DDP, the replicas of HSDP)
-are divided between them. With memory images every node copies all that its ranks hold, once per node, so that a node's
-memory serves all of its ranks; files are written once over all nodes, by ranks that copied them anyway.
+Tensors that several ranks hold alike (DDP, the replicas of HSDP) are divided between them. With memory images every node
+stages all that its ranks hold, once per node, so that the memory of a node serves all of its ranks. Files are written once
+over all nodes, by ranks that staged the chunks anyway.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from elastipod.checkpoint.chunk_table import (
     unpack_ints,
 )
 
-ALIGNMENT = 64  # bytes; chunks of an image begin at multiples of it
+ALIGNMENT = 64  # bytes; chunks in an image start at multiples of it
 
 Value = tuple[str, StatePath]  # key and path of a plain value
 
 
 @dataclass(frozen=True, slots=True)
 class StateSchema:
-    """What ranks usually have in common: the tensors of which they hold one box each, and plain values."""
+    """What ranks usually have in common: the tensors of which they hold one chunk each, and plain values."""
 
     tensors: tuple[TensorSpec, ...]
     values: tuple[Value, ...]
@@ -55,9 +55,9 @@ class StateSchema:
 
 @dataclass(frozen=True, slots=True)
 class PackedLocalState:
-    """What one rank holds, in numbers. node: identity of the memory that it shares with others; boxes: offsets and sizes, tensor
+    """What one rank holds, in compact form. node: identity of the memory that it shares with others.
 
-    by tensor of its form; own_values: those that bear its number.
+    schema: its digest; boxes: offsets and sizes, tensor by tensor of the schema; own_values: values that bear the rank's number.
     """
 
     node: str
@@ -88,7 +88,7 @@ class LocalState:
     values: tuple[Value, ...]
 
     def pack(self, rank: int) -> tuple[PackedLocalState, StateSchema]:
-        """Tell what is this rank's alone from what others are likely to have too."""
+        """Separate what only this rank has from what others are likely to have too."""
         own = tuple(value for value in self.values if value[1][-1:] == (str(rank),))
         schema = StateSchema(
             tuple(map(TensorSpec.of, self.chunks)), tuple(value for value in self.values if value not in own)
@@ -101,8 +101,8 @@ class LocalState:
 class SavePlan:
     """The division of one state over one world.
 
-    copiers: by chunk, the ranks that copy it to host memory, one on each node that holds it; writers: by chunk, the one of
-    them that writes it to durable storage. values: keys and paths of plain values, and the lowest rank that has each.
+    stagers: by chunk, the ranks that copy it to host memory, one on each node that holds it; writers: by chunk, the stager that
+    writes it to durable storage. values: key and path of each plain value, and the lowest rank that has it.
     """
 
     chunks: ChunkTable
@@ -117,7 +117,7 @@ class SavePlan:
         return len(self.nodes)
 
     def layout(self, rank: int) -> tuple[dict[int, int], int]:
-        """Give where a rank's chunks lie in its image: number of the chunk -> first byte; and the bytes of the image."""
+        """Return where a rank's chunks are in its image, as first byte by chunk number, and the size of the image."""
         positions: dict[int, int] = {}
         end = 0
         for number in self.stagers.with_rank(rank):
@@ -126,7 +126,7 @@ class SavePlan:
         return positions, end
 
     def image_sizes(self) -> list[int]:
-        """Give the bytes of every rank's image, by rank."""
+        """Return the bytes of every rank's image, by rank."""
         of_kinds = [0] * len(self.stagers.sets)
         for kind, num_bytes in zip(self.stagers.set_of, self.chunks.byte_sizes(), strict=True):
             of_kinds[kind] += -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -137,20 +137,20 @@ class SavePlan:
         return sizes
 
     def written_by(self, rank: int) -> list[int]:
-        """Give the numbers of the chunks that a rank writes to durable storage."""
+        """Return the numbers of the chunks that a rank writes to durable storage."""
         return [number for number, writer in enumerate(self.writers) if writer == rank]
 
     def values_of(self, rank: int) -> list[str]:
-        """Give the keys of the plain values that a rank writes to durable storage."""
+        """Return the keys of the plain values that a rank writes to durable storage."""
         return [key for key, _, writer in self.values if writer == rank]
 
     def is_covered_by(self, ranks: Iterable[int]) -> bool:
-        """Tell whether the images of these ranks hold all of the state."""
+        """Return whether the images of these ranks hold the whole state."""
         there = set(ranks)
         return all(not there.isdisjoint(stagers) for stagers in self.stagers.sets)
 
     def unreplicated_ranks(self) -> set[int]:
-        """Give the ranks whose images hold something that no other node has: what a lost node would take along."""
+        """Return the ranks whose images hold something that no other node has."""
         return {
             stagers[0]
             for stagers in self.stagers.sets
@@ -174,7 +174,7 @@ class SavePlan:
 
     @classmethod
     def from_json(cls, text: str) -> SavePlan:
-        """Read a plan. Raises ValueError, KeyError or TypeError when it is none."""
+        """Parse a plan. Raises ValueError, KeyError or TypeError for anything else."""
         data = json.loads(text)
         shardings = [unpack_ints("q", boxes) for boxes in data["divisions"]]
         tensors = tuple(map(TensorSpec.from_json, data["tensors"]))
@@ -193,7 +193,7 @@ def text_digest(text: str) -> str:
 
 
 def make_save_plan(states: Sequence[LocalState], *, is_in_memory: bool) -> SavePlan:
-    """Divide the state. held: by rank. As `divide_state`."""
+    """Divide the state. states: by rank. As `divide_state`."""
     told = [own.pack(rank) for rank, own in enumerate(states)]
     schemas = {holding.schema: schema for holding, schema in told}
     return divide_state([holding for holding, _ in told], schemas, is_in_memory=is_in_memory)
@@ -202,7 +202,7 @@ def make_save_plan(states: Sequence[LocalState], *, is_in_memory: bool) -> SaveP
 def divide_state(
     states: Sequence[PackedLocalState], schemas: Mapping[str, StateSchema], *, is_in_memory: bool
 ) -> SavePlan:
-    """Divide the state. held: by rank. forms: by digest. is_in_memory: whether each node keeps all that it holds.
+    """Divide the state. states: by rank. schemas: by digest. is_in_memory: whether each node stages all that it holds.
 
     Raises ValueError, naming the tensor, when ranks hold different tensors under one name.
     """
@@ -246,8 +246,8 @@ def divide_state(
 def _patterns(
     states: Sequence[PackedLocalState], schemas: Mapping[str, StateSchema]
 ) -> tuple[tuple[TensorSpec, ...], list[tuple[Sequence[int], bytes]]]:
-    """Give all tensors, and for each the ranks that hold a box of it, with these boxes side by side in bytes."""
-    of_form: dict[str, list[tuple[str, int, int]]] = {}  # keys, and where their boxes lie, in bytes
+    """Return all tensors, and for each the ranks that hold a chunk of it, with their boxes concatenated as bytes."""
+    of_schema: dict[str, list[tuple[str, int, int]]] = {}  # keys, and where their boxes lie, in bytes
     tensors: dict[str, TensorSpec] = {}
     for name, schema in schemas.items():
         end = 0
@@ -258,11 +258,11 @@ def _patterns(
                 raise ValueError(f"the ranks hold different tensors under the name {tensor.key}")
             start, end = end, end + 16 * len(tensor.shape)
             spans.append((tensor.key, start, end))
-        of_form[name] = spans
+        of_schema[name] = spans
     found: dict[str, tuple[list[int], list[bytes]]] = {key: ([], []) for key in tensors}
     for rank, own in enumerate(states):
         data = own.boxes.tobytes()
-        for key, start, end in of_form[own.schema]:
+        for key, start, end in of_schema[own.schema]:
             ranks, boxes = found[key]
             ranks.append(rank)
             boxes.append(data[start:end])
@@ -275,7 +275,7 @@ def _patterns(
 def _divide_tensor(
     tensor: TensorSpec, ranks: Sequence[int], boxes: bytes
 ) -> tuple[array[int], list[tuple[int, list[int]]]]:
-    """Give the different boxes of a tensor, side by side, and for each how many numbers it holds and who holds it."""
+    """Return the distinct boxes of a tensor, concatenated, and for each its number of elements and the ranks that hold it."""
     dims = len(tensor.shape)
     width = 16 * dims
     holders: dict[bytes, list[int]] = {}
@@ -290,7 +290,7 @@ def _divide_tensor(
 
 
 def _one_per_node(ranks: Sequence[int], states: Sequence[PackedLocalState], copied: Sequence[int]) -> list[int]:
-    """Choose on each node the rank that copies least so far."""
+    """Choose on each node the rank that stages least so far."""
     chosen: dict[str, int] = {}
     for rank in ranks:
         other = chosen.get(states[rank].node)
@@ -300,11 +300,10 @@ def _one_per_node(ranks: Sequence[int], states: Sequence[PackedLocalState], copi
 
 
 def choose_copy_holders(nodes: Sequence[str], domains: Sequence[str]) -> dict[int, int]:
-    """Choose for each rank the rank on another node that keeps a copy of its image; empty where there is one node only.
+    """Choose for each rank the rank on another node that holds a copy of its image; empty if there is one node only.
 
-    nodes, domains: by rank; domains name what fails together (a rack, a zone), empty where unknown. The copy goes half-way
-    round the ring of nodes, further on to the first node of another domain where there is one, and is spread over that
-    node's ranks.
+    nodes, domains: by rank; a domain names what fails together (a rack, a zone), empty if unknown. The copy goes half-way round
+    the ring of nodes, then on to the first node of another domain if there is one, and is spread over that node's ranks.
     """
     ring = list(dict.fromkeys(nodes))
     members = {node: [rank for rank, own in enumerate(nodes) if own == node] for node in ring}

@@ -1,4 +1,4 @@
-"""What is done with a copy of the state, in a thread, while training goes on: memory first, then durable storage."""
+"""Carrying out a save in a thread while training continues: memory first, then durable storage."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Save:
-    """One save under way. ``path`` and ``error`` are its thread's until that has ended.
+    """One save in progress. ``path`` and ``error`` belong to its thread until that has ended.
 
-    is_kept_in_memory: on all ranks; known once ``memory_settled``. is_abandoned: the process is to end and waits no more for it.
+    is_kept_in_memory: whether all ranks have it in memory; valid once ``memory_settled``. is_abandoned: the process exits and
+    does not wait for it.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class Save:
         self.is_abandoned = False
 
     def check_abandoned(self) -> None:
-        """Raise CheckpointError when the process waits no more for this save."""
+        """Raise CheckpointError when the process no longer waits for this save."""
         if self.is_abandoned:
-            raise CheckpointError("the process ends and does not wait for it")
+            raise CheckpointError("the process exits and does not wait for it")
 
 
 class Saver:
-    """Carries out one generation's saves, one at a time."""
+    """Carries out the saves of one generation, one at a time."""
 
     def __init__(
         self,
@@ -66,12 +67,12 @@ class Saver:
     ) -> None:
         self._store, self._staging, self._comm = directory, staging, comm
         self._keep, self._keep_every = keep, keep_every
-        self.damaged: set[CheckpointId] = set()  # what the last load passed over; the next save deletes it
+        self.damaged: set[CheckpointId] = set()  # skipped by the last load; the next save deletes them
 
     def start(self, save: Save) -> None:
-        """Begin; `Save.thread` ends when the save has."""
+        """Start the save; `Save.thread` ends with it."""
         name = f"elastipod-save-{save.staged.id.step}"
-        # Daemon: a process that failed ends at once, and one that leaves in order waits for what `wait_at_exit` has noted.
+        # A daemon: a failed process ends at once; one that exits in order waits for it (`wait_at_exit`).
         save.thread = threading.Thread(target=self._run, args=(save,), name=name, daemon=True)
         wait_at_exit(save)
         save.thread.start()
@@ -82,12 +83,12 @@ class Saver:
             self._carry_out(save)
         except CheckpointError as error:
             save.error = error
-        except Exception as error:  # the others must not wait for what does not come
+        except Exception as error:  # other ranks must not wait for this one
             save.error = CheckpointError(f"the checkpoint of step {step} could not be finished: {error}")
             self._comm.abort(str(error))
         finally:
             save.memory_settled.set()
-        if save.error is not None and (rank == 0 or isinstance(save.error, RanksLost)):  # rank 0 may be the lost one
+        if save.error is not None and (rank == 0 or isinstance(save.error, RanksLost)):  # rank 0 may be lost
             log.warning("step %d is not saved: %s", step, save.error)
 
     def _carry_out(self, save: Save) -> None:
@@ -120,7 +121,9 @@ class Saver:
         if not save.is_durable:
             raise CheckpointError(f"it cannot be kept in memory: {problem}")
         if rank_and_world()[0] == 0:
-            log.warning("step %d goes to durable storage alone, it cannot be kept in memory: %s", target.step, problem)
+            log.warning(
+                "step %d goes to durable storage only, because it cannot be kept in memory: %s", target.step, problem
+            )
 
     def _begin(self, target: CheckpointId) -> str | None:
         try:
@@ -131,10 +134,10 @@ class Saver:
     def _write(self, save: Save, draft: str) -> None:
         staged = save.staged
         try:
-            parts: list[dict[str, Any]] = []  # of all ranks, on rank 0, which alone needs them
+            parts: list[dict[str, Any]] = []  # of all ranks; filled on rank 0 only
             self._comm.all_reduce(lambda: self._write_rank_file(save, draft), parts.extend)
             self._comm.broadcast(lambda: self._commit(staged, draft, parts))
-        except (FencedError, RanksLost):  # what has begun stays: rank 0 may be committing it at this moment
+        except (FencedError, RanksLost):  # keep the draft: rank 0 may be committing it
             raise
         except CheckpointError:
             self._comm.broadcast(lambda: self._abandon(staged.id, draft))
@@ -175,5 +178,5 @@ class Saver:
         return CheckpointError(what)
 
     def _abandon(self, target: CheckpointId, draft: str) -> None:
-        self._store.check_fence(target.generation)  # a successor may have taken our unfinished files away
+        self._store.check_fence(target.generation)  # a successor may have deleted our draft
         self._store.discard(draft)

@@ -1,4 +1,4 @@
-"""The copy of the state in host memory: the one thing that training waits for, and what all tiers are made from."""
+"""Copying the state to host memory: the only part of a save that training waits for, and the source of all tiers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StagedState:
-    """One rank's copy of the state at one step; good until the save after the next."""
+    """One rank's copy of the state at one step; valid until the save after the next."""
 
     id: CheckpointId
     plan: SavePlan
@@ -43,7 +43,7 @@ class StagedState:
     extra: Mapping[str, Any]
 
     def tensors_to_write(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Give the chunks that are this rank's to write to durable storage."""
+        """Yield the chunks that this rank writes to durable storage."""
         rank, _ = rank_and_world()
         return ((number, self.boxes[number]) for number in self.plan.written_by(rank))
 
@@ -52,41 +52,41 @@ class StagedState:
 
 
 class Staging:
-    """This rank's memory for copies. One save is under way at a time; two slots, so that the last whole image stays."""
+    """This rank's memory for copies. One save is in progress at a time; two slots, so that the last complete image stays."""
 
     def __init__(self, directory: MemoryDirectory | None, comm: Communicator) -> None:
-        """directory: where images stay for those who come after this process; None on all ranks for memory of processes alone."""
+        """directory: where images outlive this process; None on all ranks for memory of the processes only."""
         self.directory = directory
-        self.durable: CheckpointId | None = None  # the newest known to be there: what was resumed, or saved since
+        self.durable: CheckpointId | None = None  # newest that is known: resumed, or saved since
         self._comm = comm
         self._plan: SavePlan | None = None
         self._domains: list[str] = []
         self._signature: tuple[object, ...] = ()
         self._images: list[MappedImage] = []
         self._boxes: list[dict[int, torch.Tensor]] = []
-        self._headers: dict[str, ImageHeader] = {}  # of our images that stand
+        self._headers: dict[str, ImageHeader] = {}  # of published images of this rank
         self._saves = 0
         self._newest_complete: tuple[int, int] | None = (
-            None  # number and slot of the newest save that is whole on all ranks
+            None  # number and slot of the newest save that is complete on all ranks
         )
         self._copies: ImageCopies | None = None
 
     def copy(
         self, capture: Callable[[], TrainingState], target: CheckpointId, extra: Callable[[], Mapping[str, Any]]
     ) -> StagedState:
-        """Copy the state that ``capture`` gives into host memory. Collective, of the training's threads.
+        """Copy the state that ``capture`` returns into host memory. Collective, from the training thread.
 
-        The ranks agree before the copy on whether their states' form is the last one's (a new form needs a new plan) and all
-        are still connected, and after it that all have one: what is raised on one rank is raised as CheckpointError on
-        all, as it is when the state cannot be saved or there is not memory enough.
+        Before the copy the ranks agree whether the form of their states is that of the last save (a new form needs a new plan) and
+        all are still connected, and after it whether all have a copy. An error on one rank is raised as CheckpointError on all, also
+        when the state cannot be saved or memory is too small.
         """
         seen: list[tuple[TrainingState, Mapping[str, Any]]] = []
 
-        def asked() -> list[Any]:
+        def report() -> list[Any]:
             seen.append((capture(), extra()))
             return [seen[0][0].signature() == self._signature, self._comm.is_open, self._newest_complete]
 
-        is_same, is_open, whole = self._comm.training_all_reduce(asked, _common)
+        is_same, is_open, whole = self._comm.training_all_reduce(report, _common)
         ((state, plain),) = seen
         self._saves += 1
         self._newest_complete = tuple(whole) if whole else None
@@ -114,11 +114,11 @@ class Staging:
     def keep_in_memory(
         self, staged: StagedState, check_fence: Callable[[], None], *, wants_durable: bool = False
     ) -> str | None:
-        """Let the copy stand as an image for those who come after this process, here and where its partner is. Collective.
+        """Publish the copy as an image that outlives this process, here and on the node that holds its copy. Collective.
 
-        check_fence: collective; raises FencedError on all ranks when a newer generation has taken over. That one may have
-        looked for images before ours were there, so it is asked again when they are, and they are withdrawn. Gives the reason
-        where a rank could not keep its image: then there is none of this copy on any rank. wants_durable: as in `ImageHeader`.
+        check_fence: collective; raises FencedError on all ranks when a newer generation has taken over. That one may have listed the
+        images before ours were there, so the fence is checked again afterwards, and the images are withdrawn. Returns the reason if a
+        rank could not publish its image: then no rank has one of this copy. wants_durable: as in `ImageHeader`.
         """
         if self.directory is None:
             return None
@@ -130,14 +130,14 @@ class Staging:
             if problem is None:
                 check_fence()
         except CheckpointError as error:
-            if not (is_last and isinstance(error, RanksLost)):  # at the very last another rank may have called it kept
+            if not (is_last and isinstance(error, RanksLost)):  # another rank may already have reported success
                 self._withdraw(staged)
             raise
         if problem is not None:
             self._withdraw(staged)
             return problem
         self._newest_complete = self._saves, staged.slot
-        self.remove_stale_images((), staged.id.generation)  # for all ranks have their images now
+        self.remove_stale_images((), staged.id.generation)  # all ranks have their images now
         return None
 
     def _publish(self, staged: StagedState, directory: MemoryDirectory, wants_durable: bool) -> str | None:
@@ -178,26 +178,26 @@ class Staging:
         return problem
 
     def _withdraw(self, staged: StagedState) -> None:
-        """Take back all images of this copy that are on this node; one of the same step that was kept before stays."""
+        """Withdraw all images of this copy on this node; an earlier one of the same step stays."""
         if self.directory is None:
             return
         if self._copies is not None:
             self._copies.forget(staged.id)
-        with suppress(OSError):  # where the folder is gone there is nothing to take back
+        with suppress(OSError):  # without the folder there is nothing to withdraw
             for header in self.directory.headers():
                 if header.id == staged.id and header.slot == staged.slot:
                     self._headers.pop(header.name, None)
                     self.directory.withdraw(header.name)
 
     def survives_drain(self, plan: SavePlan, leaving: Sequence[bool | None]) -> bool:
-        """Tell whether the memory of the nodes that stay for sure holds all of the newest copy. leaving: by rank, as told."""
+        """Return whether the memory of the nodes that surely stay holds the whole newest copy. leaving: by rank, None if unknown."""
         staying = {plan.nodes[rank] for rank, leaves in enumerate(leaving) if leaves is False}
         kept = self._copies.held_by if self._copies is not None else {}
         ranks = {rank for rank, node in enumerate(plan.nodes) if node in staying}
         return plan.is_covered_by(ranks | {source for source, holder in kept.items() if plan.nodes[holder] in staying})
 
     def note_durable(self, of: CheckpointId) -> None:
-        """Note, here and in the images that this rank has made or keeps, that a checkpoint is durable now."""
+        """Record, here and in the images that this rank created or holds, that a checkpoint is durable now."""
         self.durable = of
         if self.directory is not None:
             self.directory.note_durable(self._headers, of)
@@ -205,12 +205,12 @@ class Staging:
                 self._copies.note_durable(of)
 
     def remove_stale_images(self, keep: Iterable[str], generation: int) -> None:
-        """Delete the images of generations before this one, but for those named: what was resumed is all that is of use."""
+        """Delete images of generations before this one, except those named: only what was resumed is still of use."""
         if self.directory is not None:
             self.directory.remove_stale_images(keep, older_than=generation)
 
     def close(self) -> None:
-        """Let the mapped memory go; images stay."""
+        """Unmap the memory; images stay."""
         self._boxes.clear()
         for image in self._images:
             image.close()
@@ -228,7 +228,7 @@ class Staging:
             self._plan_with(state, generation, None)
 
     def _plan_with(self, state: TrainingState, generation: int, directory: MemoryDirectory | None) -> bool:
-        """SavePlan, and make the memory that the plan needs. Gives False where a rank has no room for images."""
+        """Plan, and allocate the memory that the plan needs. Return False if a rank has not enough memory for images."""
         rank, _ = rank_and_world()
 
         node = directory.node if directory else lambda: f"rank {rank}"
@@ -245,46 +245,46 @@ class Staging:
         if directory is not None:
             directory.remove_unfinished(self._names(generation))
         if directory is None:
-            raise CheckpointError(f"there is not memory enough on the host for a copy of the state: {refused}")
+            raise CheckpointError(f"the host does not have enough memory for a copy of the state: {refused}")
         if rank == 0:
             log.warning(
-                "no checkpoints are kept in memory, because there is no room for %d of them: %s; make it larger (in a pod, an emptyDir "
-                "of medium Memory at /dev/shm, and the container's memory limit), or pass memory=False",
+                "no checkpoints are kept in memory, because there is not enough memory for %d of them: %s; provide more (in a pod, "
+                "an emptyDir of medium Memory at /dev/shm, and the container's memory limit), or pass memory=False",
                 SLOTS,
                 refused,
             )
         return False
 
     def _memory_shortage(self, generation: int, directory: MemoryDirectory) -> str | None:
-        """Say which limit the images and copies would pass, asked before they are made: past some limits the kernel kills."""
+        """Return which limit the images and copies would exceed; checked first, because the kernel kills at some limits."""
         plan = self._plan
         assert plan is not None
         self._copies = self._copies or ImageCopies(directory)
         names = [*self._names(generation), *self._copies.names()]
 
-        def asked() -> list[Any]:
+        def report() -> list[Any]:
             limits = memory_limits_of(directory.path, directory.node())
             return [[each.as_json() for each in limits], directory.size_of(names)]
 
         holders = self._copies.holders(plan, self._domains)
 
-        def short(told: list[list[Any]]) -> str | None:
+        def short(answers: list[list[Any]]) -> str | None:
             sizes = plan.image_sizes()
             needed = list(sizes)
             for source, holder in holders.items():
                 needed[holder] += sizes[source]
             return find_shortage(
                 MemoryDemand([MemoryLimit(*each) for each in limits], SLOTS * size, replaced)
-                for size, (limits, replaced) in zip(needed, told, strict=True)
+                for size, (limits, replaced) in zip(needed, answers, strict=True)
             )
 
-        return self._comm.training_all_reduce(asked, short)
+        return self._comm.training_all_reduce(report, short)
 
     def _names(self, generation: int) -> list[str]:
         return [image_name(generation, rank_and_world()[0], slot) for slot in range(SLOTS)]
 
     def _make_images(self, generation: int, directory: MemoryDirectory | None) -> str | None:
-        """Make the slots; gives the reason where there is no room."""
+        """Allocate the slots; return the reason if there is not enough memory."""
         assert self._plan is not None
         rank, _ = rank_and_world()
         self.close()
@@ -308,7 +308,7 @@ class Staging:
         return None
 
     def _copy_tensors(self, state: TrainingState, slot: int) -> None:
-        """Copy every chunk of ours; when this returns or raises, no device writes into the image any more."""
+        """Copy every chunk of this rank. No device writes into the image any more when this returns or raises."""
         assert self._plan is not None
         devices: set[torch.device] = set()
         try:
@@ -319,14 +319,14 @@ class Staging:
                     devices.add(tensor.device)
                 box.copy_(tensor, non_blocking=tensor.is_cuda)
         finally:
-            for device in devices:  # each copy went the way of its device's current stream
+            for device in devices:  # the copies were queued on each device's current stream
                 torch.cuda.current_stream(device).synchronize()
 
 
-def _common(told: Sequence[Sequence[Any]]) -> list[Any]:
-    """Make one of what all ranks ask before a copy: has no state's form changed, are all connected, which save is whole?
+def _common(answers: Sequence[Sequence[Any]]) -> list[Any]:
+    """Combine the answers of all ranks before a copy: same form everywhere? all connected? newest complete save?
 
-    Where the ranks lost touch at the end of a save, one may know that it is whole and another not.
+    If ranks lost contact at the end of a save, some may know that it is complete and others not.
     """
-    same, opened, whole = zip(*told, strict=True)
+    same, opened, whole = zip(*answers, strict=True)
     return [all(same), all(opened), max((each for each in whole if each), default=None)]

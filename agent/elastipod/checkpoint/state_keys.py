@@ -1,7 +1,7 @@
-"""Do all ranks hold the same tensors, whole or a part of each? Asked whenever a plan is made.
+"""Whether all ranks hold the same tensors, whole or sharded. Checked whenever a plan is made.
 
-Stages of a pipeline hold tensors of their own, under one optimizer group each. Such a state would be written, and fit no rank
-when it is loaded, so it is refused while nothing has been lost.
+Pipeline stages hold different tensors, each under its own optimizer group. Such a state could be written, but would fit no
+rank when it is loaded, so it is refused while nothing is lost.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from elastipod.errors import CheckpointError
 from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import DTensor
 
-_NAMED = 3  # so many examples in a message
+_NAMED = 3  # examples in a message
 
 
 @dataclass(frozen=True, slots=True)
 class StateKeys:
-    """What one rank's state has. keys: of tensors and values; empty: names of parameters of which this rank's shard is empty."""
+    """The keys of one rank's state: of tensors and values. empty: names of parameters of which this rank's shard is empty."""
 
     keys: frozenset[str]
     empty: frozenset[str]
@@ -44,25 +44,25 @@ class StateKeys:
         return hashlib.sha256(json.dumps(sorted(self.keys)).encode()).hexdigest()
 
     def may_lack(self, key: str) -> bool:
-        """Tell whether a rank may be without what others have: some optimizers keep no state for an empty shard."""
+        """Return whether a rank may lack a key that others have: some optimizers keep no state for an empty shard."""
         return any(key.startswith(f"{OPTIMIZER}.{STATE}.{name}.") for name in self.empty)
 
 
 def check_same_keys(state: TrainingState, comm: Communicator) -> None:
-    """Raise CheckpointError on all ranks when their states have different keys. Collective, of the training's threads."""
+    """Raise CheckpointError on all ranks when their states have different keys. Collective, from the training thread."""
     own = StateKeys.of(state)
     if comm.training_all_reduce(lambda: own.digest, lambda digests: len(set(digests)) == 1):
         return
 
-    def compared(told: list[list[list[str]]]) -> str | None:
-        return describe_missing_keys([StateKeys(frozenset(keys), frozenset(empty)) for keys, empty in told])
+    def compared(answers: list[list[list[str]]]) -> str | None:
+        return describe_missing_keys([StateKeys(frozenset(keys), frozenset(empty)) for keys, empty in answers])
 
     if problem := comm.training_all_reduce(lambda: [sorted(own.keys), sorted(own.empty)], compared):
         raise CheckpointError(problem)
 
 
 def describe_missing_keys(ranks: Sequence[StateKeys]) -> str | None:
-    """Say in a sentence which ranks lack what others have; None where they all have the same."""
+    """Return a sentence on which ranks lack keys that others have, None if all have the same."""
     lacking: dict[str, tuple[int, ...]] = {}
     for key in sorted(set().union(*(each.keys for each in ranks))):
         without = tuple(rank for rank, each in enumerate(ranks) if key not in each.keys and not each.may_lack(key))

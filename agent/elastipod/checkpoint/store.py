@@ -1,8 +1,8 @@
-"""Where checkpoints are kept: names, claims, manifests, and which of its entries may be trusted. No torch.
+"""Where durable checkpoints are stored: names, claims of generations, pruning. No torch.
 
-A checkpoint exists from the moment it is committed, and never before. Every generation puts down a claim and takes away
-what older ones are still writing, so a rank that lost touch with its job can neither overwrite the work of its successors
-nor add to it (docs/design/contracts.md, 6). `CheckpointStore` is what is alike for directories and object stores.
+A checkpoint exists from the moment it is committed. Every generation writes a claim and cancels what older generations
+are still writing, so a rank that lost contact with its job can neither overwrite the work of its successors nor add to
+it (docs/design/contracts.md, 6). `CheckpointStore` holds what directories and object stores have in common.
 """
 
 from __future__ import annotations
@@ -40,75 +40,75 @@ _RUN = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class CheckpointStore(ABC):
-    """A place for checkpoints, as one generation's rank 0 sees and changes it. Reading is for any rank.
+    """A place for checkpoints, as rank 0 of one generation reads and changes it. Any rank may read.
 
-    name: of the place, for messages; it holds no credentials. Methods raise OSError where storage fails.
+    name: of the place, for messages; it holds no credentials. Methods raise OSError when storage fails.
     """
 
-    has_cheap_seeks = False  # whether going to and fro in a file costs next to nothing
+    has_cheap_seeks = False  # whether random reads in a file cost next to nothing
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._is_ours: dict[CheckpointId, bool] = {}
 
-    # -- what a kind of storage does ---------------------------------------------------------------------------------
+    # -- what each kind of storage implements ---------------------------------------------------------------------------------
 
     @abstractmethod
     def begin(self, target: CheckpointId) -> str | Path:
-        """Make the place that a checkpoint is written in, unseen by readers, and name it. Raises FencedError."""
+        """Create a draft, invisible to readers, in which a checkpoint is written; return its name. Raises FencedError."""
 
     @abstractmethod
     def create_file(self, draft: str | Path, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file in a place that was begun; it is durable when the block ends. Any rank."""
+        """Open a new file in a draft; it is durable when the block ends. Any rank."""
 
     @abstractmethod
     def commit(self, draft: str | Path, manifest: Manifest) -> str | Path:
-        """Let a written checkpoint appear, all at once. Raises FencedError, and CheckpointError where it cannot."""
+        """Make a written checkpoint visible, atomically. Raises FencedError, and CheckpointError when it cannot."""
 
     @abstractmethod
     def discard(self, draft: str | Path) -> None:
-        """Give back the room of what was begun and will not be committed."""
+        """Delete a draft that will not be committed."""
 
     @abstractmethod
     def list_complete(self) -> list[CheckpointId]:
-        """List the checkpoints that were committed, freshest first."""
+        """List the committed checkpoints, newest first."""
 
     @abstractmethod
     def open_file(self, of: CheckpointId, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open a file of a complete checkpoint; it can be read from any position. Any rank."""
+        """Open a file of a complete checkpoint; it is seekable. Any rank."""
 
     def read_range(self, of: CheckpointId, name: str, start: int, length: int) -> bytes:
-        """Give bytes of a file of a complete checkpoint, fewer where it ends before. Any rank, any thread."""
+        """Return bytes of a file of a complete checkpoint, fewer where the file ends. Any rank, any thread."""
         with self.open_file(of, name) as file:
             file.seek(start)
             return file.read(length)
 
     @abstractmethod
     def size_of(self, of: CheckpointId, name: str) -> int:
-        """Give a file's length in bytes. Raises FileNotFoundError."""
+        """Return the length of a file in bytes. Raises FileNotFoundError."""
 
     @abstractmethod
     def location(self, of: CheckpointId) -> str | Path:
-        """Say where a complete checkpoint is: a path, or an address that fsspec understands."""
+        """Return where a complete checkpoint is: a path, or an address that fsspec understands."""
 
     @abstractmethod
     def _delete(self, old: CheckpointId) -> None: ...
 
     @abstractmethod
     def _fence_off(self, generation: int) -> None:
-        """See to it that nothing which an older generation has begun can still be committed."""
+        """Make sure that no draft of an older generation can still be committed."""
 
     @abstractmethod
     def _delete_unfinished(self, generation: int) -> None:
-        """Delete what this and older generations left unfinished."""
+        """Delete the drafts of this and older generations."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make the place where it is not there. Raises CheckpointError when it is something else."""
+        """Create the place if it does not exist. Raises CheckpointError when it is something else."""
 
     @abstractmethod
     def _canonical_name(self) -> str:
-        """Give the one name that the place goes by."""
+        """Return the one name of the place, however it was addressed."""
 
     @abstractmethod
     def _names(self, folder: str) -> list[str]: ...
@@ -121,7 +121,7 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def _create(self, name: str, text: str) -> bool:
-        """Write a new file; False when it is there already. Exactly one of several callers gets True."""
+        """Write a new file; return False if it exists. Exactly one of several concurrent callers gets True."""
 
     @abstractmethod
     def _remove(self, name: str) -> None: ...
@@ -129,13 +129,13 @@ class CheckpointStore(ABC):
     # -- claims ------------------------------------------------------------------------------------------------------
 
     def claim(self, generation: int | None, run: str = "", *, job: str = "", adopt: bool = False) -> int:
-        """Take the directory for a generation, the next free one where None is given, and return its number here.
+        """Claim the directory for a generation, by default the next free one, and return its number in this directory.
 
-        run: identity of the job's present life. A job that was deleted and applied again counts its generations from 1
-        anew: here they go on after those of the former job. job: its name; another job's directory is refused unless
-        ``adopt``. Claiming the newest claim again is harmless. When this returns, no older generation can commit any more.
-        Raises FencedError when a newer generation or another job has claimed since, and CheckpointError when the directory
-        holds somebody else's checkpoint.
+        run: identity of the job's present life. A job that was deleted and applied again counts its generations from 1 again; in
+        this directory they continue after those of the former job. job: its name; the directory of another job is refused unless
+        ``adopt``. Repeating the newest claim is harmless. When this returns, no older generation can commit any more.
+        Raises FencedError when a newer generation or another job has claimed the directory since, and CheckpointError when it
+        holds a checkpoint of somebody else.
         """
         try:
             self._prepare()
@@ -156,7 +156,7 @@ class CheckpointStore(ABC):
         return number
 
     def _take_ownership(self, job: str, adopt: bool) -> None:
-        """Write down whose directory it is, or see that it is this job's."""
+        """Record the job that owns the directory, or check that it is this one."""
         if not job or self._create(OWNER, job):
             return
         owner = self._read(OWNER)
@@ -169,7 +169,7 @@ class CheckpointStore(ABC):
         self._write(OWNER, job)
 
     def _offset(self, run: str) -> int:
-        """Give what is added to the generations of a job in this directory: what had been claimed when it first came."""
+        """Return what is added to the job's generations in this directory: the newest claim when the job first claimed it."""
         if not _RUN.fullmatch(run):
             raise CheckpointError(f"the job's identity {run!r} is not made of letters, digits, '.', '_' and '-'")
         marker = f"{CLAIMS}/run-{run}"
@@ -181,7 +181,7 @@ class CheckpointStore(ABC):
         return int(self._read(marker))
 
     def check_fence(self, generation: int) -> None:
-        """Raise FencedError when a generation newer than this one has claimed the directory."""
+        """Raise FencedError when a newer generation has claimed the directory."""
         newest = self.newest_claim()
         if newest > generation:
             raise FencedError(
@@ -189,33 +189,33 @@ class CheckpointStore(ABC):
             )
 
     def newest_claim(self) -> int:
-        """Give the highest generation that claimed the directory, 0 for none."""
+        """Return the highest generation that claimed the directory, 0 for none."""
         return max((int(found[1]) for found in map(_CLAIM.fullmatch, self._names(CLAIMS)) if found), default=0)
 
     def _claim_next(self) -> int:
         while True:
             generation = self.newest_claim() + 1
             if self._create(_claim_name(generation), ""):
-                return generation  # else another job began at the same moment: the next number is ours
+                return generation  # else another job took this number: try the next
 
     def identity(self) -> str:
-        """Give what tells this directory from any other, also from its copies and from one that stood here before.
+        """Return an identity of this directory that its copies and a former directory of the same name do not share.
 
-        After `claim`.
+        Call it after `claim`.
         """
         self._create(IDENTITY, secrets.token_hex(16))
         return f"{self._read(IDENTITY)} {self._canonical_name()}"
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- existing checkpoints -----------------------------------------------------------------------------------------------
 
     def prune(
         self, generation: int, keep: int, damaged: Iterable[CheckpointId] = (), *, keep_every: int | None = None
     ) -> None:
-        """Delete all but the ``keep`` newest checkpoints, those known as damaged, and what dead writers left behind.
+        """Delete all but the ``keep`` newest checkpoints, the damaged ones, and the drafts of dead writers.
 
-        Newest is by generation, then step: the present lineage outlives what a former one left. keep_every: intact
-        checkpoints of steps that it divides stay as well. What another version of this library wrote is left alone, counts
-        for nothing, and is named once in the log. A fenced generation deletes nothing (FencedError).
+        Newest is by generation, then step, so the present run's checkpoints outlive those of a former one. keep_every: intact
+        checkpoints of steps that are a multiple of it stay as well. Checkpoints that another version of this library wrote are
+        neither deleted nor counted, and are named once in the log. A fenced generation deletes nothing (FencedError).
         """
         self.check_fence(generation)
         damaged_ids = set(damaged)
@@ -237,7 +237,7 @@ class CheckpointStore(ABC):
                 self._remove(f"{CLAIMS}/{name}")
 
     def _may_delete(self, of: CheckpointId) -> bool:
-        """Tell whether a checkpoint was written in this library's format, or is a torn one; each is looked at once."""
+        """Return whether a checkpoint is in this library's format, or torn; the answer is cached."""
         if of not in self._is_ours:
             try:
                 self.manifest(of)
@@ -250,11 +250,11 @@ class CheckpointStore(ABC):
         return self._is_ours[of]
 
     def manifest(self, of: CheckpointId) -> Manifest:
-        """Read a checkpoint's manifest. Raises Damaged, saying what is wrong, for a torn one, CheckpointError for another version's."""
+        """Read the manifest of a checkpoint. Raises DamagedCheckpoint for a torn one, CheckpointError for another version's."""
         path = f"{self.location(of)}/{MANIFEST}"
         try:
             if self.size_of(of, MANIFEST) > MAX_MANIFEST_BYTES:
-                raise DamagedCheckpoint(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is no manifest of ours")
+                raise DamagedCheckpoint(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is not a manifest")
             manifest = Manifest.from_json(self._read(f"{of.name}/{MANIFEST}"))
         except FileNotFoundError:
             raise DamagedCheckpoint(
@@ -271,11 +271,10 @@ class CheckpointStore(ABC):
         return manifest
 
     def find_problems(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
-        """Look at the named files of a checkpoint and say, one sentence each, what is not as the manifest has it.
+        """Check the named files of a checkpoint against its manifest; return one sentence for each difference.
 
-        Files whose parts have sums are not read: who reads them verifies them.
-
-        Raises OSError where storage does not give one that may be intact.
+        Files whose parts have checksums are not read here: the reader verifies what it reads. Raises OSError when storage cannot
+        read a file that may be intact.
         """
         return [text for name in names if (text := self._find_problem(manifest.id, name, manifest.files[name]))]
 

@@ -1,4 +1,4 @@
-"""The training state as checkpoints see it: tensors that this rank holds a box of, and plain values."""
+"""The training state as checkpoints see it: tensors, of which this rank holds a chunk, and plain values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANDOM = "random"  # one per rank, under "random.<rank>"
 
 
 class Scheduler(Protocol):
-    """Anything that gives and takes its state as a dictionary of plain values, as torch's LR schedulers do."""
+    """Anything that returns and loads its state as a dictionary of plain values, as torch's LR schedulers do."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -34,12 +34,12 @@ class Scheduler(Protocol):
 
 
 class TrainingState:
-    """One look at the live state; its tensors are those that training goes on with, nothing is copied."""
+    """A snapshot of references to the live state; tensors are not copied."""
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None, rank: int
     ) -> None:
-        """Collective, as far as torch's get_model_state_dict is. Raises CheckpointError for a value that cannot be saved."""
+        """Collective as far as torch's get_model_state_dict is. Raises CheckpointError for a value that cannot be saved."""
         self.nested = nested_state(model, optimizer)
         if scheduler is not None:
             self.nested[SCHEDULER] = _encode_value(scheduler.state_dict(), "the scheduler's state")
@@ -49,14 +49,14 @@ class TrainingState:
         self.flat: dict[str, Any] = self._planner.state_dict
 
     def signature(self) -> tuple[object, ...]:
-        """Give what a plan depends on; equal signatures have equal plans."""
+        """Return what a plan depends on; equal signatures have equal plans."""
         return tuple(
             (key, value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else key
             for key, value in self.flat.items()
         )
 
     def local_state(self, node: str) -> LocalState:
-        """List what this rank holds."""
+        """Return what this rank holds."""
         paths = self._planner.mappings
         chunks: list[Chunk] = []
         values: list[tuple[str, tuple[str | int, ...]]] = []
@@ -68,27 +68,27 @@ class TrainingState:
             data = item.tensor_data
             sizes, shape, dtype = tuple(data.chunk.sizes), tuple(data.size), data.properties.dtype
             if 0 in sizes and 0 not in shape:
-                continue  # a rank beyond the end of a small sharded tensor
+                continue  # the rank is beyond the end of a small sharded tensor
             bytes_of_box = num_bytes(sizes, dtype.itemsize)
             name = str(dtype).removeprefix("torch.")
             chunks.append(Chunk(key, tuple(paths[key]), name, shape, tuple(data.chunk.offsets), sizes, bytes_of_box))
         return LocalState(node, tuple(chunks), tuple(values))
 
     def tensor(self, chunk: Chunk) -> torch.Tensor:
-        """Give the live tensor of a chunk that this rank holds."""
+        """Return the live tensor of a chunk that this rank holds."""
         found = self._planner.lookup_object(MetadataIndex(chunk.key, torch.Size(chunk.offsets)))
         assert isinstance(found, torch.Tensor), chunk.key
         return found.detach()
 
     def values(self) -> dict[str, str]:
-        """Give the plain values that this rank holds, packed. Raises CheckpointError for one that cannot be saved."""
+        """Return the plain values of this rank, encoded. Raises CheckpointError for one that cannot be saved."""
         return {
             key: _encode_value(value, key) for key, value in self.flat.items() if not isinstance(value, torch.Tensor)
         }
 
 
 def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Give model and optimizer as nested dictionaries of live tensors, under names that do not depend on DDP or sharding.
+    """Return model and optimizer as nested dictionaries of live tensors, by names that do not depend on DDP or sharding.
 
     Neither is changed. Raises CheckpointError for an optimizer of another model.
     """
@@ -97,17 +97,17 @@ def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def replica_local_keys(model: torch.nn.Module) -> set[str]:
-    """Give the keys of tensors that may differ between replicas of a model: its buffers, and what DDP was told to leave alone."""
-    wrapped = (model, getattr(model, "module", model))  # before and after DDP wrapped it
+    """Return the keys of tensors that may differ between replicas: buffers, and what DDP was told to ignore."""
+    wrapped = (model, getattr(model, "module", model))  # before and after wrapping in DDP
     ignored: set[str] = set().union(*(getattr(each, "_ddp_params_and_buffers_to_ignore", ()) for each in wrapped))
     names = [name for name, _ in model.named_buffers()]
     return {f"model.{fqn}" for name in names for fqn in _get_fqns(model, name)} | {f"model.{name}" for name in ignored}
 
 
 def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give the state to model and optimizer."""
+    """Load the state into model and optimizer."""
     live = {_memory_of(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    # The parameters themselves, where what was filled is their memory: torch would copy it onto itself otherwise.
+    # Pass the parameters themselves if their memory was filled: torch would copy it onto itself otherwise.
     weights = {
         key: live.get(_memory_of(value), value) if isinstance(value, torch.Tensor) else value
         for key, value in nested["model"].items()
@@ -118,7 +118,7 @@ def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Give what two tensors have in common only if they are two names of the same numbers."""
+    """Return a key that is equal for two tensors only if they are the same memory."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return isinstance(tensor, DTensor), local.device, local.data_ptr(), local.stride(), tensor.shape, tensor.dtype
 
@@ -132,7 +132,7 @@ def _encode_value(value: object, name: str) -> str:
 
 @contextmanager
 def _no_process_group_needed() -> Iterator[None]:
-    """torch warns of a missing process group even where one process is all there is."""
+    """Suppress torch's warning about a missing process group in a single process."""
     if rank_and_world()[1] > 1:
         yield
         return

@@ -1,4 +1,4 @@
-"""Plain values of the state (options of optimizers, schedules, random number generators) as JSON that gives back their types."""
+"""Plain values of the state (options of optimizers, schedules, random states) as JSON that preserves their types."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _TUPLE, _PAIRS, _COUNTER, _TENSOR = "__tuple__", "__pairs__", "__counter__", "__
 
 
 def encode_value(value: object, name: str) -> str:
-    """Write a value as JSON: None, bool, int, float, str; lists, tuples, dictionaries, Counters and small tensors of such.
+    """Encode a value as JSON: None, bool, int, float, str; lists, tuples, dictionaries, Counters and small tensors of these.
 
-    Raises ValueError, naming where it is, for anything else.
+    Raises ValueError, naming the place, for anything else.
     """
     return json.dumps(_encoded(value, name), separators=(",", ":"))
 
 
 def decode_value(text: str) -> Any:
-    """Give a value back. Raises ValueError for what `encode_value` has not written."""
+    """Decode a value. Raises ValueError for text that `encode_value` did not write."""
     return _decoded(json.loads(text))
 
 
@@ -40,7 +40,7 @@ def _encoded(value: object, name: str) -> Any:
         return {
             _TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), value.detach().flatten().tolist()]
         }
-    if isinstance(value, (bool, int, float, str)):  # subclasses such as NumPy's floats and enums of strings
+    if isinstance(value, (bool, int, float, str)):  # subclasses such as NumPy's floats and string enums
         return _encoded(next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value), name)
     raise ValueError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold")
 

@@ -37,7 +37,7 @@ def emptied() -> Iterator[None]:
 
 def test_a_store_that_lets_a_file_be_created_twice_is_refused() -> None:
     fsspec.register_implementation("careless", Careless, clobber=True)
-    with pytest.raises(CheckpointError, match="careless://bucket/x lets an existing file be created once more"):
+    with pytest.raises(CheckpointError, match="careless://bucket/x lets an existing file be created again"):
         BucketStore("careless://bucket/x", {}).claim(None)
 
 

@@ -155,7 +155,7 @@ def test_a_short_drain_leaves_with_the_step_in_memory_and_who_comes_next_writes_
     with page(tmp_path, monkeypatch) as file, monkeypatch.context() as patched:
         held_back(patched, release)
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
-        assert manager.generation == 1
+        assert manager.claim() == 1
         file.set_event(EventLevel.DRAIN, time.time() + left_s, leaves=leaves)
         if not is_early:
             threading.Timer(0.5, release.set).start()

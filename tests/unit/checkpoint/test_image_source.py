@@ -73,7 +73,7 @@ def test_a_part_is_copied_and_a_wrong_sum_is_seen(
     chunk, raw, part, wanted = box
     sums = sums_of(raw)
     assert copy_and_verify(raw, chunk, part, sums)
-    assert torch.equal(part.target, wanted)
+    assert torch.equal(part.tensor, wanted)
     first, last = part.byte_range(chunk)
     damaged = data.draw(st.integers(0, len(sums) - 1))
     sums[damaged] += 1
@@ -106,7 +106,7 @@ def test_a_part_comes_from_another_rank(
         for start in range(piece.start, piece.end, 8 * block):
             here = room[start - piece.start : min(start + 8 * block, piece.end) - piece.start]
             arrived(here.copy_(raw[start : start + here.numel()]))
-    assert torch.equal(part.target, wanted)
+    assert torch.equal(part.tensor, wanted)
     assert said == [not is_damaged] * len(said)
     first, last = part.byte_range(chunk)
     assert needed == set(range(first // SMALL, (last - 1) // SMALL + 1))

@@ -122,8 +122,8 @@ def test_the_freshest_tier_wins(tmp_path: Path) -> None:
     [
         ("flipped byte", "is damaged (rank 0's part); "),
         ("no header", ""),
-        ("cut short", "is not whole; "),
-        ("no plan", "is not whole; "),  # and the plan is that of step 1 too
+        ("cut short", "is not complete; "),
+        ("no plan", "is not complete; "),  # and the plan is that of step 1 too
     ],
 )
 def test_a_damaged_image_is_passed_over(
@@ -153,10 +153,10 @@ def test_a_damaged_image_is_passed_over(
     trainer.step(3)
     with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as manager:
         assert trainer.load(manager) == 1
-    said = f"the checkpoint of step 2 in memory {words}going on from that of step 1 there"
+    said = f"the checkpoint of step 2 in memory {words}resuming from that of step 1 there"
     if harm == "no plan":
         said = said.replace("that of step 1 there", "the durable one of step 1")
-    assert [text for text in caplog.messages if "going on" in text] == ([said] if words else [])
+    assert [text for text in caplog.messages if "resuming" in text] == ([said] if words else [])
     assert all(torch.equal(mine, saved) for mine, saved in zip(trainer.weights(), wanted, strict=True))
 
 
@@ -187,9 +187,9 @@ def test_memory_does_not_override_a_roll_back_by_hand(tmp_path: Path, caplog: py
     shutil.rmtree(deleted)
     with CheckpointManager(**places, keep=9) as manager:
         assert trainer.load(manager) == 1
-        said = "the checkpoint of step 4 in memory is not used, for that of step 2 was deleted from"
+        said = "the checkpoint of step 4 in memory is not used, because that of step 2 was deleted from"
         assert [text for text in caplog.messages if "deleted" in text] == [
-            f"{said} {tmp_path / 'disk'}; going on from the durable one of step 1"
+            f"{said} {tmp_path / 'disk'}; resuming from the durable one of step 1"
         ]
         deleted = trainer.save(manager, 2)  # is in memory too
     for path, left in ((deleted, 1), (tmp_path / "disk" / CheckpointId(1, 1).name, None)):
@@ -228,7 +228,7 @@ def test_images_that_nobody_has_written_for_days_are_deleted(tmp_path: Path) -> 
         os.utime(tmp_path / name, (old, old))
     (tmp_path / "elastipod-images-4567").mkdir()
     with CheckpointManager(tmp_path / "disk", memory=tmp_path) as manager:
-        assert manager.generation == 1
+        assert manager.claim() == 1
     left = {path.name for path in tmp_path.iterdir()}
     assert {"elastipod-agent", "something", "elastipod-images-4567"} < left
     assert "elastipod-images-0123" not in left
@@ -297,7 +297,7 @@ def test_memory_that_refuses_takes_no_durable_checkpoint_along(
         manager.wait()
         monkeypatch.setattr(MemoryDirectory, "_write", full)
         assert trainer.save(manager, 2) == tmp_path / "disk" / CheckpointId(2, 1).name
-        assert caplog.text.count("step 2 goes to durable storage alone, it cannot be kept in memory: ") == 1
+        assert caplog.text.count("step 2 goes to durable storage only, because it cannot be kept in memory: ") == 1
         save_async(trainer, manager, 3, durable=False)
         with pytest.raises(CheckpointError, match=r"it cannot be kept in memory: rank 0: .*No space left"):
             manager.wait()

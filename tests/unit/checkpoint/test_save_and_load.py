@@ -103,16 +103,23 @@ def test_an_empty_directory_starts_from_nothing(tmp_path: Path) -> None:
     assert manager.generation == 1
 
 
+def test_the_generation_is_known_once_the_directory_is_claimed(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(CheckpointError, match=r"call claim\(\) or load_latest\(\) on all ranks first"):
+        _ = manager.generation
+    assert manager.claim() == manager.generation == 1
+
+
 def test_outside_a_pod_each_run_is_the_next_generation(tmp_path: Path) -> None:
-    assert [CheckpointManager(tmp_path).generation for _ in range(3)] == [1, 2, 3]
+    assert [CheckpointManager(tmp_path).claim() for _ in range(3)] == [1, 2, 3]
 
 
 def test_in_a_pod_the_generation_is_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTIPOD_GENERATION", "7")
-    assert CheckpointManager(tmp_path).generation == CheckpointManager(tmp_path).generation == 7
+    assert CheckpointManager(tmp_path).claim() == CheckpointManager(tmp_path).claim() == 7
     monkeypatch.delenv("ELASTIPOD_GENERATION")
     monkeypatch.setenv("JOB_RESTART_COUNT", "8")
-    assert CheckpointManager(tmp_path).generation == 9
+    assert CheckpointManager(tmp_path).claim() == 9
 
 
 def test_the_newest_are_kept_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -209,7 +216,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
         case "renamed":
             newest.rename(tmp_path / "step-0000000003-gen-000001")
     assert Trainer(seed=5).load(CheckpointManager(tmp_path)) == 1
-    assert caplog.text.count("passing over a damaged checkpoint") == 1
+    assert caplog.text.count("skipping a damaged checkpoint") == 1
 
 
 def test_a_damaged_checkpoint_makes_room_for_the_next(tmp_path: Path) -> None:
@@ -378,7 +385,7 @@ def test_a_run_that_begins_anew_below_an_older_one_is_warned_once(
     trainer.save(anew, 4)
     (told,) = caplog.messages
     assert told.startswith(
-        f"{tmp_path} holds the checkpoint of step 9, from which this run did not go on: until 2 saves"
+        f"{tmp_path} holds the checkpoint of step 9, which this run did not resume from: until 2 saves"
     )
     caplog.clear()
     after = CheckpointManager(tmp_path)
@@ -416,7 +423,7 @@ def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
 def test_the_sample_log_notes_the_checkpoint_with_its_moments(tmp_path: Path) -> None:
     trainer, manager = Trainer(), CheckpointManager(tmp_path / "checkpoints")
     trainer.step(1)
-    with SampleLog(tmp_path, PLAN, generation=manager.generation, rank=0, world_size=1) as log:
+    with SampleLog(tmp_path, PLAN, generation=manager.claim(), rank=0, world_size=1) as log:
         manager.save(1, model=trainer.model, optimizer=trainer.optimizer, sample_log=log)
     last = json.loads(log.path.read_text().splitlines()[-1])
     assert (last["kind"], last["step"], last["optimizer_norm"]) == ("saved", 1, optimizer_norm(trainer.optimizer))
@@ -441,7 +448,7 @@ def test_the_sample_log_is_durable_before_the_checkpoint_appears(
     noted(DirectoryStore, "commit")
     noted(SampleLog, "saved")
     trainer, manager = Trainer(), CheckpointManager(tmp_path / "checkpoints")
-    with SampleLog(tmp_path, PLAN, generation=manager.generation, rank=0, world_size=1) as log:
+    with SampleLog(tmp_path, PLAN, generation=manager.claim(), rank=0, world_size=1) as log:
         manager.save(1, model=trainer.model, optimizer=trainer.optimizer, sample_log=log)
     assert order[:3] == ["sync", "commit", "saved"]
 
