@@ -34,12 +34,12 @@ class Known:
         return DATA
 
 
-def body_of(action: Action, *facts: ObservedAgent, nproc: str = "auto") -> Any:
-    """Give the body of the call for a job whose pods' agents say this."""
+def body_of(action: Action, *facts: ObservedAgent, nproc: str = "auto", **spec: Any) -> Any:
+    """Give the body of the call for a job whose pods' agents say this. spec: further fields of it."""
     pods = [pod(number) for number in range(len(facts))]
     statuses: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
     commands = CommandBuilder(
-        {"nprocPerNode": nproc}, {one.name: one for one in pods}, trains(len(facts), 3), statuses,
+        {"nprocPerNode": nproc, **spec}, {one.name: one for one in pods}, trains(len(facts), 3), statuses,
         lambda one: Address("job", one.ip, 8080),
     )  # fmt: skip
     call = commands.build(action)
@@ -54,6 +54,14 @@ def test_a_start() -> None:
     assert (body["rank"], body["nnodes"], body["faultCount"], body["generation"]) == (1, 2, 2, 3)
     assert (body["master_addr"], body["progress"], body["spare"]) == ("10.0.0.0", {"at": 2}, False)
     assert (body["rankIps"], body["worker_data"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("run_policy", "rules"),
+    [({"logMonitoringConfiguration": [{"name": "loss"}]}, [{"name": "loss"}]), ({}, None), (None, None)],
+)
+def test_a_start_carries_the_log_rules(run_policy: Any, rules: Any) -> None:
+    assert body_of(START, ready(), ready(), runPolicy=run_policy)["log_monitoring_configuration"] == rules
 
 
 def test_a_spare_is_told_so() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import JOB_UID, container, job_body, node_body, pod_body
 
-from elastipod_operator.kube.store import Store
+from elastipod_operator.kube.store import Store, version_of
 
 
 @pytest.fixture
@@ -224,3 +224,11 @@ def test_a_pod_whose_creation_time_cannot_be_read_was_made_when_it_was_first_see
     store.put_job(job_body())
     store.put_pod(pod_body(creationTimestamp="yesterday"))
     assert [pod.created_at for pod in store.jobs[JOB_UID].pods.values()] == [now]
+
+
+@pytest.mark.parametrize(
+    ("version", "number"),
+    [("7", 7), ("9" * 19, int("9" * 19)), ("9" * 20, 0), ("", 0), ("v7", 0), ("-7", 0), (None, 0)],
+)
+def test_versions_are_numbers_and_what_is_none_is_older_than_all(version: object, number: int) -> None:
+    assert version_of({"metadata": {"resourceVersion": version}}) == number
