@@ -23,25 +23,25 @@ env: .venv/.ready
 .venv/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml .ci/environment
 	@.ci/environment
 
-demo: env ## a real elastic job on a real local cluster: nodes come and go, a crash, an urgent job in its queue (ARGS=--help)
+demo: env ## run an elastic job on a local cluster: nodes come and go, a crash, an urgent job in its queue (ARGS=--help)
 	@$(PY) -m elastipod_local.demo.main $(ARGS)
 
-test: env ## everything that this machine can run: lint, then every tier with small counts
+test: env ## run everything that this machine can: lint, then every tier with small counts
 	@status=0; $(MAKE) lint || status=1; $(PY) tests/tiers.py $(TIERS) -- $(ARGS) || status=1; exit $$status
 
 $(TIERS:%=test-%): test-%: env
 	@$(PY) tests/tiers.py $* -- $(ARGS)
 
-sim: env ## one schedule of the simulator, told step by step (SEED=number, as a failing test names it)
+sim: env ## run one schedule of the simulator, printed step by step (SEED=number, as a failing test names it)
 	@$(PY) -m pytest -q tests/sim -k every_schedule --sim-seed $(or $(SEED),0) --sim-count 1
 
-test-long: env ## large counts (NAME=one of the long runs, SEED=number); writes .run/long/<name>.json
+test-long: env ## run large counts (NAME=one of the long runs, SEED=number); writes .run/long/<name>.json
 	@$(PY) tests/tiers.py --long "$(NAME)" $(TIERS) -- $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 proven: env ## write docs/reference/proven.md from the reports of test and test-long
 	@$(PY) -m tests.proven
 
-lint: env ## ruff, mypy --strict, import directions, generated files, and gates of our own (tests/lint)
+lint: env ## check with ruff, mypy --strict, import directions, generated files, and our own gates (tests/lint)
 	@status=0; \
 	step() { echo "lint: $$*"; "$$@" || status=1; }; \
 	step .venv/bin/ruff check --quiet .; \
@@ -52,7 +52,7 @@ lint: env ## ruff, mypy --strict, import directions, generated files, and gates 
 	step $(PY) -m tests.lint; \
 	exit $$status
 
-format: env ## let ruff format and sort
+format: env ## format and sort imports with ruff
 	@.venv/bin/ruff check --quiet --fix-only .; .venv/bin/ruff format .
 
 generate: env ## write crds/, the chart's copy and the API reference from the models
@@ -60,7 +60,7 @@ generate: env ## write crds/, the chart's copy and the API reference from the mo
 
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-find-links \
 	--custom-compile-command "make requirements"
-requirements: env ## resolve and pin the requirements anew (UPGRADE=--upgrade takes newer versions)
+requirements: env ## resolve and pin the requirements again (UPGRADE=--upgrade takes newer versions)
 	@$(COMPILE) $(UPGRADE) requirements/bootstrap.in -o requirements/bootstrap.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra dev -o requirements/dev.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra operator -o requirements/operator.txt
@@ -71,10 +71,10 @@ requirements: env ## resolve and pin the requirements anew (UPGRADE=--upgrade ta
 	@$(COMPILE) $(UPGRADE) requirements/peer-torch211.in -o requirements/peer-torch211.txt
 
 BENCHES = $(patsubst bench/%.py,%,$(wildcard bench/[a-z]*.py))
-bench: env ## the benchmarks (NAME=one of them, ARGS for it); each writes .run/bench/<name>.json and prints a table
+bench: env ## run the benchmarks (NAME=one of them, ARGS for it); each writes .run/bench/<name>.json and prints a table
 	@status=0; for name in $(or $(NAME),$(BENCHES)); do echo "bench: $$name"; $(PY) -m bench.$$name $(ARGS) || status=1; done; exit $$status
 
-clean: ## stop leftover clusters and remove what runs and tools left (.venv and the cache of built binaries stay)
+clean: ## stop leftover clusters and remove the output of runs and tools (.venv and the cache of built binaries stay)
 	@for state in $(wildcard .run/cluster/*/state.json); do \
 	  .venv/bin/elastipod local down --name "$$(basename "$$(dirname "$$state")")" || exit 1; \
 	done

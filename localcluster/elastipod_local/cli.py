@@ -27,17 +27,17 @@ EXIT_INTERRUPTED = 130
 
 DESCRIPTION = """\
 A real multi-node Kubernetes on this Linux machine, without Docker: etcd, API server, controller manager and scheduler,
-and nodes that are each a kubelet, containerd and kube-proxy in namespaces of their own. Needs root, but for --nodes 0."""
+and nodes, each with a kubelet, containerd and kube-proxy in its own namespaces. Needs root, except for --nodes 0."""
 
 EXAMPLES = """\
 examples:
-  elastipod local up --nodes 2            bring the cluster `default` up (minutes the first time, then seconds)
-  eval "$(elastipod local env)"           let kubectl and helm of this shell use it
+  elastipod local up --nodes 2            start the cluster `default` (minutes the first time, then seconds)
+  eval "$(elastipod local env)"           make kubectl and helm in this shell use it
   elastipod local node add                a third node
   elastipod local node kill node-1        power loss; `node return node-1` brings it back
   elastipod local kueue                   install Kueue (or `up --kueue`)
-  elastipod local images                  rebuild the images from the checkout, import them into running nodes
-  elastipod local down                    take everything down again
+  elastipod local images                  rebuild the images from the checkout and import them into running nodes
+  elastipod local down                    stop and remove everything
 """
 
 
@@ -117,7 +117,7 @@ def _status(arguments: argparse.Namespace, progress: Progress) -> int:
         print(f"there is no cluster {arguments.name!r}")
         return EXIT_FAILED
     lives = is_running(state)
-    print(f"cluster {state.name}: {state.phase if lives else 'not running (`elastipod local down` clears it away)'}")
+    print(f"cluster {state.name}: {state.phase if lives else 'not running (`elastipod local down` removes the rest)'}")
     print(f"  API server  {state.addressing.api_url}\n  kubeconfig  {folder / 'kubeconfig'}")
     print(f"  shared      {folder / 'shared'} (/mnt/shared on the nodes)\n  logs        {folder / 'logs'}")
     for role, process in state.control_plane.items():
@@ -173,12 +173,12 @@ def _add_nodes(cluster: Cluster, arguments: argparse.Namespace) -> None:
 NODE_COMMANDS: dict[str, tuple[str, Callable[[Cluster, argparse.Namespace], None]]] = {
     "remove": ("drain it, delete its Node object, end it", lambda c, a: c.remove_node(a.node, drain=not a.no_drain)),
     "drain": ("cordon it and evict its pods", lambda c, a: c.drain_node(a.node)),
-    "kill": ("power loss: all its processes die at once, nobody is told", lambda c, a: c.kill_node(a.node)),
-    "return": ("switch a killed node on again", lambda c, a: c.return_node(a.node)),
-    "freeze": ("hang all its processes", lambda c, a: c.freeze_node(a.node)),
-    "thaw": ("let a frozen node go on", lambda c, a: c.thaw_node(a.node)),
+    "kill": ("power loss: kill all its processes at once, without notice", lambda c, a: c.kill_node(a.node)),
+    "return": ("start a killed node again", lambda c, a: c.return_node(a.node)),
+    "freeze": ("pause all its processes", lambda c, a: c.freeze_node(a.node)),
+    "thaw": ("resume a frozen node", lambda c, a: c.thaw_node(a.node)),
     "partition": ("cut its network", lambda c, a: c.partition_node(a.node)),
-    "heal": ("mend the network of a partitioned node", lambda c, a: c.heal_node(a.node)),
+    "heal": ("restore the network of a partitioned node", lambda c, a: c.heal_node(a.node)),
 }
 
 
@@ -201,23 +201,23 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(command=run)
         return added
 
-    up = command("up", "bring a cluster up", _up)
-    up.add_argument("--nodes", type=_count(0), default=2, help="number of nodes, 0: control plane alone (default: 2)")
+    up = command("up", "start a cluster", _up)
+    up.add_argument("--nodes", type=_count(0), default=2, help="number of nodes; 0: control plane only (default: 2)")
     up.add_argument("--slots", type=_count(0), default=1, help="units of elastipod.io/slot on each node (default: 1)")
     up.add_argument("--node-cpus", type=float, metavar="CPUS", help="CPUs that a node offers (default: the machine's)")
     up.add_argument("--node-memory", type=int, metavar="MIB", help="memory that a node offers (default: the machine's)")
     up.add_argument("--kueue", action="store_true", help="install Kueue as well, webhooks included")
-    kueue = command("kueue", "install Kueue in a running cluster, or start it anew with other frameworks", _kueue)
+    kueue = command("kueue", "install Kueue in a running cluster, or restart it with other frameworks", _kueue)
     for added in (up, kueue):
-        frameworks = "Kueue's integrations that are on, separated by commas, as batch/job,pod (default: %(default)s)"
+        frameworks = "enabled integrations of Kueue, separated by commas, such as batch/job,pod (default: %(default)s)"
         added.add_argument("--kueue-frameworks", metavar="LIST", default="batch/job", help=frameworks)
-    command("down", "take the cluster down, leaving nothing but its logs", _down)
-    command("status", "say what runs", _status)
+    command("down", "stop the cluster and remove everything but its logs", _down)
+    command("status", "show what is running", _status)
     command("images", "build the images from the checkout; import them into running nodes", _images)
     command("env", "print shell commands that make kubectl and helm use the cluster", _env)
     kubectl = command("kubectl", "run kubectl on the cluster", _kubectl)
     kubectl.add_argument("arguments", nargs="*", metavar="...", help="kubectl's own arguments")
-    _add_node_commands(commands.add_parser("node", help="add, remove, drain nodes; let mishaps befall them"), common)
+    _add_node_commands(commands.add_parser("node", help="add, remove and drain nodes, or make them fail"), common)
     return parser
 
 
@@ -228,7 +228,7 @@ def _add_node_commands(node: argparse.ArgumentParser, common: argparse.ArgumentP
     add.set_defaults(command=_node(_add_nodes))
     for name, (text, change) in NODE_COMMANDS.items():
         added = changes.add_parser(name, help=text, description=text, parents=[common])
-        added.add_argument("node", help="name of the node, as node-1")
+        added.add_argument("node", help="name of the node, such as node-1")
         if name == "remove":
             added.add_argument("--no-drain", action="store_true", help="do not evict its pods first")
         added.set_defaults(command=_node(change))

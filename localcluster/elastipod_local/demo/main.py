@@ -1,11 +1,11 @@
-"""`make demo`: a real elastic job trains on a real cluster while nodes, a crash and a more urgent job come in between.
+"""`make demo`: an elastic job trains on a real cluster while nodes come and go, a worker crashes, and an urgent job arrives.
 
 Act 1: nodes come and go (2 -> 4 -> 2 replicas), and a worker is killed. Act 2: the job is back at 4, all that its queue has,
-when an urgent job arrives; it gives up 2 replicas after a checkpoint, trains on with its minimum, and grows back.
+when an urgent job arrives; it gives up 2 replicas after a checkpoint, continues with its minimum, and grows back.
 
-Everything is done the way a user does it: helm, kubectl, queues of Kueue, nodes that come and go. What happened is shown as
-it happens, then judged and written to .run/demo/ (report.json, timeline.svg). Whatever was made is taken down again, also on
-Ctrl-C. It takes about three minutes; the first time gets Kubernetes, Kueue and the nodes' images before, and says how long that takes.
+The demo uses only what a user has: helm, kubectl, Kueue's queues, and nodes. It shows the events as they happen, then checks
+them and writes report.json and timeline.svg to .run/demo/. It removes everything that it created, also on Ctrl-C. It takes about
+three minutes; the first run fetches or builds Kubernetes, Kueue and the node images, and says how long that takes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="make demo",
         usage='make demo [ARGS="--keep"]',
         description=__doc__,
-        epilog="Exit status: 0 all was shown, 1 something was not (it is named), 2 this machine cannot, 130 Ctrl-C.",
+        epilog="Exit status: 0 everything was shown, 1 something was not (it is named), 2 not possible on this machine, 130 Ctrl-C.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--keep", action="store_true", help="leave the cluster and the job's pods up at the end")
+    parser.add_argument("--keep", action="store_true", help="keep the cluster and the job's pods running at the end")
     options = parser.parse_args(argv)
     try:
         _require_machine()
@@ -80,7 +80,7 @@ def _run(root: Path, *, keep: bool) -> int:
         view.close()
         print(f"\ndemo: {error}", file=sys.stderr)
         print(
-            f"what the cluster said is in {collect_diagnostics(demo.cluster.kubectl, root / '.run' / 'demo')}",
+            f"diagnostics of the cluster are in {collect_diagnostics(demo.cluster.kubectl, root / '.run' / 'demo')}",
             file=sys.stderr,
         )
         print(f"the logs of its own processes are in {demo.cluster.folder / 'logs'}", file=sys.stderr)

@@ -88,7 +88,7 @@ class Demo:
 
     def run(self) -> DemoResult:
         """Do all steps; give how the run ended. Raises LocalClusterError where one does not get there."""
-        with self._step("build", "get what is missing: programs and images"):
+        with self._step("build", "fetch or build missing programs and images"):
             self._build()
         with self._step("cluster", "start a Kubernetes cluster: 2 nodes, and Kueue, which shares out quota"):
             self._start_cluster()
@@ -99,9 +99,9 @@ class Demo:
             self._act_one(watcher)
             self._view.act("Act 2: an urgent job needs the room")
             urgent = self._act_two(watcher)
-            with self._step("complete", "let the job complete"):
+            with self._step("complete", "wait until the job completes"):
                 snapshot = _wait_for_end(watcher, END_DEADLINE_S)
-        with self._step("audit", "audit what both jobs trained: every sample exactly once?"):
+        with self._step("audit", "audit both jobs: was every sample trained exactly once?"):
             return self._write_result(snapshot, urgent, watcher.events)
 
     def _act_one(self, watcher: Watcher) -> None:
@@ -112,26 +112,26 @@ class Demo:
             self._log.mark("2 nodes added")
             self._added = self._cluster.add_nodes(2)
             self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
-        with self._step("shrink", "drain these 2 nodes; the job saves and goes on with 2"):
+        with self._step("shrink", "drain these 2 nodes; the job saves and continues with 2"):
             self._drain()
             self._train_at_size(watcher, 2, RESIZE_DEADLINE_S)
         with self._step(
-            "crash", "kill one worker with SIGKILL; the job goes on from the last step, which memory holds"
+            "crash", "kill one worker with SIGKILL; the job resumes from the last step, which is kept in memory"
         ):
             self._crash(watcher)
 
     def _act_two(self, watcher: Watcher) -> JobSnapshot:
         """Give the urgent job as it was at its end."""
-        with self._step("return", "let pods onto these 2 nodes again; the job grows to 4, all that its queue has"):
+        with self._step("return", "uncordon these 2 nodes; the job grows to 4, all that its queue has"):
             self._log.mark("2 nodes returned")
             self._cluster.kubectl("uncordon", *self._added)
             self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
         with self._watching(self._urgent_job) as urgent_watcher:
-            with self._step("arrive", f"apply {URGENT_JOB}; the job saves, gives up 2 replicas and goes on with 2"):
+            with self._step("arrive", f"apply {URGENT_JOB}; the job saves, gives up 2 replicas and continues with 2"):
                 self._log.mark(f"job {self._urgent_job.name} applied")
                 self._apply(self._urgent_job)
                 _wait_for_size(watcher, 2, RESIZE_DEADLINE_S)
-            with self._step("urgent", "the urgent job trains on what was given up, to its end"):
+            with self._step("urgent", "the urgent job trains on the freed quota, to its end"):
                 _wait_for_size(urgent_watcher, 2, START_DEADLINE_S)
                 urgent = _wait_for_end(urgent_watcher, URGENT_DEADLINE_S)
         with self._step("regrow", "the urgent job is gone; the job grows back to 4"):
@@ -144,7 +144,7 @@ class Demo:
 
     def _start_cluster(self) -> None:
         if self._cluster.down():
-            self._view.detail("removed what an earlier run had left")
+            self._view.detail("removed the remains of an earlier run")
         self._cluster = Cluster.up(CLUSTER, nodes=2, options=NODES, kueue=KueueOptions(), progress=self._view.detail)
 
     def _install(self) -> None:
@@ -248,7 +248,7 @@ class Demo:
         except UnsupportedError:
             raise
         except LocalClusterError as error:
-            raise LocalClusterError(f"step {self._number}/{STEPS} ({title}) did not get there: {error}") from error
+            raise LocalClusterError(f"step {self._number}/{STEPS} ({title}) failed: {error}") from error
         self._log.seconds[name] = round(time.monotonic() - began, 1)
 
 
