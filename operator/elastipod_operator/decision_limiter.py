@@ -1,25 +1,24 @@
-"""Who decides when: jobs whose decisions take long leave most of the event loop to the others."""
+"""Limits slow decisions, so that jobs with many pods leave most of the event loop to other jobs."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
 
-# A decision that takes longer holds up every other job; one about a thousand pods takes some 20 ms.
+# A longer decision holds up every other job; a decision about a thousand pods takes some 20 ms.
 SLOW_S = 0.05
-# After a slow decision the others have so many times as long before the next slow one.
+# After a slow decision, other jobs get so many times its duration before the next slow one.
 IDLE_FACTOR = 3
 
 
 class DecisionLimiter:
-    """Lets one slow decision after another begin, with rests between them while other jobs have something to do.
+    """Starts slow decisions one at a time, with pauses between them while other jobs have something to do.
 
-    All jobs whose last decision was slow share these turns, in the order in which they come: together they take one part in
-    four of the time, however many they are. The others never wait.
+    All jobs whose last decision was slow share one queue. Together they take one part in four of the time. Other jobs never wait.
     """
 
     def __init__(self, no_pass_running: asyncio.Event) -> None:
-        """no_pass_running: set while no decision is being made or carried out."""
+        """no_pass_running: set while no reconcile pass runs."""
         self._no_pass_running = no_pass_running
         self._one_at_a_time = asyncio.Lock()
         self._idle_until = 0.0

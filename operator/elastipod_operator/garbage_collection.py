@@ -1,9 +1,8 @@
-"""Looking for garbage between decisions, not in the middle of them.
+"""Runs Python's cyclic garbage collector between reconcile passes.
 
-Python's collector looks for objects that refer to one another in circles whenever enough new ones are there, and nothing else
-happens meanwhile: in a fleet of 10,000 pods in motion for 70 to 190 ms, every 5 to 15 s. So it is switched off, and called
-when no decision is under way; what one look found alive is left out of the next ones, so that a look costs what is new. Once
-an hour everything is looked at, for what died since it was left out. What is in no circle goes at once, as ever.
+Left alone, the collector stops the process at any time: with 10,000 changing pods for 70 to 190 ms, every 5 to 15 s. So it is
+disabled, and called while no pass runs. Objects that survive a collection are frozen, so that the next one costs only what is
+new. Once an hour a full collection finds the frozen objects that have died. Objects without cycles are freed at once as usual.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ FULL_EVERY_S = 3600.0
 # New containers (dicts, lists, objects) that are worth a look: some 20 ms, and a few MiB if all of them were garbage.
 MIN_NEW_OBJECTS = 20_000
 CHECK_EVERY_S = 0.25
-# When decisions leave no gap for so long, one of them is held up.
+# After so long without a gap between passes, a collection holds one up.
 MAX_WAIT_S = 2.0
 
 
 @contextmanager
 def manual_collection() -> Iterator[None]:
-    """Switch the collector off, and leave all that was imported by now out of what is looked at."""
+    """Disable automatic collection, and freeze all objects that exist now."""
     gc.freeze()
     gc.disable()
     try:
@@ -35,7 +34,7 @@ def manual_collection() -> Iterator[None]:
 
 
 async def collect_garbage(no_pass_running: asyncio.Event) -> None:
-    """Collect what is new whenever it is enough, and everything once an hour, until cancelled. no_pass_running: set between decisions."""
+    """Collect new objects when there are enough, and all objects once an hour, until cancelled. no_pass_running: set between passes."""
     full_at = time.monotonic() + FULL_EVERY_S
     while True:
         await asyncio.sleep(CHECK_EVERY_S)

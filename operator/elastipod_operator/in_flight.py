@@ -1,4 +1,4 @@
-"""Calls to the API server that go on beside the decisions about a job, which know of them and may withdraw them."""
+"""Calls to the API server that run in the background; decisions see them and can cancel those that were not sent."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class InFlight(Generic[K]):
         return len(self._skipped)
 
     async def wait_idle(self) -> None:
-        """Wait until it is idle."""
+        """Wait until no call is left."""
         await self._idle.wait()
 
     def begin(self, calls: Mapping[K, Call]) -> None:
-        """Have calls made whose keys are not known, in their order."""
+        """Begin calls, in their order. Their keys must be new."""
         if self._is_stopped:
             self._skipped.update(calls)
             return
@@ -100,17 +100,17 @@ class InFlight(Generic[K]):
         return not self._unwanted
 
     async def wait_unwanted(self) -> None:
-        """Wait for what could not be withdrawn."""
+        """Wait for the unwanted calls that were sent already."""
         while self._unwanted & self._sent:
             self._answered.clear()
             await self._answered.wait()
 
     def cancel_waiting(self) -> None:
-        """Make none of the calls that wait."""
+        """Cancel the calls that were not sent."""
         self._waiting.clear()
 
     async def close(self) -> None:
-        """End all calls where they are."""
+        """Cancel all calls."""
         self.cancel_waiting()
         runners = tuple(self._runners)
         for runner in runners:
@@ -147,7 +147,7 @@ class InFlight(Generic[K]):
                 self._answered.set()
 
     def _widen(self) -> None:
-        """One call succeeded: one more may be under way than before."""
+        """Allow one more parallel call, after one succeeded."""
         if self._width < WRITE_PARALLEL:
             self._width += 1
             if self._waiting and self._num_runners < self._width:

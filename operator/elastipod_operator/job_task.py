@@ -1,4 +1,4 @@
-"""What the shell remembers of a job between two passes, and what a decision about it wants."""
+"""The task of one job, its state between two passes, and a decision about the job."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from .pod_creation import PodCreation
 from .pod_deletion import PodDeletion
 
 A = TypeVar("A", CreatePod, DeletePod)
-# While pods of a job are on their way, deciding about it may take one part in so many of the time: each of them is news.
+# While pod calls of a job are in flight, each answer wakes the job. Decisions then take at most one part in so many of the time.
 POD_CALLS_FACTOR = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan and what it rests on. job: as it was seen, for what the watches show later is for the next decision.
+    """A plan and what it rests on.
 
-    creations, deletions: what it wants of pods beyond what was under way.
+    job: a copy as the decision saw it; later watch events are for the next decision. creations, deletions: pod actions of the
+    plan that are not in flight yet.
     """
 
     job: Job
@@ -33,23 +34,23 @@ class Decision:
 
 @dataclass(slots=True)
 class JobTask:
-    """The task of one job and what it remembers between two passes; all of it may be lost without harm."""
+    """The task of one job and its state between two passes. All of it can be lost without harm."""
 
     creation: PodCreation
     deletion: PodDeletion
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     due: datetime | None = None
-    """When the job is looked at next if nothing wakes it before."""
+    """When the next pass is due if nothing wakes the job before."""
     operator_error: str = ""
-    """Why the last pass failed, where that was a mistake of the operator's own; a sentence."""
+    """Why the last pass failed, as a sentence, if the operator itself was at fault."""
     decision_s: float = 0.0
     """How long the last decision took."""
     waits_until: float = 0.0
-    """While its pods are on their way; by the clock of the event loop."""
+    """How long decisions wait for pod calls; by the clock of the event loop."""
 
     def keep_only(self, todo: Plan) -> bool:
-        """Withdraw the calls for pods that a decision does not want; False when some of them are on their way."""
+        """Cancel the waiting pod calls that a plan does not want. False if some of those were sent already."""
         kept = (
             self.creation.keep_only(actions_of(CreatePod, todo)),
             self.deletion.keep_only(actions_of(DeletePod, todo)),
@@ -57,20 +58,20 @@ class JobTask:
         return all(kept)
 
     def note_decision(self, began: float) -> None:
-        """Note that a decision was made; began: when it was begun, by the clock of the event loop."""
+        """Record how long a decision took. began: its start, by the clock of the event loop."""
         now = asyncio.get_running_loop().time()
         self.decision_s = now - began
         self.waits_until = now + POD_CALLS_FACTOR * self.decision_s
 
     async def wait_for_pod_calls(self) -> None:
-        """Leave the event loop to the calls for pods for as long as the last decision asks for, or until all are answered."""
+        """Wait until all pod calls are done, or until `waits_until`."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self.waits_until):
                 await self.creation.calls.wait_idle()
                 await self.deletion.calls.wait_idle()
 
     def cancel_waiting(self) -> None:
-        """Withdraw all calls for pods that are not on their way."""
+        """Cancel all pod calls that were not sent."""
         self.creation.calls.cancel_waiting()
         self.deletion.calls.cancel_waiting()
 

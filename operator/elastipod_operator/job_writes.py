@@ -15,7 +15,7 @@ from .kube.writes import is_conflict, is_refusal, timed_write
 
 T = TypeVar("T")
 
-# The API server keeps Events for an hour: then it is told again.
+# The API server keeps Events for an hour; after that the refusal is reported again.
 REPORT_EVERY = timedelta(hours=1)
 # By kind of write: the Event's reason, and what it says before the API server's own words.
 REFUSED = {
@@ -32,12 +32,12 @@ REFUSED = {
 
 
 class JobWrites:
-    """Makes the calls that write jobs, and remembers what users were told; that may be lost without harm."""
+    """Makes the calls that write jobs, and reports refusals as Events. Its state can be lost without harm."""
 
     def __init__(self, events: EventSink) -> None:
         self._events = events
         self._reported_at: dict[str, dict[str, datetime]] = {}
-        """When it was told last, by UID of the job and kind of write."""
+        """Time of the last report, by UID of the job and kind of write."""
 
     async def write(self, what: str, job: ObservedJob, call: Awaitable[T]) -> T:
         """Make a call that writes. what: a key of REFUSED. Raises as Api does."""
@@ -52,7 +52,7 @@ class JobWrites:
         return answer
 
     def forget(self, uid: str) -> None:
-        """Stop caring for a job that is gone."""
+        """Drop the state of a deleted job."""
         self._reported_at.pop(uid, None)
 
     def _report_refusal(self, what: str, job: ObservedJob, error: ApiError) -> None:

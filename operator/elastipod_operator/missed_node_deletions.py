@@ -23,7 +23,7 @@ RETRY_S = 15.0
 
 
 class MissedNodeDeletions:
-    """Listens to the watch of nodes. read: reads a node as the API server has it now. wake: have a job looked at soon."""
+    """Listens to the watch of nodes. read: reads a node as the API server has it now. wake: requests a pass for a job."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class MissedNodeDeletions:
         self._entry = asyncio.Event()
 
     def observe(self, name: str, *, is_listed: bool) -> None:
-        """Take note of a node that the watch shows. is_listed: as an entry of a list, not as an event."""
+        """Record a node that the watch shows. is_listed: it is an entry of a list, not an event."""
         if is_listed:
             self._is_listing.set()
             self._entry.set()
@@ -48,7 +48,7 @@ class MissedNodeDeletions:
             self._shown.add(name)
 
     async def run(self) -> None:
-        """Look after each list for nodes that are gone, until cancelled."""
+        """Check for deleted nodes after each list, until cancelled."""
         while True:
             await self._is_listing.wait()
             await self._end_of_list()

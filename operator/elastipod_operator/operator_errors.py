@@ -1,6 +1,6 @@
-"""What is told when the operator itself fails at a job: a condition, an Event and a counter, not the log alone.
+"""Reports errors of the operator itself: in a condition, an Event, a counter and the log.
 
-The text names the kind of error and our own file and line, never the error's words: these may quote what the job holds.
+The text names the class of the error and the file and line of the operator. It never quotes the error, which may contain values of the job.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def operator_error_text(error: BaseException) -> str:
 
 
 def log_operator_error(what: str, error: BaseException, job: Job | None = None) -> None:
-    """Log and count a mistake. what: pass, pods, handling, task or object."""
+    """Log and count an error of the operator. what: pass, pods, handling, task or object."""
     metrics.OPERATOR_ERRORS.labels(what).inc()
     fields = log_fields(job.fact) if job is not None else {}
     log.error("the operator failed by a mistake of its own (%s)", what, exc_info=error, extra=fields)

@@ -1,4 +1,4 @@
-"""What creating and deleting the pods of all jobs has in common, and what is remembered of refusals."""
+"""What the creation and the deletion of pods share, and the back-off after failed calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .kube.placement import Placement
 from .kube.ports import PodCalls
 from .kube.store import Job, Store
 
-# Calls that the API server refused (quota, admission, rights) are repeated with this back-off.
+# Back-off of calls that the API server refused (quota, admission, rights).
 REFUSAL_FIRST_S, REFUSAL_LAST_S = 5.0, 120.0
-# Calls that failed otherwise.
+# Back-off of calls that failed otherwise.
 FAILURE_FIRST_S, FAILURE_LAST_S = 0.2, 15.0
 
 Place = Callable[[Job, Sequence[CreatePod]], Awaitable[tuple[list[tuple[CreatePod, Placement | None]], str]]]
@@ -26,7 +26,7 @@ Place = Callable[[Job, Sequence[CreatePod]], Awaitable[tuple[list[tuple[CreatePo
 
 @dataclass(slots=True)
 class RetryBackoff:
-    """Why something is not done for now, and until when; may be lost without harm. Without a reason it has only failed."""
+    """The back-off of a call. why: the refusal, empty after other failures. Can be lost without harm."""
 
     why: str = ""
     until: datetime | None = None
@@ -38,21 +38,21 @@ class RetryBackoff:
         return self.until is not None and clock.now() < self.until
 
     def note_refusal(self, why: str, key: str) -> float:
-        """Note that it was refused; gives the seconds until it is tried again. key: spreads the waits of different jobs."""
+        """Record a refusal; gives the seconds until the retry. key: spreads the retries of different jobs."""
         self.why, self.refused = why, self.refused + 1
         return self._wait(REFUSAL_FIRST_S, REFUSAL_LAST_S, self.refused, key)
 
     def note_failure(self, key: str) -> float:
-        """Note that it failed, for reasons that are not the job's; what was told of an earlier refusal is told on."""
+        """Record a failure that is not a refusal; gives the seconds until the retry. An earlier refusal is still reported."""
         self.broken += 1
         return self._wait(FAILURE_FIRST_S, FAILURE_LAST_S, self.broken, key)
 
     def note_progress(self) -> None:
-        """Note that some of it was done: what is refused or fails now is the first of its row, not one more in vain."""
+        """Record that some calls succeeded: the next failure is the first of a new series."""
         self.refused = self.broken = 0
 
     def reset(self) -> bool:
-        """Note that it was done; gives whether a reason has been told, which holds no more."""
+        """Clear the back-off after success. True if a refusal had been reported, which no longer holds."""
         was_told = bool(self.why)
         self.why, self.until, self.refused, self.broken = "", None, 0, 0
         return was_told
@@ -65,10 +65,10 @@ class RetryBackoff:
 
 @dataclass(frozen=True, slots=True)
 class PodControl:
-    """What calls for pods need.
+    """The dependencies of pod calls.
 
-    place: where pods may run, and why others may not. list_pods: bring the store up to date. forget: the pod of a UID is
-    gone. wake: have a job looked at soon. failed: is told of a call that failed and was not refused.
+    place: gives where pods may run, and why others may not. list_pods: lists the pods of a job into the store. forget: drops a
+    deleted pod by UID. wake: requests a pass for a job. failed: called for each failure that is not a refusal.
     """
 
     api: PodCalls
@@ -82,5 +82,5 @@ class PodControl:
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WRITE_PARALLEL))
 
     def wake_in(self, seconds: float, uid: str) -> None:
-        """Have a job looked at later."""
+        """Request a pass for a job after a while."""
         asyncio.get_running_loop().call_later(seconds, self.wake, uid)

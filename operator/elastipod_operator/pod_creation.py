@@ -1,4 +1,4 @@
-"""Creates the pods of one job beside its decisions, and says what comes of it when some are refused."""
+"""Creates the pods of one job in the background, and keeps the reason when some are refused."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RECHECK_S = 1.0
 
 
 class PodCreation:
-    """The creations of one job; what it remembers may be lost without harm.
+    """The creations of one job; its state can be lost without harm.
 
-    A decision orders all pods that are missing. Those that are being created already, just so, are let be; what the newest
-    decision does not want is withdrawn (`keep_only`), so that no pod appears after its quota was given back, or its job let go.
-    They start slowly: what refuses one pod of a job refuses all, and thousands of refusals would be everybody's burden.
+    A plan names all missing pods. Those that are being created in the same way are left alone. What the newest plan does not
+    want is cancelled (`keep_only`), so that no pod appears after its quota was released or its job was deleted. Creation starts
+    slowly: what refuses one pod of a job refuses all, and thousands of refused calls would load the API server.
     """
 
     def __init__(self, control: PodControl, uid: str) -> None:
@@ -43,7 +43,7 @@ class PodCreation:
         self.refusal = RetryBackoff()
 
     def keep_only(self, wanted: Sequence[CreatePod]) -> bool:
-        """Create no others any more; False when some are on their way: once `calls.wait_unwanted()` it must be decided anew."""
+        """Cancel all other creations. False if some were sent: then the caller awaits `calls.wait_unwanted()` and decides again."""
         return self.calls.keep_only(frozenset(wanted))
 
     def missing(self, wanted: Sequence[CreatePod]) -> list[CreatePod]:
@@ -51,10 +51,7 @@ class PodCreation:
         return [action for action in wanted if action not in self.calls]
 
     async def create_secret(self, job: Job, actions: Sequence[CreatePod]) -> bool:
-        """Create the Secret that new pods refer to; gives False when no pods are to be created for now. Raises as Api does.
-
-        It is there already but for the first time, or when somebody took it away.
-        """
+        """Create the Secret that new pods refer to, if it is missing. False if no pods may be created now. Raises as Api does."""
         if self.refusal.is_active():
             return False
         token = self._control.keys.of(job.fact)
@@ -72,7 +69,7 @@ class PodCreation:
         return True
 
     async def begin(self, job: Job, actions: Sequence[CreatePod]) -> None:
-        """Have pods created that are `missing`; none means that nothing is refused any more. Raises as Api does.
+        """Begin to create the `missing` pods; without any, an earlier refusal is cleared. Raises as Api does.
 
         job: as the decision saw it.
         """
@@ -88,13 +85,13 @@ class PodCreation:
         elif self._problem and self.calls.is_idle:
             await self._settle({})
         elif self.calls.is_idle and self.refusal.reset():
-            self._control.wake(self._uid)  # the status must not tell of it any more
+            self._control.wake(self._uid)  # to remove the refusal from the status
         if len(placed) < len(actions) and not problem:
-            # The quota of the others is not granted any more.
+            # The others have lost their quota.
             self._control.wake_in(RECHECK_S, self._uid)
 
     async def _spec_for_pods(self, job: Job) -> dict[str, Any]:
-        """Give the spec from which pods are made; the job's pods are asked for values that only they still have."""
+        """Give the spec from which pods are created. Values that only existing pods still have are read from these."""
         if not needs_pods(job.body):
             return effective_spec(job.body)
         bodies, _ = await self._control.api.list_pods(job.fact.namespace, job.fact.uid)
@@ -143,14 +140,14 @@ class PodCreation:
             self._control.wake_in(self.refusal.note_failure(self._uid), self._uid)
         else:
             self.refusal.reset()
-        self._control.wake(self._uid)  # the status is to tell of it
+        self._control.wake(self._uid)  # to update the status
 
     def _refused(self, why: str) -> None:
-        """Say why no pods are created for now, and have it tried again."""
+        """Record why no pods are created now, and retry later."""
         self._control.wake_in(self.refusal.note_refusal(why, self._uid), self._uid)
 
     async def _report_foreign_pods(self, job: Job, actions: Sequence[CreatePod]) -> list[str]:
-        """Tell of names that pods bear which are none of this job's; its own were only not known yet."""
+        """Give a sentence for each name that a foreign pod has. The job's own pods were only not in the store yet."""
         await self._control.list_pods(job)
         ours = {pod.id for pod in job.pods.values()}
         return [

@@ -1,4 +1,4 @@
-"""Deletes the pods of one job beside its decisions, and says which ones the API server keeps."""
+"""Deletes the pods of one job in the background, and keeps the reasons when some deletions are refused."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Then = Callable[[DeletePod], None]
 
 
 class PodDeletion:
-    """The deletions of one job; what it remembers may be lost without harm.
+    """The deletions of one job; its state can be lost without harm.
 
-    A decision orders all pods to go that are to go. Those that are being deleted already are let be, and what the newest
-    decision wants to keep is not deleted any more (`keep_only`).
+    A plan names all pods that have to go. Those that are being deleted already are left alone, and what the newest plan wants
+    to keep is no longer deleted (`keep_only`).
     """
 
     def __init__(self, control: PodControl, uid: str) -> None:
@@ -34,16 +34,16 @@ class PodDeletion:
         self._failure = RetryBackoff()
 
     def keep_only(self, wanted: Sequence[DeletePod]) -> bool:
-        """Delete no others any more; False when some are on their way: once `calls.wait_unwanted()` it must be decided anew."""
+        """Cancel all other deletions. False if some were sent: then the caller awaits `calls.wait_unwanted()` and decides again."""
         uids = {action.uid for action in wanted}
         kept = {uid: one for uid, one in self._kept.items() if uid in uids}
         if kept != self._kept:
             self._kept = kept
-            self._control.wake(self._uid)  # the status is to tell of these no more
+            self._control.wake(self._uid)  # to remove these from the status
         return self.calls.keep_only(frozenset(map(_key, wanted)))
 
     def missing(self, wanted: Sequence[DeletePod]) -> list[DeletePod]:
-        """Give those that are to be deleted now: not yet under way, nor refused or failed just before."""
+        """Give those that are not in flight and not in back-off."""
         if self._failure.is_active():
             return []
         return [action for action in wanted if _key(action) not in self.calls and not self._rests(action)]
@@ -58,9 +58,9 @@ class PodDeletion:
         return f"the API server refuses to delete pod {name}{more}, which is tried again: {refusal.why}"
 
     def begin(self, job: Job, actions: Sequence[DeletePod], then: Then) -> None:
-        """Have pods deleted that are `missing`; one that cannot be deleted keeps no other from going.
+        """Begin to delete the `missing` pods; a refused deletion does not hold up the others.
 
-        job: as the decision saw it. then: is told of each that was deleted.
+        job: as the decision saw it. then: called after each deletion.
         """
         self.calls.begin({_key(action): partial(self._delete, job, action, then) for action in actions})
 
@@ -95,7 +95,7 @@ class PodDeletion:
         else:
             self._control.store.drop_pod_uid(self._uid, action.uid)
             self._control.forget(action.uid)
-            self._control.wake(self._uid)  # where the watch missed its end, nothing else tells
+            self._control.wake(self._uid)  # the watch may have missed its end
         self._kept.pop(action.uid, None)
         then(action)
 
@@ -111,7 +111,7 @@ class PodDeletion:
             self._control.wake_in(self._failure.note_failure(self._uid), self._uid)
         else:
             self._failure.reset()
-        self._control.wake(self._uid)  # the status is to tell of it
+        self._control.wake(self._uid)  # to update the status
 
 
 def _key(action: DeletePod) -> Key:

@@ -1,4 +1,4 @@
-"""The shell around plan(): observe, decide, write the record, act, report. One task per job, one decision at a time."""
+"""The shell around plan(): observe, decide, write the state record, act, report, supply pods. One task and one pass at a time per job."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from .queueing import Queues
 
 log = logging.getLogger(__name__)
 
-# After a failed pass: first quickly, then with patience.
+# Delay before the retry of a failed pass; it doubles each time.
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 15.0
-# Commands that failed are looked at again so soon.
+# Delay before a pass that repeats failed commands.
 COMMAND_RETRY = timedelta(seconds=1)
 NO_KEYS = JobKeys()
 
 
 class Reconciler:
-    """Runs a decision for a job whenever something log_fields it changed or a time has come.
+    """Runs a reconcile pass for a job whenever something about it changes or its next pass is due.
 
-    What it reaches the world through is given to it; the time is that of `clock`, and of the event loop that it runs in.
+    All I/O goes through its arguments. Time comes from `clock` and from the running event loop.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Reconciler:
         self._closed = False
 
     def wake(self, uid: str) -> None:
-        """Have a job looked at soon. Cheap; many wakes before the next pass are one."""
+        """Request a pass for a job. Cheap: several requests before the next pass count as one."""
         if uid not in self._store.jobs or self._closed:
             return
         job_task = self._job_tasks.get(uid)
@@ -91,7 +91,7 @@ class Reconciler:
         job_task.wake.set()
 
     def _task_ended(self, uid: str, task: asyncio.Task[None]) -> None:
-        """See to it that a job is cared for as long as it is there, whatever ended its task."""
+        """Start the task of a job again if it ended while the job exists."""
         job_task = self._job_tasks.get(uid)
         if self._closed or job_task is None or job_task.task is not task:
             return
@@ -100,7 +100,7 @@ class Reconciler:
         asyncio.get_running_loop().call_later(LAST_RETRY_S, self.wake, uid)
 
     def forget(self, uid: str) -> None:
-        """Stop caring for a job that is gone."""
+        """Drop everything about a job that was deleted."""
         job_task = self._job_tasks.pop(uid, None)
         job = self._store.jobs.get(uid)
         for pod_uid in job.pods if job else ():
@@ -123,15 +123,15 @@ class Reconciler:
         await self._queues.poll(namespaces)
 
     def retry_queues(self) -> None:
-        """Have what waits for Kueue tried again: its objects can be read again."""
+        """Retry what waits for Kueue, because its objects can be read again."""
         self._queues.retry_all()
 
     def forget_pod(self, pod_uid: str) -> None:
-        """Stop asking the agent of a pod that is gone."""
+        """Stop polling the agent of a pod that was deleted."""
         self._agent_statuses.forget(pod_uid)
 
     async def close(self) -> None:
-        """End all tasks, for good, and write the Events that wait; training goes on."""
+        """End all tasks for good and write the Events that wait. Training continues."""
         self._closed = True
         tasks = [*(w.task for w in self._job_tasks.values() if w.task is not None), *self._shutdowns]
         for task in tasks:
@@ -159,12 +159,12 @@ class Reconciler:
                 retry_s = FIRST_RETRY_S
                 if job_task.operator_error:
                     job_task.operator_error = ""
-                    job_task.wake.set()  # the status must not tell of it any more
+                    job_task.wake.set()  # to remove the error from the status
                 continue
             except Exception as error:
-                # The outer edge of one job's task: whatever is wrong with it must not touch the others.
+                # The outer edge of one job's task: no error of one job may affect other jobs.
                 if is_conflict(error):
-                    job_task.cancel_waiting()  # another operator may have gone on with it
+                    job_task.cancel_waiting()  # another operator may have taken over
                 await self._report_failed_pass(job, job_task, error)
                 if not isinstance(error, CALL_ERRORS):
                     retry_s = LAST_RETRY_S
@@ -183,7 +183,7 @@ class Reconciler:
                 self.no_pass_running.set()
 
     async def _report_failed_pass(self, job: Job, job_task: JobTask, error: Exception) -> None:
-        """Tell of a pass that failed. Raises nothing: that this fails, too, must not end the care for the job."""
+        """Report a failed pass. Raises nothing, so that a failure here does not end the job's task."""
         try:
             if isinstance(error, CALL_ERRORS):
                 await self._after_failure(job, error)
@@ -200,7 +200,7 @@ class Reconciler:
             log_operator_error("handling", second, job)
 
     async def _after_failure(self, job: Job, error: Exception) -> None:
-        """Tell why something log_fields a job did not work, and see whether the job is what it was taken for."""
+        """Report a failure about a job; after a conflict, read the job again."""
         if not isinstance(error, CALL_ERRORS):
             log_operator_error("pods", error, job)
             return
@@ -209,9 +209,9 @@ class Reconciler:
                 "a call to the API server failed: %s %s", type(error).__name__, error, extra=log_fields(job.fact)
             )
             return
-        # Somebody wrote or removed the job before us: decide anew on what it is now.
+        # Somebody else wrote or deleted the job: the next pass decides on its present state.
         if job.fact.record is None:
-            job.listed = False  # it was another operator, perhaps
+            job.listed = False  # perhaps by another operator, which may have created pods
         try:
             body = await self._api.effective_job(job.fact.namespace, job.fact.name)
         except CALL_ERRORS as second:
@@ -222,12 +222,12 @@ class Reconciler:
             return
         self._store.put_job(body)
         uid = body["metadata"]["uid"]
-        if uid != job.fact.uid:  # made anew under the same name, perhaps before the watch tells
+        if uid != job.fact.uid:  # recreated under the same name, perhaps before the watch shows it
             self._is_gone(job)
             self.wake(uid)
 
     def _is_gone(self, job: Job) -> None:
-        """The watch does not tell of what went while it was broken."""
+        """Forget a job whose deletion the watch may have missed."""
         log.info("the job is gone", extra=log_fields(job.fact))
         self.forget(job.fact.uid)
 
@@ -255,13 +255,13 @@ class Reconciler:
         return todo.wake_at
 
     async def _decide(self, job: Job, job_task: JobTask) -> Decision:
-        """Decide, and have no calls for pods go on that are not wanted any more."""
+        """Decide, and cancel the pod calls that the new plan does not want."""
         while True:
             began = asyncio.get_running_loop().time()
             with metrics.DECISION_SECONDS.time():
                 todo = plan(self._observe(job, job_task))
             job_task.note_decision(began)
-            # All at once: each call for pods that is answered from here on changes what this decision rests on.
+            # No await up to the return: a pod call that is answered meanwhile would change what the decision rests on.
             if job_task.keep_only(todo):
                 creations = job_task.creation.missing(actions_of(CreatePod, todo))
                 return Decision(copy.copy(job), todo, creations, job_task.deletion.missing(actions_of(DeletePod, todo)))
@@ -325,11 +325,11 @@ class Reconciler:
     # -- write the record first
 
     async def _write_record(self, made: Decision) -> None:
-        """Write the record over the version that the decision saw, and no other."""
+        """Write the record, provided that the job still has the version that the decision saw."""
         job, todo = made.job, made.todo
         metadata = metadata_changes(job, todo)
-        # Who is log_fields to stop what is newer than its record must know that its record is the newest: another operator may
-        # have gone on. A patch that changes nothing is refused just so when it rests on an old version.
+        # A plan that stops a generation newer than its record must know that the record is the newest: another operator may
+        # have taken over. An empty patch is refused, too, when it carries an old resourceVersion.
         is_doubtful = any(isinstance(a, StopWorkers) and a.generation > todo.record.generation for a in todo.actions)
         if not metadata and not is_doubtful:
             return
@@ -349,12 +349,12 @@ class Reconciler:
     # -- act
 
     def _calls(self, made: Decision) -> list[Command]:
-        """Give the calls to agents that a decision asks for."""
+        """Give the calls to agents for a decision."""
         commands = self._command_builder(made.job, made.todo.record)
         return [call for action in made.todo.actions if commands and (call := commands.build(action)) is not None]
 
     async def _act(self, made: Decision, calls: list[Command]) -> None:
-        """Carry out what a decision wants, but for pods."""
+        """Carry out the actions of a decision, except those on pods."""
         job, todo = made.job, made.todo
         await self._send(job, [call for call in calls if call.path != "/shutdown"])
         goes = {action.uid for action in actions_of(DeletePod, todo)}
@@ -372,10 +372,10 @@ class Reconciler:
             await handler(job, todo)
 
     async def _supply(self, job_task: JobTask, made: Decision, calls: list[Command], *, may_create: bool) -> None:
-        """Begin what a decision wants of pods. Who has to go comes first.
+        """Begin to delete and create pods, deletions first.
 
-        An agent is told to leave after its pod was deleted: a pod that ends before anybody knows that it was sent away would
-        look like one that failed, and who refuses its deletion may mean to protect its work.
+        An agent is shut down after its pod was deleted. A pod that ended before its deletion is known would look like a failed
+        one, and whoever refuses the deletion may want to protect its work.
         """
         job = made.job
         shutdowns = {call.pod_uid: call for call in calls if call.path == "/shutdown"}
@@ -385,7 +385,7 @@ class Reconciler:
             await job_task.creation.begin(job, made.creations)
 
     def _send_shutdown(self, job: Job, call: Command | None) -> None:
-        """Tell an agent to leave, beside all else: the kubelet tells it too, and nodes that are gone answer nobody for seconds."""
+        """Shut an agent down in the background: a lost node takes seconds to time out, and the kubelet ends the pod anyway."""
         if call is None:
             return
         task = asyncio.create_task(self._send(job, [call]), name="farewell")
@@ -423,14 +423,14 @@ class Reconciler:
     async def _report_and_supply(
         self, job: Job, job_task: JobTask, made: Decision, calls: list[Command], *, may_create: bool
     ) -> None:
-        """Begin with the pods once the status is written, or cannot be: many calls at once would only keep that one waiting."""
+        """Report, then supply pods, even if the report failed. Many pod calls at once would delay the status."""
         (error,) = await asyncio.gather(self._report(job, made.todo), return_exceptions=True)
         await self._supply(job_task, made, calls, may_create=may_create)
         if error is not None:
             raise error
 
     async def _report(self, job: Job, todo: Plan) -> None:
-        """Write the status, then have Events written: those of conditions come with the next status where this one fails."""
+        """Write the status, then the Events. If the status cannot be written, the Events of conditions come with the next one."""
         await self._write_status(job, todo)
         self._record_events(job, todo.events)
 
@@ -442,7 +442,7 @@ class Reconciler:
         call = self._api.apply_status(job.fact, status)
         self._store.put_job(await self._job_writes.write("status", job.fact, call))
         if replace(job.fact, conditions=before.conditions, scaling=before.scaling) != before:
-            self.wake(job.fact.uid)  # the answer carried somebody's edit, which the watch will not tell as new
+            self.wake(job.fact.uid)  # the response contains somebody's edit, which the watch will not show as new
 
     def _record_events(self, job: Job, events: Sequence[JobEvent]) -> None:
         for event in events:

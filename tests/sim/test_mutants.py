@@ -143,7 +143,7 @@ def trust_a_cut_off_operator(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_doomed_pods(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(health, "_doom", lambda *_: None)
+    patch.setattr(health, "_disruption", lambda *_: None)
 
 
 def never_stop_strangers(patch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,7 @@ def remove_what_is_alive_by_force(patch: pytest.MonkeyPatch) -> None:
     def end(replica: Replica, now: datetime) -> list[DeletePod]:
         return [DeletePod(replica.pod.name, replica.pod.uid, "the job is deleted", force=True)]
 
-    patch.setattr(ending, "_end_at_once", end)
+    patch.setattr(ending, "_kill", end)
 
 
 def end_every_drain_at_once(patch: pytest.MonkeyPatch) -> None:

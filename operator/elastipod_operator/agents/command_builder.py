@@ -1,4 +1,4 @@
-"""From the actions of a decision to the calls at agents: what stands in each body. No call is made here."""
+"""Builds the calls to agents from the actions of a plan. Makes no call itself."""
 
 from __future__ import annotations
 

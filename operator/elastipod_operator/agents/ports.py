@@ -20,16 +20,16 @@ class AgentStatuses(Protocol):
     """The newest answers of the agents, by UID of the pod."""
 
     def watch(self, pod_uid: str, address: Address) -> None:
-        """Begin to ask an agent, or go on at its new address."""
+        """Begin to poll an agent, or continue at its new address."""
 
     def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
         """Whether the agent of a pod is asked at this address already. restarts: of its container."""
 
     def stop_polling(self, pod_uid: str) -> None:
-        """Stop asking an agent that has ended; what it said last stays known until its pod is gone."""
+        """Stop polling an agent that has ended. Its last status stays in the cache until its pod is deleted."""
 
     def forget(self, pod_uid: str) -> None:
-        """Stop asking an agent whose pod is gone."""
+        """Drop an agent whose pod was deleted."""
 
     def fact(self, pod_uid: str) -> ObservedAgent:
         """Give what is known of an agent; an empty fact for one that is not polled."""
@@ -41,7 +41,7 @@ class AgentStatuses(Protocol):
         """Give what the workers of these pods left for each other (for the next /start); None where it is too much."""
 
     async def close(self) -> None:
-        """Stop asking everybody."""
+        """Stop all polls."""
 
 
 class AgentCalls(Protocol):

@@ -1,4 +1,4 @@
-"""The agent status cache: the newest answer of every agent, kept current by one small task for each pod.
+"""The agent status cache: the newest status of every agent, kept up to date by one task for each pod.
 
 Agents of ours are asked with a long poll, so that a state change arrives at once and nothing is sent while nothing
 happens but one heartbeat; agents of another make are polled every second (decision 22).
@@ -128,7 +128,7 @@ class PolledAgent:
         self.hash_position = zlib.crc32(self.address.url("").encode()) / 2**32
 
     def stop(self) -> None:
-        """Ask it no more."""
+        """Stop polling it."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -169,7 +169,7 @@ class AgentStatusCache:
         self._peers = PeerReachability(session, self._authenticators, wake, self._parts)
 
     def watch(self, pod_uid: str, address: Address) -> None:
-        """Begin to ask an agent, or go on at its new address."""
+        """Begin to poll an agent, or continue at its new address."""
         known = self._polled.get(pod_uid)
         if known is not None and known.address == address:
             return
@@ -188,7 +188,7 @@ class AgentStatusCache:
         return (known.ip, known.port, known.restarts) == (ip, port, restarts)
 
     def stop_polling(self, pod_uid: str) -> None:
-        """Stop asking an agent that has ended; what it said last stays known until its pod is gone."""
+        """Stop polling an agent that has ended. Its last status stays in the cache until its pod is deleted."""
         polled = self._polled.get(pod_uid)
         if polled is None or polled.task is None:
             return
@@ -196,7 +196,7 @@ class AgentStatusCache:
         polled.fact = replace(polled.fact, refused=False, denied=False)
 
     def forget(self, pod_uid: str) -> None:
-        """Stop asking an agent whose pod is gone."""
+        """Drop an agent whose pod was deleted."""
         polled = self._polled.pop(pod_uid, None)
         if polled is None:
             return
@@ -244,7 +244,7 @@ class AgentStatusCache:
         return EncodedJson(f"[{', '.join(w.worker_data for w in polled if w.worker_data)}]")
 
     async def close(self) -> None:
-        """Stop asking everybody."""
+        """Stop all polls."""
         tasks = [w.task for w in self._polled.values() if w.task is not None]
         for uid in list(self._polled):
             self.forget(uid)
@@ -337,7 +337,7 @@ class AgentStatusCache:
         return align_to_tick(now, wait_s)
 
     def _suspect(self, job: str) -> None:
-        """An agent of a job does not answer: what the others do must be known soon."""
+        """Poll the other agents of a job at once, because one of them does not answer."""
         self._suspected_at[job] = time.monotonic()
         for polled in self._jobs.get(job, {}).values():
             if polled.is_long and polled.connection is not None:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class VersionedCache(Generic[T]):
-    """Objects by UID. Reads may be stale: older versions never replace newer ones, nor bring back what is gone."""
+    """Objects by UID. Reads may be stale: an older version never replaces a newer one and never restores a deleted object."""
 
     def __init__(self) -> None:
         self.is_listed = False

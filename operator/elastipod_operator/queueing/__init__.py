@@ -22,7 +22,7 @@ from .workload_creation import request_quota
 
 
 class Queues:
-    """The calls around quota. wake: have a job looked at soon. list_pods: bring the store up to date with its pods."""
+    """Everything about quota. wake: requests a pass for a job. list_pods: lists the pods of a job into the store."""
 
     def __init__(
         self, api: QueueApi, store: Store, wake: Callable[[str], None], list_pods: Callable[[Job], Awaitable[None]]
@@ -40,23 +40,23 @@ class Queues:
         await self._workloads.reader.run(namespaces)
 
     def forget(self, uid: str) -> None:
-        """Stop caring for a job that is gone."""
+        """Drop the state of a deleted job."""
         self._workloads.forget(uid)
 
     def retry_all(self) -> None:
-        """Have all that waits for Kueue tried again: it has just been seen again."""
+        """Retry everything that waits for Kueue, because it answers again."""
         self._workloads.retry_all()
 
     async def observe(self, job: Job) -> None:
-        """Ask what must be known before a decision about a job. Raises as Api does."""
+        """Read what a decision about a job needs. Raises as Api does."""
         await observe(self._workloads, job)
 
     def snapshot(self, job: Job) -> QueueSnapshot:
-        """Give what is known now."""
+        """Give the queue part of the snapshot."""
         return snapshot(self._workloads, job)
 
     async def request_quota(self, job: Job, todo: Plan) -> None:
-        """Ask for the quota that a decision wants, at the priority it wants. What is refused is told, and tried again later."""
+        """Request the quota of a plan, at its priority. Failures are reported and retried later."""
         await update_priorities(self._workloads, job, todo)
         await request_quota(self._workloads, job, todo)
 
@@ -68,6 +68,6 @@ class Queues:
         return await place_pods(self._workloads, job, actions)
 
     async def release_quota(self, job: Job, todo: Plan) -> None:
-        """Give quota back of which the API server shows no living pod, and tell Kueue how pods are."""
+        """Release quota on which no pod is left, and report ready pods to Kueue."""
         await release_quota(self._workloads, job, todo, self._list_pods)
         await report_pods_ready(self._workloads, job, todo)

@@ -1,4 +1,4 @@
-"""Where pods may run: only on quota that is granted at this moment, and as Kueue placed them."""
+"""Where pods may run: only on quota that is granted now, and where Kueue placed them."""
 
 from __future__ import annotations
 

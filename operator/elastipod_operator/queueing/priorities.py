@@ -1,4 +1,4 @@
-"""Priorities that were edited while Workloads exist: Kueue's own jobs hand a new class on just so."""
+"""Updates the priority of existing Workloads after an edit, as Kueue does for its own jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRIORITIES = "ranking"
 
 
 async def update_priorities(control: WorkloadControl, job: Job, todo: Plan) -> None:
-    """Give Workloads the priority that the job wishes now. What fails is told, and tried again later."""
+    """Give Workloads the job's present priority. Failures are reported and retried later."""
     orders = [a for a in todo.actions if isinstance(a, UpdateWorkloadPriority)]
     if not orders:
         control.clear_problem(job, PRIORITIES)

@@ -1,4 +1,4 @@
-"""What a decision sees of Kueue."""
+"""The part of a snapshot that comes from Kueue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class QueueSnapshot:
 
 
 async def observe(control: WorkloadControl, job: Job) -> None:
-    """Ask what must be known before a decision about a job; nothing that is known is asked again."""
+    """Read what a decision needs and the caches do not have yet."""
     fact = job.fact
     named = bool(fact.queue or fact.queue_in_template)
     if fact.deleting_since is not None:
@@ -58,7 +58,7 @@ async def observe(control: WorkloadControl, job: Job) -> None:
 
 
 def snapshot(control: WorkloadControl, job: Job) -> QueueSnapshot:
-    """Give what is known now."""
+    """Give the present state of the caches."""
     state, workloads = control.known_state(job), workloads_of(job)
     if state is None and not workloads:
         return QueueSnapshot()

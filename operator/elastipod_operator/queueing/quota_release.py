@@ -1,6 +1,6 @@
-"""Giving quota back, and telling Kueue how the pods are.
+"""Releases quota, and reports ready pods to Kueue.
 
-Quota is given back only when the API server shows no living pod on it (decision 6): a watch may be late.
+Quota is released only when a list from the API server shows no living pod on it, because a watch may be late.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .workload_control import (
 
 log = logging.getLogger(__name__)
 
-# A base that could not be released so many times is deleted, and asked for anew.
+# A base whose release failed so many times is deleted and requested again.
 MAX_FAILED_RELEASES = 3
 
 ReleaseAction = DeleteWorkload | ReleaseBaseQuota | FinishWorkload
@@ -39,7 +39,7 @@ ReleaseAction = DeleteWorkload | ReleaseBaseQuota | FinishWorkload
 async def release_quota(
     control: WorkloadControl, job: Job, todo: Plan, list_pods: Callable[[Job], Awaitable[None]]
 ) -> None:
-    """Carry out what gives quota back; what fails is tried again later, and keeps no other Workload from going."""
+    """Carry out the actions that release quota. One that fails is retried later and does not hold up the others."""
     orders = [a for a in todo.actions if isinstance(a, ReleaseAction)]
     retry, is_deleting = control.state(job).releasing, job.fact.deleting_since is not None
     if not orders and not is_deleting:
@@ -60,7 +60,7 @@ async def release_quota(
 
 
 async def report_pods_ready(control: WorkloadControl, job: Job, todo: Plan) -> None:
-    """Tell Kueue which Workloads have all their pods ready."""
+    """Set condition PodsReady of Workloads."""
     orders = [a for a in todo.actions if isinstance(a, SetPodsReady)]
     if not orders or not control.state(job).reporting_ready.is_due():
         return
@@ -93,7 +93,7 @@ async def _give(control: WorkloadControl, job: Job, order: ReleaseAction) -> Non
     workload = control.workload(job, order.name)
     if workload is None or workload.uid != order.uid:
         return
-    # What waits holds nothing: it goes at once, before Kueue grants it.
+    # A pending Workload holds no quota: it is deleted at once, before Kueue admits it.
     if pods_on(job, workload) and (workload.reserved or not isinstance(order, DeleteWorkload)):
         control.wake_later(job, FIRST_RETRY_S)
         return

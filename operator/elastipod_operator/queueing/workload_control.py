@@ -1,4 +1,4 @@
-"""What all calls around quota share: what is remembered of a job between two passes, and what comes of a failure."""
+"""What all calls about quota share: the state of a job between two passes, retries, and error texts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..kube.writes import gather_all, is_conflict, is_refusal, log_fields
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# What failed is tried again after so long, twice as long each time.
+# Delay before a retry; it doubles each time.
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-# So many calls for one job are under way at the same time: its increments may be hundreds.
+# Parallel calls for one job, which may have hundreds of increments.
 MAX_PARALLEL_CALLS = 8
 RELEASING = "returning"
 KUEUE_MISSING = (
@@ -35,7 +35,7 @@ KUEUE_MISSING = (
 
 @dataclass(slots=True)
 class Retry:
-    """When something that failed is tried again."""
+    """The back-off of one kind of call."""
 
     tries: int = 0
     at: datetime | None = None
@@ -45,19 +45,19 @@ class Retry:
         return self.at is None or clock.now() >= self.at
 
     def note_failure(self) -> float:
-        """Note a failure; gives the seconds until it is tried again."""
+        """Record a failure; gives the seconds until the retry."""
         wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**self.tries)
         self.tries, self.at = self.tries + 1, clock.now() + timedelta(seconds=wait_s)
         return wait_s
 
     def reset(self) -> None:
-        """Note that it worked."""
+        """Clear the back-off after success."""
         self.tries, self.at = 0, None
 
 
 @dataclass(slots=True)
 class QuotaState:
-    """What is remembered of a job; all of it may be lost without harm."""
+    """The state of a job's quota between two passes. All of it can be lost without harm."""
 
     default_queue: bool | None = None
     problems: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class QuotaState:
     reporting_ready: Retry = field(default_factory=Retry)
     prioritizing: Retry = field(default_factory=Retry)
     timer: asyncio.TimerHandle | None = None
-    """The next look that was asked for."""
+    """The next pass that was requested."""
     failed_releases: dict[str, int] = field(default_factory=dict)
     """By UID of the Workload."""
     admitted: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class QuotaState:
 
 
 class WorkloadControl:
-    """The API, the store and the memories. wake: have a job looked at soon."""
+    """The API, the store and the state of each job. wake: requests a pass for a job."""
 
     def __init__(self, api: QueueApi, store: Store, wake: Callable[[str], None]) -> None:
         self.api = api
@@ -94,20 +94,20 @@ class WorkloadControl:
         metrics.EVICTIONS_LATE.set_function(lambda: sum(one.late for one in self._states.values()))
 
     def state(self, job: Job) -> QuotaState:
-        """Give what is remembered of a job."""
+        """Give the state of a job; a new one is created."""
         return self._states.setdefault(job.fact.uid, QuotaState())
 
     def known_state(self, job: Job) -> QuotaState | None:
-        """Give what is remembered of a job, if anything ever was."""
+        """Give the state of a job; None if there is none."""
         return self._states.get(job.fact.uid)
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered of a job."""
+        """Drop the state of a deleted job."""
         self._states.pop(uid, None)
         self.reader.forget(uid)
 
     def retry_all(self) -> None:
-        """Have everything that failed tried at once."""
+        """Retry everything that failed, at once."""
         for uid, state in list(self._states.items()):
             if state.problems or any(
                 one.tries for one in (state.requesting, state.releasing, state.reporting_ready, state.prioritizing)
@@ -121,26 +121,26 @@ class WorkloadControl:
                 self.wake(uid)
 
     def report_problem(self, job: Job, what: str, trouble: QuotaError) -> None:
-        """Have the user told what is wrong."""
+        """Report a problem in the job's status."""
         problems, said = self.state(job).problems, (trouble.reason, str(trouble))
         if problems.get(what) != said:
             problems[what] = said
             self.wake(job.fact.uid)
 
     def clear_problem(self, job: Job, what: str) -> None:
-        """Have the user told of it no more."""
+        """Remove a problem from the job's status."""
         state = self.known_state(job)
         if state is not None and state.problems.pop(what, None) is not None:
             self.wake(job.fact.uid)
 
     def retry_later(self, job: Job, retry: Retry, what: str, error: Exception) -> None:
-        """Note a failure, and have the job looked at when it is to be tried again."""
+        """Log a failure and request a pass at the time of the retry."""
         level = logging.INFO if is_conflict(error) else logging.WARNING
         log.log(level, "%s: %s %s", what, type(error).__name__, error, extra=log_fields(job.fact))
         asyncio.get_running_loop().call_later(retry.note_failure(), self.wake, job.fact.uid)
 
     def wake_later(self, job: Job, seconds: float) -> None:
-        """Have a job looked at after a while, or sooner where that was asked for."""
+        """Request a pass after a while, or sooner if that was requested before."""
         loop, state = asyncio.get_running_loop(), self.state(job)
         if state.timer is not None:
             if loop.time() < state.timer.when() <= loop.time() + seconds:

@@ -1,4 +1,4 @@
-"""Asking Kueue for quota: a Workload for each share."""
+"""Requests quota: creates a Workload for the base and for each increment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Body = Mapping[str, Any]
 
 
 async def request_quota(control: WorkloadControl, job: Job, todo: Plan) -> None:
-    """Ask for what a decision wants. What the API server refuses is told, and tried again later."""
+    """Create the Workloads of a plan. Refusals are reported and retried later."""
     orders = [a for a in todo.actions if isinstance(a, CreateWorkload)]
     if not orders:
         control.clear_problem(job, REQUESTING)
@@ -35,7 +35,7 @@ async def request_quota(control: WorkloadControl, job: Job, todo: Plan) -> None:
     retry = control.state(job).requesting
     if not retry.is_due():
         return
-    # A decision that takes the spec up asks for pods as they are made from now on.
+    # A plan that adopts the spec requests quota for pods of the new spec.
     spec = dict(job.body["spec"]) if todo.adopts_spec else effective_spec(job.body)
     try:
         await _request_all(control, job, spec, orders)
