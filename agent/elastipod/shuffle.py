@@ -1,10 +1,10 @@
-"""A shuffle that is a formula: position -> index, one-to-one, with no table to build, to store or to send.
+"""A shuffle computed by a formula, position -> index, one-to-one. There is no table to build, store or send.
 
 The method (version 1) is a Feistel network over the smallest power of two that holds the dataset, with cycle walking:
 an output outside the dataset is fed in again, which terminates because the network is a bijection. Each of the eight
 rounds adds, to one part of the number, SplitMix64 of the other part and a round key; the round keys are the SplitMix64
-stream seeded with (seed, epoch). It uses integers only, so the order is the same on every machine, Python and torch,
-and any position of any epoch costs a few microseconds, which makes a resume at step a million as cheap as at step one.
+stream seeded with (seed, epoch). It uses integers only, so the order is the same on every machine and with every version of
+Python and torch. Any position of any epoch takes a few microseconds, so resuming at step 1,000,000 is as fast as at step 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ROUNDS = 8
-_FEW = 128  # positions below which a tensor's overhead is more than it saves
+_FEW = 128  # with fewer positions the overhead of a tensor is more than it saves
 
 
 def splitmix64(value: int) -> int:
@@ -59,7 +59,7 @@ class Shuffle:
         return index
 
     def take(self, positions: Sequence[int]) -> list[int]:
-        """Give the dataset indices at many positions: the same numbers, in a twentieth of the time where torch is loaded."""
+        """Give the dataset indices at many positions; about 20 times faster than one by one if torch is loaded."""
         torch = sys.modules.get("torch")
         if torch is None or len(positions) < _FEW or self._size >> 62:
             return [self[position] for position in positions]

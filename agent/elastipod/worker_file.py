@@ -1,16 +1,15 @@
 """The worker file: a page of memory that the agent of a pod and its workers share.
 
-The agent makes one file per generation and names it to its workers in ``ELASTIPOD_WORKER_FILE``. The agent writes the
-event (its level is the truth, SIGUSR1 only wakes a sleeper); every worker writes one slot of its own, so nobody ever
-writes where another one does. Layout, all little-endian (docs/design/contracts.md, 5)::
+The agent creates one file per generation and gives workers its path in ``ELASTIPOD_WORKER_FILE``. The agent writes the event,
+whose level is authoritative (SIGUSR1 only wakes a worker). Each worker writes only its own slot, so every word has one writer.
+Layout, all little-endian (docs/design/contracts.md, 5)::
 
     header, 64 bytes    magic "ELPW" | u32 layout | u32 local ranks | u32 event level | f64 event deadline | u32 leaves
     slot, 64 bytes each u32 acknowledged | u32 sequence | u64 step | u64 samples | f64 loss | f64 samples/s
                         | u32 world size | u32 signal for stacks | f64 time | u32 in a checkpoint call | u32 asks
 
-A slot's numbers are guarded by its sequence: odd while they are being written, and changed by every write, so a reader
-never mixes two reports. Words are stored through views of their own width, which makes each store a single one.
-Standard library only: a worker pays nothing for it, and the agent needs no torch.
+A slot's sequence guards its numbers: it is odd during a write and changes with every write, so a reader never mixes two
+reports. Values are stored through views of their own width, which makes each store atomic. Standard library only.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ _READ_ATTEMPTS: Final = 64
 
 
 class WorkerFileError(ValueError):
-    """The file is missing, is no worker file, or does not hold the local rank that was asked for."""
+    """The file is missing, is not a worker file, or has no slot for the requested local rank."""
 
 
 class EventLevel(IntEnum):
-    """What the agent asks of its workers; a level, so that asking twice is asking once."""
+    """What the agent requests of its workers. It is a level, so raising it twice has no further effect."""
 
     NONE = 0
     DRAIN = 1
 
 
 class Event(NamedTuple):
-    """The event as it stands: its level, and the Unix time by which the workers should be gone (0 = no limit)."""
+    """The current event: its level, and the Unix time by which the workers should have exited (0: no limit)."""
 
     level: int
     deadline: float
@@ -66,9 +65,9 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One worker's last report. ``loss`` and ``samples_per_s`` are None where the worker did not know them.
+    """The last report of one worker. ``loss`` and ``samples_per_s`` are None if the worker did not report them.
 
-    step: completed optimizer steps of the job; samples: consumed by the job so far; time: Unix seconds of the report.
+    step: completed optimizer steps of the job. samples: consumed by the job so far. time: Unix time of the report.
     """
 
     step: int
@@ -80,10 +79,10 @@ class Progress:
 
 
 class WorkerFile:
-    """One open worker file; made by `create` (agent) or `open` (workers), closed by `close` or a ``with`` block.
+    """An open worker file. The agent uses `create`, workers use `open`; close it with `close` or a ``with`` block.
 
     Reads and writes are plain memory accesses: no system call, no lock, safe from any thread and, for `event` and
-    `acknowledge`, from a signal handler. Each local rank's slot has one writer.
+    `acknowledge`, from a signal handler. Methods that take a local rank raise WorkerFileError when there is no such slot.
     """
 
     def __init__(self, path: str, memory: mmap.mmap) -> None:
@@ -97,9 +96,9 @@ class WorkerFile:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], local_ranks: int) -> WorkerFile:
-        """Make a new file for ``local_ranks`` workers, readable by this user only. Called by the agent.
+        """Create a file for ``local_ranks`` workers, with mode 0600. Called by the agent.
 
-        Raises FileExistsError when the path is taken, OSError when it cannot be written, WorkerFileError on a bad count.
+        Raises FileExistsError when the path exists, OSError when it cannot be written, WorkerFileError for a wrong count.
         """
         _require_little_endian()
         if not 1 <= local_ranks <= MAX_LOCAL_RANKS:
@@ -107,7 +106,7 @@ class WorkerFile:
         size = _RECORD * (1 + local_ranks)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, size)  # a full disk must say so now, not by SIGBUS at the first write
+            os.posix_fallocate(descriptor, 0, size)  # fail now on a full disk, not with SIGBUS at the first write
             memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -115,12 +114,12 @@ class WorkerFile:
         words[_WORD_LAYOUT] = LAYOUT
         words[_WORD_RANKS] = local_ranks
         words.release()
-        memory[: len(_MAGIC)] = _MAGIC  # last: a file with the magic is whole
+        memory[: len(_MAGIC)] = _MAGIC  # last: a file with the magic is complete
         return cls(os.fspath(path), memory)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> WorkerFile:
-        """Open the file that the agent made. Raises WorkerFileError, in one sentence, when it cannot be used."""
+        """Open the file that the agent created. Raises WorkerFileError when it cannot be used."""
         _require_little_endian()
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -129,7 +128,7 @@ class WorkerFile:
         try:
             size = os.fstat(descriptor).st_size
             if size < 2 * _RECORD or size % _RECORD:
-                raise WorkerFileError(f"{os.fspath(path)} is no worker file: {size} bytes")
+                raise WorkerFileError(f"{os.fspath(path)} is not a worker file: {size} bytes")
             memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -141,57 +140,57 @@ class WorkerFile:
         return cls(os.fspath(path), memory)
 
     def set_event(self, level: EventLevel | int, deadline: float = 0.0, *, leaves: bool | None = None) -> None:
-        """Raise (or take back) the event. The level is stored last, so whoever sees it sees the rest.
+        """Raise or clear the event. The level is stored last, so a reader that sees it also sees the other fields.
 
-        leaves: whether this pod goes after the drain (True) or stays (False); None when that is not known.
+        leaves: True when this pod ends after the drain, False when it stays, None when that is not known.
         """
         self._doubles[_DOUBLE_DEADLINE] = deadline
         self._words[_WORD_LEAVES] = next(word for word, value in _LEAVES.items() if value is leaves)
         self._words[_WORD_LEVEL] = int(level)
 
     def set_deadline(self, deadline: float) -> None:
-        """Give the event another deadline."""
+        """Change the deadline of the event."""
         self._doubles[_DOUBLE_DEADLINE] = deadline
 
     def event(self) -> Event:
-        """Give the event as it stands now."""
+        """Give the current event."""
         level: int = self._words[_WORD_LEVEL]
         deadline: float = self._doubles[_DOUBLE_DEADLINE]
         return Event(level, deadline)
 
     def leaves(self) -> bool | None:
-        """Tell whether this pod goes after the drain that the event asks for; None when that is not known."""
+        """True when this pod ends after the drain, False when it stays, None when that is not known."""
         return _LEAVES.get(self._words[_WORD_LEAVES])
 
     def set_in_checkpoint(self, local_rank: int, is_in: bool) -> None:
-        """Say that this worker is, or is no longer, inside a call that saves or loads a checkpoint. One writer per local rank."""
+        """Set whether this worker is inside a call that saves or loads a checkpoint. Called by the worker."""
         self._words[self._slot(local_rank) // 4 + _SLOT_CHECKPOINT] = int(is_in)
 
     def is_in_checkpoint(self, local_rank: int) -> bool:
-        """Tell whether the worker is inside a call that saves or loads a checkpoint."""
+        """True while the worker is inside a call that saves or loads a checkpoint."""
         return bool(self._words[self._slot(local_rank) // 4 + _SLOT_CHECKPOINT])
 
     def reset_run(self) -> None:
-        """Take back the event and what workers said about it, for processes that live over several runs."""
+        """Clear the event and the acknowledgements before the next run of the same processes (in-process restart)."""
         self.set_event(EventLevel.NONE)
         for local_rank in range(self.local_ranks):
             self._words[self._slot(local_rank) // 4 + _SLOT_ACKNOWLEDGED] = 0
             self.set_in_checkpoint(local_rank, False)
 
     def acknowledge(self, local_rank: int) -> None:
-        """Say that this worker has seen the event and will stop: an exit 0 from now on is a drain, not a completion."""
+        """Record that this worker has seen the event and will stop; an exit with 0 now counts as a drain, not as completion."""
         self._words[self._slot(local_rank) // 4 + _SLOT_ACKNOWLEDGED] = 1
 
     def set_checks_events(self, local_rank: int, *, checks: bool = True) -> None:
-        """Say that this worker asks whether there is an event: it can answer one, from its first question on."""
+        """Record that this worker calls `elastic_event_detected`, so it can react to an event."""
         self._words[self._slot(local_rank) // 4 + _SLOT_ASKS] = int(checks)
 
     def checks_events(self, local_rank: int) -> bool:
-        """Tell whether the worker has asked for an event since its process was started."""
+        """True once the worker has called `elastic_event_detected` in its process."""
         return bool(self._words[self._slot(local_rank) // 4 + _SLOT_ASKS])
 
     def acknowledged(self, local_rank: int) -> bool:
-        """Tell whether the worker has acknowledged the event."""
+        """True when the worker has acknowledged the event."""
         return bool(self._words[self._slot(local_rank) // 4 + _SLOT_ACKNOWLEDGED])
 
     def report(
@@ -205,11 +204,11 @@ class WorkerFile:
         world_size: int = 0,
         time: float | None = None,
     ) -> None:
-        """Publish where this worker is; about a microsecond, so once per step is fine. One writer per local rank."""
+        """Publish this worker's progress. Takes about a microsecond. Called by the worker."""
         offset = self._slot(local_rank)
         word, wide = offset // 4, offset // 8
         sequence: int = self._words[word + _SLOT_SEQUENCE]
-        writing = (sequence | 1) & 0xFFFFFFFF  # odd also after a writer that died half-way
+        writing = (sequence | 1) & 0xFFFFFFFF  # odd also after a writer that died during a write
         self._words[word + _SLOT_SEQUENCE] = writing
         self._longs[wide + _SLOT_STEP] = step
         self._longs[wide + _SLOT_SAMPLES] = samples
@@ -217,10 +216,10 @@ class WorkerFile:
         self._doubles[wide + _SLOT_RATE] = math.nan if samples_per_s is None else samples_per_s
         self._words[word + _SLOT_WORLD_SIZE] = world_size
         self._doubles[wide + _SLOT_TIME] = _time.time() if time is None else time
-        self._words[word + _SLOT_SEQUENCE] = (writing + 1) & 0xFFFFFFFF or 2  # 0 means: never reported
+        self._words[word + _SLOT_SEQUENCE] = (writing + 1) & 0xFFFFFFFF or 2  # 0 means that there is no report yet
 
     def progress(self, local_rank: int) -> Progress | None:
-        """Give the worker's last report, None before the first and while one is stuck half-written."""
+        """Give the worker's last report; None before the first one, or when a writer died during a write."""
         offset = self._slot(local_rank)
         word, wide = offset // 4, offset // 8
         for _ in range(_READ_ATTEMPTS):
@@ -242,25 +241,25 @@ class WorkerFile:
         return None
 
     def num_reports(self, local_rank: int) -> int:
-        """Count the worker's reports, those of an unchanged step too: a count that stands still is a silent worker."""
+        """Give the number of the worker's reports, including those of an unchanged step. It stands still for a silent worker."""
         sequence: int = self._words[self._slot(local_rank) // 4 + _SLOT_SEQUENCE]
         return sequence // 2
 
     def set_stacks_signal(self, local_rank: int, number: int) -> None:
-        """Say which signal makes this worker write its stacks into `stacks_path`; 0 takes the offer back."""
+        """Set the signal that makes this worker write its stacks to `stacks_path`; 0 for none. Called by the worker."""
         self._words[self._slot(local_rank) // 4 + _SLOT_STACKS] = number
 
     def stacks_signal(self, local_rank: int) -> int:
-        """Give the signal that makes the worker write its stacks, 0 when it offers none."""
+        """Give the signal that makes the worker write its stacks, 0 for none."""
         number: int = self._words[self._slot(local_rank) // 4 + _SLOT_STACKS]
         return number
 
     def stacks_path(self, local_rank: int) -> str:
-        """Name the file into which the worker writes its stacks; it lies beside this one."""
+        """Give the path of the file to which the worker writes its stacks, next to this file."""
         return f"{self.path}.stacks-{local_rank}"
 
     def close(self) -> None:
-        """Let the memory go; the file itself stays. Closing twice is harmless."""
+        """Unmap the memory; the file itself stays. May be called twice."""
         for view in (self._words, self._longs, self._doubles, self._bytes):
             view.release()
         self._memory.close()
@@ -284,7 +283,7 @@ def _require_little_endian() -> None:
 
 def _check_header(path: str, memory: mmap.mmap) -> None:
     if memory[: len(_MAGIC)] != _MAGIC:
-        raise WorkerFileError(f"{path} is no worker file: it does not begin with {_MAGIC.decode()}")
+        raise WorkerFileError(f"{path} is not a worker file: it does not begin with {_MAGIC.decode()}")
     layout = int.from_bytes(memory[4:8], "little")
     if layout != LAYOUT:
         raise WorkerFileError(f"{path} has layout {layout}, this library reads layout {LAYOUT}")

@@ -1,7 +1,7 @@
 """Train a classifier of handwritten digits (scikit-learn's bundled data) on however many workers there are.
 
-Starts with `hyperpodrun train.py ...` (elastic), `torchrun train.py ...` or plain `python train.py ...`. The dataset's size is
-no multiple of the batch, so that the last batch of each epoch is a short one that the workers share unevenly.
+Start it with `hyperpodrun train.py ...` (elastic), `torchrun train.py ...` or plain `python train.py ...`. The size of the dataset is
+not a multiple of the batch, so the last batch of each epoch is short and divided unevenly among the workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elastipod import (
     report,
 )
 
-TRAINING = 1500  # of 1797 images; the rest measures what was learnt
+TRAINING = 1500  # of 1797 images; the others are the test set
 
 
 def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
@@ -100,12 +100,12 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
 def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor, batch: Batch
 ) -> float:
-    """Make one optimizer step and give the mean loss over the global batch. Collective."""
+    """Run one optimizer step and give the mean loss over the global batch. Collective."""
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), dtype=torch.float64)
-    for part in accumulate(model, batch, size=16):
-        chosen = list(part.indices)
-        loss = cross_entropy(model(images[chosen]), labels[chosen]) * part.weight
+    for micro in accumulate(model, batch, size=16):
+        chosen = list(micro.indices)
+        loss = cross_entropy(model(images[chosen]), labels[chosen]) * micro.weight
         loss.backward()
         total += loss.detach().double()
     optimizer.step()
@@ -115,7 +115,7 @@ def train_step(
 
 
 def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Give all images as (1797, 64) floats in 0..1, and their labels, in the data's own order."""
+    """Give all images as float32, shape (1797, 64), in 0..1, and their labels, in the order of the dataset."""
     pixels, labels = load_digits(return_X_y=True)
     return torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels, dtype=torch.int64)
 
@@ -123,7 +123,7 @@ def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument(
-        "--checkpoint-dir", required=True, help="shared by all workers; a run resumes from what is there"
+        "--checkpoint-dir", required=True, help="shared by all workers; a run resumes from its latest checkpoint"
     )
     parser.add_argument("--sample-log-dir", required=True, help="shared by all workers; `elastipod audit` reads it")
     parser.add_argument("--epochs", type=int, default=20)
@@ -132,7 +132,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps")
     parser.add_argument("--print-every", type=int, default=20, help="steps")
-    parser.add_argument("--min-step-time", type=float, default=0.0, help="seconds; a quicker step waits, to be watched")
+    parser.add_argument(
+        "--min-step-time",
+        type=float,
+        default=0.0,
+        help="minimum time of a step in seconds, to slow down a demonstration",
+    )
     return parser.parse_args()
 
 
@@ -143,7 +148,7 @@ def main() -> None:
     if "WORLD_SIZE" not in os.environ:
         train(options, rank=0, world_size=1)
         return
-    dist.init_process_group("gloo")  # a model of this size is quickest on the CPU
+    dist.init_process_group("gloo")  # a model of this size trains fastest on the CPU
     try:
         train(options, dist.get_rank(), dist.get_world_size())
     finally:

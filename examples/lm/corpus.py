@@ -1,4 +1,4 @@
-"""The corpus: the Python standard library's own sources, as bytes. Every machine with Python has it."""
+"""The corpus: the sources of Python's standard library, as bytes. Every machine with Python has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_SOURCE = {"site-packages", "dist-packages", "__pycache__"}
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes cut into windows of `seq_len` + 1 (inputs and, one further on, targets). digest: SHA-256 of the bytes."""
+    """Bytes in windows of `seq_len` + 1: inputs, and targets shifted by one. digest: SHA-256 of the bytes."""
 
     data: torch.Tensor  # uint8, one element per byte
     seq_len: int
@@ -24,14 +24,14 @@ class Corpus:
         return (len(self.data) - 1) // self.seq_len
 
     def batch(self, indices: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give inputs and targets of some windows: two int64 tensors of shape (windows, seq_len)."""
+        """Give inputs and targets of some windows: two int64 tensors of shape (len(indices), seq_len)."""
         starts = torch.tensor(indices).unsqueeze(1) * self.seq_len
         windows = self.data[starts + torch.arange(self.seq_len + 1)].long().to(device)
         return windows[:, :-1], windows[:, 1:]
 
 
 def read_corpus(seq_len: int, max_bytes: int) -> Corpus:
-    """Read the first ``max_bytes`` of all modules in the order of their names: the same bytes for the same Python."""
+    """Read the first ``max_bytes`` of all modules, sorted by path. The same Python gives the same bytes on every machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
     names = sorted(
         path.relative_to(root).as_posix()

@@ -10,7 +10,7 @@ VOCABULARY = 256
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward layer, each behind a layer norm. No biases: they add nothing at this size."""
+    """Attention, then a feed-forward layer, each after a layer norm. It has no biases, which do not help at this size."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()

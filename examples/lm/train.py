@@ -1,7 +1,8 @@
 """Train a small language model on the Python standard library's sources, on however many workers there are.
 
-Starts with `hyperpodrun train.py ...` (elastic), `torchrun train.py ...` or plain `python train.py ...`. What makes it elastic
-is in `train`: resume, ask `elastic_event_detected()` once per step, and when it says so save a checkpoint and return.
+Start it with `hyperpodrun train.py ...` (elastic), `torchrun train.py ...` or plain `python train.py ...`. The function `train`
+makes it elastic: it resumes from the latest checkpoint, calls `elastic_event_detected()` once per step, and when that gives True
+it saves a checkpoint and returns.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
     loss = resume.extra["loss"] if resume else math.nan
 
     def state() -> dict[str, Any]:
-        """Give what a checkpoint of this step holds."""
+        """Give the content of a checkpoint of the current step."""
         extra = {"corpus": corpus.digest, "data": plan.state_dict(step), "loss": loss}
         return {"model": model, "optimizer": optimizer, "scheduler": schedule, "extra": extra, "sample_log": log}
 
@@ -94,7 +95,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
         if step % options.checkpoint_every == 0:
             checkpoints.save(step, **state())
         elif options.memory_every and step % options.memory_every == 0:
-            checkpoints.save_async(step, **state(), durable=False)  # a crash goes back to here
+            checkpoints.save_async(step, **state(), durable=False)  # a crash resumes from here
 
     checkpoints.save(step, **state())
     log.end(step, "completed")
@@ -110,11 +111,11 @@ def train_step(
     micro_batch: int,
     device: torch.device,
 ) -> float:
-    """Make one optimizer step and give the mean loss over the global batch. Collective."""
+    """Run one optimizer step and give the mean loss over the global batch. Collective."""
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for part in accumulate(model, batch, micro_batch):
-        loss = model(*corpus.batch(tuple(part.indices), device)) * part.weight
+    for micro in accumulate(model, batch, micro_batch):
+        loss = model(*corpus.batch(tuple(micro.indices), device)) * micro.weight
         loss.backward()
         total += loss.detach().double()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -125,7 +126,7 @@ def train_step(
 
 
 def plan_batches(options: argparse.Namespace, corpus: Corpus) -> ElasticBatches:
-    """Decide the samples of the whole job. --steps takes that many batches' worth of windows, all epochs together."""
+    """Give the plan of the whole job. With --steps the corpus is limited to that many batches over all epochs."""
     windows = options.steps * options.global_batch // options.epochs if options.steps else len(corpus)
     if not 1 <= windows <= len(corpus):
         raise SystemExit(
@@ -135,7 +136,7 @@ def plan_batches(options: argparse.Namespace, corpus: Corpus) -> ElasticBatches:
 
 
 def learning_rate(step: int, total_steps: int) -> float:
-    """Give the factor on the learning rate: a short linear warm-up, then a cosine down to a tenth."""
+    """Give the factor on the learning rate: a short linear warm-up, then a cosine decay to a tenth."""
     warm_up = max(1, total_steps // 20)
     if step < warm_up:
         return (step + 1) / warm_up
@@ -143,7 +144,7 @@ def learning_rate(step: int, total_steps: int) -> float:
 
 
 def build_model(options: argparse.Namespace, device: torch.device, world_size: int) -> nn.Module:
-    """Make the same weights on every rank, then spread them."""
+    """Create the same weights on every rank, then replicate or shard them."""
     torch.manual_seed(options.seed)
     model = ByteTransformer(options.dim, options.layers, options.heads, options.seq_len).to(device)
     if not dist.is_initialized():
@@ -161,15 +162,17 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--parallel", choices=["ddp", "fsdp2"], default="ddp", help="replicate or shard the model")
     parser.add_argument(
-        "--checkpoint-dir", required=True, help="shared by all workers; a run resumes from what is there"
+        "--checkpoint-dir", required=True, help="shared by all workers; a run resumes from its latest checkpoint"
     )
     parser.add_argument("--sample-log-dir", required=True, help="shared by all workers; `elastipod audit` reads it")
-    parser.add_argument("--steps", type=int, default=0, help="length of the job in steps; 0: the whole corpus")
+    parser.add_argument("--steps", type=int, default=0, help="length of the job in steps; 0: train on the whole corpus")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument(
-        "--global-batch", type=int, default=16, help="windows per step over all workers; does not change on resizes"
+        "--global-batch", type=int, default=16, help="windows per step over all workers; stays the same after a resize"
     )
-    parser.add_argument("--micro-batch", type=int, default=4, help="windows per forward pass of one worker")
+    parser.add_argument(
+        "--micro-batch", type=int, default=4, help="maximum number of windows per forward pass of one worker"
+    )
     parser.add_argument("--seq-len", type=int, default=64, help="bytes per window")
     parser.add_argument("--dim", type=int, default=192)
     parser.add_argument("--layers", type=int, default=6)
@@ -182,10 +185,15 @@ def parse_options() -> argparse.Namespace:
         "--memory-every",
         type=int,
         default=0,
-        help="steps between copies in memory, which a crash goes back to; 0: none",
+        help="steps between memory checkpoints, from which a crash resumes; 0: none",
     )
     parser.add_argument("--print-every", type=int, default=1, help="steps")
-    parser.add_argument("--min-step-time", type=float, default=0.0, help="seconds; a quicker step waits, to be watched")
+    parser.add_argument(
+        "--min-step-time",
+        type=float,
+        default=0.0,
+        help="minimum time of a step in seconds, to slow down a demonstration",
+    )
     return parser.parse_args()
 
 

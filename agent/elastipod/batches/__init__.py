@@ -1,1 +1,1 @@
-"""How a global batch is trained: sizes per rank and pass, learning rates, sums in a fixed order."""
+"""How a global batch is trained: sizes per rank and pass, learning rates, recipes."""

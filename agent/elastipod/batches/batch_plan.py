@@ -1,4 +1,4 @@
-"""Cutting a global batch for a world: micro-batch, passes and each rank's part, or a refusal with sizes that would work."""
+"""Divides a global batch among ranks and passes, or refuses with sizes that work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from elastipod.errors import BatchSizeError
 
-MAX_NAMED = 8  # sizes that a refusal names
+MAX_NAMED = 8  # sizes that an error message names
 _UNEVEN_KEYS = ("num_dp_groups_with_small_batch_size", "small_local_batch_size", "large_local_batch_size")
 
 
@@ -16,9 +16,9 @@ _UNEVEN_KEYS = ("num_dp_groups_with_small_batch_size", "small_local_batch_size",
 class BatchPlan:
     """How every rank trains its part of a full global batch.
 
-    data_parallel: ranks that train on different samples; local_sizes: samples of each of them (what
-    `ElasticBatches.iterate` takes), in sum the global batch; micro_batch: samples of one pass at most; passes: forward and
-    backward passes per optimizer step, the same on every rank.
+    data_parallel: number of ranks that train on different samples. local_sizes: samples of each of them, for
+    `ElasticBatches.iterate`; their sum is the global batch. micro_batch: maximum number of samples in one pass. passes: forward
+    and backward passes per optimizer step, the same on every rank.
     """
 
     global_batch: int
@@ -29,13 +29,13 @@ class BatchPlan:
 
     @property
     def is_even(self) -> bool:
-        """True when every rank has equally many samples."""
+        """True when all ranks have the same number of samples."""
         return len(set(self.local_sizes)) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class UnevenBatch:
-    """The documents' uneven batch: the first ``num_small`` data-parallel ranks train ``small`` samples, the others ``large``."""
+    """HyperPod's uneven batch: the first ``num_small`` data-parallel ranks train ``small`` samples, the others ``large``."""
 
     num_small: int
     small: int
@@ -58,7 +58,7 @@ class UnevenBatch:
         return cls(*values)
 
     def local_sizes(self, global_batch: int, data_parallel: int) -> tuple[int, ...]:
-        """Give every rank's samples. Raises BatchSizeError, with a block that would work, unless they sum up."""
+        """Give the samples of each rank. Raises BatchSizeError, with a block that works, unless they sum up to the batch."""
         if self.num_small > data_parallel:
             raise BatchSizeError(
                 f"uneven_batch.num_dp_groups_with_small_batch_size is {self.num_small}, but there are {data_parallel} "
@@ -83,12 +83,12 @@ def plan_batch(
     uneven_batch: UnevenBatch | None = None,
     model_parallel: int = 1,
 ) -> BatchPlan:
-    """Cut a global batch for a world, with as few passes as the memory allows and passes as equal as they can be.
+    """Give the plan for a global batch at a world size: as few passes as the memory allows, of sizes as equal as possible.
 
-    world_size: all ranks; model_parallel: ranks that train on the same samples together (tensor x pipeline parallel).
-    max_micro_batch: samples of one pass that fit into a rank's memory, any number where it is None. even: refuse sizes at
-    which some ranks would have one sample more than others. uneven_batch: take these parts and not the most even ones.
-    Any rank may call it. Raises BatchSizeError with sizes that would work.
+    world_size: all ranks. model_parallel: ranks that train on the same samples together (tensor x pipeline parallel).
+    max_micro_batch: samples of one pass that fit into a rank's memory; None: no limit. even: refuse sizes at which some ranks have
+    one sample more than others. uneven_batch: use these parts instead of the most even ones.
+    Any rank may call it; no collective. Raises BatchSizeError, which names sizes that work.
     """
     _check_positive(global_batch=global_batch, world_size=world_size, model_parallel=model_parallel)
     if max_micro_batch is not None:
@@ -120,7 +120,7 @@ def plan_batch(
 
 
 def world_sizes(global_batch: int, up_to: int, *, even: bool = False, model_parallel: int = 1) -> list[int]:
-    """Give the worlds that `plan_batch` accepts, up to a size: for `replicaDiscreteValues`. Raises BatchSizeError."""
+    """Give the world sizes up to ``up_to`` that `plan_batch` accepts, for `replicaDiscreteValues`. Raises BatchSizeError."""
     _check_positive(global_batch=global_batch, model_parallel=model_parallel)
     usable = _UsableWorldSizes(global_batch, model_parallel, even)
     return [world for world in range(model_parallel, up_to + 1, model_parallel) if usable.at(world)]
@@ -128,7 +128,7 @@ def world_sizes(global_batch: int, up_to: int, *, even: bool = False, model_para
 
 @dataclass(frozen=True, slots=True)
 class _UsableWorldSizes:
-    """Which world sizes a global batch can be trained at."""
+    """The world sizes at which a global batch can be trained."""
 
     global_batch: int
     model_parallel: int
@@ -143,7 +143,7 @@ class _UsableWorldSizes:
         )
 
     def near(self, world_size: int) -> str:
-        """Name the sizes that would work and are nearest, for a message."""
+        """Give the nearest sizes that work, as text for a message."""
         largest = self.global_batch * self.model_parallel
         by_distance = sorted(
             (world for world in range(self.model_parallel, largest + 1, self.model_parallel) if self.at(world)),

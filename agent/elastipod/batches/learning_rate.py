@@ -1,4 +1,4 @@
-"""Learning rates for jobs whose global batch changes with the world. One that stays constant needs none of this."""
+"""Learning rates for jobs whose global batch changes with the world size. A constant global batch needs none of this."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rule = Literal["constant", "linear", "square-root"]
 
 
 def rate_factor(rule: Rule, global_batch: int, base_batch: int) -> float:
-    """Give what the learning rate of ``base_batch`` is multiplied by at ``global_batch``. Raises ValueError."""
+    """Give the factor on the learning rate of ``base_batch`` when training with ``global_batch``. Raises ValueError."""
     if rule not in get_args(Rule):
         raise ValueError(f"rule is {rule!r}; there are {', '.join(get_args(Rule))}")
     if global_batch < 1 or base_batch < 1:
@@ -25,15 +25,18 @@ def rate_factor(rule: Rule, global_batch: int, base_batch: int) -> float:
 
 
 class BatchScaledRate:
-    """The factor on the learning rate at every step, with a ramp after each change of the global batch.
+    """The factor on the learning rate at each step, with a linear ramp after each change of the global batch.
 
-    Multiply it into any schedule: ``LambdaLR(optimizer, lambda step: cosine(step) * rate.factor(step))``. Purely a function
-    of (rule, base batch, resizes), so that all ranks have the same one; `state_dict` goes into the checkpoint's extra.
-    At every start: make the schedule, load the checkpoint and this state, call `resized`, then `apply`.
+    Multiply it into a schedule: ``LambdaLR(optimizer, lambda step: cosine(step) * rate.factor(step))``. It depends only on the
+    rule, the base batch and the resizes, so it is the same on all ranks. Keep `state_dict` in the checkpoint's ``extra``. At
+    every start: create the schedule, load the checkpoint and this state, call `resized`, then `apply`.
     """
 
     def __init__(self, rule: Rule, base_batch: int, *, warm_up_steps: int = 0) -> None:
-        """base_batch: that the schedule's own rate is meant for; warm_up_steps: of the ramp to a new factor, 0: at once."""
+        """base_batch: the global batch of the schedule's own rate. warm_up_steps: length of the ramp to a new factor; 0: no ramp.
+
+        Raises ValueError for an unknown rule or negative warm_up_steps.
+        """
         if warm_up_steps < 0:
             raise ValueError(f"warm_up_steps is {warm_up_steps}; it must be at least 0")
         self._rule, self._base_batch, self._warm_up_steps = rule, base_batch, warm_up_steps
@@ -42,9 +45,9 @@ class BatchScaledRate:
         self._global_batch: int | None = None
 
     def resized(self, step: int, global_batch: int) -> None:
-        """Say, at the beginning of every generation, which global batch is trained after ``step`` completed steps.
+        """Set the global batch that is trained after ``step`` completed steps. Call it at the start of every generation.
 
-        The first batch of a job is no change and has no ramp; a change during a ramp begins where that one is.
+        The first batch of a job has no ramp. A change during a ramp begins at the factor that the ramp has reached.
         """
         target = rate_factor(self._rule, global_batch, self._base_batch)
         if self._global_batch is None:
@@ -54,7 +57,7 @@ class BatchScaledRate:
         self._global_batch = global_batch
 
     def factor(self, step: int) -> float:
-        """Give the factor for the step that is made after ``step`` completed ones, as torch's LambdaLR counts."""
+        """Give the factor for the step after ``step`` completed steps, which is how torch's LambdaLR counts."""
         done = step - self._since
         if not self._warm_up_steps or done >= self._warm_up_steps:
             return self._to
@@ -62,9 +65,10 @@ class BatchScaledRate:
 
     @staticmethod
     def apply(schedule: LambdaLR) -> None:
-        """Give the optimizer the rates of the step that comes next: a schedule computes them in its own step() only.
+        """Set the optimizer's learning rates for the next step; a schedule itself updates them only in its step().
 
-        Raises TypeError for any other schedule than a LambdaLR: most go on from the rate before, which must not hold our factor.
+        Raises TypeError for a schedule other than LambdaLR. Most other schedules compute a rate from the previous one, which must
+        not contain this factor.
         """
         if not hasattr(schedule, "lr_lambdas"):
             raise TypeError(
@@ -76,7 +80,7 @@ class BatchScaledRate:
         factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
         groups = schedule.optimizer.param_groups
         for group, base, factor in zip(groups, schedule.base_lrs, factors, strict=True):
-            if hasattr(group["lr"], "fill_"):  # a tensor, which compiled optimizers hold on to
+            if hasattr(group["lr"], "fill_"):  # a tensor, which compiled optimizers keep a reference to
                 group["lr"].fill_(base * factor)
             else:
                 group["lr"] = base * factor
@@ -87,7 +91,7 @@ class BatchScaledRate:
         return {"v": 1, "since": self._since, "from": self._from, "to": self._to, "global_batch": self._global_batch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the state of an earlier generation; call `resized` after it. Raises DataError when it is none."""
+        """Load the state of an earlier generation; call `resized` afterwards. Raises DataError when it is not such a state."""
         try:
             since, was, to = int(state_dict["since"]), float(state_dict["from"]), float(state_dict["to"])
             batch = state_dict["global_batch"]

@@ -1,6 +1,6 @@
-"""The documents' elastic recipes: `elastic_policy`, and `scale_config`, which overrides the recipe at a size.
+"""HyperPod's elastic recipes: `elastic_policy`, and `scale_config`, which overrides the recipe at a size.
 
-Works on what a YAML loader gives; nothing is read here.
+Takes the mapping that a YAML loader gives; it reads no files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ARGUMENTS = ("training_config", "training_args")
 
 @dataclass(frozen=True, slots=True)
 class ElasticRecipe:
-    """A recipe and the sizes, in nodes, that it may train at."""
+    """A recipe. base: without the elastic blocks. scales: overrides by size. nodes: the sizes, in nodes, that it may train at."""
 
     base: Mapping[str, Any]
     scales: Mapping[int, Mapping[str, Any]]
@@ -27,10 +27,10 @@ class ElasticRecipe:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ElasticRecipe:
-        """Read a recipe. Raises RecipeError, in one sentence with the field's path.
+        """Read a recipe. Raises RecipeError with the path of the field.
 
-        Sizes are those of `scale_config` within the bounds; without one, the bounds' grid; of a recipe that is not elastic,
-        `trainer.num_nodes`.
+        The sizes are those of `scale_config` within min_nodes and max_nodes; without `scale_config`, every increment between
+        them; for a recipe that is not elastic, `trainer.num_nodes`.
         """
         config = _mapping(config, "the recipe")
         policy = _mapping(config.get(_POLICY) or {}, _POLICY)
@@ -65,15 +65,15 @@ class ElasticRecipe:
         return cls(base, scales, sizes)
 
     def at(self, nodes: int) -> dict[str, Any]:
-        """Give the recipe of a size: the overrides merged in, key by key, at every depth. Raises RecipeError."""
+        """Give the recipe of a size, with its overrides merged in at every depth. Raises RecipeError for another size."""
         if nodes not in self.nodes:
             raise RecipeError(f"{nodes} nodes is no size of this recipe; it has {', '.join(map(str, self.nodes))}")
         return _merged(self.base, self.scales.get(nodes, {}))
 
     def batch_at(self, nodes: int, ranks_per_node: int, *, model_parallel: int = 1) -> BatchPlan:
-        """Give how a size trains its batch: `train_batch_size` over all ranks, `micro_train_batch_size` in a pass at most.
+        """Give the batch plan of a size: `train_batch_size` over all ranks, at most `micro_train_batch_size` in a pass.
 
-        An `uneven_batch` block is checked and kept to. Raises RecipeError, and BatchSizeError with sizes that would work.
+        An `uneven_batch` block is checked and applied. Raises RecipeError, and BatchSizeError with sizes that work.
         """
         arguments: Mapping[str, Any] = self.at(nodes)
         for name in _ARGUMENTS:
@@ -107,7 +107,7 @@ def _mapping(value: Any, path: str) -> Mapping[str, Any]:
 
 
 def _positive_int(value: Any, path: str) -> int:
-    """Give a whole number of at least 1; keys of YAML may be quoted."""
+    """Give ``value`` as an int of at least 1; a YAML key may be quoted. Raises RecipeError."""
     try:
         number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else 0
     except ValueError:

@@ -1,4 +1,4 @@
-"""The samples of a job: their order, their place, their files. Importing it loads no torch."""
+"""The samples of a job: their order, the position in them, their files. Importing it loads no torch."""
 
 from elastipod.data.batch_split import BatchSplit as BatchSplit
 from elastipod.data.batch_split import even_part as even_part

@@ -1,10 +1,10 @@
-"""A cache of batches on a node that outlives the training processes: the next ones ready before they are needed, the last
-ones kept for a restart that goes some steps back.
+"""A cache of batches on a node that outlives the training processes.
 
-One rank of each model-parallel group loads; the others of the group, on the same node, map what it has written. A batch is one
-file, written aside and renamed, checksummed, and named by its step and its place among the job's samples: after a resize or a
-change of the global batch the old files do not fit any more and are removed. The cache holds no position: what is trained is
-counted by the training loop.
+It prefetches the next batches, and keeps the last ones for a restart that goes some steps back. One rank of each model-parallel
+group loads; the other ranks of the group, on the same node, map the files that it writes. Each batch is one file with a
+checksum, written under a temporary name and renamed. Its name holds the step and the position among the job's samples, so after a
+resize or a change of the global batch old files no longer match and are removed. The cache stores no position; the training loop
+counts what is trained.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Load = Callable[[Batch], Tensors]
 _NAME = re.compile(r"batch-(\d+)-\d+-\d+\.tensors")
 _TEMPORARY = ".tmp"
 _LOCK = "loader.lock"
-_POLL_S = (0.0005, 0.02)  # first and longest pause of a rank that waits for another's file
+_POLL_S = (0.0005, 0.02)  # first and longest pause of a rank that waits for the file of another rank
 
 
 class BatchCache:
-    """The cached batches of one data-parallel rank, in a folder of its own (memory, such as /dev/shm, or a local disk).
+    """The cached batches of one data-parallel rank, in a folder of its own in memory (such as /dev/shm) or on a local disk.
 
-    At most ``lookback`` + ``prefetch`` + 1 files are there at any time.
+    The folder holds at most ``lookback`` + ``prefetch`` + 1 batches at any time.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class BatchCache:
         version: str = "",
         wait_s: float = 300.0,
     ) -> None:
-        """prefetch: batches to have ready beyond the one that is trained; lookback: trained ones to keep.
+        """prefetch: batches to load ahead of the one that is trained. lookback: trained batches to keep.
 
-        is_loader: True on the one rank of a model-parallel group that loads. version: anything that the data depends on besides
-        the plan, such as the length of windows; another one finds nothing. wait_s: how long to wait for the loading rank, and
-        it for the folder. Raises ValueError for lengths below zero.
+        is_loader: True on the one rank of a model-parallel group that loads. version: anything besides the plan that the data
+        depends on, such as the length of windows; batches of another version are not used. wait_s: how long to wait for the
+        loading rank, and how long the loading rank waits for the folder. Raises ValueError for negative values.
         """
         if prefetch < 0 or lookback < 0:
             raise ValueError(f"prefetch is {prefetch} and lookback {lookback}; both must be at least 0")
@@ -71,14 +71,14 @@ class BatchCache:
         start_step: int = 0,
         local_sizes: Sequence[int] = (),
     ) -> Iterator[tuple[Batch, Tensors]]:
-        """Give a data-parallel rank's batches with their tensors, as `ElasticBatches.iterate` orders them.
+        """Give a data-parallel rank's batches with their tensors, in the order of `ElasticBatches.iterate`.
 
-        load: makes the tensors of a batch's ``indices_or_spare`` (one tensor, or a dictionary, list or tuple of them), of which
-        a pass takes its ``rows``; it is called for what is not in the cache, in the order of steps, on the loading rank only
-        and in a thread of its own. Leaving the iteration waits for the call that is under way, and drops what it gives. All
-        ranks of a group pass the same arguments.
-        Raises what ``load`` raised, and DataError, in one sentence, when there is no room for a single batch, when another
-        process loads into this folder, or when nothing comes from the loading rank within ``wait_s``.
+        load: gives the tensors for a batch's ``indices_or_spare``: one tensor, or a dictionary, list or tuple of tensors, whose
+        ``rows`` belong to a micro-batch. It is called for batches that are not in the cache, in the order of steps, only on the
+        loading rank and in a separate thread. Leaving the iteration waits for the call in progress and drops its result. The
+        other arguments are those of `ElasticBatches.iterate`, the same on all ranks of a group.
+        Raises what ``load`` raises, and DataError when there is no space for a single batch, when another process loads into this
+        folder, or when no batch comes from the loading rank within ``wait_s``.
         """
         start_step = start_step or plan.first_step
         key = hashlib.sha256(json.dumps([plan.state_dict(0)["source"], self._version]).encode()).hexdigest()
@@ -93,19 +93,19 @@ class BatchCache:
             for batch in batches:
                 prefetcher.want(batch.step)
                 tensors = read_tensors(self.path(batch), key)
-                if tensors is None:  # damaged since it was written: rare, so at once
+                if tensors is None:  # damaged after it was written, which is rare: load it here
                     tensors = load(batch)
-                    with suppress(OSError):  # the others of the group wait for the file
+                    with suppress(OSError):  # the other ranks of the group wait for the file
                         self.put(batch, tensors, key)
                 yield batch, tensors
 
     def path(self, batch: Batch) -> Path:
-        """Give the file of a batch."""
+        """Give the path of a batch's file."""
         position = batch.samples_seen - batch.global_size + batch.first
         return self._directory / f"batch-{batch.step:09d}-{position}-{len(batch.indices)}.tensors"
 
     def put(self, batch: Batch, tensors: Tensors, key: str) -> None:
-        """Put a batch into the cache. Raises OSError when there is no room."""
+        """Put a batch into the cache. Raises OSError when there is no space."""
         path = self.path(batch)
         temporary = path.with_suffix(_TEMPORARY)
         try:
@@ -115,15 +115,15 @@ class BatchCache:
             temporary.unlink(missing_ok=True)
             raise
 
-    def keep(self, first: int, last: int) -> None:
-        """Remove all files but those of the steps first..last."""
+    def remove_outside(self, first: int, last: int) -> None:
+        """Remove the files of all steps outside ``first`` to ``last`` (inclusive)."""
         for name in os.listdir(self._directory):
             match = _NAME.fullmatch(name)
             if match and not first <= int(match[1]) <= last:
                 (self._directory / name).unlink(missing_ok=True)
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed process was writing."""
+        """Remove temporary files of killed processes."""
         for path in self._directory.glob(f"*{_TEMPORARY}"):
             path.unlink(missing_ok=True)
 
@@ -133,7 +133,7 @@ class BatchCache:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Hold the folder: it has one loading process. A killed one lets go of it by itself."""
+        """Lock the folder for this loading process. The kernel releases the lock of a killed process."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -152,7 +152,9 @@ class BatchCache:
                 )
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not: processes forked meanwhile hold a copy
+            fcntl.flock(
+                descriptor, fcntl.LOCK_UN
+            )  # closing would not: processes forked since then hold a copy of the descriptor
             os.close(descriptor)
 
     def _wait_for(self, batch: Batch, key: str) -> Tensors:
@@ -162,13 +164,13 @@ class BatchCache:
             if tensors is not None:
                 return tensors
         raise DataError(
-            f"no {path} within {self._wait_s:g} s: the loading rank of this group does not come, is on another node, or has "
+            f"no {path} within {self._wait_s:g} s: the loading rank of this group is not running, is on another node, or has "
             "another plan"
         )
 
 
 class _Prefetcher:
-    """The thread that loads ahead. Used as a context; whatever it fails with is raised by `want`."""
+    """The thread that loads ahead, as a context manager. `want` raises the error that ended it."""
 
     def __init__(self, cache: BatchCache, batches: Iterator[Batch], load: Load, key: str, start_step: int) -> None:
         self._cache, self._batches, self._load, self._key = cache, batches, load, key
@@ -180,7 +182,7 @@ class _Prefetcher:
 
     def __enter__(self) -> _Prefetcher:
         self._cache.remove_unfinished()
-        self._cache.keep(*self._cache.window(self._wanted + 1))
+        self._cache.remove_outside(*self._cache.window(self._wanted + 1))
         self._thread.start()
         return self
 
@@ -191,8 +193,8 @@ class _Prefetcher:
         self._thread.join()
 
     def want(self, step: int) -> None:
-        """Say which step is trained next, and wait until its batch is there."""
-        self._cache.keep(*self._cache.window(step))
+        """Set the step that is trained next, and wait until its batch is in the cache."""
+        self._cache.remove_outside(*self._cache.window(step))
         with self._changed:
             self._wanted = step
             self._changed.notify_all()
@@ -209,24 +211,24 @@ class _Prefetcher:
                 with self._changed:
                     self._ready = batch.step
                     self._changed.notify_all()
-        except BaseException as error:  # raised again where the batch is wanted
+        except BaseException as error:  # raised again by `want`
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _wait_until_wanted(self, step: int) -> bool:
-        """Wait until a step is near enough; False when the training is over."""
+        """Wait until a step is within the prefetch window; False when the iteration has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._cache.window(self._wanted)[1] >= step)
             return not self._is_over
 
     def _load_into_cache(self, batch: Batch) -> None:
-        """Where there is no room, wait until the batch is needed, then give up the trained ones for it."""
+        """Load one batch. Without space for it, wait until it is needed and then remove the trained ones."""
         if read_tensors(self._cache.path(batch), self._key) is not None:
             return  # from before a restart
         tensors = self._load(batch)
         if self._is_over:
-            return  # nobody waits for it, but for us
+            return  # the iteration waits for this thread only
         try:
             self._cache.put(batch, tensors, self._key)
             return
@@ -235,18 +237,18 @@ class _Prefetcher:
                 self._changed.wait_for(lambda: self._is_over or self._wanted >= batch.step)
                 if self._is_over:
                     return
-        self._cache.keep(batch.step, batch.step)
+        self._cache.remove_outside(batch.step, batch.step)
         try:
             self._cache.put(batch, tensors, self._key)
         except OSError as error:
             raise DataError(
                 f"cannot put the batch of step {batch.step} into {self._cache.path(batch).parent}: {error.strerror}; give the "
-                "batch cache more room"
+                "batch cache more space"
             ) from error
 
 
 def _pauses(seconds: float) -> Iterator[None]:
-    """Come back at once, then after growing pauses, until the time is over."""
+    """Yield at once, then after growing pauses, until ``seconds`` have passed."""
     deadline = time.monotonic() + seconds
     pause, longest = _POLL_S
     yield

@@ -1,4 +1,4 @@
-"""How the samples of a global batch are shared out to the ranks: each once, in rank order, whatever the world."""
+"""Divides the samples of a global batch among the ranks: each sample once, in rank order, for any world size."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import accumulate, pairwise
 
 
 def even_part(size: int, rank: int, world_size: int) -> range:
-    """Give the part of ``size`` samples that one rank owns, as a half-open range.
+    """Give the samples, of ``size``, that one rank owns in an even split, as a half-open range.
 
-    Over all ranks the ranges cover 0..size once, in rank order, and differ by at most one sample; ranks beyond the size
-    get none. Raises ValueError when the rank is outside the world.
+    Over all ranks the ranges cover 0..size once, in rank order, and their lengths differ by at most one. With fewer samples than
+    ranks some ranges are empty. Raises ValueError when the rank is outside the world.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is outside a world of {world_size}")
@@ -20,11 +20,11 @@ def even_part(size: int, rank: int, world_size: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """One way to share out: evenly, or in proportion to `bounds`; only whole groups of ``grain`` samples are handed out.
+    """A way to divide batches: evenly, or in proportion to local sizes.
 
-    bounds: the sums of the local sizes before each rank, and of all; empty for an even split. A batch of that sum gives
-    each rank exactly its local size; a shorter one, such as the last of an epoch, is cut in the same proportions.
-    grain: samples that stay together, counted from the beginning of the batch; the batch's last group may be short.
+    bounds: sum of the local sizes before each rank, then of all; empty for an even split. A full batch gives each rank exactly
+    its local size; a shorter batch, such as the last of an epoch, is divided in the same proportions.
+    grain: samples that stay together, counted from the beginning of the batch; the last group may be short.
     """
 
     world_size: int
@@ -33,7 +33,7 @@ class BatchSplit:
 
     @classmethod
     def of(cls, world_size: int, local_sizes: Sequence[int] = (), grain: int = 1) -> BatchSplit:
-        """Check and make a split. local_sizes: of every rank, by rank; none: evenly. Raises ValueError."""
+        """Give the split for local sizes in rank order; empty: an even split. Raises ValueError when they do not fit."""
         if world_size < 1:
             raise ValueError(f"world_size is {world_size}; there is at least one rank")
         if grain < 1:
@@ -47,18 +47,18 @@ class BatchSplit:
         if min(local_sizes) < 0 or not sum(local_sizes):
             raise ValueError("local_sizes must not be negative, and some rank must have samples")
         if uneven := [size for size in local_sizes if size % grain]:
-            raise ValueError(f"a local size of {uneven[0]} is no multiple of the grain of {grain}")
+            raise ValueError(f"a local size of {uneven[0]} is not a multiple of the grain of {grain}")
         return cls(world_size, grain, (0, *accumulate(local_sizes)))
 
     def part(self, size: int, rank: int) -> range:
-        """Give the samples of a batch of ``size`` that belong to a rank. Raises ValueError for a rank outside the world."""
+        """Give a rank's part of a batch of ``size`` samples. Raises ValueError for a rank outside the world."""
         groups = (
             even_part(-(-size // self.grain), rank, self.world_size) if not self.bounds else self._groups(size, rank)
         )
         return range(min(groups.start * self.grain, size), min(groups.stop * self.grain, size))
 
     def largest(self, size: int) -> int:
-        """Give the size of the largest part of a batch of ``size``: what the number of passes follows from."""
+        """Give the size of the largest part of a batch of ``size`` samples, which decides the number of passes."""
         if not self.bounds:
             groups, more = divmod(-(-size // self.grain), self.world_size)
             of_others = (groups + (more > 1)) * self.grain if self.world_size > 1 else 0

@@ -1,9 +1,9 @@
-"""Data by global position: which samples each rank trains on at each step, whatever the number of ranks.
+"""Data by global position: which samples each rank trains on at each step, for any number of ranks.
 
-There is one canonical order per epoch. The place of a job in its data is one number, the samples it has trained on
-(which follows from its optimizer steps), so a resize needs no bookkeeping: every rank computes its part of the next
-global batch from that number. Nothing is dropped and nothing is padded: an epoch's last batch may be short, shares may
-differ, and the weights below make the averaged gradient the one that a single process would compute.
+Each epoch has one canonical order. The position of a job in its data is one number, the samples that it has trained on, which
+follows from its optimizer steps. So a resize needs no bookkeeping: every rank computes its part of the next global batch from
+that number. Nothing is dropped and nothing is padded. The last batch of an epoch may be short and the parts of ranks may differ
+in size; the weights below make the averaged gradient equal to that of a single process.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from elastipod.data.sources import MapSource, Order, Source, as_int, indices_at
 from elastipod.errors import DataError
 from elastipod.rank_in_world import RankInWorld
 
-_MAX_LOOKUP = 4096  # samples that are looked up together: a millisecond or so, once in so many
+_MAX_LOOKUP = 4096  # samples that are looked up at once, which takes about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """The samples of one forward and backward pass on one rank.
 
-    indices: dataset indices, never empty. weight: what to multiply their *mean* loss by before backward(). is_last: the
-    pass in which gradients are reduced over the ranks. rows: where the indices lie in the batch's `indices_or_spare`, to
-    cut tensors with that were loaded for the whole batch.
-    A rank whose share is used up gets one sample with weight 0: its pass takes part in the collectives that DDP and
-    FSDP2 need from every rank, and adds nothing to the gradient.
+    indices: dataset indices, never empty. weight: multiply the *mean* loss over them by it before backward(). is_last: gradients
+    are reduced over the ranks in this pass. rows: the slice of the batch's `indices_or_spare` that holds the indices, for
+    slicing tensors that were loaded for the whole batch.
+    A rank without samples left gets one sample with weight 0: its pass takes part in the collectives that DDP and FSDP2 need
+    from every rank, and adds nothing to the gradient.
     """
 
     indices: Sequence[int]
@@ -42,13 +42,14 @@ class MicroBatch:
 class Batch:
     """One rank's part of one global batch.
 
-    Train it by `micro_batches` (or `accumulate`), which are right for every batch. A rank may have no sample at all: at the end
-    of an epoch a batch can have fewer samples than there are ranks, and local sizes may be 0. The mean loss over
-    ``indices`` is then NaN, and so is NaN times the weight 0; use `indices_or_spare` where a batch is loaded as a whole.
+    Train it with `micro_batches` or `accumulate`, which handle every batch correctly. A rank may have no sample: the last batch
+    of an epoch can have fewer samples than there are ranks, and local sizes may be 0. The mean loss over no ``indices`` is NaN,
+    and NaN times the weight 0 is NaN too, so use `indices_or_spare` to load a batch as a whole.
 
-    step: the optimizer step that it makes, counted over the job from 1; epoch: from 0; indices: this rank's samples as
-    dataset indices, possibly none; global_size: samples of all ranks together; samples_seen: of the job, after this step;
-    first: place of this rank's first sample in the global batch; largest_share: samples of the rank that has most.
+    step: the optimizer step that the batch makes, counted over the job from 1. epoch: from 0. indices: this rank's samples as
+    dataset indices, possibly none. global_size: samples of all ranks together. samples_seen: by the job, after this step.
+    spare_index: a sample of this batch for the passes of a rank without samples. first: position of this rank's first sample in
+    the global batch. largest_share: samples of the rank that has most.
     """
 
     step: int
@@ -57,22 +58,22 @@ class Batch:
     global_size: int
     samples_seen: int
     world_size: int
-    spare_index: int  # a sample of this batch, for the passes of a rank that has none left
+    spare_index: int
     first: int
     largest_share: int
 
     @property
     def weight(self) -> float:
-        """What to multiply the mean loss over `indices_or_spare` by, so that the mean over ranks is that over all samples."""
+        """Factor on the mean loss over `indices_or_spare`; with it the mean over the ranks is the mean over all samples."""
         return self.world_size * len(self.indices) / self.global_size
 
     @property
     def indices_or_spare(self) -> Sequence[int]:
-        """This rank's samples, or one sample of another rank where it has none (``weight`` is 0 then): never empty."""
+        """This rank's samples, or one sample of another rank if it has none (``weight`` is 0 then). Never empty."""
         return self.indices or (self.spare_index,)
 
     def num_passes(self, size: int | None) -> int:
-        """Give the passes of at most ``size`` samples (None: all at once) that this batch takes, the same on every rank."""
+        """Give the number of passes of at most ``size`` samples (None: one pass), the same on every rank."""
         if size is None:
             return 1
         if size < 1:
@@ -80,11 +81,11 @@ class Batch:
         return -(-self.largest_share // size)
 
     def micro_batches(self, size: int | None = None) -> Iterator[MicroBatch]:
-        """Cut this rank's samples into passes of at most ``size`` (None: one pass), equally many on every rank.
+        """Divide this rank's samples into passes of at most ``size`` (None: one pass); every rank gets the same number of passes.
 
-        With gradients summed over the passes and averaged over the ranks (what DDP and FSDP2 do) the result is the
-        gradient of the mean loss over the global batch. Keep ``size`` fixed while the world changes: then only the order
-        of summation differs. Raises ValueError for a size below 1.
+        Gradients that are summed over the passes and averaged over the ranks, as DDP and FSDP2 do, are the gradient of the mean
+        loss over the global batch. Keep ``size`` fixed when the world size changes; then only the order of summation differs.
+        Raises ValueError for a size below 1.
         """
         passes = self.num_passes(size)
         size = size or self.largest_share
@@ -97,7 +98,7 @@ class Batch:
 
 
 class _BatchPosition(NamedTuple):
-    """Where a batch lies: from place ``first`` of its epoch on; part: this rank's places, counted from there."""
+    """The position of a batch: it begins at ``first`` in its epoch. part: this rank's positions, relative to ``first``."""
 
     step: int
     epoch: int
@@ -112,12 +113,11 @@ class _BatchPosition(NamedTuple):
 class ElasticBatches:
     """The global batches of a whole job: `epochs` passes over `dataset_size` samples, `global_batch` at a time.
 
-    The plan is the same on every rank, in every generation and at every world size; only `iterate` and `batch` look at
-    the world. Epochs do not share batches.
-    source: where the order comes from, `ElasticBatches.over` makes a plan of one; by default a dataset that gives any
-    sample by its index, shuffled by (seed, epoch). first_step, first_sample: where this plan takes over from another one
-    with another global batch (`with_batch`).
-    Raises ValueError for a size, batch or count below 1.
+    The plan is the same on every rank, in every generation and at every world size; only `iterate` and `batch` depend on the
+    world. A batch never spans two epochs.
+    source: defines the order, see `ElasticBatches.over`; by default a dataset that gives any sample by its index, shuffled by
+    (seed, epoch). first_step, first_sample: where this plan continues another one that has another global batch (`with_batch`).
+    Raises ValueError for a size, batch or count below 1, and TypeError for a value that is not a whole number.
     """
 
     dataset_size: int
@@ -140,7 +140,7 @@ class ElasticBatches:
 
     @classmethod
     def over(cls, source: Source, global_batch: int, *, epochs: int = 1) -> ElasticBatches:
-        """Make the plan of a source that has an order of its own: `Shards`, `Mixture`. Raises TypeError for a dataset."""
+        """Give the plan for a source with an order of its own: `Shards` or `Mixture`. Raises TypeError for a dataset."""
         if not hasattr(source, "order"):
             raise TypeError(
                 f"a {type(source).__name__} is no source with an order of its own (Shards, Mixture); of a dataset it is "
@@ -150,13 +150,13 @@ class ElasticBatches:
 
     @property
     def num_indices(self) -> int:
-        """Give how many samples the data must have at least: the indices in all batches are below it."""
+        """The least number of samples that the data must have; all indices in batches are below it."""
         found: int = getattr(self.source, "num_indices", self.dataset_size)
         return found
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one whole epoch; the last may be a short one."""
+        """Optimizer steps of one epoch; the last one may have a short batch."""
         return -(-self.dataset_size // self.global_batch)
 
     @property
@@ -166,9 +166,9 @@ class ElasticBatches:
         return self.first_step + -(-rest // self.global_batch) + whole_epochs * self.steps_per_epoch
 
     def samples_after(self, step: int) -> int:
-        """Give the samples that the job has consumed once ``step`` steps are complete. Any rank may call it."""
+        """Give the samples that the job has trained on after ``step`` completed steps. Any rank may call it."""
         steps = step - self.first_step
-        rest = -self.first_sample % self.dataset_size  # of the epoch that this plan takes over in
+        rest = -self.first_sample % self.dataset_size  # of the epoch in which this plan begins
         rest_steps = -(-rest // self.global_batch)
         if steps <= rest_steps:
             return self.first_sample + min(steps * self.global_batch, rest)
@@ -176,9 +176,9 @@ class ElasticBatches:
         return self.first_sample + rest + epochs * self.dataset_size + min(steps * self.global_batch, self.dataset_size)
 
     def with_batch(self, global_batch: int, *, after_step: int) -> ElasticBatches:
-        """Give the plan that goes on with another global batch after so many completed steps: no sample moves.
+        """Give the plan that continues with another global batch after ``after_step`` completed steps. The order stays the same.
 
-        For jobs whose batch grows with the world. Raises ValueError for a step that is not in this plan.
+        For jobs whose batch grows with the world. Raises ValueError for a step outside this plan.
         """
         self._check_step(after_step)
         return replace(
@@ -190,18 +190,18 @@ class ElasticBatches:
     ) -> Iterator[Batch]:
         """Give this rank's batches from the one after ``start_step`` completed steps to the end of the job.
 
-        start_step: completed optimizer steps, as a checkpoint has them; beginning there costs no more than at 0.
-        local_sizes: samples of every rank in a full batch, where the parts shall not be even (`plan_batch`). grain: hand
-        out whole groups of so many samples (`fixed_order_passes`). world_size: of the data-parallel ranks.
-        Raises ValueError when start_step is beyond the job's end, which means that the plan is not the one that was
-        saved, and for local sizes that do not sum up to the global batch. Where the world is that of torch.distributed's default
-        group, the first call there also raises DataError when other ranks have another plan, or another has this rank.
+        rank, world_size: of the data-parallel ranks. start_step: completed optimizer steps, from the checkpoint; starting there
+        costs no more than starting at 0. local_sizes: samples of each rank in a full batch, for uneven parts (`plan_batch`).
+        grain: divide the batch only between groups of this many samples (`fixed_order_passes`).
+        Raises ValueError when start_step is after the end of the job (then this is not the plan that was saved), for a rank
+        outside the world, and for local sizes that do not sum up to the global batch. When world_size is that of
+        torch.distributed's default group, the first call also raises DataError if other ranks have another plan or the same rank.
         """
         place = RankInWorld(rank, world_size, tuple(local_sizes))
         return self.iterate_at(place, start_step, grain=grain)
 
     def iterate_at(self, place: RankInWorld, start_step: int = 0, *, grain: int = 1) -> Iterator[Batch]:
-        """As `iterate`, for callers that keep rank, world size and local sizes together."""
+        """As `iterate`, for a caller that keeps rank, world size and local sizes together."""
         start_step = as_int("start_step", start_step or self.first_step)
         rank, world_size = as_int("rank", place.rank), as_int("world_size", place.world_size)
         place = RankInWorld(rank, world_size, place.local_sizes)
@@ -222,13 +222,13 @@ class ElasticBatches:
         return self._batches(range(start_step + 1, self.total_steps + 1), place.rank, split)
 
     def batch(self, step: int, rank: int, world_size: int) -> Batch:
-        """Give one rank's part of the batch that makes optimizer step ``step`` (from 1)."""
+        """Give one rank's part of the batch of optimizer step ``step`` (from 1). Raises ValueError outside the job."""
         if not self.first_step < step <= self.total_steps:
             raise ValueError(f"step is {step}; this job has steps {self.first_step + 1} to {self.total_steps}")
         return next(self._batches(range(step, step + 1), rank, BatchSplit.of(world_size)))
 
     def state_dict(self, step: int) -> dict[str, Any]:
-        """Give the place after ``step`` completed steps as JSON values, the same on every rank: for a checkpoint."""
+        """Give the position after ``step`` completed steps as JSON values for a checkpoint, the same on every rank."""
         return {
             "v": 1,
             "step": step,
@@ -238,16 +238,16 @@ class ElasticBatches:
         }
 
     def resumed(self, state: Mapping[str, Any]) -> ElasticBatches:
-        """Give this plan from the place that `state_dict` described, whatever global batch and world it was reached with.
+        """Give this plan from the position in ``state`` on, whatever the global batch and world size before.
 
-        It begins there: `iterate` needs no start_step.
-        Raises DataError, in one sentence, when the state is of other data or is no such state.
+        state: from `state_dict`. `iterate` of the new plan needs no start_step. Raises DataError when the state belongs to other
+        data or is not a state of this kind.
         """
         try:
             version, step, samples, epochs = (int(state[name]) for name in ("v", "step", "samples", "epochs"))
             was = dict(state["source"])
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"this is no data position of elastipod: {error!r} in {str(state)[:200]}") from error
+            raise DataError(f"this is not a data position of elastipod: {error!r} in {str(state)[:200]}") from error
         if version != 1:
             raise DataError(f"the data position has version {version}; this elastipod knows version 1")
         now = self._source().describe()
@@ -265,7 +265,7 @@ class ElasticBatches:
         return replace(self, first_step=step, first_sample=samples)
 
     def _batches(self, steps: range, rank: int, split: BatchSplit) -> Iterator[Batch]:
-        """Make batches. Where the order knows many samples at once, those of ever more steps ahead are looked up together."""
+        """Give batches. If the order can look up many samples at once, the samples of more and more steps are looked up together."""
         ahead: list[_BatchPosition] = []
         samples, enough = 0, 1
         for cut in self._positions(steps, rank, split):
@@ -281,7 +281,7 @@ class ElasticBatches:
 
     def _positions(self, steps: range, rank: int, split: BatchSplit) -> Iterator[_BatchPosition]:
         before = self.samples_after(steps.start - 1)
-        known: dict[int, tuple[range, int]] = {}  # nearly all batches are of one size
+        known: dict[int, tuple[range, int]] = {}  # nearly all batches have the same size
         for step in steps:
             epoch, first = divmod(before, self.dataset_size)
             size = min(self.global_batch, self.dataset_size - first)
@@ -306,7 +306,7 @@ class ElasticBatches:
 
 
 def _batches_at(cuts: Sequence[_BatchPosition], order: Order, world_size: int) -> Iterator[Batch]:
-    """Look up the samples of batches of one epoch."""
+    """Look up the samples of batches of one epoch, and give the batches."""
     indices = indices_at(order, [cut.first + offset for cut in cuts for offset in cut.part])
     start = 0
     for cut in cuts:

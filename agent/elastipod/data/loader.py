@@ -1,7 +1,7 @@
-"""Loading with worker processes by global position: what is prefetched is never part of the position.
+"""Loading with worker processes by global position; prefetched data is never part of the position.
 
-Workers fetch ahead of the training; the place of a job counts only batches that the loop has taken whole. So a drain or a
-crash loses nothing that was prefetched, and the next generation fetches it again, shared out over its own world.
+Worker processes fetch ahead of the training, but the position counts only batches that the loop has taken completely. So a drain
+or a crash loses no prefetched sample: the next generation fetches it again, divided among its own ranks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CutBatch = tuple[Batch, tuple[MicroBatch, ...]]
 
 
 class ElasticBatchSampler(Sampler[list[int]]):
-    """The passes of one rank as lists of indices: the `batch_sampler` of torch's DataLoader or torchdata's StatefulDataLoader.
+    """A `batch_sampler` for torch's DataLoader or torchdata's StatefulDataLoader: one list of indices for each pass of one rank.
 
-    Its state, and that of a StatefulDataLoader around it, is the global position: it may be loaded on any rank of any world.
-    A step of which only some passes were handed out does not count; it is given again from its first pass. Leave
-    `in_order` at True, `snapshot_every_n_steps` of StatefulDataLoader at 1, and its number of workers as it was.
+    Its state, and the state of a StatefulDataLoader with it, is the global position: any rank of any world can load it. A step
+    counts once all its passes were given out; otherwise it is repeated from its first pass. Leave `in_order` True and
+    `snapshot_every_n_steps` of StatefulDataLoader 1, and do not change its number of workers.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
         start_step: int = 0,
         local_sizes: Sequence[int] = (),
     ) -> None:
-        """micro_batch: samples of one pass at most; the other arguments are those of `ElasticBatches.iterate`."""
+        """micro_batch: maximum number of samples in one pass. The other arguments are those of `ElasticBatches.iterate`."""
         self._plan, self._micro_batch = plan, micro_batch
         self._place = RankInWorld(rank, world_size, tuple(local_sizes))
         self._start_step = start_step or plan.first_step
@@ -54,36 +54,36 @@ class ElasticBatchSampler(Sampler[list[int]]):
         return PassIterator(self, self.passes(), self._start_step)
 
     def batches(self) -> Iterator[Batch]:
-        """Give the batches whose passes an iteration from here gives, up to the job's end. Call it once a place was loaded."""
+        """Give the batches of an iteration from the current position to the end of the job. Load a state before you call it."""
         return self._plan.iterate_at(self._place, self._start_step)
 
     def passes(self) -> Iterator[CutBatch]:
-        """Give the same batches, each with its passes."""
+        """Give the same batches, each with its micro-batches."""
         return ((batch, tuple(batch.micro_batches(self._micro_batch))) for batch in self.batches())
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole job, as it goes on from the place that was loaded."""
+        """Steps of the whole job, given the position that was loaded."""
         return self._plan.total_steps
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Give the place after ``step`` completed steps, by default where the next iteration begins."""
+        """Give the position after ``step`` completed steps; by default where the next iteration begins."""
         return self._plan.state_dict(self._start_step if step is None else step)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Begin the next iteration at a place. Raises DataError when it is one of other data."""
+        """Begin the next iteration at a saved position. Raises DataError when it belongs to other data."""
         self._plan = self._plan.resumed(state_dict)
         self._start_step = int(state_dict["step"])
 
 
 class PassIterator(Iterator[list[int]]):
-    """One run through the passes. Its state counts the steps of which all passes were handed out."""
+    """One iteration over the passes. Its state counts the steps whose passes were all given out."""
 
     def __init__(self, sampler: ElasticBatchSampler, batches: Iterator[CutBatch], start_step: int) -> None:
         self._sampler, self._batches = sampler, batches
         self._passes: Iterator[MicroBatch] = iter(())
-        self.step = start_step  # all passes were handed out
-        self.samples = 0  # of this rank, handed out
+        self.step = start_step  # steps whose passes were all given out
+        self.samples = 0  # of this rank, given out
 
     def __iter__(self) -> PassIterator:
         return self
@@ -106,11 +106,11 @@ class PassIterator(Iterator[list[int]]):
 
 
 class ElasticLoader(Generic[T]):
-    """Gives a rank's batches with their data, fetched ahead by worker processes.
+    """Gives a rank's batches with their data, which worker processes prefetch.
 
-    ``for batch, passes in loader: for part, data in passes: ...`` Data of a pass is what `collate_fn` makes of its samples.
-    A batch counts as trained from its last pass on, in which the loop may save already. One loader is for one generation; every
-    rank makes its own.
+    ``for batch, passes in loader: for micro_batch, data in passes: ...`` The data of a pass is what `collate_fn` makes of its
+    samples. A batch counts as trained once its last pass was taken, so the loop may save a checkpoint in that pass. Each rank
+    creates its own loader, for one generation.
     """
 
     def __init__(
@@ -127,14 +127,15 @@ class ElasticLoader(Generic[T]):
     ) -> None:
         """dataset: gives samples by index. options: of torch's DataLoader (num_workers, collate_fn, prefetch_factor, ...).
 
-        Raises DataError for a dataset with fewer samples than the plan names or none by index, for options that are the
-        plan's affair, and for in_order=False, with which data would come to passes that it does not belong to.
+        The other arguments are those of `ElasticBatchSampler`. Raises DataError for a dataset without access by index or with
+        fewer samples than the plan needs, for options that the plan decides, and for in_order=False, which would give passes
+        the data of other passes.
         """
         _check_dataset(dataset, plan)
         if planned := [name for name in _SET_BY_THE_PLAN if name in options]:
-            raise DataError(f"{planned[0]} cannot be given: the plan says which samples come when; leave it out")
+            raise DataError(f"{planned[0]} cannot be given: the plan decides the order of the samples; leave it out")
         if not options.get("in_order", True):
-            raise DataError("in_order=False gives passes the data of others; leave it out")
+            raise DataError("in_order=False gives passes the data of other passes; leave it out")
         self._dataset, self._plan, self._options = dataset, plan, options
         self._place = RankInWorld(rank, world_size, tuple(local_sizes))
         self._micro_batch = micro_batch
@@ -145,38 +146,38 @@ class ElasticLoader(Generic[T]):
 
     @property
     def step(self) -> int:
-        """Completed steps: those before this loader began, and those whose last pass the loop has taken."""
+        """Completed steps: those before this loader, and those whose last pass the loop has taken."""
         return self._step
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole job, as it goes on from the place that was loaded."""
+        """Steps of the whole job, given the position that was loaded."""
         return self._plan.total_steps
 
     @property
     def prefetched(self) -> int:
-        """Samples of this rank that are being fetched, or fetched and not taken yet. The next generation gets them again."""
+        """Samples of this rank that are requested or fetched and not taken yet. The next generation fetches them again."""
         return self._handed_out.samples - self._taken_samples if self._handed_out else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the global position as JSON values, the same on every rank: after the last completed step."""
+        """Give the global position after the last completed step as JSON values, the same on every rank."""
         return self._plan.state_dict(self._step)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at a place that any rank of any world has saved. Raises DataError for other data, or once iterating."""
+        """Continue at a position that any rank of any world saved. Raises DataError for other data, or after iteration began."""
         if self._running is not None:
             raise DataError("a data position can be loaded before the first batch only; make a new loader")
         self._plan = self._plan.resumed(state_dict)
         self._step = int(state_dict["step"])
 
     def __iter__(self) -> Iterator[tuple[Batch, Iterator[tuple[MicroBatch, T]]]]:
-        """Give the batches up to the job's end. A second iteration goes on where the first was left."""
+        """Give the batches up to the end of the job. A second iteration continues where the first one stopped."""
         self.close()
         self._running = self._run()
         return self._running
 
     def close(self) -> None:
-        """End the worker processes; what they have prefetched is dropped and not lost."""
+        """End the worker processes. Prefetched data is dropped and will be fetched again."""
         if self._running is not None:
             self._running.close()
         self._running, self._handed_out, self._taken_samples = None, None, 0
@@ -200,18 +201,18 @@ class ElasticLoader(Generic[T]):
         )
         to_load, to_give = tee(sampler.passes())
         self._handed_out = PassIterator(sampler, to_load, self._step)
-        # Otherwise torch would draw the workers' seed from its own random state, which a resume has just restored.
+        # Otherwise torch would draw the workers' seed from its own random state, which resuming has just restored.
         seed = splitmix64(splitmix64(splitmix64(torch.initial_seed()) ^ self._step) ^ self._place.rank)
         options = {"generator": torch.Generator().manual_seed(seed), **self._options}
         loaded = [
             _load_passes(self._dataset, self._handed_out, options)
-        ]  # the only reference: its processes end with it
+        ]  # the only reference: the processes end with it
         try:
             for batch, passes in to_give:
                 parts = self._parts(batch, passes, loaded)
                 yield batch, parts
                 for _ in parts:
-                    pass  # the loop left the batch early: the next one still begins at its own data
+                    pass  # the loop left the batch early; skip its data
         finally:
             loaded.clear()
 
@@ -221,7 +222,7 @@ class ElasticLoader(Generic[T]):
         for part in passes:
             if not loaded:
                 raise DataError(
-                    f"step {batch.step} is of an iteration that has ended; take all passes of a batch before"
+                    f"step {batch.step} belongs to an iteration that has ended; take all passes of a batch before the next one"
                 )
             data = next(loaded[0])
             self._taken_samples += len(part.indices) if part.weight else 0
@@ -233,13 +234,13 @@ class ElasticLoader(Generic[T]):
 def _check_dataset(dataset: object, plan: ElasticBatches) -> None:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(
-            f"a {type(dataset).__name__} does not give samples by index, so a resize could not share them out; what is read "
-            "from the front goes into Shards and a ShardReader"
+            f"a {type(dataset).__name__} does not give samples by index, so a resize could not divide them; for data "
+            "that is read sequentially use Shards and a ShardReader"
         )
     try:
         size = len(dataset)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
-        return  # one that does not say how long it is
+        return  # its length is not known
     if size < plan.num_indices:
         raise DataError(
             f"the dataset has {size} samples, but the plan has indices up to {plan.num_indices - 1}; was the data changed?"
@@ -247,17 +248,17 @@ def _check_dataset(dataset: object, plan: ElasticBatches) -> None:
 
 
 def _load_passes(dataset: Any, passes: PassIterator, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Give the data of passes by torch's DataLoader; without worker processes by its rules, but not through its iterator.
+    """Give the data of passes as torch's DataLoader would, with worker processes if the options ask for them.
 
-    That one costs as much as a small batch does. options: the DataLoader's.
+    Without worker processes it does not use the DataLoader's iterator, which costs as much as loading a small batch.
     """
-    loader = DataLoader(dataset, batch_sampler=passes, **options)  # refuses options that do not go together
+    loader = DataLoader(dataset, batch_sampler=passes, **options)  # raises for options that exclude each other
     if loader.num_workers or loader.pin_memory:
         with _frozen_garbage():
             return iter(loader)
     if (
         type(dataset) is TokenWindows and options.get("collate_fn") is None
-    ):  # not to cut apart what is put together again
+    ):  # a batch at once, instead of single windows
         return (dataset.batch(indices) for indices in passes)
     fetch: Callable[[list[int]], Any] = getattr(dataset, "__getitems__", None) or (lambda at: [dataset[i] for i in at])
     collate: Callable[[Any], Any] = loader.collate_fn
@@ -266,12 +267,12 @@ def _load_passes(dataset: Any, passes: PassIterator, options: Mapping[str, Any])
 
 @contextmanager
 def _frozen_garbage() -> Iterator[None]:
-    """Keep processes that are forked meanwhile from destroying what is garbage already.
+    """Keep processes that are forked inside the block from collecting garbage that exists already.
 
-    Their collector would: and the destructor of the last generation's process group, which is garbage where it lay in a
-    cycle, waits for its threads for ever in a process that has none of them. (What the gc module's documentation advises.)
+    The process group of the last generation may be garbage in a reference cycle. In a forked process, which has none of its
+    threads, its destructor would wait for them for ever. The documentation of the gc module advises this.
     """
-    if gc.get_freeze_count():  # most is frozen for good, as a warm start does: then the rest is soon gone through
+    if gc.get_freeze_count():  # the fork server froze most objects for good, so collecting the rest is quick
         gc.collect()
         yield
         return

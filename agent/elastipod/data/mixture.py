@@ -1,8 +1,8 @@
 """Several sources mixed by weight, in one canonical order that knows any position at once.
 
-The order goes in *rounds*: with weights 7, 2 and 1 each ten positions hold seven samples of the first source, two of the
-second and one of the third, shuffled. Every source is trained in passes of its own: no sample of it a second time before all
-have had their first. A round's places number a source's draws, so nothing has to be counted or remembered.
+The order consists of *rounds*: with weights 7, 2 and 1, each ten positions hold seven samples of the first source, two of the
+second and one of the third, shuffled. Each source is repeated as a whole: all its samples are drawn once before any is drawn
+again. The place in a round gives the number of the draw, so nothing has to be counted or stored.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from elastipod.shuffle import splitmix64
 
 
 class Mixture:
-    """Sources by name, with their weights. A sample's index counts through the sources in the order in which they are named,
-    as torch's ConcatDataset does.
-    """
+    """Sources by name, with their weights. A sample's index counts through the sources in order, as in torch's ConcatDataset."""
 
     def __init__(
         self, sources: Mapping[str, int | Source], weights: Mapping[str, int], *, samples: int, seed: int = 0
     ) -> None:
-        """sources: sizes of datasets, or sources with an order of their own; weights: whole numbers, for every source.
+        """sources: sizes of datasets, or sources with an order of their own. weights: whole numbers, one for each source.
 
-        samples: positions of one epoch of the mixture, which must be whole rounds. Raises ValueError, naming the numbers of
-        samples that would work.
+        samples: positions in one epoch of the mixture, a multiple of the sum of the (reduced) weights. Raises ValueError, which
+        names numbers of samples that work.
         """
         if not sources or set(sources) != set(weights):
             raise ValueError(f"sources are {', '.join(sources)}, but there are weights for {', '.join(weights)}")
@@ -60,11 +58,11 @@ class Mixture:
 
     @property
     def num_indices(self) -> int:
-        """Samples of all sources together; indices are below it."""
+        """Samples of all sources together; all indices are below it."""
         return self._starts[-1]
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Give (source, sample in the source) of a sample's index."""
+        """Give (source name, sample in that source) for an index. Raises IndexError."""
         if not 0 <= index < self.num_indices:
             raise IndexError(f"sample {index} is outside of {self.num_indices} samples")
         number = bisect_right(self._starts, index) - 1
@@ -84,7 +82,7 @@ class Mixture:
         }
 
     def draws_by_source(self, epochs: int) -> list[tuple[str, int, int]]:
-        """Give (name, size, draws over so many epochs) of every source: what `elastipod audit` expects to find."""
+        """Give (name, size, draws over ``epochs`` epochs) of each source, which `elastipod audit` checks."""
         rounds = self._samples // self.round * epochs
         return [
             (name, len(source), part * rounds)
@@ -92,7 +90,7 @@ class Mixture:
         ]
 
     def index_at(self, round_: int, slot: int) -> int:
-        """Give the index of the sample at one place of a round, counted over all epochs."""
+        """Give the index of the sample at place ``slot`` of a round; rounds are counted over all epochs."""
         number = bisect_right(self._bounds, slot) - 1
         draw = round_ * self._parts[number] + slot - self._bounds[number]
         source = self._sources[number]

@@ -1,9 +1,9 @@
-"""Samples in shards that are read from the front: files of lines, tar archives, streams.
+"""Samples in shards that are read sequentially: files of lines, tar archives, streams.
 
-The canonical order deals the shards, in shuffled order, into a fixed number of *lanes* and takes one sample of each lane in
-turn. With as many lanes as samples in the global batch a rank reads the same lanes step after step, each from the front;
-when the world changes the lanes change hands, and each is opened once at the place where it stood. The order of samples within
-a shard is kept, so shards should be written shuffled.
+The canonical order assigns the shards, in shuffled order, to a fixed number of *lanes* and takes one sample from each lane in
+turn. With as many lanes as samples in the global batch, a rank reads the same lanes at every step, each sequentially. When the
+world size changes, other ranks continue the lanes, and each lane is opened once at its position. The order within a shard is
+kept, so write shards in shuffled order.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from elastipod.shuffle import Shuffle
 
 T = TypeVar("T")
 OpenShard = Callable[[int, int], Iterable[T]]
-MAX_SKIPPED = 64  # samples that are read and thrown away rather than opening a shard anew
+MAX_SKIPPED = 64  # samples that are read and discarded rather than opening the shard again
 
 
 class Shards:
     """The order of samples in shards; a sample's index counts through all shards in their own order.
 
-    Lengths must be known: without them no rank could tell where an epoch ends. `shard_lengths` counts them once.
+    The lengths must be known, since the end of an epoch follows from them. `shard_lengths` counts them once.
     """
 
     def __init__(self, lengths: Sequence[int], *, lanes: int, seed: int = 0, shuffle: bool = True) -> None:
-        """lengths: samples of each shard; lanes: shards that are read at once, the global batch is a good number for it.
+        """lengths: samples of each shard. lanes: shards that are read at the same time; the global batch size is a good choice.
 
-        Fixed for the job's life. Raises ValueError when there is no sample or no lane.
+        All arguments must stay the same for the life of the job. Raises ValueError when there is no sample or no lane.
         """
         lanes, seed = as_int("lanes", lanes), as_int("seed", seed)
         if lanes < 1:
             raise ValueError(f"lanes is {lanes}; it must be at least 1")
         self.lengths = tuple(as_int(f"the length of shard {shard}", length) for shard, length in enumerate(lengths))
         if not sum(self.lengths) or min(self.lengths) < 0:
-            raise ValueError("lengths must name at least one sample, and no shard can have fewer than none")
+            raise ValueError("lengths must contain at least one sample, and no shard can have a negative length")
         self._lengths_crc32 = zlib.crc32(json.dumps(self.lengths).encode())
         self._lanes, self._seed, self._shuffle = lanes, seed, shuffle
         self.starts = (0, *accumulate(self.lengths))
@@ -57,14 +57,14 @@ class Shards:
         return self.starts[-1]
 
     def order(self, epoch: int) -> Order:
-        """Give one epoch's order; it is made once per epoch, in a time that grows with the number of shards."""
-        latest = self._latest  # read once: other threads may be in another epoch
+        """Give the order of one epoch. It is computed once per epoch, in time proportional to the number of shards."""
+        latest = self._latest  # read once, since other threads may be in another epoch
         if latest is None or latest[0] != epoch:
             latest = self._latest = (epoch, self._assign_lanes(epoch))
         return latest[1]
 
     def describe(self) -> dict[str, Any]:
-        """Give what the order follows from, as JSON values; of the lengths their CRC-32."""
+        """Give what the order depends on, as JSON values; for the lengths their CRC-32."""
         return {
             "kind": "shards",
             "shards": len(self.lengths),
@@ -76,14 +76,14 @@ class Shards:
         }
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Give (shard, sample in the shard) of a sample's index."""
+        """Give (shard, sample in that shard) for an index. Raises IndexError."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} is outside of {len(self)} samples")
         shard = bisect_right(self.starts, index) - 1
         return shard, index - self.starts[shard]
 
     def _assign_lanes(self, epoch: int) -> _LaneOrder:
-        """Give each shard, in the epoch's order, to the lane that is shortest so far."""
+        """Assign each shard, in the order of the epoch, to the lane that is shortest so far."""
         count = len(self.lengths)
         order = Shuffle(count, self._seed, epoch) if self._shuffle else range(count)
         lanes: list[list[int]] = [[] for _ in range(min(self._lanes, count))]
@@ -98,7 +98,7 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """Shards one after another. bounds: samples before each shard, and of all; starts: index of each shard's first."""
+    """Shards one after another. bounds: samples before each shard, then of all. starts: index of each shard's first sample."""
 
     bounds: tuple[int, ...]
     starts: tuple[int, ...]
@@ -117,11 +117,11 @@ class _Lane:
 
 
 class _LaneOrder:
-    """One sample of each lane in turn, of those that are not used up; any position costs O(log(lanes + shards))."""
+    """One sample from each lane in turn, skipping exhausted lanes. A lookup costs O(log(lanes + shards))."""
 
     def __init__(self, lanes: Sequence[_Lane]) -> None:
-        self._lanes = sorted(lanes, key=len, reverse=True)  # those that are not used up always come first
-        self._rounds = [0]  # at each change of their number: rounds so far,
+        self._lanes = sorted(lanes, key=len, reverse=True)  # lanes that are not exhausted always come first
+        self._rounds = [0]  # whenever a lane ends: rounds so far,
         self._positions = [0]  # positions so far,
         self._alive: list[int] = []  # and lanes from there on
         for alive in range(len(self._lanes), 0, -1):
@@ -143,26 +143,28 @@ class _LaneOrder:
 
 
 class ShardReader(Generic[T]):
-    """A dataset over shards that are read from the front: gives samples by index and keeps the shards that it reads open.
+    """A dataset over shards that are read sequentially. It gives samples by index and keeps the shards that it reads open.
 
-    Fit for a DataLoader, also with worker processes: each opens shards of its own, and reads past the samples that others
-    take when they are near. A forked process leaves alone what was open before: its files share their places with the parent's.
+    Can be used with a DataLoader and worker processes: each process opens shards of its own and reads past samples that others
+    take, if they are near. A forked process does not touch inherited files, whose offsets it shares with its parent.
     """
 
     def __init__(self, shards: Shards, open_shard: OpenShard[T], *, max_open: int = 256) -> None:
-        """open_shard: (shard, number of the first sample) -> the samples from there on; with worker processes that are
-        spawned it must be picklable. max_open: shards open at once; what is needed again is opened again.
+        """open_shard: (shard, number of the first sample) -> iterable of the samples from there on; must be picklable for worker
+        processes that are spawned. max_open: shards open at the same time; the least recently used one is closed.
         """
         self._shards, self._open_shard, self._max_open = shards, open_shard, max_open
         self._open: OrderedDict[int, _ShardCursor[T]] = OrderedDict()
-        self._inherited: list[OrderedDict[int, _ShardCursor[T]]] = []  # of parent processes: neither used nor closed
+        self._inherited: list[
+            OrderedDict[int, _ShardCursor[T]]
+        ] = []  # of parent processes; neither used nor closed here
         self._pid = os.getpid()
 
     def __len__(self) -> int:
         return len(self._shards)
 
     def __getitem__(self, index: int) -> T:
-        """Give a sample. Raises DataError when its shard ends before its length."""
+        """Give a sample. Raises DataError when its shard has fewer samples than its length, IndexError outside the data."""
         self._abandon_inherited()
         shard, place = self._shards.locate(index)
         reader = self._open.get(shard)
@@ -206,13 +208,13 @@ class ShardReader(Generic[T]):
 
 @dataclass(slots=True)
 class _ShardCursor(Generic[T]):
-    """A shard that is being read. place: number of the sample that comes next."""
+    """An open shard. place: number of the next sample in it."""
 
     samples: Iterator[T]
     place: int
 
     def read(self) -> tuple[T] | None:
-        """Give the next sample, None at the shard's end."""
+        """Give the next sample as a 1-tuple, None at the end of the shard."""
         for sample in self.samples:
             self.place += 1
             return (sample,)
@@ -225,10 +227,10 @@ class _ShardCursor(Generic[T]):
 
 
 def shard_lengths(open_shard: OpenShard[T], num_shards: int, index: str | os.PathLike[str]) -> list[int]:
-    """Count the samples of every shard, or give what an earlier count left in the file ``index``.
+    """Give the number of samples in each shard: from the file ``index`` if it exists, else by counting, which writes the file.
 
-    Counting reads everything once; let one rank do it before the others start. Raises DataError when the file is no such
-    index or one of another number of shards.
+    Counting reads all data once; let one rank do it before the others start. Not a collective. Raises DataError when the file
+    cannot be read or written, is not such an index, or has another number of shards.
     """
     path = Path(index)
     try:
@@ -240,17 +242,19 @@ def shard_lengths(open_shard: OpenShard[T], num_shards: int, index: str | os.Pat
     except OSError as error:
         raise DataError(f"cannot read the index of shards {path}: {error.strerror}") from error
     except ValueError as error:
-        raise DataError(f"{path} is no index of shards: {error}") from error
+        raise DataError(f"{path} is not an index of shards: {error}") from error
     kept = found.get("lengths") if isinstance(found, dict) else None
     if not isinstance(kept, list) or not all(isinstance(length, int) for length in kept):
-        raise DataError(f"{path} is no index of shards: it has no list of lengths")
+        raise DataError(f"{path} is not an index of shards: it has no list of lengths")
     if len(kept) != num_shards:
-        raise DataError(f"{path} counts {len(kept)} shards, but there are {num_shards}; remove it to count anew")
+        raise DataError(f"{path} counts {len(kept)} shards, but there are {num_shards}; remove it to count again")
     return kept
 
 
 def _write_index(path: Path, lengths: list[int]) -> None:
-    temporary = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")  # pods may share a folder
+    temporary = path.with_name(
+        f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp"
+    )  # several pods may write to the same folder
     try:
         temporary.write_text(json.dumps({"v": 1, "lengths": lengths}))
         os.replace(temporary, path)

@@ -1,6 +1,6 @@
-"""Where samples come from, as far as their order is concerned: a source is a number of samples and an order per epoch.
+"""Sources of samples, seen as a number of samples and an order for each epoch.
 
-A sample is known by one number, its index; what the number stands for is for whoever reads it. Sharded files are in
+A sample is identified by its index; the code that reads the data knows what the index means. Sharded files are in
 `elastipod.data.shards`, weighted mixtures in `elastipod.data.mixture`.
 """
 
@@ -16,36 +16,36 @@ from elastipod.shuffle import Shuffle
 
 
 class Order(Protocol):
-    """The samples of one epoch in the order of training: `order[position]` is an index.
+    """The samples of one epoch in the order of training: ``order[position]`` is an index.
 
-    One that has a quicker way for many positions offers it as ``take(positions)``, as `Shuffle` does.
+    An order that looks up many positions faster together also has ``take(positions)``, as `Shuffle` does.
     """
 
     def __getitem__(self, position: int, /) -> int: ...
 
 
 def indices_at(order: Order, positions: Sequence[int]) -> Sequence[int]:
-    """Give the indices at many positions."""
+    """Give the indices at many positions, with ``take`` if the order has it."""
     take: Callable[[Sequence[int]], list[int]] | None = getattr(order, "take", None)
     return [order[position] for position in positions] if take is None else take(positions)
 
 
 class Source(Protocol):
-    """A fixed set of samples. Every method is a pure function of the arguments it was made with, the same on every rank."""
+    """A fixed set of samples. Its methods are pure functions of the constructor's arguments, the same on every rank."""
 
     def __len__(self) -> int:
-        """Give the positions of one epoch."""
+        """Give the number of positions in one epoch."""
         ...
 
     def order(self, epoch: int) -> Order: ...
 
     def describe(self) -> dict[str, Any]:
-        """Say, in JSON values, what the order depends on; two sources that say the same have the same order."""
+        """Give what the order depends on, as JSON values. Sources with equal descriptions have the same order."""
         ...
 
 
 def as_int(name: str, value: Any) -> int:
-    """Give a whole number of any kind, such as numpy's, as Python's. Raises TypeError with its name for anything else."""
+    """Give a whole number of any type, such as numpy's, as an int. Raises TypeError, with ``name``, for anything else."""
     try:
         return operator.index(value)
     except TypeError:
@@ -54,7 +54,7 @@ def as_int(name: str, value: Any) -> int:
 
 cached_shuffle = lru_cache(maxsize=256)(
     Shuffle
-)  # every batch asks for its epoch's, and that of each source in a mixture
+)  # every batch needs the one of its epoch, in a mixture one for each source
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Tensors in one file that is mapped, checked and used in place, with no pickle: the files of the batch cache.
+"""The files of the batch cache: tensors in one file that is mapped, verified and used in place. Nothing is pickled.
 
-Magic "ELPBATCH", then length and CRC-32 of a JSON header, CRC-32 of all that follows it (u32 each, little-endian), the header,
-and every tensor's bytes from a multiple of 64 on. A file is a private copy-on-write mapping, so what a reader writes into a
-tensor is seen by nobody else.
+Format: magic "ELPBATCH", then the length and CRC-32 of a JSON header and the CRC-32 of everything after it (u32 each,
+little-endian), the header, and each tensor's bytes, aligned to 64. The mapping is private (copy-on-write), so other readers do
+not see what one reader writes into a tensor.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ALIGNMENT = 64
 
 
 def write_tensors(path: Path, tensors: Tensors, key: str) -> None:
-    """Write a tensor, or a dictionary, list or tuple of tensors; key: what `read_tensors` must be given. Not made durable.
+    """Write a tensor, or a dictionary, list or tuple of tensors. Does not make the file durable.
 
-    Raises OSError, and DataError for anything else than tensors.
+    key: `read_tensors` must pass the same. Raises OSError, and DataError for anything but tensors.
     """
     kind, names, flat = _flattened(tensors)
     entries, offset = [], 0
@@ -57,7 +57,7 @@ def write_tensors(path: Path, tensors: Tensors, key: str) -> None:
 
 
 def read_tensors(path: Path, key: str) -> Tensors | None:
-    """Give what was written, in place; None when there is no such file, or one with another key or damage."""
+    """Give the tensors of a file, mapped in place; None when the file is missing, damaged or has another key."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """The format of token files (version 1): a header of 64 bytes, then the tokens, little-endian, nothing else.
 
 Header: magic "ELPTOKEN", format version (u32), bytes per token (u32: 1, 2 or 4), tokens (u64), vocabulary (u64: every token is
-below it), documents (u64), CRC-32 of the tokens (u32), CRC-32 of the header up to here (u32), zeros. The header alone tells
-whether a file is whole, so that opening one costs the same at any size.
+below it), documents (u64), CRC-32 of the tokens (u32), CRC-32 of the header up to here (u32), zeros. The header suffices to
+check that a file is complete, so opening a file takes the same time at any size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TokenHeader:
-    """What a token file says about itself. crc32: of all tokens."""
+    """The header of a token file. crc32: of all tokens."""
 
     token_bytes: int
     tokens: int
@@ -39,14 +39,14 @@ class TokenHeader:
 
 
 def bytes_per_token(vocabulary: int) -> int:
-    """Give the smallest size that holds every token. Raises DataError for a vocabulary that 4 bytes do not hold."""
+    """Give the smallest token size in bytes for a vocabulary: 1, 2 or 4. Raises DataError for one that needs more."""
     if not 1 <= vocabulary <= 1 << 31:
         raise DataError(f"the vocabulary is {vocabulary}; it must be 1 to 2**31")
     return 1 if vocabulary <= 1 << 8 else 2 if vocabulary <= 1 << 16 else 4
 
 
 def read_header(path: str | os.PathLike[str]) -> TokenHeader:
-    """Read and check a file's header and its size. Raises DataError, in one sentence, for anything that is no whole token file."""
+    """Read a file's header and check it and the file's size. Raises DataError for anything but a complete token file."""
     try:
         with open(path, "rb") as file:
             raw = file.read(HEADER_BYTES)
@@ -54,7 +54,7 @@ def read_header(path: str | os.PathLike[str]) -> TokenHeader:
     except OSError as error:
         raise DataError(f"cannot read the token file {path}: {error.strerror}") from error
     if raw[: len(_MAGIC)] != _MAGIC:
-        raise DataError(f"{path} is no token file; make one with: elastipod tokens build")
+        raise DataError(f"{path} is not a token file; build one with: elastipod tokens build")
     if len(raw) < HEADER_BYTES:
         raise DataError(f"the token file {path} is cut off in its header; build it again")
     _, version, token_bytes, tokens, vocabulary, documents, crc32 = _FIELDS.unpack_from(raw)
@@ -72,7 +72,7 @@ def read_header(path: str | os.PathLike[str]) -> TokenHeader:
 
 
 def verify_tokens(path: str | os.PathLike[str]) -> TokenHeader:
-    """Read a whole file and compare its checksum. Raises DataError when a token was changed."""
+    """Read a whole file and verify its checksum. Raises DataError when the tokens do not match it."""
     header = read_header(path)
     found = 0
     with open(path, "rb") as file:

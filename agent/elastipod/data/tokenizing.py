@@ -1,4 +1,4 @@
-"""From texts to the bytes of a token file: in the order of the texts, by this process or by several at once. No torch."""
+"""Turns texts into the bytes of a token file, in order, in this process or in several. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from elastipod.errors import DataError
 Tokenize = Callable[[str], Iterable[int]]
 
 _CODES = {1: "B", 2: "H", 4: "i"}
-_BATCH_BYTES = 1 << 20  # bytes of text that are handed to a process at once, more where a document is larger
-_QUEUED_PER_WORKER = 2  # pieces for each process that wait or are being worked on
+_BATCH_BYTES = 1 << 20  # bytes of text that a process gets at once; more if a document is larger
+_QUEUED_PER_WORKER = 2  # batches per process that wait or are being tokenized
 
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """Text that is read at once. is_end: a document ends with it. bytes_read: of all files, up to its end."""
+    """Text that was read at once. is_end: a document ends with it. bytes_read: of all files, up to its end."""
 
     path: Path
     data: bytes
@@ -38,7 +38,7 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
-    """Tokens as they lie in the file. bytes_read: as of the last part."""
+    """Tokens in the format of the file. bytes_read: of the last text block."""
 
     raw: bytes
     tokens: int
@@ -48,17 +48,17 @@ class TokenBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockTokenizer:
-    """How parts become tokens: pure, so that it does not matter which process does it. by_line: every line is a document."""
+    """Turns text blocks into tokens. It has no state, so any process can do it. by_line: every line is a document."""
 
     tokenize: Tokenize | None
     vocabulary: int
     end_of_document: int | None
     by_line: bool
 
-    def __call__(self, parts: Sequence[TextBlock]) -> TokenBlock:
-        """Raises DataError, in one sentence, for text or tokens that cannot be used."""
+    def __call__(self, blocks: Sequence[TextBlock]) -> TokenBlock:
+        """Give the tokens of some blocks. Raises DataError for text or tokens that cannot be used."""
         raw, documents = bytearray(), 0
-        for data, is_end, path in self._texts(parts):
+        for data, is_end, path in self._texts(blocks):
             if data:
                 raw += self._bytes_of(
                     array("B", data) if self.tokenize is None else self.tokenize(_text(data, path)), path
@@ -67,16 +67,16 @@ class BlockTokenizer:
                 documents += 1
                 if self.end_of_document is not None:
                     raw += self._bytes_of([self.end_of_document], path)
-        return TokenBlock(bytes(raw), len(raw) // bytes_per_token(self.vocabulary), documents, parts[-1].bytes_read)
+        return TokenBlock(bytes(raw), len(raw) // bytes_per_token(self.vocabulary), documents, blocks[-1].bytes_read)
 
-    def _texts(self, parts: Iterable[TextBlock]) -> Iterator[tuple[bytes, bool, Path]]:
-        """Give what is tokenized at once, and whether a document ends with it."""
-        for part in parts:
+    def _texts(self, blocks: Iterable[TextBlock]) -> Iterator[tuple[bytes, bool, Path]]:
+        """Give the texts to tokenize as (text, is the end of a document, path)."""
+        for block in blocks:
             if self.by_line:
-                for line in part.data.removesuffix(b"\n").split(b"\n"):
-                    yield line.rstrip(b"\r"), True, part.path
+                for line in block.data.removesuffix(b"\n").split(b"\n"):
+                    yield line.rstrip(b"\r"), True, block.path
             else:
-                yield part.data, part.is_end, part.path
+                yield block.data, block.is_end, block.path
 
     def _bytes_of(self, tokens: Iterable[int], path: Path) -> bytes:
         try:
@@ -84,7 +84,7 @@ class BlockTokenizer:
                 tokens = iter(tokens)
             packed = array(_CODES[bytes_per_token(self.vocabulary)], tokens)
         except (OverflowError, TypeError) as error:
-            raise DataError(f"the tokenizer gave something for {path} that is no token: {error}") from error
+            raise DataError(f"the tokenizer gave something for {path} that is not a token: {error}") from error
         if packed and not 0 <= min(packed) <= max(packed) < self.vocabulary:
             raise DataError(
                 f"the tokenizer gave the token {max(packed)} for {path}, but the vocabulary is {self.vocabulary}"
@@ -95,7 +95,7 @@ class BlockTokenizer:
 
 
 def read_text_blocks(texts: Sequence[Path], *, by_line: bool, whole: bool) -> Iterator[TextBlock]:
-    """Read files in order, by many whole lines, by documents (``whole``, as tokenizers want them), or by pieces of such."""
+    """Read files in order: many complete lines at once (by_line), whole documents (whole), or parts of documents."""
     bytes_read = 0
     for path in texts:
         with open(path, "rb") as file:
@@ -108,32 +108,34 @@ def read_text_blocks(texts: Sequence[Path], *, by_line: bool, whole: bool) -> It
             yield TextBlock(path, b"", True, bytes_read)
 
 
-def tokenize_blocks(packer: BlockTokenizer, parts: Iterable[TextBlock], workers: int) -> Iterator[TokenBlock]:
-    """Give the tokens of parts in their order, which is the same for any number of worker processes.
+def tokenize_blocks(tokenizer: BlockTokenizer, blocks: Iterable[TextBlock], workers: int) -> Iterator[TokenBlock]:
+    """Give the tokens of text blocks, in the order of the blocks for any number of worker processes.
 
-    workers: 1 for this process alone; for more the packer's tokenizer must be picklable. Raises DataError in one sentence.
+    workers: 1 uses this process; more require a picklable tokenizer. Raises DataError.
     """
     if workers == 1:
-        yield from map(packer, _batches(parts))
+        yield from map(tokenizer, _batches(blocks))
         return
     try:
-        pickle.dumps(packer)
+        pickle.dumps(tokenizer)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise DataError(f"the tokenizer cannot be handed to other processes: {error}; build with one") from error
-    under_way: deque[Future[TokenBlock]] = deque()
-    # Spawned, for a tokenizer may have threads already; the pool waits for its processes when it is left.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (packer,)) as pool:
+        raise DataError(f"the tokenizer cannot be passed to other processes: {error}; build with one") from error
+    pending: deque[Future[TokenBlock]] = deque()
+    # Spawned, since a tokenizer may have threads. Leaving the block waits for the processes.
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer,)) as pool:
         try:
-            for piece in _batches(parts):
-                under_way.append(pool.submit(_tokenize_batch, piece))
-                if len(under_way) > _QUEUED_PER_WORKER * workers:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
+            for batch in _batches(blocks):
+                pending.append(pool.submit(_tokenize_batch, batch))
+                if len(pending) > _QUEUED_PER_WORKER * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         except BrokenProcessPool as error:
-            raise DataError("a process that tokenizes has ended: out of memory, or the tokenizer ended it") from error
+            raise DataError(
+                "a tokenizing process has ended: it ran out of memory, or the tokenizer ended it"
+            ) from error
         finally:
-            for waiting in under_way:
+            for waiting in pending:
                 waiting.cancel()
 
 
@@ -144,26 +146,26 @@ def _text(data: bytes, path: Path) -> str:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def _batches(parts: Iterable[TextBlock]) -> Iterator[list[TextBlock]]:
-    piece: list[TextBlock] = []
+def _batches(blocks: Iterable[TextBlock]) -> Iterator[list[TextBlock]]:
+    batch: list[TextBlock] = []
     size = 0
-    for part in parts:
-        piece.append(part)
-        size += len(part.data)
+    for block in blocks:
+        batch.append(block)
+        size += len(block.data)
         if size >= _BATCH_BYTES:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
-_block_tokenizer: BlockTokenizer | None = None  # of a worker process
+_block_tokenizer: BlockTokenizer | None = None  # in a worker process
 
 
-def _start_worker(packer: BlockTokenizer) -> None:
-    """Begin the life of a worker process: it is interrupted by its parent alone, and ends when that is gone."""
+def _start_worker(tokenizer: BlockTokenizer) -> None:
+    """Set up a worker process: it ignores Ctrl-C, which its parent handles, and ends when its parent is gone."""
     global _block_tokenizer
-    _block_tokenizer = packer
+    _block_tokenizer = tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -175,6 +177,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _tokenize_batch(parts: Sequence[TextBlock]) -> TokenBlock:
+def _tokenize_batch(blocks: Sequence[TextBlock]) -> TokenBlock:
     assert _block_tokenizer is not None
-    return _block_tokenizer(parts)
+    return _block_tokenizer(blocks)

@@ -1,4 +1,4 @@
-"""Token files in memory: mapped, not read, so that opening one and going on anywhere in it cost the same at any size.
+"""Memory-mapped token files. Opening one, and resuming anywhere in it, takes the same time at any size.
 
 All processes of a node share one copy in the page cache.
 """
@@ -16,20 +16,20 @@ import torch
 from elastipod.data.token_format import HEADER_BYTES, read_header
 from elastipod.errors import DataError
 
-# torch picks from signed numbers only; widened they are unsigned.
+# torch indexes signed types only; `widened` reads 16-bit tokens as unsigned.
 _TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class TokenFile:
-    """A token file made by `elastipod tokens build`."""
+    """A token file written by `elastipod tokens build`. Can be pickled; the copy maps the file again."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Map the file. Raises DataError, in one sentence, for a file that is cut off, damaged or something else."""
+        """Map the file. Raises DataError for a file that is cut off, damaged, or not a token file."""
         self.path = Path(path)
         self.header = read_header(path)
         with open(path, "rb") as file:  # read-only: a private mapping would count against the memory of the node
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with warnings.catch_warnings():  # torch warns of memory that cannot be written; what we give out are copies
+        with warnings.catch_warnings():  # torch warns of read-only memory; only copies leave this class
             warnings.simplefilter("ignore", UserWarning)
             self._tokens = torch.frombuffer(
                 self._mapped, dtype=_TYPES[self.header.token_bytes], offset=HEADER_BYTES, count=self.header.tokens
@@ -42,13 +42,13 @@ class TokenFile:
         return TokenFile, (self.path,)
 
     def read(self, first: int, count: int) -> torch.Tensor:
-        """Give tokens as int64, shape (count,). Raises IndexError outside of the file."""
+        """Give ``count`` tokens from number ``first`` on, int64, shape (count,). Raises IndexError outside the file."""
         if first < 0 or count < 0 or first + count > len(self):
             raise IndexError(f"tokens {first} to {first + count} are outside of the {len(self)} tokens of {self.path}")
         return self.widened(self._tokens[first : first + count])
 
     def windows(self, seq_len: int) -> torch.Tensor:
-        """Give a view of shape (windows, seq_len + 1) in the file's own type; nothing is read before it is indexed."""
+        """Give a view of shape (windows, seq_len + 1) in the file's own type; nothing is read until it is indexed."""
         return self._tokens.unfold(0, seq_len + 1, seq_len)
 
     def widened(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -57,13 +57,14 @@ class TokenFile:
 
 
 class TokenWindows:
-    """A dataset of windows: sample i holds the tokens i * seq_len to (i + 1) * seq_len, and one more for the targets.
+    """A dataset of windows: sample i holds the tokens i * seq_len to (i + 1) * seq_len, both included.
 
-    What is left behind the last whole window is not a sample. Fit for a DataLoader with workers, which share the pages.
+    The last token is the target of the one before it. Tokens after the last complete window are not used. Can be used with a
+    DataLoader and worker processes, which share the pages.
     """
 
     def __init__(self, file: TokenFile, seq_len: int) -> None:
-        """Raises DataError when the file has no whole window."""
+        """seq_len: inputs of one window. Raises ValueError below 1, and DataError when the file has no complete window."""
         if seq_len < 1:
             raise ValueError(f"seq_len is {seq_len}; a window holds at least one token")
         if len(file) <= seq_len:
@@ -78,7 +79,7 @@ class TokenWindows:
         return len(self._windows)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Give one window, int64, shape (seq_len + 1,): inputs are all but the last, targets all but the first."""
+        """Give one window, int64, shape (seq_len + 1,). Inputs are all but the last token, targets all but the first."""
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} is outside of {len(self)} windows")
         return self.file.widened(self._windows[index])
@@ -87,7 +88,7 @@ class TokenWindows:
         return list(self.batch(indices))
 
     def batch(self, indices: Sequence[int]) -> torch.Tensor:
-        """Give some windows at once, int64, shape (len(indices), seq_len + 1)."""
+        """Give several windows at once, int64, shape (len(indices), seq_len + 1). Raises IndexError."""
         if indices and not 0 <= min(indices) <= max(indices) < len(self):
             raise IndexError(f"window {max(indices)} or {min(indices)} is outside of {len(self)} windows")
         chosen = torch.tensor(indices, dtype=torch.int64, device="cpu")

@@ -1,4 +1,4 @@
-"""`elastipod tokens`: make token files from text, and look at them. Needs no torch."""
+"""`elastipod tokens`: builds token files from text and shows what they contain. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PROGRESS_INTERVAL_S = {True: 0.5, False: 10.0}  # on a terminal, elsewhere
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `elastipod tokens` and give the exit status: 0 done, 1 it could not be done, 2 wrong use."""
+    """Run `elastipod tokens` and give the exit status: 0 success, 1 an error, 2 wrong usage."""
     options = _parser().parse_args(argv)
     try:
         if options.action == "show":
             header = verify_tokens(options.file) if options.verify else read_header(options.file)
-            print(_describe(options.file, header, "checksum right" if options.verify else "checksum not looked at"))
+            print(_describe(options.file, header, "checksum correct" if options.verify else "checksum not verified"))
             return 0
         header = _build(options)
     except DataError as error:
@@ -47,14 +47,15 @@ def build(
     by_line: bool = False,
     replace: bool = False,
     workers: int = 1,
-    tell: Callable[[int, int], None] = lambda done, tokens: None,
+    on_progress: Callable[[int, int], None] = lambda done, tokens: None,
 ) -> TokenHeader:
-    """Write a token file; it appears when it is whole, and a failure leaves nothing behind.
+    """Write a token file atomically and give its header. A failure leaves no file behind.
 
-    texts: files in the order in which their tokens follow, each one document, or with ``by_line`` one per line. tokenize: UTF-8
-    text -> tokens below ``vocabulary``; None takes the bytes themselves. end_of_document: token put behind every document.
-    workers: processes that tokenize; with more than one ``tokenize`` must be picklable, and the file is the same. tell: is
-    called with bytes read and tokens written. Raises DataError in one sentence.
+    texts: files in the order of their tokens; each is one document, or with ``by_line`` each of its lines. tokenize: UTF-8
+    text -> tokens below ``vocabulary``; None: the bytes of the text are the tokens. end_of_document: token to add after every
+    document. replace: overwrite an existing file. workers: processes that tokenize; with more than one, ``tokenize`` must be
+    picklable; the file is the same for any number. on_progress: called with the bytes read and the tokens written so far.
+    Raises DataError.
     """
     if output.exists() and not replace:
         raise DataError(f"{output} exists; name another file, or replace it with --force")
@@ -63,7 +64,7 @@ def build(
             f"the token {end_of_document} for ends of documents is not below the vocabulary of {vocabulary}"
         )
     if workers < 1:
-        raise DataError(f"workers is {workers}; at least one process has to do it")
+        raise DataError(f"workers is {workers}; it must be at least 1")
     temporary = output.with_name(f"{output.name}.{socket.gethostname()}.{os.getpid()}.partial")
     is_ours = False
     try:
@@ -73,7 +74,7 @@ def build(
             parts = read_text_blocks(texts, by_line=by_line, whole=tokenize is not None)
             for each in tokenize_blocks(BlockTokenizer(tokenize, vocabulary, end_of_document, by_line), parts, workers):
                 writer.write(each)
-                tell(each.bytes_read, writer.tokens)
+                on_progress(each.bytes_read, writer.tokens)
             header = writer.finish()
         os.replace(temporary, output)
         _sync_folder(output.parent)
@@ -88,11 +89,11 @@ def build(
 
 
 class _Writer:
-    """Writes tokens behind the room for a header, and at last the header."""
+    """Writes tokens after space for the header, and the header at the end."""
 
     def __init__(self, file: BinaryIO, vocabulary: int) -> None:
         self._file, self._vocabulary = file, vocabulary
-        self._token_bytes = bytes_per_token(vocabulary)  # refuses what it cannot hold
+        self._token_bytes = bytes_per_token(vocabulary)  # raises for a vocabulary that is too large
         self.tokens = self._documents = self._crc32 = 0
         file.write(bytes(HEADER_BYTES))
 
@@ -104,7 +105,7 @@ class _Writer:
 
     def finish(self) -> TokenHeader:
         if not self.tokens:
-            raise DataError("the texts have no tokens at all; nothing was written")
+            raise DataError("the texts contain no tokens; nothing was written")
         header = TokenHeader(self._token_bytes, self.tokens, self._vocabulary, self._documents, self._crc32)
         self._file.seek(0)
         self._file.write(header.encode())
@@ -114,18 +115,18 @@ class _Writer:
 
 
 class _ProgressLine:
-    """Tells on stderr how far a build is, not more often than a reader wants to know."""
+    """Prints the progress of a build to stderr, at most once per interval."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
-        self._started = self._told = time.monotonic()
+        self._started = self._printed_at = time.monotonic()
         self._is_terminal = sys.stderr.isatty()
 
     def __call__(self, done: int, tokens: int) -> None:
         now = time.monotonic()
-        if now - self._told < _PROGRESS_INTERVAL_S[self._is_terminal]:
+        if now - self._printed_at < _PROGRESS_INTERVAL_S[self._is_terminal]:
             return
-        self._told = now
+        self._printed_at = now
         rate = tokens / (now - self._started)
         line = (
             f"{done / max(self._total_bytes, 1):.0%} of {self._total_bytes / 1e6:.1f} MB, {tokens} tokens, {rate:.0f}/s"
@@ -152,14 +153,14 @@ def _build(options: argparse.Namespace) -> TokenHeader:
         by_line=options.lines,
         replace=options.force,
         workers=options.workers,
-        tell=_ProgressLine(sum(path.stat().st_size for path in texts)),
+        on_progress=_ProgressLine(sum(path.stat().st_size for path in texts)),
     )
 
 
 def _files(named: Sequence[Path]) -> list[Path]:
-    """Give the files that were named, and those in folders that were named, in the order of their names.
+    """Give the named files, and the files in named folders sorted by path.
 
-    Hidden ones in folders are left out: a mounted ConfigMap holds each file a second time below one.
+    Hidden files and folders inside folders are left out; a mounted ConfigMap holds each file a second time in one.
     """
     files: list[Path] = []
     for path in named:
@@ -176,7 +177,7 @@ def _is_text(path: Path, folder: Path) -> bool:
 
 
 class _NamedTokenizer:
-    """A tokenizer by its name, MODULE:FUNCTION, looked up from the working directory on; each process loads its own."""
+    """A tokenizer named MODULE:FUNCTION, imported with the working directory on the path. Each process loads its own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -212,25 +213,37 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="elastipod tokens", description="Token files: text ready to train on.")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    made = actions.add_parser("build", help="make a token file from text", description="Make a token file from text.")
-    made.add_argument("output", type=Path, help="the file to write; it appears when it is whole")
-    made.add_argument("text", type=Path, nargs="+", help="text files, or folders of them: each file is a document")
-    made.add_argument(
-        "--tokenizer", default=BYTES, help="bytes (default), or MODULE:FUNCTION, which gives the tokens of a text"
+    parser = argparse.ArgumentParser(
+        prog="elastipod tokens", description="Build and show token files: tokenized text for training."
     )
-    made.add_argument("--vocabulary", type=int, help="tokens are below it (bytes: 256, or more with --end-of-document)")
-    made.add_argument("--end-of-document", type=int, metavar="TOKEN", help="a token to put behind every document")
-    made.add_argument(
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser(
+        "build", help="build a token file from text", description="Build a token file from text."
+    )
+    build.add_argument("output", type=Path, help="the file to write; it appears only when it is complete")
+    build.add_argument(
+        "text", type=Path, nargs="+", help="text files, or folders with text files; each file is one document"
+    )
+    build.add_argument(
+        "--tokenizer",
+        default=BYTES,
+        help="bytes (default), or MODULE:FUNCTION, a function that gives the tokens of a text",
+    )
+    build.add_argument(
+        "--vocabulary", type=int, help="number of different tokens (for bytes 256, or more with --end-of-document)"
+    )
+    build.add_argument("--end-of-document", type=int, metavar="TOKEN", help="a token to add after every document")
+    build.add_argument(
         "--workers",
         type=int,
         default=1,
-        help="processes that tokenize (default: 1); the file is the same with any number",
+        help="number of processes that tokenize (default: 1); the file is the same for any number",
     )
-    made.add_argument("--lines", action="store_true", help="every line is a document; ends of lines are left out")
-    made.add_argument("--force", action="store_true", help="replace the file if it exists")
-    shown = actions.add_parser("show", help="say what is in a token file", description="Say what is in a token file.")
-    shown.add_argument("file", type=Path)
-    shown.add_argument("--verify", action="store_true", help="read all of it and compare the checksum")
+    build.add_argument("--lines", action="store_true", help="every line is one document; line ends are left out")
+    build.add_argument("--force", action="store_true", help="replace an existing file")
+    show = actions.add_parser(
+        "show", help="show what a token file contains", description="Show what a token file contains."
+    )
+    show.add_argument("file", type=Path)
+    show.add_argument("--verify", action="store_true", help="read the whole file and verify its checksum")
     return parser

@@ -1,4 +1,4 @@
-"""Clients of the agent's socket. Standard library only."""
+"""Clients of the agent's socket, for training scripts in a pod. Standard library only."""
 
 from elastipod.ipc.clients import CheckpointDiscoverySocketClient as CheckpointDiscoverySocketClient
 from elastipod.ipc.clients import HyperPodPLRException as HyperPodPLRException

@@ -1,8 +1,8 @@
-"""The training script's side of the agent's socket: in-process restart, faults, data for other ranks, checkpoints.
+"""Clients of the agent's socket for training scripts: in-process restart, faults, data for other ranks, checkpoints.
 
-Everything that a rank waits for (a start, a fault, its rank) is a level with a number that the agent keeps: a client says
-which one it has seen and gets the newest beyond that. So a lost connection or a repeated call never loses one.
-Objects may be used by several threads at once. Standard library only.
+Everything that a rank waits for (a start, a fault, its rank) has a number at the agent. A client sends the number it has seen
+and gets the newest state after it, so a lost connection or a repeated call loses nothing. Clients may be used by several threads
+at once. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Message = tuple[str, dict[str, Any]]
 
 
 class HyperPodPLRException(RuntimeError):
-    """For scripts to raise when only new processes help; the agent treats it as any other end of a worker."""
+    """Scripts raise it when only new processes help. The agent treats it like any other failure of a worker."""
 
 
 class InProcessRestartSocketMessageType(str, Enum):
-    """The names of what is exchanged; those that calls return are plain strings of these values."""
+    """Message types. Calls return their values as plain strings."""
 
     AT_RCB_BARRIER = "at_rcb_barrier"
     PAST_RCB_BARRIER = "past_rcb_barrier"
@@ -40,31 +40,32 @@ class InProcessRestartSocketMessageType(str, Enum):
 
 
 class InProcessRestartSocketClient:
-    """A rank that lives over several runs. Every call raises HyperPodIPCException when the agent cannot be reached.
+    """The in-process restart protocol for one rank, whose process lives through several runs.
 
-    Making one connects; raises ValueError outside a pod that hyperpodrun started.
+    The constructor connects; it raises ValueError outside a pod that hyperpodrun started. Every call raises HyperPodIPCException
+    when the agent cannot be reached or refuses the call.
     """
 
     def __init__(self) -> None:
         self._connections = Connections.from_env()
-        self._run = 0  # the number of the last run that this rank was released into
-        self._fault = 0  # of the last run whose fault was told
+        self._run = 0  # the last run that this rank was released into
+        self._fault = 0  # the last run whose fault was reported to the caller
         self._rank_info = 0
-        self._created_in_run = 0  # the run in which this client was made
+        self._created_in_run = 0  # the run in which this client was created
         self.connect()
 
     def connect(self) -> None:
-        """Learn where this rank is; a client made in the middle of a run belongs to that run."""
+        """Get the current run from the agent. A client that is created during a run belongs to that run."""
         answer = self._connections.call("hello")
         self._run = max(self._run, int(answer["run"]))
         self._created_in_run = int(answer["now"])
 
     def hyperpod_barrier(self, timeout: float | None = None) -> Message:
-        """Report that this rank is at the barrier and wait for the next start, ``timeout`` seconds or for ever.
+        """Report that this rank is at the barrier, and wait for the next start.
 
-        Gives ("job_start", {"worker_envs": {name: value}, "aggregate_worker_data": {...}}). What it says about the rank
-        is for the caller to put into os.environ; ELASTIPOD_* variables are there already. Raises HyperPodIPCException
-        when the time is up. After one rank of a job failed, every living rank comes back here.
+        timeout: seconds, None for no limit. Gives ("job_start", {"worker_envs": {name: value}, "aggregate_worker_data": {...}}).
+        The caller must put ``worker_envs`` into os.environ; the ELASTIPOD_* variables are set already. Raises
+        HyperPodIPCException after the timeout. After a failure every surviving rank must come back to this barrier.
         """
         _reset_elastic_event()
         answer = self._wait("barrier", timeout, after=lambda: self._run)
@@ -75,22 +76,22 @@ class InProcessRestartSocketClient:
         return InProcessRestartSocketMessageType.JOB_START.value, start
 
     def hyperpod_past_rcb_barrier(self) -> None:
-        """Report that this rank has entered the code that a restart runs again."""
+        """Report that this rank has entered the code that an in-process restart runs again."""
         self._connections.call("past_barrier", run=self._run)
 
     def hyperpod_wait_fault(self, timeout: float | None = None) -> Message:
-        """Wait until this rank's run is to be left; gives ("job_fault", {"restart_count": of that run}), once per run.
+        """Wait until this rank must leave its run; gives ("job_fault", {"restart_count": of that run}), once per run.
 
-        Raises HyperPodIPCException when the time (seconds, None = no limit) is up.
+        timeout: seconds, None for no limit. Raises HyperPodIPCException after the timeout.
         """
         answer = self._wait("fault", timeout, after=lambda: max(self._fault, self._run - 1))
         self._fault = int(answer["run"])
         return InProcessRestartSocketMessageType.JOB_FAULT.value, {"restart_count": answer["restart_count"]}
 
     def hyperpod_wait_rank_info(self, timeout: float | None = None) -> Message:
-        """Wait for news about this rank, before it comes to the barrier; gives ("job_rank_info", as of a start).
+        """Wait for a change of this rank's place in the job before the barrier; gives ("job_rank_info", content as in a start).
 
-        The latest that is still unseen comes at once. Raises HyperPodIPCException when the time is up.
+        Returns at once if there is a change that was not returned yet. Raises HyperPodIPCException after the timeout (seconds).
         """
         answer = self._wait("rank_info", timeout, after=lambda: self._rank_info)
         self._rank_info = int(answer["number"])
@@ -98,7 +99,7 @@ class InProcessRestartSocketClient:
         return InProcessRestartSocketMessageType.JOB_RANK_INFO.value, info
 
     def hyperpod_send_data(self, rank: int, data: str) -> None:
-        """Leave this rank's data for the others: it comes to all of them with the next start."""
+        """Publish this rank's data. All ranks get it with the next start, in ``aggregate_worker_data``."""
         self._connections.call("data", run=self._current_run, global_rank=int(rank), data=data)
 
     def hyperpod_send_fault(
@@ -108,7 +109,7 @@ class InProcessRestartSocketClient:
         reason: str | None = None,
         message: str | None = None,
     ) -> None:
-        """Report that this rank cannot go on, and what would help. One that belongs to an earlier run does nothing."""
+        """Report that this rank cannot continue, and which restart would help. Ignored if it belongs to an earlier run."""
         mode = RestartMode(restart_mode).value
         self._connections.call(
             "send_fault",
@@ -120,16 +121,16 @@ class InProcessRestartSocketClient:
         )
 
     def hyperpod_notify_labels(self, labels: Mapping[str, str]) -> None:
-        """Tell the operator what this rank does in the model's parallelism."""
+        """Publish labels of this rank for the operator, such as its role in the model's parallelism."""
         self._connections.call("labels", labels=dict(labels))
 
     def close(self) -> None:
-        """Let the connections go; a later call makes new ones."""
+        """Close the connections; a later call opens new ones."""
         self._connections.close()
 
     @property
     def _current_run(self) -> int:
-        """The run to which what this rank says belongs; a script that never goes to the barrier has but one."""
+        """The run that this rank's reports belong to. A script that never calls the barrier has only one."""
         return max(self._run, self._created_in_run)
 
     def _wait(self, call: str, timeout: float | None, *, after: Callable[[], int]) -> dict[str, Any]:
@@ -140,14 +141,14 @@ class InProcessRestartSocketClient:
             if not answer.get("is_late"):
                 return answer
             if deadline is not None and time.monotonic() >= deadline:
-                raise HyperPodIPCException(f"nothing came from the agent within {timeout:g} seconds ({call})")
+                raise HyperPodIPCException(f"no answer from the agent within {timeout:g} seconds ({call})")
 
 
 class CheckpointDiscoverySocketClient:
-    """Tells the agent which checkpoints exist, and learns which one the whole job resumes from.
+    """Reports checkpoints to the agent, and gets the checkpoint that the whole job resumes from.
 
-    prefix: names the series. num_model_checkpoints, num_data_checkpoints: how many ranks of this pod write each part; a
-    step is complete here when that many have reported it, and never while both are 0.
+    prefix: name of the series. num_model_checkpoints, num_data_checkpoints: how many ranks of this pod write each part. A step is
+    complete in this pod when that many ranks have reported it, and never while both numbers are 0.
     """
 
     def __init__(self, prefix: str, num_model_checkpoints: int = 0, num_data_checkpoints: int = 0) -> None:
@@ -158,23 +159,23 @@ class CheckpointDiscoverySocketClient:
         self.connect()
 
     def connect(self) -> None:
-        """Announce the series."""
+        """Announce the series to the agent."""
         self._connections.call("series", prefix=self.prefix, expected=self._expected())
 
     def update(self, step: int, path: str | None, checkpoint_type: CheckpointType) -> None:
-        """Report that this rank has written its part of the checkpoint of a step, to be found at ``path``."""
+        """Report that this rank has written its part of a checkpoint, at ``path``."""
         kind = CheckpointType(checkpoint_type).value
         self._connections.call(
             "checkpoint", prefix=self.prefix, expected=self._expected(), step=int(step), path=path, type=kind
         )
 
     def get_latest_checkpoint_path(self) -> str | None:
-        """Give the path of the newest complete checkpoint: of this pod's ranks, or what the last start named."""
+        """Give the path of the newest checkpoint that is complete in this pod, else the one from the last start, else None."""
         path = self._connections.call("latest", prefix=self.prefix)["path"]
         return None if path is None else str(path)
 
     def close(self) -> None:
-        """Let the connection go; a later call makes a new one."""
+        """Close the connection; a later call opens a new one."""
         self._connections.close()
 
     def _expected(self) -> dict[str, int]:
@@ -185,7 +186,7 @@ class CheckpointDiscoverySocketClient:
 
 
 class TrainingManager:
-    """Both clients in one place, as existing scripts expect them."""
+    """Access to both clients, as existing HyperPod scripts expect it."""
 
     def __init__(self) -> None:
         self.InProcessRestart = InProcessRestartSocketClient()
@@ -194,19 +195,19 @@ class TrainingManager:
     def get_checkpoint_discovery_client(
         prefix: str, num_model_checkpoints: int = 0, num_data_checkpoints: int = 0
     ) -> CheckpointDiscoverySocketClient:
-        """Give a client for one series of checkpoints."""
+        """Give a client for one series of checkpoints. Raises ValueError outside a pod."""
         return CheckpointDiscoverySocketClient(prefix, num_model_checkpoints, num_data_checkpoints)
 
 
 def _reset_elastic_event() -> None:
-    """Forget the elastic event of the run that ended, if the script has ever asked for it."""
+    """Forget the elastic event of the run that ended, if the script ever called `elastic_event_detected`."""
     elastic = sys.modules.get("elastipod.elastic_event")
     if elastic is not None:
         elastic.reset_elastic_event()
 
 
 def _export_own_variables(worker_envs: Mapping[str, str]) -> None:
-    """Take over our own variables of a new run; the others are for the script to adopt."""
+    """Set the ELASTIPOD_* variables of a new run in os.environ; the script sets the others."""
     for name in _OUR_VARIABLES:
         if name in worker_envs:
             os.environ[name] = worker_envs[name]

@@ -1,4 +1,4 @@
-"""Calls from a worker to its agent: a few connections, made when they are needed and mended when they break."""
+"""Calls from a worker to its agent over a few connections that are opened when needed and reopened when they break."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from elastipod.ipc.protocol import (
     encode,
 )
 
-_CONNECT_TIMEOUT_S = 10.0  # for an agent that cannot be reached
-_ANSWER_TIMEOUT_S = 30.0  # for an answer, beyond the wait that the call asks for
+_CONNECT_TIMEOUT_S = 10.0  # how long to try to reach the agent
+_ANSWER_TIMEOUT_S = 30.0  # for an answer, in addition to the wait that the call requests
 _RETRY_INTERVAL_S = 0.05
 _CHUNK = 64 * 1024
 _MAX_IDLE = 4
 
 
 class HyperPodIPCException(RuntimeError):
-    """A call to the agent had no result: time is up, the agent is gone, or it refused. The text is one sentence."""
+    """A call to the agent failed: it timed out, the agent is gone, or the agent refused it. The text says which."""
 
 
 class Connections:
-    """Connections to one agent. Each serves one call at a time, so threads that call at once get one each.
+    """Connections to one agent. Each serves one call at a time; threads that call at the same time use one each.
 
-    No lock is held anywhere (a list's pop and append are whole), so a fork at any moment leaves the child a usable object.
+    There is no lock (list.pop and list.append are atomic), so the object is usable in a child that was forked at any moment.
     """
 
     def __init__(self, path: str, local_rank: int) -> None:
@@ -51,9 +51,9 @@ class Connections:
         return cls(path, int(local_rank))
 
     def call(self, name: str, *, wait_s: float | None = None, **fields: Any) -> dict[str, Any]:
-        """Make a call and give its answer. Calls may be repeated, so a broken connection is mended and asked again.
+        """Make a call and give its answer. Calls are idempotent, so after a broken connection the call is sent again.
 
-        wait_s: how long the agent may hold the answer back. Raises HyperPodIPCException.
+        wait_s: how long the agent may delay the answer. Raises HyperPodIPCException.
         """
         message = {"v": PROTOCOL, "call": name, "local_rank": self._local_rank, **fields}
         if wait_s is not None:
@@ -72,7 +72,7 @@ class Connections:
         return answer
 
     def close(self) -> None:
-        """Close the connections that no call uses."""
+        """Close the idle connections."""
         idle, self._idle = self._idle, []
         for one in idle:
             one.close()
@@ -92,7 +92,9 @@ class Connections:
                 if time.monotonic() >= deadline or isinstance(error, TimeoutError):
                     raise HyperPodIPCException(f"the agent at {self._path} does not answer: {error}") from error
                 time.sleep(_RETRY_INTERVAL_S)
-            except BaseException:  # an exception raised into this thread: half a call must not be met by the next one
+            except (
+                BaseException
+            ):  # an exception raised into this thread: the next call must not reuse a half-used connection
                 if connection is not None:
                     connection.close()
                 raise
@@ -101,7 +103,7 @@ class Connections:
                 return answer
 
     def _acquire(self) -> socket.socket:
-        if self._pid != os.getpid():  # a forked child leaves its parent's connections alone
+        if self._pid != os.getpid():  # a forked child does not use its parent's connections
             self._pid, self._idle = os.getpid(), []
         with suppress(IndexError):
             return self._idle.pop()
@@ -130,7 +132,7 @@ def _read_answer(connection: socket.socket) -> dict[str, Any]:
             raise ConnectionResetError("it closed the connection")
         chunks.append(chunk)
         size += len(chunk)
-        if chunk.endswith(b"\n"):  # one answer per call: nothing follows the end of its line
+        if chunk.endswith(b"\n"):  # one answer per call, so nothing follows its newline
             return decode(b"".join(chunks))
         if size > MAX_ANSWER_BYTES:
             raise MalformedMessage(f"its answer has more than {MAX_ANSWER_BYTES} bytes")

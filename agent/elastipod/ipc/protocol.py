@@ -1,7 +1,7 @@
-"""What a worker and its agent say to one another over the Unix socket of a pod (docs/design/contracts.md, 11).
+"""The protocol between workers and their agent on the Unix socket of a pod (docs/design/contracts.md, 11).
 
-One JSON object a line, UTF-8, both ways; a worker asks and the agent answers, one call at a time on a connection.
-Nothing is pickled. Standard library only.
+One JSON object per line, UTF-8, in both directions. A worker sends a call and the agent answers, one call at a time on each
+connection. Nothing is pickled. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import Any, Final
 
 SOCKET_ENV: Final = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
 PROTOCOL: Final = 1
-MAX_CALL_BYTES: Final = 256 * 1024  # one line of a worker
-MAX_ANSWER_BYTES: Final = (
-    32 * 1024 * 1024
-)  # one line of the agent: a start carries what the operator sent for all ranks
-MAX_WAIT_S: Final = 60.0  # the longest that the agent holds a call back; the worker then asks again
+MAX_CALL_BYTES: Final = 256 * 1024  # one line from a worker
+MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024  # one line from the agent; a start carries the data of all ranks
+MAX_WAIT_S: Final = 60.0  # the longest wait of one call; the worker then calls again
 
 
 class RestartMode(str, Enum):
-    """How much is started anew after a fault; the value is what goes over the wire and stands in /status."""
+    """How much is restarted after a fault. The values are used on the wire and in /status."""
 
     IN_PROCESS_RESTART = "in_process_restart"
     PROCESS_LEVEL_RESTART = "process_level_restart"
@@ -31,18 +29,18 @@ class RestartMode(str, Enum):
 
 
 class CheckpointType(str, Enum):
-    """Which part of a training state a checkpoint holds."""
+    """The part of the training state that a checkpoint holds."""
 
     MODEL_CHECKPOINT = "model_checkpoint"
     DATA_CHECKPOINT = "data_checkpoint"
 
 
 class MalformedMessage(ValueError):
-    """A line that is none of this protocol; the text is one sentence."""
+    """A line that does not belong to this protocol; the text says why."""
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Give the line of one message. Raises MalformedMessage when it holds what JSON has no form for."""
+    """Give a message as one line. Raises MalformedMessage when it cannot be written as JSON."""
     try:
         return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -50,7 +48,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Read one line. Raises MalformedMessage."""
+    """Give the message in one line. Raises MalformedMessage."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:

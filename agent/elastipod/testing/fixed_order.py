@@ -1,14 +1,14 @@
-"""Gradients whose sum does not depend on the world: bit for bit those of any other number of ranks.
+"""Gradients whose sum does not depend on the world size, bit for bit.
 
-Floating-point addition is not associative, so ranks that add up in another order get another last digit, and a resized run
-drifts from an undisturbed one. Here the global batch is cut into *grains* of fixed size, each computed in one pass whatever
-rank it falls to, and the grains' gradients are added along one binary tree over the whole batch: grain 2i to grain 2i + 1,
-then pair to pair, and so on. A rank adds up the complete subtrees that it holds; what is left of each rank's is gathered and
-added by all in the same tree.
+Floating-point addition is not associative: another order of additions changes the last digits, and a resized run drifts from an
+undisturbed one. Here the global batch is divided into *grains* of fixed size. Each grain is one pass, on whichever rank, and the
+gradients of the grains are added along one binary tree over the whole batch: grain 2i to grain 2i + 1, then pair to pair, and so
+on. A rank adds the complete subtrees that it holds. The remaining sums of all ranks are gathered, and every rank adds them along
+the same tree.
 
-It costs more than DDP: up to 2 log2(grains) gradients are gathered from every rank, and log2(grains) are held. It is for
-proofs, for debugging and for small models. It needs the same kernels on every rank (one kind of machine, the same number of
-threads, `torch.use_deterministic_algorithms`), and a plain module or one in DDP; sharded ones are refused.
+It costs more than DDP: up to 2 log2(grains) gradients are gathered from every rank, and log2(grains) are held in memory. Use it
+for proofs, debugging and small models. It needs the same kernels on every rank (one type of machine, the same number of threads,
+`torch.use_deterministic_algorithms`) and a plain module or DDP. It refuses sharded models.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ class Node(Generic[T]):
 
 
 class SumTree(Generic[T]):
-    """Adds leaves that come in order along the binary tree over all of them; holds as few sums as that allows."""
+    """Adds leaves, which come in order, along the binary tree over all leaves. Holds as few sums as possible."""
 
     def __init__(self, add: Callable[[T, T], T], first: int = 0) -> None:
-        """add: gives left + right; first: number of the first leaf."""
+        """add: gives left + right. first: number of the first leaf."""
         self._add = add
         self._next = first
         self.nodes: list[Node[T]] = []  # complete subtrees, left to right
 
     def append(self, leaf: T) -> None:
-        """Take the next leaf."""
+        """Add the next leaf."""
         self.push(Node(0, self._next, leaf))
         self._next += 1
 
     def push(self, node: Node[T]) -> None:
-        """Take the subtree that follows what is there."""
+        """Add the subtree that follows the ones added so far."""
         while self.nodes and self.nodes[-1].level == node.level and node.index % 2:
             left = self.nodes.pop()
             node = Node(node.level + 1, node.index // 2, self._add(left.value, node.value))
         self.nodes.append(node)
 
     def total(self) -> T:
-        """Give the sum of all leaves, once the first was number 0. There must be one."""
+        """Give the sum of all leaves. The first leaf must have been number 0, and there must be at least one."""
         *others, last = self.nodes
         value = last.value
         for node in reversed(others):
@@ -71,7 +71,7 @@ class SumTree(Generic[T]):
 
 
 def subtrees(first: int, end: int) -> list[tuple[int, int]]:
-    """Give (level, index) of the sums that remain of the leaves first..end, left to right."""
+    """Give (level, index) of the complete subtrees of the leaves ``first`` to ``end`` (exclusive), left to right."""
     tree: SumTree[None] = SumTree(lambda left, right: None, first)
     for _ in range(first, end):
         tree.append(None)
@@ -79,11 +79,11 @@ def subtrees(first: int, end: int) -> list[tuple[int, int]]:
 
 
 def fixed_order_passes(model: nn.Module, batch: Batch, grain: int) -> Iterator[MicroBatch]:
-    """Give this rank's passes of one optimizer step; after the last one every parameter's `grad` is the sum of the batch.
+    """Give this rank's micro-batches of one optimizer step; after the last one each parameter's `grad` is that of the global batch.
 
-    batch: from ``plan.iterate(..., grain=grain)``. The passes' weights are for sums: multiply the mean loss of a pass by
-    its weight. Ranks may have different numbers of passes, also none; the model must do no collectives of its own.
-    Collective over the default group. Raises ValueError for a sharded model and for a batch with another grain.
+    batch: from ``plan.iterate(..., grain=grain)``. Multiply the mean loss of a micro-batch by its weight, as with `accumulate`.
+    Ranks may have different numbers of passes, including none, so the model must not run collectives of its own. Collective over
+    the default process group. Raises ValueError for a sharded model and for a batch with another grain.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _refuse_sharded(parameters)
@@ -95,7 +95,7 @@ def fixed_order_passes(model: nn.Module, batch: Batch, grain: int) -> Iterator[M
     tree: SumTree[list[torch.Tensor]] = SumTree(_added, first)
     for part in batch.micro_batches(grain):
         if not part.weight:
-            continue  # a pass that others need for their collectives; here there are none
+            continue  # a pass that only serves collectives, of which there are none here
         for parameter in parameters:
             parameter.grad = None
         with gradient_sync(model, enabled=False):
@@ -106,7 +106,7 @@ def fixed_order_passes(model: nn.Module, batch: Batch, grain: int) -> Iterator[M
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """Add numbers over all ranks with one rounding at the end, so that neither order nor world matters. Collective."""
+    """Give the sum of all ranks' numbers with a single rounding, so it depends on neither order nor world size. Collective."""
     own = list(values)
     return math.fsum(value for part in all_gather_json(lambda: own) for value in part)
 

@@ -182,7 +182,7 @@ async def test_a_fault_is_told_once_and_only_to_its_run(pod: Pod) -> None:
     client = await pod.client()
     pod.begin(7)
     await asyncio.to_thread(client.hyperpod_barrier, 5)
-    with pytest.raises(HyperPodIPCException, match=r"nothing came from the agent within 0\.05 seconds"):
+    with pytest.raises(HyperPodIPCException, match=r"no answer from the agent within 0\.05 seconds"):
         await asyncio.to_thread(client.hyperpod_wait_fault, 0.05)
     waiting = asyncio.create_task(asyncio.to_thread(client.hyperpod_wait_fault, 5))
     pod.coordinator.end_run(is_faulty=True)

@@ -135,7 +135,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkerFileError, match="cannot open worker file"):
         WorkerFile.open(bad)
     for content, words in (
-        (b"x", "is no worker file: 1 bytes"),
+        (b"x", "is not a worker file: 1 bytes"),
         (bytes(128), "does not begin with ELPW"),
         (HEADER.pack(b"ELPW", 2, 1, 0, 0.0, 0).ljust(128, b"\0"), "has layout 2, this library reads layout 1"),
         (HEADER.pack(b"ELPW", 1, 5, 0, 0.0, 0).ljust(128, b"\0"), "says 5 local ranks but holds 128 bytes"),

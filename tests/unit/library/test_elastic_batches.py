@@ -293,7 +293,7 @@ def test_a_place_of_other_data_is_refused_by_name() -> None:
         plan.resumed({**state, "samples": 21})
     with pytest.raises(DataError, match="version 2; this elastipod knows version 1"):
         plan.resumed({**state, "v": 2})
-    with pytest.raises(DataError, match="this is no data position of elastipod: KeyError"):
+    with pytest.raises(DataError, match="this is not a data position of elastipod: KeyError"):
         plan.resumed({"step": 3})
 
 
@@ -329,7 +329,7 @@ def test_more_epochs_may_be_added_to_a_job() -> None:
         ([3, 3], 1, "local_sizes sum up to 6, but the global batch is 8"),
         ([3, 3, 2], 1, "local_sizes has 3 entries for a world of 2"),
         ([9, -1], 1, "must not be negative"),
-        ([5, 3], 2, "a local size of 5 is no multiple of the grain of 2"),
+        ([5, 3], 2, "a local size of 5 is not a multiple of the grain of 2"),
         ([4, 4], 0, "grain is 0"),
     ],
 )

@@ -87,7 +87,7 @@ def test_worker_processes_end_with_the_loader_though_the_loop_left_its_names() -
             assert len(psutil.Process().children()) == len(before) + 1
             break
     assert psutil.Process().children() == before
-    with pytest.raises(DataError, match="step 1 is of an iteration that has ended"):
+    with pytest.raises(DataError, match="step 1 belongs to an iteration that has ended"):
         next(passes)
 
 
@@ -152,7 +152,7 @@ def test_the_total_is_that_of_the_place_that_was_loaded() -> None:
 
 
 def test_data_out_of_order_is_refused() -> None:
-    with pytest.raises(DataError, match="in_order=False gives passes the data of others"):
+    with pytest.raises(DataError, match="in_order=False gives passes the data of other passes"):
         loader_of(PLAN, 0, 1, in_order=False)
 
 
@@ -194,7 +194,7 @@ def test_a_mixture_needs_as_many_samples_as_its_sources_have() -> None:
 
 @pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"])
 def test_options_that_the_plan_decides_are_refused(option: str) -> None:
-    with pytest.raises(DataError, match=f"{option} cannot be given: the plan says which samples come when"):
+    with pytest.raises(DataError, match=f"{option} cannot be given: the plan decides the order of the samples"):
         loader_of(PLAN, 0, 1, **{option: True})
 
 

@@ -157,13 +157,13 @@ def test_lengths_are_counted_once(tmp_path: Path) -> None:
         shard_lengths(files.open, 2, index)
     for text in ("{", "[]", '{"lengths": ["a"]}'):
         index.write_text(text)
-        with pytest.raises(DataError, match="is no index of shards"):
+        with pytest.raises(DataError, match="is not an index of shards"):
             shard_lengths(files.open, 3, index)
 
 
 @pytest.mark.parametrize(("lengths", "lanes"), [([], 1), ([0], 1), ([3, -1], 1), ([3], 0)])
 def test_senseless_shards_are_refused(lengths: list[int], lanes: int) -> None:
-    with pytest.raises(ValueError, match=r"lanes is 0|lengths must name at least one sample"):
+    with pytest.raises(ValueError, match=r"lanes is 0|lengths must contain at least one sample"):
         Shards(lengths, lanes=lanes)
 
 

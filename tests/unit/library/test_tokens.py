@@ -156,8 +156,8 @@ def damaged(path: Path, how: str) -> None:
         ("cut off", "has 1183 bytes, but its 1120 tokens take 1184: it was cut off or changed"),
         ("longer", "has 1185 bytes, but its 1120 tokens take 1184"),
         ("cut off in the header", "is cut off in its header; build it again"),
-        ("foreign", "is no token file; make one with: elastipod tokens build"),
-        ("empty", "is no token file"),
+        ("foreign", "is not a token file; build one with: elastipod tokens build"),
+        ("empty", "is not a token file"),
         ("newer", "has format version 9; this elastipod reads version 1"),
         ("header changed", "the header of the token file .* is damaged"),
         ("missing", "cannot read the token file .*: No such file"),
@@ -219,8 +219,8 @@ def test_the_command_builds_from_folders_and_refuses_to_replace(
     [
         (["--tokenizer", "no_such_module:f"], "--tokenizer no_such_module:f cannot be loaded"),
         (["--tokenizer", "json:loads"], "--vocabulary is needed with --tokenizer json:loads"),
-        (["--tokenizer", "builtins:list", "--vocabulary", "9"], "that is no token"),
-        (["--tokenizer", "builtins:ascii", "--vocabulary", "9"], "that is no token"),
+        (["--tokenizer", "builtins:list", "--vocabulary", "9"], "that is not a token"),
+        (["--tokenizer", "builtins:ascii", "--vocabulary", "9"], "that is not a token"),
         (["--end-of-document", "256"], "the token 256 for ends of documents is not below the vocabulary of 256"),
         (["--vocabulary", "100"], "gave the token 195"),
         (["--vocabulary", "-1"], "the vocabulary is -1; it must be 1 to 2**31"),
@@ -239,7 +239,7 @@ def test_texts_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"latin is not UTF-8 text: .* at byte 1"):
         build(tmp_path / "out", [tmp_path / "latin"], tokenize=big_tokens, vocabulary=1 << 20)
     (tmp_path / "empty").touch()
-    with pytest.raises(DataError, match="the texts have no tokens at all"):
+    with pytest.raises(DataError, match="the texts contain no tokens"):
         build(tmp_path / "out", [tmp_path / "empty"])
     with pytest.raises(DataError, match=r"cannot write .*gone"):
         build(tmp_path / "out", [tmp_path / "gone"])
@@ -291,7 +291,7 @@ def test_any_number_of_processes_builds_the_same_file(tmp_path: Path, options: l
     ("tokenizer", "text", "words"),
     [
         ("encode", b"\xff\xfe", "texts/latin is not UTF-8 text: invalid start byte at byte 0"),
-        ("killed", b"text", "a process that tokenizes has ended: out of memory, or the tokenizer ended it"),
+        ("killed", b"text", "a tokenizing process has ended: it ran out of memory, or the tokenizer ended it"),
     ],
     ids=["in a process", "to a process"],
 )
@@ -306,7 +306,7 @@ def test_what_goes_wrong_in_other_processes_is_told_by_this_one(
 
 
 def test_processes_that_cannot_be_had_are_refused(tmp_path: Path, text: Path) -> None:
-    for workers, words in ((2, "the tokenizer cannot be handed to other processes"), (0, "workers is 0; at least one")):
+    for workers, words in ((2, "the tokenizer cannot be passed to other processes"), (0, "workers is 0; it must be")):
         with pytest.raises(DataError, match=words):
             build(tmp_path / "out", [text], tokenize=lambda text: [1], workers=workers)
     assert list(tmp_path.iterdir()) == [text]
