@@ -28,7 +28,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete by name and UID. force removes the object at once, for pods whose kubelet will never answer (decision 6).
+    """Delete by name and UID. force removes the object at once, for pods whose kubelet will never answer.
 
     grace_s: seconds that the kubelet leaves the containers, at least 1; None: as the pod says.
     """
@@ -185,7 +185,7 @@ class Plan:
 
     history holds entries to append; running_since tells that all agents of record.generation answered RUNNING.
     wake_at: look again then at the latest, even if nothing happens. skips_record: the record is somebody else's and is not
-    written. adopts_spec: pods are made from the spec as it is now from here on (decision 31).
+    written. adopts_spec: pods are made from the spec as it is now from here on.
     """
 
     record: Record

@@ -1,4 +1,4 @@
-"""Deadlines of a job (decision 16): none of them runs while the job is suspended, nor counts the time that it was."""
+"""Deadlines of a job: none of them runs while the job is suspended, nor counts the time that it was."""
 
 from __future__ import annotations
 

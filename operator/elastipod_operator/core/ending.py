@@ -1,4 +1,4 @@
-"""The end of a job: what becomes of its pods, and its deletion (decisions 28, 29)."""
+"""The end of a job: what becomes of its pods, and its deletion."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def plan_deletion(snapshot: Snapshot, record: Record, replicas: Replicas) -> Par
     """Delete quickly: workers are ended at once, pods deleted, the finalizer taken off when they are gone.
 
     With annotation elastipod.io/drain-on-delete the workers get the graceful time-out for a last checkpoint. After 30 s
-    kubelets have to end at once what is left; what is gone (decision 6) is removed by force.
+    kubelets have to end at once what is left; what is gone is removed by force.
     """
     since = snapshot.job.deleting_since or snapshot.now
     grace = _drain_time(snapshot)
@@ -125,7 +125,7 @@ def _kill(replica: Replica, now: datetime) -> list[Action]:
 
 
 def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[JobEvent, ...]:
-    """Give the Events for deletions that a user would not expect: by force (decision 6), and of pods with a sidecar (29)."""
+    """Give the Events for deletions that a user would not expect: by force, and of pods with a sidecar (29)."""
     forced = [action for action in deletions if action.force]
     kept_alive = [action for action in deletions if action.why == SIDECAR_RUNS and not action.force]
     events: list[JobEvent] = []

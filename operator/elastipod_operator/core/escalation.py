@@ -1,4 +1,4 @@
-"""How often a job may be restarted, and how far the next restart reaches (spec.runPolicy, decision 17)."""
+"""How often a job may be restarted, and how far the next restart reaches (spec.runPolicy)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .record import Record, RestartMode, RestartWindow, Transition, TransitionKi
 from .snapshot import Policy
 from .time_order import earliest
 
-# So many recoveries in a row that brought no newer step are a job that does not progress (decision 17).
+# So many recoveries in a row that brought no newer step are a job that does not progress.
 NO_PROGRESS_LIMIT = 3
 
 

@@ -1,4 +1,4 @@
-"""Faults: what broke, whom it concerns, what it costs, and the recovery that follows (decisions 5, 17, 18)."""
+"""Faults: what broke, whom it concerns, what it costs, and the recovery that follows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def find_fault(record: Record, replicas: Replicas) -> Fault | None:
 
 
 def _drained(replica: Replica, record: Record) -> bool:
-    """Whether its workers ended at the checkpoint; of agents of another make a stopped one is believed (decision 3)."""
+    """Whether its workers ended at the checkpoint; of agents of another make a stopped one is believed."""
     if not replica.is_idle or not replica.runs(record.generation):
         return False
     return replica.agent.drained or replica.agent.generation is None
@@ -78,7 +78,7 @@ def _is_unknown(replica: Replica) -> bool:
 
 
 def _failed_draining(replica: Replica) -> bool:
-    """Workers that fail while they are asked for a checkpoint leave their agent READY, with the failure (decision 18)."""
+    """Workers that fail while they are asked for a checkpoint leave their agent READY, with the failure."""
     return replica.is_idle and not replica.agent.drained and replica.agent.failure is not None
 
 
@@ -130,7 +130,7 @@ def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Fault:
 
 
 def is_port_taken(replica: Replica, record: Record) -> bool:
-    """Whether somebody else held the port that global rank 0 was to open: the next generation has another one (decision 20)."""
+    """Whether somebody else held the port that global rank 0 was to open: the next generation has another one."""
     return replica.agent.message.startswith("EADDRINUSE") and replica.runs(record.generation)
 
 

@@ -1,4 +1,4 @@
-"""Growing: when enough further replicas are ready, and whether it is time (decision 12)."""
+"""Growing: when enough further replicas are ready, and whether it is time."""
 
 from __future__ import annotations
 

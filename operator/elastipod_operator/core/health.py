@@ -1,4 +1,4 @@
-"""Which pods can train, which are about to go, which are lost: one judgement for each pod (decisions 5, 6, 26)."""
+"""Which pods can train, which are about to go, which are lost: one judgement for each pod."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Replica:
     """CamelCase cause when doomed or lost."""
     detail: str = ""
     gone: bool = False
-    """Gone for good in the sense of decision 6: its place may be given away and its object removed."""
+    """Gone for good: its place may be given away and its object removed."""
     kubelet_gone: bool = False
     """It has ended, and the kubelet that would take its object away is gone."""
     may_still_run: bool = False
@@ -112,7 +112,7 @@ class Replicas:
     by_id: dict[PodId, Replica]
     newest: dict[Slot, Replica]
     all_silent: bool
-    """Every agent whose node does not explain it is silent: the operator suspects itself and waits (decision 5)."""
+    """Every agent whose node does not explain it is silent: the operator suspects itself and waits."""
     next_loss_at: datetime | None = None
     """When the next pod counts as gone unless its node comes back, or as lost unless its agent answers; nothing else would tell."""
     now: datetime | None = None
@@ -136,7 +136,7 @@ class Replicas:
 
 
 def drain_grace(snapshot: Snapshot) -> timedelta:
-    """Give the time of a drain. A node that is not ready for longer does not count as coming back (decision 6)."""
+    """Give the time of a drain. A node that is not ready for longer does not count as coming back."""
     return snapshot.job.policy.graceful_timeout if snapshot.job.policy is not None else timedelta(minutes=10)
 
 
@@ -202,7 +202,7 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, tuple[str, str]] = NO_S
 
 
 def _would_grow(replica: Replica, record: Record | None) -> bool:
-    """Whether a pod could only take part in a growth: a cordon stops that, and nothing else (decision 26).
+    """Whether a pod could only take part in a growth: a cordon stops that, and nothing else.
 
     A start and a recovery take whom they find, and a spare keeps its place.
     """

@@ -1,4 +1,4 @@
-"""The starts of a job's workers, for people and pictures (annotation `elastipod.io/history`, contracts 8)."""
+"""The starts of a job's workers, for people and pictures (annotation `elastipod.io/history`, docs/design/contracts.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names, labels, annotations and ports: the deterministic identities that make every write repeatable (decisions 7, 8, 20)."""
+"""Names, labels, annotations and ports: the deterministic identities that make every write repeatable."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def workload_name(job: str, uid: str, number: int) -> str:
 
 
 def master_port(generation: int) -> int:
-    """Give the port on which global rank 0 of a generation opens the store (decision 20).
+    """Give the port on which global rank 0 of a generation opens the store.
 
     Neighbouring generations never share a port, so a dying store cannot be taken for the new one; ten apart leaves room
     for code that opens MASTER_PORT + 1.

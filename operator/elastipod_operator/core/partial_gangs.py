@@ -1,4 +1,4 @@
-"""Half gangs (decision 14): places that cannot make a whole gang or increment are given back, so that two jobs that wait
+"""Half gangs: places that cannot make a whole gang or increment are given back, so that two jobs that wait
 for each other's places do not wait for ever. One pod in wait stays as the demand that autoscalers see.
 """
 

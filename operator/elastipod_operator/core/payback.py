@@ -1,4 +1,4 @@
-"""Growth that would cost more time than it brings is put off before it is asked for (decision 13)."""
+"""Growth that would cost more time than it brings is put off before it is asked for."""
 
 from __future__ import annotations
 

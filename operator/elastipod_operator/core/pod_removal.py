@@ -63,7 +63,7 @@ def holds_resources(replica: Replica) -> bool:
 
 
 def remove(replica: Replica, why: str) -> list[Action]:
-    """End a pod's agent if it answers and delete the pod; force where its kubelet will not do it (decision 6)."""
+    """End a pod's agent if it answers and delete the pod; force where its kubelet will not do it."""
     actions: list[Action] = []
     if replica.health in (Health.GOOD, Health.DISRUPTED) and replica.agent.state not in (None, AgentState.SHUTDOWN):
         actions.append(ShutDownAgent(replica.pod.name))

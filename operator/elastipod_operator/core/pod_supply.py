@@ -123,7 +123,7 @@ def _outdated_placement(replicas: Replicas, avoids: tuple[str, ...]) -> set[Slot
 def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Replica]:
     """Give the slots whose pods still take of their quota although others are to come in their places.
 
-    Who is lost does while its kubelet lives, which is about to end it; a dead node never blocks a replacement (decision 7).
+    Who is lost does while its kubelet lives, which is about to end it; a dead node never blocks a replacement.
     """
     return {
         r.id.slot: r

@@ -1,4 +1,4 @@
-"""What Kueue grants a job, in the terms of all other decisions (docs/design/queues.md, spec 40).
+"""What Kueue grants a job, in the terms of all other decisions (docs/design/queues.md).
 
 A job with a queue asks for its smallest size (the base) and for each way to the next size (an increment). Each of these
 shares stands for fixed slots. Without the base the job is held, which is a suspension; what is granted bounds sizes and

@@ -1,6 +1,6 @@
-"""Asking Kueue for quota, and giving back what is not used any more (docs/design/queues.md, spec 40).
+"""Asking Kueue for quota, and giving back what is not used any more (docs/design/queues.md).
 
-Asking is greedy: increments wait in the queue until they are granted. Giving back waits until the pods are gone (decision 6).
+Asking is greedy: increments wait in the queue until they are granted. Giving back waits until the pods are gone.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def begin_recovery(
     progressed = newest > record.best_step or ran_long
     failures = 1 if progressed else record.consecutive_failures + 1
     wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
-    # A fault in the middle of a drain keeps the size that the drain was for (decision 18).
+    # A fault in the middle of a drain keeps the size that the drain was for.
     target_size = old.target_size if old is not None and old.target_size else len(record.members)
     transition = Transition(
         kind=TransitionKind.RECOVERY, cause=fault.cause, message=fault.message, from_size=len(record.members), target_size=target_size,

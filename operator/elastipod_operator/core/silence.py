@@ -1,4 +1,4 @@
-"""What it means that an agent does not answer: silence alone is not death (decision 5)."""
+"""What it means that an agent does not answer: silence alone is not death."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
 
-# A little under 5 s, so that three of them and the time of the calls make 15 s at most (decision 5).
+# A little under 5 s, so that three of them and the time of the calls make 15 s at most.
 HEARTBEAT = timedelta(seconds=4.5)
 SILENCE_LIMIT = 3 * HEARTBEAT
 # Agents that all fall silent at one moment gave their last answers within a heartbeat of each other.
@@ -31,7 +31,7 @@ class PeerReports:
     """What the other agents tell. members: those of the generation's members that answer at present.
 
     all_silent: every agent that should answer is silent, but for those whose nodes explain it; then the operator suspects
-    itself and waits (decision 5). heard_at: the newest answer of any agent.
+    itself and waits. heard_at: the newest answer of any agent.
     """
 
     members: list[ObservedAgent]
@@ -70,7 +70,7 @@ def diagnose(
     *,
     is_member: bool,
 ) -> Diagnosis:
-    """Say what the silence of a replica's agent means (decision 5).
+    """Say what the silence of a replica's agent means.
 
     Its node decides first: one that is not ready explains silence, also of all. Then its port: a connection that is refused
     tells that nobody listens. Then the other agents: a broken collective, or that they cannot reach it either. A job whose

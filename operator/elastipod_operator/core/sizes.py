@@ -1,4 +1,4 @@
-"""Allowed sizes of a job and the largest one that fits (decisions 9 and 11)."""
+"""Allowed sizes of a job and the largest one that fits."""
 
 from __future__ import annotations
 

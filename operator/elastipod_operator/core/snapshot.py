@@ -73,7 +73,7 @@ class Policy:
     agent_port: int = 8080
     container: str = ""
     has_key: bool = True
-    """New pods get a key of the job, when the operator has an install key (decision 34)."""
+    """New pods get a key of the job, when the operator has an install key."""
     warnings: tuple[str, ...] = ()
     """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
 
@@ -113,7 +113,7 @@ class ObservedJob:
     warnings: tuple[tuple[str, str], ...] = ()
     """What in the object beside its spec does not do what it seems to: reasons and sentences."""
     pending_edits: tuple[str, ...] = ()
-    """Fields of the spec that were edited and act only when the job is suspended and resumed (decision 31)."""
+    """Fields of the spec that were edited and act only when the job is suspended and resumed."""
     history_generation: int = 0
     """The newest generation that the history tells of."""
     conditions: tuple[Condition, ...] = ()

@@ -1,4 +1,4 @@
-"""The status fields beside the conditions, and the size: exactly what the ecosystem's clients know (decision 11)."""
+"""The status fields beside the conditions, and the size: exactly what the ecosystem's clients know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bringing the workers of a generation to a stop: who is asked, who is told, and who is given up (decisions 3 and 18)."""
+"""Bringing the workers of a generation to a stop: who is asked, who is told, and who is given up."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
     hurry: tuple[JobEvent, ...] = ()
     if transition.graceful and not is_hard_stop_due(record, context.now):
         fault = find_fault(record, context.replicas)
-        if fault is not None:  # decision 18
+        if fault is not None:
             return recover(record, context, fault)
         record, hurry = _shortened(*_without_drain_handler(record, context), context)
     record, stops, wake = stop_members(record, context)
@@ -136,7 +136,7 @@ def _suspended(record: Record, context: Context) -> PlanDraft:
     )  # fmt: skip
     record = replace(
         record_incarnations(record, context.replicas.by_id), transition=resumed, members=(), window_since=None, fault_at=None,
-        suspended_time=record.suspended_time + (context.now - transition.began_at),  # no deadline runs meanwhile (decision 16)
+        suspended_time=record.suspended_time + (context.now - transition.began_at),  # no deadline runs meanwhile
     )  # fmt: skip
     draft = PlanDraft(record, events=(JobEvent(cause, message),), wake_at=context.now, adopts_spec=True)
     # Who resumes the job before its pods were gone finds them made from the old template.
@@ -159,7 +159,7 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
         candidates = warm(candidates, now)
     ready = usable(candidates, record, context.grant)
-    # The first start takes `replicas` and grows later; every other one takes all that is ready (decision 12).
+    # The first start takes `replicas` and grows later; every other one takes all that is ready.
     is_first = transition.kind is TransitionKind.START and not record.generation
     target_size = sizes.fit(transition.target_size) or sizes.minimum
     size = sizes.fit(min(len(ready), target_size if is_first else sizes.maximum))
@@ -176,14 +176,14 @@ def _gather(record: Record, context: Context) -> PlanDraft:
 
 
 def _may_report_generation(replica: Replica, now: datetime) -> bool:
-    """Whether an agent was not heard yet that may know of a generation which nothing else tells of any more (decision 1)."""
+    """Whether an agent was not heard yet that may know of a generation which nothing else tells of any more."""
     agent, pod = replica.agent, replica.pod
     is_expected = agent.trying_since is None or now - agent.trying_since < AGENT_EXPECTED
     return pod.started and not pod.ended and replica.health is not Health.LOST and agent.state is None and is_expected
 
 
 def _patience(record: Record, transition: Transition, policy: Policy) -> datetime:
-    """Until when fewer replicas than wanted are not good enough (decision 12; faultyScaleDownTimeoutInSeconds)."""
+    """Until when fewer replicas than wanted are not good enough (faultyScaleDownTimeoutInSeconds)."""
     if transition.kind is TransitionKind.START or transition.recreates_pods:
         assert record.window_since is not None
         return record.window_since + policy.scaling_timeout

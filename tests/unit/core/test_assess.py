@@ -1,4 +1,4 @@
-"""Each fact that makes a pod good, silent, doomed, lost or ended, at its limit (decisions 5, 6, 26)."""
+"""Each fact that makes a pod good, silent, doomed, lost or ended, at its limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows, offenders and growth at their limits, to the second (decisions 12, 17); the stories are in the files beside."""
+"""Windows, offenders and growth at their limits, to the second; the stories are in the files beside."""
 
 from __future__ import annotations
 

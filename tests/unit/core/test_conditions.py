@@ -1,4 +1,4 @@
-"""What the user is told: conditions, size and status (decision 30)."""
+"""What the user is told: conditions, size and status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits of a running job (decision 31), lost records, and records of newer operators (decision 1)."""
+"""Edits of a running job, lost records, and records of newer operators."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ def test_a_record_that_is_lost_while_workers_run_brings_no_late_start() -> None:
     assert (never.record.outcome, never.record.outcome_reason) == ("Failed", "StartupDeadlineExceeded")
 
 
-# ---- Events of deletions that nobody would expect (decisions 6 and 29)
+# ---- Events of deletions that nobody would expect
 
 
 def deletion(name: str, why: str = "lost", *, force: bool = False) -> DeletePod:

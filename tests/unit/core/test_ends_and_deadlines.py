@@ -1,4 +1,4 @@
-"""Deadlines, the end of a job, its clean-up and its deletion (decisions 16, 28, 29)."""
+"""Deadlines, the end of a job, its clean-up and its deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets: which recoveries count, how far a restart reaches, and when a job has failed (decision 17)."""
+"""Budgets: which recoveries count, how far a restart reaches, and when a job has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What broke and what that costs, fact by fact (decisions 5, 17, 18); test_faults tells the same as stories."""
+"""What broke and what that costs, fact by fact; test_faults tells the same as stories."""
 
 from __future__ import annotations
 

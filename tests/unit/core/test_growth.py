@@ -1,4 +1,4 @@
-"""Growth that fails is put off, growth that does not pay is not asked for (decisions 12 and 13), spares stand by."""
+"""Growth that fails is put off, growth that does not pay is not asked for, spares stand by."""
 
 from __future__ import annotations
 

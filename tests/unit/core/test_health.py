@@ -1,4 +1,4 @@
-"""What a pod is good for, from what is known of pod, node and agents (decisions 5, 6, 26)."""
+"""What a pod is good for, from what is known of pod, node and agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names, labels and ports (decisions 7 and 20)."""
+"""Names, labels and ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half gangs: places that make no whole gang or increment are given back (decision 14)."""
+"""Half gangs: places that make no whole gang or increment are given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job was seen to gain and to lose by resizes, and from when that counts (decision 13)."""
+"""What a job was seen to gain and to lose by resizes, and from when that counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting places, and which pods are asked for while some are given back (decision 14)."""
+"""Counting places, and which pods are asked for while some are given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults: what they are, what they cost, and how training goes on (decisions 5, 17, 18)."""
+"""Faults: what they are, what they cost, and how training goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drains: for the user, for nodes that go, for somebody else (decisions 3, 18, 26, 31)."""
+"""Drains: for the user, for nodes that go, for somebody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a planned change begins and how a job ends, wherever that is decided (decisions 3, 12)."""
+"""How a planned change begins and how a job ends, wherever that is decided."""
 
 from __future__ import annotations
 

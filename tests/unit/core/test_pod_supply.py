@@ -1,4 +1,4 @@
-"""Which pods are asked for and which are removed, pod by pod (decisions 6, 7, 12, 19)."""
+"""Which pods are asked for and which are removed, pod by pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who trains with which group rank, and which pods there should be (decisions 7, 12, 19)."""
+"""Who trains with which group rank, and which pods there should be."""
 
 from __future__ import annotations
 

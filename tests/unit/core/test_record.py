@@ -1,4 +1,4 @@
-"""The record: what was written is read again, and it stays small (decision 1)."""
+"""The record: what was written is read again, and it stays small."""
 
 from __future__ import annotations
 

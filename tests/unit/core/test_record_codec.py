@@ -1,4 +1,4 @@
-"""The annotations as they lie at the API server: another version of the operator must be able to read them (decision 1)."""
+"""The annotations as they lie at the API server: another version of the operator must be able to read them."""
 
 from __future__ import annotations
 

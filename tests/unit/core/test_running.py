@@ -1,4 +1,4 @@
-"""While a generation runs: how each change begins, when all run, and what is looked at again (decisions 12, 14, 18, 19)."""
+"""While a generation runs: how each change begins, when all run, and what is looked at again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides about an agent that does not answer: facts of its node, its port, the word of other agents, and time (decision 5)."""
+"""What decides about an agent that does not answer: facts of its node, its port, the word of other agents, and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allowed sizes: what users write, in all the ways they write it (decisions 9 and 11)."""
+"""Allowed sizes: what users write, in all the ways they write it."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_the_end_of_the_patience_is_waited_for() -> None:
 
 
 def test_places_of_elastic_pods_alone_are_a_half_gang() -> None:
-    """They are given back like those of any gang that cannot train (decision 14), and the base is the demand then."""
+    """They are given back like those of any gang that cannot train, and the base is the demand then."""
     pods = [placed(extra(0)), placed(extra(1)), waits(base(0), 10), waits(base(1), 10)]
     assert look(STARTS, *pods).record.gang == PartialGang(NOW, 2)
     late = look(replace(STARTS, gang=PartialGang(NOW - seconds(181), 2)), *pods)

@@ -1,4 +1,4 @@
-"""How the workers of a generation are brought to a stop, second by second (decisions 3 and 18)."""
+"""How the workers of a generation are brought to a stop, second by second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one generation to the next: stopping is told once, who is gathered, and what the start notes (decisions 12, 16, 31)."""
+"""From one generation to the next: stopping is told once, who is gathered, and what the start notes."""
 
 from __future__ import annotations
 

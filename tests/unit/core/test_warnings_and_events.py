@@ -1,4 +1,4 @@
-"""The whole of what is told in each situation, in its order: conditions, size, status, and the time phase_times (decision 30)."""
+"""The whole of what is told in each situation, in its order: conditions, size, status, and the time phase_times."""
 
 from __future__ import annotations
 
