@@ -48,7 +48,7 @@ class StartWorkers:
 
 @dataclass(frozen=True, slots=True)
 class AssignSpare:
-    """Tell an agent that it is a spare of the present generation: it stays ready."""
+    """Tell an agent that it is a spare of the present generation; it stays ready."""
 
     pod: str
     number: int
@@ -76,7 +76,7 @@ class ShutDownAgent:
 
 @dataclass(frozen=True, slots=True)
 class ListPods:
-    """Ask the API server which pods there really are: a watch may have missed a deletion."""
+    """List the job's pods at the API server: a watch may have missed a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class SetQueueLabel:
 
 @dataclass(frozen=True, slots=True)
 class CreateWorkload:
-    """Ask Kueue, in this queue, for the pods of one share, spares included: counts by spec."""
+    """Create a Workload in this queue. counts: pods by spec, spares included."""
 
     number: int
     counts: tuple[tuple[str, int], ...]
@@ -97,7 +97,7 @@ class CreateWorkload:
 
 @dataclass(frozen=True, slots=True)
 class DeleteWorkload:
-    """Give quota back, once the API server shows no pod of its slots, or stop asking for it, by deletion."""
+    """Delete a Workload: return its quota once the API server lists no pod of its slots, or withdraw the request."""
 
     name: str
     uid: str
@@ -106,7 +106,7 @@ class DeleteWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseBaseQuota:
-    """Give the quota of an evicted base back by its status; it stays in the queue. Only once no pod of its slots is there."""
+    """Release the quota of an evicted base Workload, which stays in the queue. Only once no pod of its slots exists."""
 
     name: str
     uid: str
@@ -114,7 +114,7 @@ class ReleaseBaseQuota:
 
 @dataclass(frozen=True, slots=True)
 class FinishWorkload:
-    """Tell Kueue that the job has ended; only once no pod of its slots is there."""
+    """Mark a Workload as finished. Only once no pod of its slots exists."""
 
     name: str
     uid: str
@@ -134,7 +134,7 @@ class SetPodsReady:
 
 @dataclass(frozen=True, slots=True)
 class UpdateWorkloadPriority:
-    """Give a Workload the priority that the job wishes by now."""
+    """Update the priority of a Workload to that of the job."""
 
     name: str
     uid: str
@@ -147,7 +147,7 @@ class SetFinalizer:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """The job's time to live after its end is over."""
+    """Delete the job: its ttlSecondsAfterFinished has passed."""
 
 
 Action = (
@@ -184,8 +184,8 @@ class Plan:
     """A decision: the record to be written first, then actions in their order, then status and events.
 
     history holds entries to append; running_since tells that all agents of record.generation answered RUNNING.
-    wake_at: look again then at the latest, even if nothing happens. skips_record: the record is somebody else's and is not
-    written. adopts_spec: pods are made from the spec as it is now from here on.
+    wake_at: decide again then at the latest, even if nothing happens. skips_record: the record belongs to a newer operator and is
+    not written. adopts_spec: from now on pods are created from the spec as it is now.
     """
 
     record: Record

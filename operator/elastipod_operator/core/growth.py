@@ -1,4 +1,4 @@
-"""Growing: when enough further replicas are ready, and whether it is time."""
+"""Growth: when enough new replicas are ready, and when to take them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARMING_LIMIT = timedelta(seconds=150)
 
 
 def possible_size(record: Record, replicas: Replicas, grant: Grant) -> int:
-    """Give the largest allowed size with the members and all who are ready."""
+    """Give the largest allowed size with the members and all ready replicas."""
     return _size_with(replicas.candidates(), record, grant)
 
 
@@ -80,12 +80,12 @@ def growth_due(record: Record, policy: Policy, key: str) -> datetime | None:
 
 
 def growth_failed(record: Record, now: datetime) -> Record:
-    """Note that a growth came to nothing: the next one waits (consecutiveScalingFailures)."""
+    """Note that a growth failed: the next one waits (consecutiveScalingFailures)."""
     return replace(record, size_before_growth=0, resize_failures=record.resize_failures + 1, resize_failed_at=now)
 
 
 def mark_interrupted_growth(record: Record, now: datetime) -> Record:
-    """A fault comes: was it in the middle of a growth, or before the larger generation was RUNNING?"""
+    """Note a failed growth if a fault interrupts it, or comes before the larger generation was RUNNING."""
     transition = record.transition
     is_growing = transition is not None and transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE
     return growth_failed(record, now) if is_growing or record.size_before_growth else record

@@ -11,7 +11,7 @@ from .record import Record
 
 
 def record_incarnations(record: Record, pods: Iterable[PodId]) -> Record:
-    """Note the incarnations of pods that were seen: a name that a pod bore is not used again, whatever became of it."""
+    """Record the incarnations of observed pods, so that no pod's name is used again."""
     newest = dict(record.incarnations)
     for pod in (*record.members, *pods):
         newest[pod.slot] = max(pod.incarnation, newest.get(pod.slot, 0))
@@ -19,7 +19,7 @@ def record_incarnations(record: Record, pods: Iterable[PodId]) -> Record:
 
 
 def newest_incarnations(record: Record, replicas: Replicas) -> dict[Slot, int]:
-    """Give the newest incarnation that a pod of each slot ever had, as far as anything tells."""
+    """Give the newest known incarnation of each slot."""
     newest = dict(record.incarnations)
     for pod in (*record.members, *record.lost, *replicas.by_id):
         slot = pod.slot

@@ -1,4 +1,4 @@
-"""Growth that would cost more time than it brings is put off before it is asked for."""
+"""Growth that would cost more time than it gains is delayed before its pods are created."""
 
 from __future__ import annotations
 

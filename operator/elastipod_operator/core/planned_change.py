@@ -14,12 +14,12 @@ from .ranks import room_for
 from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .snapshot import AgentState
 
-# A pod that is to be killed needs this long after its workers are gone to end in order.
+# Time that a pod needs to exit in order after its workers are gone, before it is killed.
 KILL_MARGIN = timedelta(seconds=5)
 
 
 def drain_limit(replicas: Iterable[Replica], context: Context) -> datetime | None:
-    """Give until when the workers of these may take: a little before the first of them is killed; None: nothing says."""
+    """Give the latest end of a drain: shortly before the first of these replicas is killed; None: not known."""
     times: list[datetime] = []
     for replica in replicas:
         node = context.snapshot.nodes.get(replica.pod.node)
@@ -37,7 +37,7 @@ def begin(
     target_size: int,
     limit: datetime | None = None,
 ) -> Record:
-    """Begin a planned change: the workers are asked for a checkpoint where they have something to save."""
+    """Begin a planned change: a drain if the workers have progress to save, else a hard stop."""
     graceful = _has_work_to_save(record, context)
     deadline = context.now + (context.policy.graceful_timeout if graceful else STOP_TIME)
     if limit is not None:
@@ -50,10 +50,10 @@ def begin(
 
 
 def _has_work_to_save(record: Record, context: Context) -> bool:
-    """Whether a checkpoint can be asked for: not between two generations, nor before every member was started.
+    """Whether the workers can save a checkpoint: not between two generations, nor before every member was started.
 
-    Members that have not answered yet, to an operator that just began, are believed to be at work; and so are those that do
-    not answer any more: what they said before they were started is no news.
+    Members that have not answered a new operator yet count as running. So do silent members: what they answered before their
+    start says nothing.
     """
     if record.transition is not None:
         return False
@@ -70,7 +70,7 @@ def awaits_start(replica: Replica, record: Record) -> bool:
 
 
 def suspension(record: Record, context: Context) -> Record:
-    """Begin to stop all workers, because the user or the queue wishes it."""
+    """Begin to stop all workers because the user or the queue suspends the job."""
     suspended_by = context.grant.suspended_by
     cause, message = (
         (SUSPENDED_BY_USER, "the user suspended the job")
@@ -81,7 +81,7 @@ def suspension(record: Record, context: Context) -> Record:
 
 
 def planned_change(record: Record, context: Context, members: list[Replica]) -> Record | None:
-    """Begin a drain when the user, a node or the API server asks for one; None when nobody does."""
+    """Begin a drain if the job is suspended, a member is disrupted, or the size is not allowed any more; else None."""
     grant = context.grant
     size = len(record.members)
     if grant.is_suspended:
@@ -115,7 +115,7 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
 
 
 def _why_shrink(size: int, context: Context) -> tuple[str, str]:
-    """Say why so many may not train any more: the user's wish, or quota that goes while a spare trains in its pods' places."""
+    """Give cause and message of a size that is too large now: the user scaled the job, or quota was lost."""
     policy, grant = context.policy, context.grant
     if policy.sizes.fit(size) < size:
         return (
@@ -129,7 +129,7 @@ def _why_shrink(size: int, context: Context) -> tuple[str, str]:
 
 
 def _without_quota(replica: Replica, context: Context) -> Replica:
-    """Give a member whose quota is taken back as doomed, also while its agent does not answer: it must leave all the same."""
+    """Treat a silent member whose quota is lost as disrupted: it must leave whether its agent answers or not."""
     quota_lost = context.grant.quota_lost.get(replica.id.slot)
     if quota_lost is None or replica.health is not Health.SILENT:
         return replica

@@ -22,16 +22,15 @@ RELIST_SILENT_AFTER = timedelta(seconds=30)
 
 
 def list_while_waiting(record: Record, context: Context) -> tuple[tuple[Action, ...], datetime | None]:
-    """While pods are waited for, or do not answer, ask now and then whether they still exist.
+    """List the pods from time to time while the job waits for pods, or agents are silent.
 
-    A broken watch may have missed their end: a pod that never gets an agent would hold its place for ever, and one that
-    fell silent with all others would never be missed.
+    A broken watch may have missed a deletion. Then a slot would stay occupied for ever, or a silent pod would never be replaced.
     """
     is_waiting = record.transition is not None or len(record.members) < context.grant.sizes.maximum
     is_silent = any(replica.health is Health.SILENT for replica in context.replicas.by_id.values())
     if context.snapshot.pods_listed_at is None or not (is_waiting or is_silent):
         return ((ListPods(),) if context.replicas.all_silent else ()), None
-    # What a watch missed before the waiting began was in nobody's way until now.
+    # A deletion missed before the wait began did no harm until now.
     since = (
         context.snapshot.pods_listed_at if is_silent else max((context.snapshot.pods_listed_at, *_waits_since(record)))
     )
@@ -45,10 +44,10 @@ def _waits_since(record: Record) -> tuple[datetime, ...]:
 
 
 def list_while_leaving(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas, record: Record) -> PlanDraft:
-    """Have the pods listed from time to time: an end that the watch missed must hold up no deletion, nor keep quota."""
+    """List the pods from time to time: a missed deletion must not delay the end of a job, nor keep its quota."""
     if not replicas.by_id or snapshot.pods_listed_at is None:
         return draft
-    # Before the deletion, or the suspension, the watch had no end to tell.
+    # Before the deletion or the suspension began, no pod was to end.
     began_at = snapshot.job.deleting_since or (record.transition.began_at if record.transition is not None else None)
     due = max(snapshot.pods_listed_at, began_at or snapshot.pods_listed_at) + RELIST_SILENT_AFTER
     if snapshot.now < due:

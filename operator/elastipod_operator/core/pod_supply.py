@@ -24,14 +24,16 @@ from .slots import base_first, is_placed, spare_slots, wanted_slots
 from .snapshot import Policy
 from .time_order import earliest, latest
 
-# So long a pod that is to train waits for a place before a spare gives its own away.
+# How long a pod that is to train stays pending before a spare is deleted to make room.
 SPARE_PATIENCE = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationLimits:
-    """What keeps pods from being asked for. avoids: nodes that new ones keep away from. refused_until: the API server
-    refused the last one. growth_until: pods beyond the present size are not worth asking for before.
+    """What delays or restricts the creation of pods.
+
+    avoids: nodes that new pods avoid. refused_until: the back-off after the API server refused a pod. growth_until: until then,
+    pods beyond the present size are not worthwhile.
     """
 
     avoids: tuple[str, ...] = ()
@@ -42,11 +44,10 @@ class CreationLimits:
 def supply_pods(
     record: Record, context: Context, wanted: list[Slot], limits: CreationLimits
 ) -> tuple[list[Action], datetime | None]:
-    """Create the pods that are missing of the wanted slots and remove those that are not wanted any more.
+    """Create the pods that are missing in the wanted slots, and delete those that are not wanted any more.
 
-    Gives the actions, and when the next creation falls due (back-off after pods that ended by themselves, or were refused).
-    A creation that came to nothing is tried again under the same name. On quota of a queue a replacement waits until the pod
-    before it is gone: both together would be more than was granted.
+    Gives the actions, and when the next creation is due (after the back-off). A failed creation is repeated with the same name.
+    With a queue, a replacement waits until its predecessor is gone: both together would exceed the granted quota.
     """
     policy, grant, replicas, now = context.policy, context.grant, context.replicas, context.now
     actions: list[Action] = []
@@ -90,10 +91,7 @@ def supply_pods(
 def _spares_leave_at(
     grant: Grant, record: Record, replicas: Replicas, wanted: list[Slot], spares: set[Slot]
 ) -> datetime | None:
-    """Give when spares leave their places to pods that are to train; None while these have theirs, or it would not help.
-
-    They came when there was room for all; that some of it went shows in pods that wait for a place for long.
-    """
+    """Give when spares are deleted to make room for pods that are to train; None when all have nodes, or it would not help."""
     waiting = [
         r
         for s in wanted
@@ -112,7 +110,7 @@ def _spares_leave_at(
 
 
 def _outdated_placement(replicas: Replicas, avoids: tuple[str, ...]) -> set[Slot]:
-    """Give the slots whose pods wait for a place with an outdated idea of the nodes to avoid."""
+    """Give the slots whose pods are pending with an outdated list of nodes to avoid."""
     return {
         slot
         for slot, r in replicas.newest.items()
@@ -121,9 +119,9 @@ def _outdated_placement(replicas: Replicas, avoids: tuple[str, ...]) -> set[Slot
 
 
 def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Replica]:
-    """Give the slots whose pods still take of their quota although others are to come in their places.
+    """Give the slots whose pods still use quota although they are to be replaced.
 
-    Who is lost does while its kubelet lives, which is about to end it; a dead node never blocks a replacement.
+    A lost pod does while its kubelet lives and is about to end it; a dead node never blocks a replacement.
     """
     return {
         r.id.slot: r
@@ -134,10 +132,10 @@ def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Repl
 
 
 def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> datetime | None:
-    """When a pod may be made anew: at once the first time, later with exponential back-off from the last creation on.
+    """Give when a pod may be recreated: at once the first time, then with exponential back-off from its last creation.
 
-    It keeps containers that end at once, or replacements that land on the same doomed node, from turning in circles.
-    Pods that somebody deleted are replaced at once.
+    The back-off stops a loop of containers that exit at once, or of replacements that land on the same bad node. A pod that
+    somebody deleted is replaced at once.
     """
     if replica is None or replica.pod.kill_at is not None:
         return None
@@ -148,7 +146,7 @@ def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> da
 
 
 def supply(draft: PlanDraft, context: Context) -> PlanDraft:
-    """Add what keeps the right pods in being."""
+    """Add the creations and deletions that keep the wanted pods."""
     record = draft.record
     idle = record.transition is not None and record.transition.kind is TransitionKind.SUSPEND
     if record.outcome:
@@ -157,7 +155,9 @@ def supply(draft: PlanDraft, context: Context) -> PlanDraft:
         is_leaving = any(r.pod.kill_at is not None and not r.pod.ended for r in context.replicas.by_id.values())
         return list_while_leaving(draft, context.snapshot, context.replicas, record) if is_leaving else draft
     if draft.adopts_spec and context.snapshot.job.pending_edits:
-        return replace(draft, wake_at=context.now)  # pods are made from the spec on record: first it is written
+        return replace(
+            draft, wake_at=context.now
+        )  # pods are created from the spec in the record, so the record is written first
     wanted = _wanted(record, context)
     wanted, base_due = base_first(wanted, record, context)
     limits = CreationLimits(

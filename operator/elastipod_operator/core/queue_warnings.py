@@ -1,4 +1,4 @@
-"""What is wrong with a job's queue, or with what the job wants of it: warnings that go once it is mended (spec 40 item 8)."""
+"""What is wrong with a job's queue, or with what the job wants of it: warnings that go once it is mended."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What Kueue grants a job, in the terms of all other decisions (docs/design/queues.md).
+"""What Kueue grants a job, as sizes, slots and suspension (docs/design/queues.md).
 
-A job with a queue asks for its smallest size (the base) and for each way to the next size (an increment). Each of these
-shares stands for fixed slots. Without the base the job is held, which is a suspension; what is granted bounds sizes and
-slots; pods of slots whose quota is taken back are doomed.
+A job with a queue requests quota for its minimum size (the base Workload) and for each increment to the next size (one Workload
+each). Every Workload stands for fixed slots. Without the base the job is suspended. Granted Workloads limit its sizes and slots.
+Pods in slots whose quota is lost are disrupted.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from .sizes import Allowed
 from .snapshot import ObservedPod, ObservedWorkload, Policy, Snapshot, SpecLimits
 
 DEFAULT_QUEUE = "default"
-# Pods whose shares are kept, of all jobs together: some 150 bytes each.
+# Pods whose quota requests are cached, over all jobs: about 150 bytes each.
 MAX_CACHED_SLOTS = 250_000
-# So long pods that were lost to a fault wait for a place before the quota of their increment is given back.
+# Time for the replacements of pods lost to a fault to be scheduled, before the quota of their increment is returned.
 REPLACEMENT_PATIENCE = timedelta(seconds=120)
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaRequest:
-    """What one Workload asks for: number 0 is the base. trains: pods by spec that may train; counts: those and the spares."""
+    """What one Workload requests: number 0 is the base, others are increments.
+
+    trains: pods by spec that may train. counts: the same with spares.
+    """
 
     number: int
     trains: Mapping[str, int]
@@ -39,9 +42,9 @@ class QuotaRequest:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The shares that the job wishes, its Workloads, and those of them that are granted now, by number.
+    """The job's quota requests, its Workloads, and those of them that are granted now, by number.
 
-    queue: empty when the job is in none any more, and what it has is only to be given back.
+    queue: empty when the job has left its queue and only returns quota.
     """
 
     queue: str
@@ -49,23 +52,23 @@ class Quota:
     present: Mapping[int, ObservedWorkload]
     granted: Mapping[int, ObservedWorkload]
     useless: Mapping[int, str]
-    """Increments that Kueue granted, and why the job gives them back all the same."""
+    """Increments that Kueue granted and the job returns all the same, with the reason."""
     retained_base: int = 0
-    """The size that the base was granted for, where the smallest size is a smaller one by now; 0 where it is not."""
+    """The size that the base was granted for, if the minimum size has been lowered since; else 0."""
 
 
 def quota_requests_of(policy: Policy) -> tuple[QuotaRequest, ...]:
-    """Give what the job asks for, the base first; each spec's slots follow each other from share to share.
+    """Give what the job requests, the base first; the slots of a spec are consecutive from request to request.
 
-    The spares of a spec come with the first share that uses it.
+    The spares of a spec belong to the first request that uses it.
     """
     return quota_requests_for(policy.sizes.allowed, policy.specs)
 
 
 def effective_quota_requests(policy: Policy, base: ObservedWorkload | None) -> tuple[QuotaRequest, ...]:
-    """Give the shares of a job with this base: one that was granted for a larger smallest size stays as it is.
+    """Give the quota requests of a job with this base, which stays as it is if it was granted for a larger minimum size.
 
-    A Workload cannot be changed, and giving the base back would stop a job of which only the minimum was lowered.
+    A Workload cannot be changed, and returning the base would stop a job whose minimum size was only lowered.
     """
     kept = retained_base(policy, base)
     if not kept:
@@ -77,7 +80,7 @@ def effective_quota_requests(policy: Policy, base: ObservedWorkload | None) -> t
 
 
 def retained_base(policy: Policy, base: ObservedWorkload | None) -> int:
-    """Give the size of a granted base that is larger than the smallest size by now; 0 where there is none."""
+    """Give the size of a granted base that is larger than the minimum size is now; else 0."""
     if base is None or not base.is_granted:
         return 0
     pods = dict(base.counts)
@@ -88,14 +91,14 @@ def retained_base(policy: Policy, base: ObservedWorkload | None) -> int:
 
 
 def _pods_in(requests: tuple[QuotaRequest, ...], *_: object) -> int:
-    """A share weighs as much as a few of its slots."""
+    """A request weighs as much as a few of its slots."""
     return sum(4 + len(request.slots) for request in requests)
 
 
-# Every pass over a job asks for them, and jobs have them from their spec alone.
+# Every pass over a job needs them, and they follow from the spec alone.
 @limited_cache(MAX_CACHED_SLOTS, _pods_in)
 def quota_requests_for(allowed: Allowed, specs: tuple[SpecLimits, ...]) -> tuple[QuotaRequest, ...]:
-    """Give the shares of these sizes, ascending, of specs with these limits."""
+    """Give the quota requests for these sizes, ascending, and specs with these limits."""
     before: dict[str, int] = {}
     taken: dict[str, int] = {}
     found: list[QuotaRequest] = []
@@ -120,11 +123,11 @@ def quota_requests_for(allowed: Allowed, specs: tuple[SpecLimits, ...]) -> tuple
 
 
 def adopt_queue(record: Record, snapshot: Snapshot) -> Record:
-    """Note the queue that the job is in. Another label acts once nothing runs: what runs keeps the quota that it has."""
+    """Note the queue that the job is in. A changed label takes effect once nothing runs: running pods keep their quota."""
     job = snapshot.job
     wished = job.queue
     if job.record is None or not (job.was_reconciled or snapshot.pods):
-        # Nobody writes himself a record with which a job leaves the queue that adopts it.
+        # A user cannot write a record with which the job leaves the queue that adopts it.
         wished = wished or job.queue_in_template or (DEFAULT_QUEUE if snapshot.default_queue else "")
     elif record.members or snapshot.pods or any(w.reserved for w in snapshot.workloads):
         return record
@@ -152,18 +155,18 @@ def apply_quota(snapshot: Snapshot, record: Record) -> tuple[Grant | None, Quota
 
 
 def must_request_again(snapshot: Snapshot, record: Record) -> bool:
-    """Whether the template was edited while nothing runs: pods of the new one need quota of their own."""
+    """Whether the template was edited while nothing runs: pods of the new template need new quota."""
     return bool(snapshot.job.pending_edits) and not record.members and not snapshot.pods
 
 
 def is_on(pod: ObservedPod, workload: ObservedWorkload, requests: Sequence[QuotaRequest]) -> bool:
-    """Whether a pod takes of a Workload's quota: it was made for it, or is in one of its slots."""
+    """Whether a pod uses a Workload's quota: it was created for it, or is in one of its slots."""
     slots = requests[workload.number].slots if workload.number < len(requests) else ()
     return pod.workload == workload.name or pod.id.slot in slots
 
 
 def fits(workload: ObservedWorkload, request: QuotaRequest) -> bool:
-    """Whether it asks for what is wished: a Workload cannot be changed, only given back."""
+    """Whether a Workload still matches the request; it cannot be changed, only returned."""
     return sorted(workload.counts) == sorted(request.counts) and not workload.is_outdated
 
 
@@ -183,9 +186,9 @@ def _useless(
     requests: tuple[QuotaRequest, ...],
     kept: int,
 ) -> dict[int, str]:
-    """Find granted increments that are of no use: pods that find no place after a fault, and sizes that are not allowed.
+    """Find granted increments to return: their pods cannot be scheduled after a fault, or they make no allowed size.
 
-    What was given back stays so until its time has come again. kept: the size of a base that is larger than it would be now.
+    Returned increments stay returned until the back-off is over. kept: the size of a base that is larger than the minimum is now.
     """
     assert snapshot.job.policy is not None
     allowed = snapshot.job.policy.sizes.allowed
@@ -208,7 +211,7 @@ def _useless(
 
 
 def replacements_awaited_until(snapshot: Snapshot, record: Record, request: QuotaRequest) -> datetime | None:
-    """Give until when the pods of a share that a fault left without replicas have time to find places; None: they need none."""
+    """Give until when the replacements of an increment that a fault emptied may wait for nodes; None: none wait."""
     if not record.shrank_after_fault or record.transition is not None:
         return None
     if not {member.slot for member in record.members}.isdisjoint(request.slots):
@@ -270,7 +273,7 @@ def _why_suspended(snapshot: Snapshot, base: ObservedWorkload | None, request: Q
 
 
 def _lost_quota(slots: set[Slot], quota: Quota) -> dict[Slot, tuple[str, str]]:
-    """Say of slots without quota why they have none."""
+    """Give the reason why slots have no quota."""
     if not slots:
         return {}
     share_of = {slot: request for request in quota.requests for slot in request.slots}

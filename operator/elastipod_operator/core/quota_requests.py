@@ -1,6 +1,6 @@
-"""Asking Kueue for quota, and giving back what is not used any more (docs/design/queues.md).
+"""Requests to Kueue: create the Workloads of increments, delete those that are not used any more (docs/design/queues.md).
 
-Asking is greedy: increments wait in the queue until they are granted. Giving back waits until the pods are gone.
+Increments are requested early and wait in the queue. Quota is returned only after the pods are gone.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .record import Record, RequeueBackoff
 from .snapshot import ObservedWorkload, Policy, Snapshot
 from .time_order import earliest, latest
 
-# Of the increments of one job so many wait in the queue at a time: a job of thousands must not flood Kueue.
+# Increments of one job that wait in the queue at a time: a job of thousands must not flood Kueue.
 MAX_WAITING = 16
-# An increment that is taken back so long after the last one begins a new row of attempts.
+# If no increment was lost for this long, the back-off starts from the beginning.
 BACKOFF_MEMORY = timedelta(minutes=30)
-# A job that is being deleted stays so long after its last pods had to be gone, for quota that cannot be given back.
+# How long a deleted job stays after its last pods had to be gone, if quota cannot be returned.
 QUOTA_RETURN_PATIENCE = timedelta(seconds=60)
 
 
 def with_quota_requests(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas, quota: Quota | None) -> PlanDraft:
-    """Add what is to be asked of Kueue and given back to it. seen: bounded by the quota, as `apply_quota` gives it."""
+    """Add the calls to Kueue: create, delete, finish and mark Workloads."""
     record = draft.record
     is_new = snapshot.job.record is None or not snapshot.job.was_reconciled
     if record.queue and record.queue != snapshot.job.queue and is_new:
@@ -65,9 +65,9 @@ def with_quota_requests(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas
 
 
 def _with_unusable_spec(record: Record, snapshot: Snapshot, replicas: Replicas) -> list[Action]:
-    """Have a job whose spec cannot be used keep no quota that others wait for: a user's error is nobody else's.
+    """Return evicted quota of a job whose spec cannot be used, so that others do not wait for it.
 
-    Its agents cannot be called, for that needs the spec: the kubelet ends the pods, as in any eviction.
+    Its agents cannot be called without the spec; the kubelet ends the pods, as in any eviction.
     """
     if record.outcome:
         return _finish(record, replicas, Quota("", (), {w.number: w for w in snapshot.workloads}, {}, {}))
@@ -86,7 +86,7 @@ def _with_unusable_spec(record: Record, snapshot: Snapshot, replicas: Replicas) 
 
 
 def with_quota_returns(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas) -> PlanDraft:
-    """Have a job that is being deleted give its quota back, and stay until that is done.
+    """Return the quota of a job that is being deleted, and keep the job until that is done.
 
     What still waits goes at once, so that Kueue cannot grant it any more; the rest goes as its pods do. What is marked as finished
     holds no quota, and is left to the garbage collector; so is what cannot be given back for too long, when no pod is left.
@@ -110,25 +110,25 @@ def with_quota_returns(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas)
 
 
 def quota_returned_until(snapshot: Snapshot) -> datetime:
-    """Give until when a job that is being deleted stays for quota that cannot be given back."""
+    """Give until when a deleted job stays if its quota cannot be returned."""
     return deletion_due_at(snapshot) + QUOTA_RETURN_PATIENCE
 
 
 def backoff_until(record: Record, now: datetime) -> datetime | None:
-    """Give until when places for less than a whole gang or increment are left to others; None when they are not."""
+    """Give until when a partial gang leaves its nodes to others; None when it does not."""
     until = record.gang.rest_until if record.gang is not None else None
     return until if until is not None and now < until else None
 
 
 def slots_backing_off(record: Record, quota: Quota, now: datetime) -> frozenset[Slot]:
-    """Give the slots that need no pod while places are given back: those of shares of which nobody trains."""
+    """Give the slots without pods while a partial gang backs off: those of Workloads of which no replica trains."""
     if backoff_until(record, now) is None:
         return frozenset()
     return frozenset(slot for request in quota.requests if not _is_in_use(request, record) for slot in request.slots)
 
 
 def increments_requested_from(record: Record, policy: Policy, now: datetime) -> datetime | None:
-    """Give until when no increment is asked for; None when they are: after faults, losses of quota, and vain attempts."""
+    """Give when increments are requested again (after faults, lost quota and failed attempts); None: now."""
     snooze = record.recovered_at + policy.snooze if record.recovered_at is not None else None
     shed = record.requeue_backoff.until if record.requeue_backoff is not None else None
     until = latest(backoff_until(record, now), snooze, shed, growth_hold(record, policy))
@@ -182,7 +182,7 @@ def _deletions(
 def _why_unwanted(
     number: int, workload: ObservedWorkload, record: Record, snapshot: Snapshot, quota: Quota, policy: Policy
 ) -> str:
-    """Say why a Workload is to go; empty when it is to stay."""
+    """Give why a Workload is to be deleted; empty when it stays."""
     if workload.eviction_reason:
         return workload.eviction_message or workload.eviction_reason
     if not quota.queue:
@@ -211,19 +211,19 @@ def _is_in_use(request: QuotaRequest, record: Record) -> bool:
 
 
 def _increments_left(quota: Quota) -> list[ObservedWorkload]:
-    """Give the increments that hold quota or could be granted some."""
+    """Give the increments that hold quota or may be granted it."""
     return [w for number, w in quota.present.items() if number and not (w.is_deleting or w.finished)]
 
 
 def _pods_on(workload: ObservedWorkload, requests: Sequence[QuotaRequest], replicas: Replicas) -> list[Replica]:
-    """Give the pods on a Workload's quota that are not gone yet."""
+    """Give the pods that still use a Workload's quota."""
     return [r for r in replicas.by_id.values() if not r.gone and is_on(r.pod, workload, requests)]
 
 
 def _back_off(
     record: Record, workloads: Sequence[ObservedWorkload], policy: Policy, snapshot: Snapshot
 ) -> tuple[Record, JobEvent | None]:
-    """Note that increments were taken back: those that go together are told of together, with the first that is empty."""
+    """Begin the requeue back-off for lost increments; increments that go together make one Event."""
     shed = record.requeue_backoff
     if shed is not None and snapshot.now < shed.until:
         return record, None
@@ -238,7 +238,7 @@ def _back_off(
 
 
 def _priority_updates(quota: Quota) -> list[Action]:
-    """Have priorities follow the job's classes, as far as Kueue allows that."""
+    """Update priorities to the job's class, as far as Kueue allows it."""
     ranked = (w for w in quota.present.values() if w.has_outdated_priority and not w.is_priority_fixed)
     return [UpdateWorkloadPriority(w.name, w.uid) for w in ranked if quota.queue and not (w.finished or w.is_deleting)]
 
@@ -267,7 +267,7 @@ def _creations(
 
 
 def _is_uneven(quota: Quota) -> bool:
-    """Whether the increments differ in size: then not every set of them makes an allowed size."""
+    """Whether the increments differ in size, so that not every set of them makes an allowed size."""
     return len({sum(request.trains.values()) for request in quota.requests[1:]}) > 1
 
 

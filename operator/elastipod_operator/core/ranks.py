@@ -12,7 +12,7 @@ from .record import Record
 
 
 def rank_order(candidates: list[Replica], record: Record, grant: Grant) -> list[Replica]:
-    """Order replicas by group rank: base spec before elastic, survivors in their old order, newcomers last."""
+    """Order replicas by group rank: base spec before elastic spec, surviving members in their old order, new replicas last."""
     spec_at = {spec.name: at for at, spec in enumerate(grant.specs)}
     old = {member: at for at, member in enumerate(record.members)}
     last = len(old)
@@ -24,9 +24,9 @@ def rank_order(candidates: list[Replica], record: Record, grant: Grant) -> list[
 
 
 def usable(candidates: list[Replica], record: Record, grant: Grant) -> list[Replica]:
-    """Give those who may train, in the order of their group ranks: of each spec no more than its limit, the rest are spares.
+    """Give the replicas that may train, in the order of their group ranks: at most the limit of each spec, the rest are spares.
 
-    Without the minimum of the base spec only its own pods count, which are too few then.
+    Without the minimum of the base spec, give only its pods: too few to train.
     """
     left = {spec.name: spec.limit for spec in grant.specs}
     chosen: list[Replica] = []
@@ -45,16 +45,16 @@ def room_for(pods: Collection[PodId], grant: Grant) -> int:
 
 
 def capped(pods: Collection[PodId], grant: Grant) -> int:
-    """Count pods, of each spec no more than its limit, and no more than the largest size."""
+    """Count pods: at most the limit of each spec, and at most the largest size."""
     number = Counter(pod.spec for pod in pods)
     return min(grant.sizes.maximum, sum(min(spec.limit, number[spec.name]) for spec in grant.specs))
 
 
 def base_minimum(grant: Grant) -> int:
-    """Count the pods of the base spec without which nobody trains: the smallest size, as far as the spec may hold it."""
+    """Count the pods of the base spec that training needs: the minimum size, at most the limit of the spec."""
     return min(grant.sizes.minimum, grant.specs[0].limit)
 
 
 def lacks_base(pods: Iterable[PodId], grant: Grant) -> bool:
-    """Whether these pods cannot train, however many there are, because too few of them are of the base spec."""
+    """Whether too few of these pods belong to the base spec to train."""
     return sum(pod.spec == grant.specs[0].name for pod in pods) < base_minimum(grant)

@@ -17,10 +17,10 @@ MINIMUM_RESTART = {False: RestartMode.IN_PROCESS, True: RestartMode.PROCESSES}
 def begin_recovery(
     record: Record, replicas: Replicas, policy: Policy, now: datetime, fault: Fault, key: str = ""
 ) -> Record:
-    """Book an incident once and begin the recovery: every worker that still runs is stopped at once.
+    """Count a fault once and begin the recovery: every worker that still runs is stopped hard.
 
-    Failures in a row without progress are spaced by exponential back-off, so that a script that crashes at its start
-    neither burns the machine nor hides its message. key: spreads the waits of different jobs.
+    Consecutive failures without progress wait with exponential back-off, so that a script that crashes at its start does not
+    restart in a loop. key: seeds the jitter.
     """
     old = record.transition
     steps = [r.agent.step for m in record.members if (r := replicas.get(m)) is not None and r.agent.step is not None]
@@ -49,7 +49,7 @@ def begin_recovery(
 
 
 def requested_restart(record: Record, replicas: Replicas) -> RestartMode:
-    """Give the farthest restart that a failed member's workers ask for. Words that we do not know mean new processes."""
+    """Give the farthest restart that failed workers request; an unknown mode means new processes."""
     asked = {
         r.agent.restart_mode
         for m in record.members
@@ -65,7 +65,7 @@ def _farthest(*reaches: RestartMode) -> RestartMode:
 
 
 def widen_restart(record: Record, replicas: Replicas) -> Record:
-    """Note that further workers failed meanwhile and ask for more than the first one did, until the recovery is weighed."""
+    """Widen the restart when workers that failed later request more; not after the budgets were checked."""
     transition = record.transition
     if transition is None or transition.kind is not TransitionKind.RECOVERY or transition.is_budget_checked:
         return record

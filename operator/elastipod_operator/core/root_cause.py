@@ -1,4 +1,4 @@
-"""What a recovery turns out to be from, once more is known than at its beginning."""
+"""The root cause of a recovery, corrected while more becomes known."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def attribute_to_own_end(record: Record, member: PodId, replica: Replica | None)
 
 
 def attribute_to_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
-    """Give a retry back when the workers' fault turns out to come from a lost node or a deleted pod."""
+    """Return a retry when a lost node or a deleted pod turns out to have caused the workers' fault."""
     transition = record.transition
     if (
         transition is None

@@ -15,8 +15,8 @@ from .record import Record, TransitionKind
 def wanted_slots(grant: Grant, record: Record, replicas: Replicas) -> list[Slot]:
     """Give the slots that should hold a pod: as many as the largest allowed size, and the spares of each spec in use.
 
-    Within a spec, slots of members stay, then those of living pods, then the lowest ordinals; the base spec fills first.
-    In a queue only slots with quota count.
+    Within a spec, slots of members come first, then those of pods that may train, then the lowest ordinals. The base spec is
+    filled first. With a queue, only slots that have quota count.
     """
     members = {member.slot for member in record.members}
     left = grant.sizes.maximum
@@ -37,14 +37,14 @@ def wanted_slots(grant: Grant, record: Record, replicas: Replicas) -> list[Slot]
 
 
 def _distance(replica: Replica | None) -> int:
-    """How far a slot is from training: 0 its pod runs, 1 it is on its way, 2 there is none that could."""
+    """Give how far a slot is from training: 0 its pod runs, 1 its pod is starting, 2 it has no usable pod."""
     if replica is None or not replica.may_train:
         return 2
     return 1 if replica.health is Health.PENDING and not replica.pod.started else 0
 
 
 def is_placed(replica: Replica | None) -> bool:
-    """Whether there is a pod that lives and has a node."""
+    """Whether there is a usable pod that has a node."""
     return replica is not None and replica.may_train and bool(replica.pod.node)
 
 
@@ -59,19 +59,19 @@ def spare_slots(grant: Grant, wanted: list[Slot]) -> set[Slot]:
     return spares
 
 
-# So long a pod of the base spec waits for a place before one of the elastic spec gives its own away.
+# How long a pod of the base spec stays pending before one of the elastic spec is deleted to make room.
 BASE_PATIENCE = timedelta(seconds=60)
 
 
-# After a fault it waits as long as the user wants replacements to be waited for, but for a scheduler that is a little slow.
+# After a fault the wait is faultyScaleDownTimeoutInSeconds, but at least this long: a scheduler may be slow.
 LEAST_PATIENCE = timedelta(seconds=5)
 
 
 def base_first(wanted: list[Slot], record: Record, context: Context) -> tuple[list[Slot], datetime | None]:
-    """Leave the elastic pods out in whose places the base could be whole, or give when that falls due.
+    """Leave out elastic pods whose nodes the base spec needs, or give when that is due.
 
-    Only between two generations, when they cannot train without it. Those of them that wait for a place leave too, or the
-    scheduler might give them what others left. All are wanted again once the base has its places.
+    Only between two generations, when the job cannot train without the base. Pending elastic pods leave too, or the scheduler
+    might give them the freed nodes. All are wanted again once the pods of the base have nodes.
     """
     base = [slot for slot in wanted if slot.spec == context.grant.specs[0].name]
     elastic = [slot for slot in wanted if slot.spec != context.grant.specs[0].name]

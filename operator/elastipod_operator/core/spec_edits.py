@@ -13,7 +13,7 @@ from .stopping import RECHECK_AFTER
 
 
 def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
-    """Note the ceiling, and say what it means that it was set to 0: whoever scales a job to nothing expects it to stop."""
+    """Note the ceiling, and explain a ceiling of 0 in an Event: a user who scales a job to 0 expects it to stop."""
     before, now = draft.record.ceiling, context.policy.ceiling
     if before == now:
         return draft
@@ -28,7 +28,7 @@ def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
 
 
 def take_edits(record: Record, context: Context) -> PlanDraft:
-    """The template was mended before anything trained: the pods made so far are given up, and made anew from it."""
+    """Recreate all pods because the template was edited before the job trained."""
     event = JobEvent(
         "EditsTaken", f"{', '.join(context.snapshot.job.pending_edits)}: pods are made anew from the edited spec"
     )
@@ -39,7 +39,7 @@ def take_edits(record: Record, context: Context) -> PlanDraft:
 
 
 def recreate_all_pods(draft: PlanDraft, context: Context, why: str) -> PlanDraft:
-    """Have every pod made anew."""
+    """Recreate every pod."""
     known = frozenset(draft.record.lost)
     pods = [r for r in context.replicas.by_id.values() if r.id not in known]
     removals: list[Action] = []
