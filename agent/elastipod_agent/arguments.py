@@ -18,9 +18,9 @@ examples:
   hyperpodrun --nproc-per-node=8 --tee=3 --log-dir=/shared/logs -m my_package.train
   hyperpodrun --pre-train-script=stage-data.sh --shutdown-signal=SIGTERM train.py
 
-Options may be written with dashes or underscores and shortened while they stay clear; PET_<OPTION> in the environment
-gives torchrun's options another default. Outside a pod, or with --standalone, hyperpodrun is torchrun.
-Exit codes: 0 completed, drained or told to leave, 1 a fault or the machine refuses, 2 a bad command line, 128 + signal.
+Options may be written with dashes or underscores and abbreviated if unambiguous. PET_<OPTION> in the environment sets
+the default of a torchrun option. Outside a pod, or with --standalone, hyperpodrun runs torchrun.
+Exit codes: 0 completed, drained or shut down; 1 a fault or a system error; 2 a bad command line; 128 + signal.
 """
 _HELP_WIDTH = 118
 _HELP_COLUMN = 34
@@ -125,7 +125,7 @@ def build_parser(
     parser = kind(
         prog=PROG,
         usage="%(prog)s [options] script [arguments of the script]",
-        description="Run the workers of one pod of an elastic training job, as the operator says.",
+        description="Run the workers of one pod of an elastic training job under the control of the operator.",
         epilog=EPILOG,
         formatter_class=_Help,
     )
@@ -136,7 +136,7 @@ def build_parser(
     ours = parser.add_argument_group("hyperpodrun's own options")
     for option in OWN_OPTIONS:
         _add(ours, option, option.default)
-    outside = parser.add_argument_group("torchrun's options that change nothing inside a pod, and why")
+    outside = parser.add_argument_group("torchrun's options that have no effect inside a pod, and why")
     for option in (*TORCHRUN_OPTIONS, *learned):
         if option.unused or option in learned:
             _add(outside, option, _env_default(option, environ))

@@ -307,7 +307,7 @@ def _warnings(command_line: CommandLine) -> list[str]:
     for option in dict.fromkeys(option for option, _ in command_line.given if option.unused):
         unused.setdefault(option.unused, []).append(option.name)
     for why, names in unused.items():
-        said.append(f"{', '.join(names)} change{'s' if len(names) == 1 else ''} nothing inside a pod: {why}")
+        said.append(f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect inside a pod: {why}")
     return said
 
 

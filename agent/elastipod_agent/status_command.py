@@ -80,24 +80,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, description="Ask the agent (hyperpodrun) of this pod.")
+    parser = argparse.ArgumentParser(prog=PROG, description="Query the agent (hyperpodrun) of this pod.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     status = commands.add_parser(
         "status",
-        help="say what the agent and its workers do",
-        description="Say what the agent of this pod and its workers do. Inside the pod, port and key are found without help.",
+        help="show the state of the agent and its workers",
+        description="Show the state of the agent and its workers. Inside the pod, the port and the key are found automatically.",
     )
-    status.add_argument("--port", type=_port, help="port of the agent (default: found by itself)")
-    status.add_argument("--json", action="store_true", help="print what the agent answers, one JSON object a line")
+    status.add_argument("--port", type=_port, help="port of the agent (default: found automatically)")
+    status.add_argument("--json", action="store_true", help="print the agent's answer, one JSON object per line")
     status.add_argument(
-        "--watch", type=_seconds, nargs="?", const=2.0, metavar="SECONDS", help="repeat every SECONDS (2)"
+        "--watch", type=_seconds, nargs="?", const=2.0, metavar="SECONDS", help="repeat every SECONDS (default: 2)"
     )
     return parser
 
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port number")
     return int(text)
 
 
@@ -107,7 +107,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
     return value
 
 
@@ -143,16 +143,18 @@ def fetch_status(target: AgentAddress) -> dict[str, Any]:
         raise AgentUnreachable(f"the agent on {where} does not answer ({why}): is it stopped, or busy?") from error
     if code == 401:
         held = target.credentials.key or target.credentials.token
-        hint = f"${KEY_ENV} holds another one" if held else f"${KEY_ENV} is not set here"
+        hint = f"${KEY_ENV} holds a different one" if held else f"${KEY_ENV} is not set here"
         raise AgentUnreachable(
-            f"the agent on {where} wants the key of its job, and {hint}: run this in the agent's container"
+            f"the agent on {where} requires the key of its job, and {hint}: run this in the agent's container"
         )
     try:
         status = json.loads(body)
     except ValueError:
         status = None
     if code != 200 or not isinstance(status, dict) or "status" not in status:
-        raise AgentUnreachable(f"what answers on {where} is no agent (HTTP {code}): name the agent's port with --port")
+        raise AgentUnreachable(
+            f"the server on {where} is not an agent (HTTP {code}): give the agent's port with --port"
+        )
     return status
 
 
@@ -207,7 +209,7 @@ def _state(status: Json, now: float) -> str:
     if status.get("reason") and state != "faulted":
         text += f", {status['reason']}"
     if status.get("terminating"):
-        text += "; the pod has been told to end (SIGTERM)"
+        text += "; the pod is being terminated (SIGTERM)"
     return text
 
 
@@ -238,7 +240,7 @@ def _workers(status: Json, details: Json) -> str:
     ]
     parts += starts
     if not details.get("is_warm", True):
-        parts.append("warm workers are off")
+        parts.append("warm starts are off")
     return ", ".join(parts) or "unknown"
 
 
@@ -259,9 +261,9 @@ def _training(worker: Json, now: float) -> str:
 
 def _drain(status: Json) -> str:
     if status.get("drained"):
-        return "done: the workers saved and ended"
+        return "done: the workers saved a checkpoint and exited"
     if status.get("reason") == "DrainTimedOut":
-        return "failed: the workers did not end in time"
+        return "failed: the workers did not exit in time"
     return "stopping now" if status["status"] == "stopping" else "none"
 
 

@@ -43,7 +43,7 @@ def installed_options() -> list[Option]:
         Option(
             tuple(dict.fromkeys(n.replace("_", "-") for n in names)),
             kind=None if is_flag else str,
-            unused="it is newer than this agent, which does not know what to do about it",
+            unused="it is newer than this agent, which does not know it",
         )
         for names, is_flag in listed
         if not set(names) & known

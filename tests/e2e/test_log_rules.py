@@ -235,4 +235,4 @@ def test_filtered_lines_of_all_ranks_are_copied_into_one_file(run_agent: RunAgen
             f"[default{rank}]:{text} {rank}" for rank in range(2) for text in ("a,b", "loss of")
         ]
         assert sorted(err.read_text().splitlines()) == [f"[default{rank}]:error of {rank}" for rank in range(2)]
-    assert "change nothing inside a pod" not in agent.printed()
+    assert "no effect inside a pod" not in agent.printed()

@@ -116,7 +116,7 @@ def test_each_of_torchruns_options_is_obeyed_in_a_pod_or_warned_of(
     }  # warned of where they go
     assert bool(warnings) == (option.dest not in obeyed or option.dest in makes_files)
     if option.unused:
-        assert warnings == [f"{option.name} changes nothing inside a pod: {option.unused}"]
+        assert warnings == [f"{option.name} has no effect inside a pod: {option.unused}"]
 
 
 def test_what_follows_the_script_is_the_scripts() -> None:
@@ -145,7 +145,7 @@ def test_an_option_of_a_newer_torch_is_learned_from_it(monkeypatch: pytest.Monke
 def test_a_learned_option_is_warned_of_in_a_pod() -> None:
     newer = Option(("--brand-new",), unused="it is newer")
     line = parse(["--brand-new=5", "t.py"], {}, learned=[newer])
-    assert read_settings(line, {})[1] == ["--brand-new changes nothing inside a pod: it is newer"]
+    assert read_settings(line, {})[1] == ["--brand-new has no effect inside a pod: it is newer"]
 
 
 def test_without_torch_an_unknown_option_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:

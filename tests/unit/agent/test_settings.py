@@ -69,7 +69,7 @@ def test_warnings_name_what_changes_nothing() -> None:
     _, warnings = read_settings(line, {})
     assert warnings[0].startswith("--rdzv-backend=c10d is not used")
     assert warnings[1] == (
-        "--node-rank, --master-port change nothing inside a pod: ranks, world size and master come from the operator"
+        "--node-rank, --master-port have no effect inside a pod: the operator sets ranks, world size and master"
     )
     assert read_settings(parse(["--rdzv-backend=hyperpod", "t.py"], {}), {})[1] == []
 

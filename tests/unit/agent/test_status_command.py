@@ -63,15 +63,15 @@ def test_a_run_is_described_in_plain_words() -> None:
         ({"spare": "True"}, "generation", "3, group rank 1 of 2, held as a spare, 2 restarts on this pod"),
         ({"worker": {"step": None}}, "training", "no step reported yet"),
         ({"status": "stopping"}, "drain", "stopping now"),
-        ({"status": "ready", "drained": True}, "drain", "done: the workers saved and ended"),
-        ({"status": "ready", "reason": "DrainTimedOut"}, "drain", "failed: the workers did not end in time"),
+        ({"status": "ready", "drained": True}, "drain", "done: the workers saved a checkpoint and exited"),
+        ({"status": "ready", "reason": "DrainTimedOut"}, "drain", "failed: the workers did not exit in time"),
         (
             {"status": "faulted", "reason": "WorkerCrash", "failure": {"message": "one\n\x1b[2Jtwo", "time": "2027-01-15T07:59:50Z"}},
             "last fault",
             "WorkerCrash, 10 s ago (2027-01-15 07:59:50 UTC)\none\n?[2Jtwo",
         ),
         ({"progress": {"main": {"progressCount": 9, "progressData": "/d"}}}, "checkpoint", "main: step 9, /d"),
-        ({"terminating": True, "transitions": {}}, "state", "running; the pod has been told to end (SIGTERM)"),
+        ({"terminating": True, "transitions": {}}, "state", "running; the pod is being terminated (SIGTERM)"),
     ],
 )  # fmt: skip
 def test_what_else_there_is_to_tell(changes: dict[str, Any], name: str, text: str) -> None:
@@ -223,8 +223,8 @@ def test_an_agent_with_a_key_is_asked_with_a_mac(
     ("code", "body", "words"),
     [
         pytest.param(401, b"{}", "$ELASTIPOD_KEY is not set here", id="a key is wanted"),
-        pytest.param(404, b"<html>", "is no agent (HTTP 404)", id="a web server"),
-        pytest.param(200, b"[]", "is no agent (HTTP 200)", id="something else"),
+        pytest.param(404, b"<html>", "is not an agent (HTTP 404)", id="a web server"),
+        pytest.param(200, b"[]", "is not an agent (HTTP 200)", id="something else"),
     ],
 )
 def test_who_answers_otherwise_is_named(
