@@ -1,4 +1,4 @@
-"""The command line: torchrun's options, ours, and the user's script with its arguments."""
+"""The command line: torchrun's options, hyperpodrun's own, and the user's script with its arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HELP_COLUMN = 34
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """The parsed command line. ``given`` lists what stood there, in order, as (option, value or None for a flag)."""
+    """The parsed command line. given: the options in order, each with its value, or None for a flag."""
 
     values: argparse.Namespace
     given: tuple[tuple[Option, str | None], ...]
@@ -37,7 +37,7 @@ class CommandLine:
 
 
 class _Store(argparse.Action):
-    """Store a value and remember that it was given, in the spelling that torchrun takes."""
+    """Stores a value and records that the option was given."""
 
     def __init__(self, *args: Any, option: Option, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -57,7 +57,7 @@ class _Store(argparse.Action):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help on one line per option where it fits: one spelling, and one name for its value."""
+    """Help with one spelling per option, on one line where it fits."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=_HELP_COLUMN, width=min(_HELP_WIDTH, _columns()))
@@ -71,11 +71,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but that an abbreviation means what it means to torchrun, and that the last words are left for kubectl."""
+    """An argparse parser that resolves abbreviations as torchrun does, and leaves the error in the termination message."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         found: list[Any] = super()._get_option_tuples(option_string)
-        matches = list({id(match[0]): match for match in found}.values())  # both spellings of one option are one
+        matches = list({id(match[0]): match for match in found}.values())  # both spellings are the same option
         torchruns = [match for match in matches if isinstance(match[0], _Store) and _is_torchruns(match[0].option)]
         return torchruns if len(torchruns) == 1 else matches
 
@@ -89,7 +89,7 @@ def _is_torchruns(option: Option) -> bool:
 
 
 class UnknownOption(Exception):
-    """The command line holds an option that the table does not name; a newer torch may."""
+    """The command line has an option that the table does not name; a newer torch may have it."""
 
 
 class _StrictParser(_Parser):
@@ -102,10 +102,10 @@ class _StrictParser(_Parser):
 def parse(
     arguments: Sequence[str], environ: Mapping[str, str] = os.environ, *, learned: Sequence[Option] | None = None
 ) -> CommandLine:
-    """Parse the command line. ``PET_<OPTION>`` in the environment gives torchrun's options other defaults, as there.
+    """Parse the command line. ``PET_<OPTION>`` in the environment sets the default of a torchrun option, as in torchrun.
 
-    learned: options of the installed torch beyond the table. While it is None an unknown option raises UnknownOption;
-    afterwards it ends the process like any other mistake, with a sentence and exit code 2.
+    learned: options of the installed torch that are not in the table. If it is None an unknown option raises UnknownOption, else it ends
+    the process like any other error, with a sentence and exit code 2.
     """
     parser = build_parser(environ, learned=learned or (), strict=learned is None)
     values = parser.parse_args(arguments)
@@ -120,7 +120,7 @@ def parse(
 def build_parser(
     environ: Mapping[str, str], *, learned: Sequence[Option] = (), strict: bool = False
 ) -> argparse.ArgumentParser:
-    """Build the parser over torchrun's options, our own and those learned from the installed torch."""
+    """Build the parser from torchrun's options, hyperpodrun's own, and those learned from the installed torch."""
     kind = _StrictParser if strict else _Parser
     parser = kind(
         prog=PROG,

@@ -1,14 +1,14 @@
-"""Who may call the agent, and how the agent proves itself to its caller (docs/design/contracts.md, 12).
+"""Authenticates callers to the agent, and the agent to its callers (docs/design/contracts.md, 12).
 
-The operator gives each job a key. It reaches the agent's container through a Secret and never travels after that: both
-sides sign with it. A request carries a MAC over the pod's name, a challenge that this agent made, a nonce, the method, the
-target and the body. An answer carries a MAC over the request's nonce, the status and the body. So whoever gets the address
-of a pod that is gone learns nothing to call another agent with, and cannot speak for the agent that was there.
+The operator creates a key for each job. The key reaches the agent's container through a Secret and is never sent afterwards: both sides
+sign with it. A request carries a MAC over the pod's name, a challenge of this agent, a nonce, the method, the target and the body. An
+answer carries a MAC over the request's nonce, the status and the body. A process that gets the address of a deleted pod therefore learns
+nothing with which it could call another agent, and cannot impersonate the agent that was there.
 
-Freshness comes from the challenge and not from a clock, because the clocks of two hosts may be minutes apart. A request is
-accepted once: its nonce is remembered as long as its challenge is valid.
+Freshness comes from the challenge and not from a clock, because the clocks of two hosts may differ by minutes. A request is accepted
+once: its nonce is remembered as long as its challenge is valid.
 
-Pods that an operator of the previous version made hold a bearer token instead of a key; their agents accept that.
+Pods created by the previous version of the operator hold a bearer token instead of a key; their agents accept the token.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ TOKEN_ENV = "ELASTIPOD_TOKEN"  # noqa: S105  # the name of a variable
 POD_ENV = "ELASTIPOD_POD"
 SCHEME = "Elastipod-HMAC-SHA256"
 ANSWER_HEADER = "Elastipod-Answer"
-# A challenge is replaced after so many requests, which bounds the memory for nonces (at most 64 characters each).
+# A challenge is replaced after this many requests, which limits the memory for nonces (at most 64 characters each).
 MAX_NONCES = 4096
 
 _NAME = rb"elastipod-request-v1", rb"elastipod-answer-v1"
 _PARAMETER = re.compile(r'([a-z]+)="?([0-9a-f]{1,64})"?')
-_NEEDS_KEY = f"the calls of this agent need a MAC with the key of its job (in the pod: ${KEY_ENV}), scheme {SCHEME}"
-_NEEDS_TOKEN = f"the calls of this agent need the token of its job (in the pod: ${TOKEN_ENV}) in the header Authorization: Bearer TOKEN"
+_NEEDS_KEY = f"calls of this agent need a MAC with the key of its job (in the pod: ${KEY_ENV}), scheme {SCHEME}"
+_NEEDS_TOKEN = f"calls of this agent need the token of its job (in the pod: ${TOKEN_ENV}) in the header Authorization: Bearer TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What the agent's container holds. key: signs calls; token: of an operator of the previous version; pod: its name."""
+    """The credentials in the agent's container. key: signs calls; token: from the previous version of the operator; pod: its name."""
 
     key: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
@@ -47,12 +47,12 @@ class Credentials:
 
 
 def read_credentials(environ: Mapping[str, str]) -> Credentials:
-    """Read key, token and pod name; each is "" where there is none."""
+    """Read the key, the token and the pod's name; each is "" if it is missing."""
     return Credentials(*(environ.get(name, "").strip() for name in (KEY_ENV, TOKEN_ENV, POD_ENV)))
 
 
 def take_credentials(environ: MutableMapping[str, str]) -> Credentials:
-    """Read the credentials and take the secrets out of the environment, so that no training script can print them."""
+    """Read the credentials and remove the secrets from the environment, so that no training script can print them."""
     found = read_credentials(environ)
     for name in (KEY_ENV, TOKEN_ENV):
         environ.pop(name, None)
@@ -62,12 +62,12 @@ def take_credentials(environ: MutableMapping[str, str]) -> Credentials:
 def request_mac(
     credentials: Credentials, challenge: str, nonce: str, method: str, target: str, body_digest: str
 ) -> str:
-    """Give the MAC of a request. target: path and query as sent; body_digest: SHA-256 in hex of the body, which may be empty."""
+    """Give the MAC of a request. target: path and query as sent; body_digest: SHA-256 of the body in hex."""
     return _mac(credentials.key, _NAME[0], credentials.pod, challenge, nonce, method, target, body_digest)
 
 
 def answer_mac(credentials: Credentials, challenge: str, nonce: str, status: int, body_digest: str) -> str:
-    """Give the MAC of an answer. challenge: the one for the next request; nonce: of the request that is answered."""
+    """Give the MAC of an answer. challenge: for the next request; nonce: of the request that is answered."""
     return _mac(credentials.key, _NAME[1], credentials.pod, challenge, nonce, str(status), body_digest)
 
 
@@ -79,12 +79,12 @@ def signed(credentials: Credentials, challenge: str, method: str, target: str, b
 
 
 def bearer(token: str) -> dict[str, str]:
-    """Give the header that shows a token; none for ""."""
+    """Give the header with a token; no header for ""."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def challenge_in(header: str) -> str:
-    """Give the challenge of a WWW-Authenticate header; "" where it asks for another scheme."""
+    """Give the challenge of a WWW-Authenticate header; "" if it names another scheme."""
     scheme, _, rest = header.partition(" ")
     return _parameters(rest).get("challenge", "") if scheme == SCHEME else ""
 
@@ -100,7 +100,7 @@ def _mac(key: str, *parts: bytes | str) -> str:
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """Read `name=hex` pairs; anything else is left out, so a header that is cut short lacks what was cut."""
+    """Parse `name=hex` pairs; anything else is ignored."""
     found = (_PARAMETER.fullmatch(part.strip()) for part in text.split(","))
     return {match[1]: match[2] for match in found if match}
 
@@ -137,7 +137,7 @@ class MacGuard:
 
 @dataclass(frozen=True, slots=True)
 class _Signed(Admission):
-    """A request whose head was signed; its body has to be the one that was meant."""
+    """A request with a signed head, which must have the body that was signed."""
 
     guard: MacGuard
     nonce: str
@@ -145,20 +145,20 @@ class _Signed(Admission):
 
     def check_body(self, body: bytes) -> None:
         if not hmac.compare_digest(digest(body), self.body_digest):
-            raise RequestRefused(HTTPStatus.UNAUTHORIZED, "the body is not the one that the MAC is over")
+            raise RequestRefused(HTTPStatus.UNAUTHORIZED, "the body is not the one that was signed")
 
     def answer_headers(self, status: int, body: bytes) -> Mapping[str, str]:
         return self.guard.answer_header(self.nonce, status, body)
 
 
 class TokenGuard:
-    """Admits the requests that show the token: in pods that an operator of the previous version made."""
+    """Admits requests with the token, in pods created by the previous version of the operator."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
     def admit(self, head: Head) -> Admission:
-        """Let a request pass. Raises RequestRefused (401); how long that takes tells nothing about the token."""
+        """Admit a request. Raises RequestRefused (401), in a time that does not depend on the token."""
         scheme, _, shown = head.headers.get("authorization", "").partition(" ")
         is_same = hmac.compare_digest(shown.strip().encode("latin-1"), self._token)
         if not is_same or scheme.lower() != "bearer":

@@ -1,4 +1,4 @@
-"""Times as they are stored and shown."""
+"""The time as it is stored and shown."""
 
 from __future__ import annotations
 

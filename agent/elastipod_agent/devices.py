@@ -1,4 +1,4 @@
-"""How many workers a pod runs: --nproc-per-node resolved as torchrun resolves it, without importing torch here."""
+"""The number of workers of a pod: resolves --nproc-per-node as torchrun does, without importing torch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from torch.distributed.run import determine_local_world_size
 print(determine_local_world_size(sys.argv[1]))
 """
 _ASK_LIMIT_S = 120
-_OTHER_ACCELERATORS = ("xpu", "hpu", "mlu", "musa", "npu")  # torch's names, some of which its plugins bring
+_OTHER_ACCELERATORS = ("xpu", "hpu", "mlu", "musa", "npu")  # torch's names; plugins provide some of them
 MAX_WORKERS = 4096
 
 
 class BadWorkerCount(ValueError):
-    """--nproc-per-node is no count, or asks for devices that are not there."""
+    """--nproc-per-node is not a number, or names devices that do not exist."""
 
 
 def resolve_nproc(wanted: str, environ: Mapping[str, str], *, dev: Path = _DEV) -> int:
     """Give the number of workers for ``auto``, ``cpu``, ``gpu``, another device or a number. Raises BadWorkerCount with one sentence.
 
-    auto: one per accelerator, without any one per CPU that this process may use.
+    auto: one per accelerator; without accelerators one per CPU that this process may use.
     """
     if wanted == "cpu":
         return count_cpus()
@@ -57,7 +57,7 @@ def count_cpus() -> int:
 
 
 def count_accelerators(environ: Mapping[str, str], *, dev: Path = _DEV) -> int:
-    """Count accelerators: NVIDIA's by their device nodes; where others are seen, torch is asked in a child process."""
+    """Count accelerators: NVIDIA GPUs by their device nodes; others with torch, in a child process."""
     nvidia = sum(1 for node in dev.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name))
     if nvidia:
         visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -68,9 +68,9 @@ def count_accelerators(environ: Mapping[str, str], *, dev: Path = _DEV) -> int:
 
 
 def own_devices(nproc: int, environ: Mapping[str, str]) -> tuple[dict[str, str], ...]:
-    """Give what makes each local rank see its own device alone, as device 0, by local rank. Raises BadWorkerCount.
+    """Give, by local rank, the variables that show each worker only its own device, as device 0. Raises BadWorkerCount.
 
-    ROCm's own variable is kept in step, and is the one that counts where it is set. Devices hidden from all stay hidden.
+    ROCm's variable is set to the same device, and is the one that counts if it is set. Hidden devices stay hidden.
     """
     name = "HIP_VISIBLE_DEVICES" if environ.get("HIP_VISIBLE_DEVICES") else "CUDA_VISIBLE_DEVICES"
     named = [entry.strip() for entry in environ.get(name, ",".join(map(str, range(nproc)))).split(",")]
@@ -78,13 +78,13 @@ def own_devices(nproc: int, environ: Mapping[str, str]) -> tuple[dict[str, str],
         named *= nproc
     if len(named) < nproc:
         raise BadWorkerCount(
-            f"--virtual-local-rank gives each of {nproc} workers a device of its own, but {name} names {len(named)}"
+            f"--virtual-local-rank gives each of {nproc} workers its own device, but {name} names {len(named)}"
         )
     return tuple({"CUDA_VISIBLE_DEVICES": device, name: device} for device in named[:nproc])
 
 
 def _visible(text: str) -> list[str]:
-    """List what CUDA sees of CUDA_VISIBLE_DEVICES: entries up to the first that names no device."""
+    """Parse CUDA_VISIBLE_DEVICES as CUDA does: entries up to the first that names no device."""
     found: list[str] = []
     for entry in (one.strip() for one in text.split(",")):
         if not entry or entry.startswith("-"):

@@ -1,8 +1,7 @@
-"""How a person's command inside the pod finds the agent: a small file in the agent's own private folder.
+"""A small file by which `elastipod agent status` finds the agent of its pod.
 
-The folder is made anew by every agent (in memory where possible) and readable by its user only. A living agent holds a
-lock on its file, which says the same in every process namespace; a folder without one was left by an agent that was killed,
-and is removed by the next.
+Each agent creates a private folder for it, in memory where possible and readable by its user only. A living agent holds a lock on the
+file, which every process namespace sees. A folder without a lock was left by an agent that was killed; the next agent removes it.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from typing import TextIO
 
 FOLDER_PREFIX = "elastipod-"
 _FILE = "agent.json"
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 a private folder is made in it
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a private folder is created in it
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEndpoint:
-    """One agent on this host. host: as it was told to listen, perhaps on all addresses."""
+    """One agent on this host. host: the address that it listens on, which may stand for all addresses."""
 
     pid: int
     host: str
@@ -34,20 +33,20 @@ class AgentEndpoint:
 
     @property
     def address(self) -> str:
-        """The address under which it is reached from here."""
-        wild = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 what stands for all addresses
+        """The address at which this host reaches it."""
+        wild = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # stand for all addresses
         return wild.get(self.host, self.host)
 
 
 def fast_directory() -> str | None:
-    """Give the place for the agent's folder: memory rather than a disk; None = the system's for temporary files."""
+    """Give the directory for the agent's folder, in memory; None stands for the system's directory for temporary files."""
     return str(_SHARED_MEMORY) if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
 
 
 def publish_endpoint(folder: Path, presence: AgentEndpoint) -> TextIO:
-    """Write the file into the agent's own folder; gives it, to be kept open as long as the agent lives. Raises OSError."""
+    """Write the file into the agent's folder and lock it; the caller keeps it open as long as the agent lives. Raises OSError."""
     draft = folder / f"{_FILE}.new"
-    file = open(draft, "w", encoding="utf-8")  # noqa: SIM115 it is the lock's
+    file = open(draft, "w", encoding="utf-8")  # noqa: SIM115  # holds the lock
     fcntl.flock(file, fcntl.LOCK_EX)
     json.dump(asdict(presence), file)
     file.flush()
@@ -64,7 +63,7 @@ def remove_stale_folders(place: Path) -> None:
 
 
 def find_agents(places: Sequence[Path] | None = None) -> list[AgentEndpoint]:
-    """Give the agents of this user that run here, in no order."""
+    """Give the agents of this user on this host, in no particular order."""
     if places is None:
         places = list(dict.fromkeys((_SHARED_MEMORY, Path(tempfile.gettempdir()))))
     paths = [path for place in places for path in place.glob(f"{FOLDER_PREFIX}*/{_FILE}")]
@@ -81,7 +80,7 @@ def _read(path: Path) -> AgentEndpoint | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Tell whether a living agent holds the file. Raises OSError when it cannot be opened."""
+    """Tell whether a living agent holds the lock. Raises OSError if the file cannot be opened."""
     with open(path, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The agent's own lines: one per event, with the job and, once it is known, the pod's group rank."""
+"""The agent's own log lines: one per event, with the job and, once it is known, the pod's group rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastipod_agent.clock import utc_now
 class EventLog:
     """Prints ``hyperpodrun: <time> <level> <event> job=... group_rank=... field=value``; never an environment value.
 
-    The group rank's field is what HyperPod's own tools look for in a pod's log to find the head pod.
+    HyperPod's own tools search a pod's log for the group_rank field to find the head pod.
     """
 
     def __init__(self, print_line: Callable[[str], None], job: str) -> None:
@@ -19,11 +19,11 @@ class EventLog:
         self.group_rank: int | None = None
 
     def info(self, event: str, **fields: object) -> None:
-        """Print something that happened as it should."""
+        """Print an expected event."""
         self._print("INFO", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Print something that a person may want to change."""
+        """Print an event that may need attention."""
         self._print("WARNING", event, fields)
 
     def error(self, event: str, **fields: object) -> None:

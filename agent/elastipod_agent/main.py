@@ -1,4 +1,4 @@
-"""Entry point of ``hyperpodrun``: decide whether this is a pod's agent or torchrun, and become it."""
+"""Entry point of ``hyperpodrun``: run the agent of a pod, or torchrun outside a pod."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from elastipod_agent.workers.failure import write_termination_message
 from elastipod_agent.workers.linux import request_short_time_slices
 from elastipod_agent.workers.output_pump import OutputPump
 
-_FOREIGN = "hyperpod_elastic_agent-*"  # how pip and friends name the record of AWS's distribution
+_FOREIGN = "hyperpod_elastic_agent-*"  # the name under which pip records AWS's distribution
 _LAST_ANSWERS_S = 2.0
 _MAX_SCRAPERS = 16
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run. Exit codes: 2 for a bad command line, 1 for what the machine refuses or a faulted run, see `agent_exit_code`."""
+    """Run. Exit codes: 2 for a bad command line, 1 for a system error or a faulted run; see `agent_exit_code`."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    credentials = take_credentials(os.environ)  # before anything is started that could inherit it
+    credentials = take_credentials(os.environ)  # before any process is started that could inherit them
     foreign = foreign_agent(sys.path)
     if foreign is not None:
         return _give_up(
-            f"AWS's own hyperpod-elastic-agent is installed here too ({foreign}) and brings the same command and import "
+            f"AWS's own hyperpod-elastic-agent is installed too ({foreign}) and has the same command and import "
             "names as elastipod; uninstall one of the two",
             2,
         )
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
-    """Parse; an option that our table lacks is looked up in the installed torch before it is called a mistake."""
+    """Parse. An option that the table does not name is looked up in the installed torch before it is an error."""
     try:
         return parse(arguments, environ)
     except UnknownOption:
@@ -62,7 +62,7 @@ def parse_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def foreign_agent(paths: Sequence[str]) -> str | None:
-    """Give the place where AWS's own agent distribution is installed, None where it is not."""
+    """Give the path where AWS's own agent distribution is installed, or None."""
     for path in paths:
         for record in Path(path or ".").glob(_FOREIGN):
             if record.suffix in (".dist-info", ".egg-info"):
@@ -76,7 +76,7 @@ def run_agent(
     environ: Mapping[str, str],
     credentials: Credentials = Credentials(),  # noqa: B008  # frozen
 ) -> int:
-    """Be the agent of this pod until it is told to leave; gives the exit code. Without credentials everybody may call."""
+    """Run the agent of this pod until its shutdown; gives the exit code. Without credentials every caller is admitted."""
     pump = OutputPump()
     pump.start()
     log = EventLog(pump.print_line, settings.job)
@@ -127,7 +127,7 @@ async def _serve(
 
 
 async def _serve_metrics(settings: Settings, agent: Agent, pump: OutputPump, log: EventLog) -> HttpServer | None:
-    """Serve the metrics on their own port, if one is wanted; where it is taken the agent goes on without."""
+    """Serve the metrics on a port of their own, if one is given; if it is in use the agent continues without metrics."""
     if not settings.metrics_port:
         return None
     sources = Sources(
@@ -147,7 +147,7 @@ async def _serve_metrics(settings: Settings, agent: Agent, pump: OutputPump, log
 
 
 def _details(settings: Settings, environ: Mapping[str, str]) -> dict[str, object]:
-    """What `elastipod agent status` shows beside the status; nothing of it matters to an operator."""
+    """Give what `elastipod agent status` shows in addition to the status. An operator does not read it."""
     return {
         "job": settings.job or None,
         "pod": environ.get("ELASTIPOD_POD") or None,

@@ -1,7 +1,7 @@
-"""The agent's metrics: what its parts count, what is read when a scrape asks, and Prometheus' text format 0.0.4.
+"""The agent's metrics: counters of its parts, values that are read at a scrape, and Prometheus' text format 0.0.4.
 
-Written by hand, because the agent brings no package into the user's image. Only numbers and short names go out, so the
-port needs no token (decision 34).
+The format is written here because the agent adds no package to the user's image. Only numbers and short names are exposed, so the port
+needs no authentication (docs/design/contracts.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "elastipod_agent_"
 Labels = tuple[tuple[str, str], ...]
 
-# Everything there is: name -> kind and meaning. Labels are bounded: states, codes, and the reasons that /status knows.
+# All metrics: name -> kind and help. Labels are bounded: states, HTTP status codes, and the reasons of /status.
 FAMILIES = {
     "build_info": ("gauge", "1, with the agent's version"),
     "state": ("gauge", "1 for the state of the agent, 0 for the other states"),
@@ -66,14 +66,14 @@ class Metrics:
         self._values: dict[str, dict[Labels, float]] = {}
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
-        """Add to a counter; it stands at 0 until then."""
+        """Add to a counter, which starts at 0."""
         key = _labels(name, labels)
         with self._lock:
             family = self._values.setdefault(name, {})
             family[key] = family.get(key, 0) + amount
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
-        """Set a gauge, or a counter that is kept elsewhere; None takes it away, where there is nothing to tell."""
+        """Set a gauge, or a counter that is counted elsewhere; None removes it, because there is no value."""
         key = _labels(name, labels)
         with self._lock:
             if value is None:
@@ -82,7 +82,7 @@ class Metrics:
                 self._values.setdefault(name, {})[key] = value
 
     def value(self, name: str, **labels: str) -> float:
-        """Give one value, 0 where nothing was counted or set."""
+        """Give one value, 0 if it was never counted or set."""
         key = _labels(name, labels)
         with self._lock:
             return self._values.get(name, {}).get(key, 0)
@@ -95,11 +95,11 @@ class Metrics:
 
 
 METRICS = Metrics()
-"""The one of this process, for the parts that count something."""
+"""The metrics of this process."""
 
 
 def _labels(name: str, labels: Mapping[str, str]) -> Labels:
-    assert name in FAMILIES, f"{name} is no metric of the agent; name it in FAMILIES"
+    assert name in FAMILIES, f"{name} is not a metric of the agent; add it to FAMILIES"
     return tuple(sorted(labels.items()))
 
 
@@ -124,7 +124,7 @@ def _number(value: float) -> str:
 
 
 def count_changes(before: Status, after: Status, metrics: Metrics) -> None:
-    """Count the difference between two statuses."""
+    """Count what a change of the status means."""
     entered = AgentState.RUNNING.name
     is_new = after.transitions.get(entered) != before.transitions.get(entered)
     if is_new:
@@ -141,7 +141,7 @@ def count_changes(before: Status, after: Status, metrics: Metrics) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where a scrape finds what is not counted. worker: the last report, as in /status."""
+    """Sources of the values that are read at a scrape. worker: the last report, as in /status."""
 
     status: Callable[[], Status]
     worker: Callable[[], Mapping[str, Any]]
@@ -156,7 +156,7 @@ class MetricsPage:
         self._sources = sources
         metrics.set("build_info", 1, version=__version__, python=".".join(map(str, sys.version_info[:3])))
         metrics.set("start_time_seconds", time.time())
-        for name, (kind, _) in FAMILIES.items():  # rates need a first value; those by reason or code have none yet
+        for name, (kind, _) in FAMILIES.items():  # a rate needs a first value; counters with labels have none yet
             if kind == "counter" and name not in _LABELLED:
                 metrics.count(name, 0)
 

@@ -1,8 +1,8 @@
-"""The options of the command line: torchrun's, which stand here as a table, and our own.
+"""The options of the command line: a table of torchrun's, and hyperpodrun's own.
 
-Asking torch for its parser means importing torch, which would cost the agent of every pod hundreds of MiB and seconds. A
-test compares the table with the installed torch's own parser; and an option that only a newer torch knows is learned from
-that torch in a child process (`torchrun.installed_options`).
+torch's own parser would need an import of torch, which costs the agent of every pod seconds and hundreds of MiB. A test compares the
+table with the parser of the installed torch. An option that only a newer torch has is looked up in a child process
+(`torchrun.installed_options`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of the table. Names carry dashes; the spelling with underscores is always accepted too.
+    """One option of the table. Names have dashes; the spelling with underscores is always accepted too.
 
-    unused: why it has no effect inside a pod; "" for an option that is obeyed there. metavar: its value in --help.
+    unused: why the option has no effect inside a pod, else "". metavar: the name of its value in --help.
     """
 
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class Option:
 
     @property
     def dest(self) -> str:
-        """The attribute under which the parsed value is found."""
+        """The attribute that holds the parsed value."""
         return self.name.lstrip("-").replace("-", "_")
 
     @property

@@ -1,4 +1,4 @@
-"""Runs the pre- and post-train scripts."""
+"""Runs pre- and post-train scripts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from elastipod_agent.workers import process_tree
 from elastipod_agent.workers.output_pump import OutputPump, OutputStream
 from elastipod_agent.workers.reaper import Reaper
 
-NOT_RUN = 256  # no exit code: the script was never started
+NOT_RUN = 256  # not an exit code: the script was not started
 
 
 class ScriptRunner:
     """Runs one script at a time.
 
-    is_over: tells whether what the script is run for has been called off; wake is set whenever that may have changed.
+    is_over: tells whether the script is no longer needed; wake is set whenever that may have changed.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class ScriptRunner:
         self._patience_s = patience_s
 
     async def run(self, script: Script, name: str, env: Mapping[str, str]) -> tuple[int, str]:
-        """Run it until it ends or is called off; gives its status and the end of what it printed.
+        """Run a script until it ends or is no longer needed; gives its status and the end of its output.
 
-        A script that cannot be started has the status NOT_RUN, and a sentence in place of what it printed.
+        A script that cannot be started has the status NOT_RUN, and a sentence instead of output.
         """
         source, sink = os.pipe2(os.O_CLOEXEC)
         stream = OutputStream(source, f"[{name}]:".encode(), 1)
@@ -63,8 +63,8 @@ class ScriptRunner:
 
 
 def failed_script(script: Script, status: int, tail: str) -> str:
-    """Say how a script failed."""
+    """Describe how a script failed."""
     if status == NOT_RUN:
         return tail
-    said = f"; it printed last:\n{tail}" if tail else ""
+    said = f"; the end of its output:\n{tail}" if tail else ""
     return f"{script.path} ended with {describe_status(status)}{said}"

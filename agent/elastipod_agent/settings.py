@@ -1,4 +1,4 @@
-"""What the agent runs by, read once from the command line and the environment."""
+"""The agent's settings, read once from the command line and the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv
 
 
 class BadUsage(ValueError):
-    """The command line or the environment cannot be used; the sentence names the option."""
+    """The command line or the environment is invalid; the sentence names the option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Script:
     args: tuple[str, ...]
 
     def command(self) -> list[str]:
-        """Give the command that runs it: itself when executable, Python for .py, else the shell. Raises OSError."""
+        """Give the command that runs the script: Python for .py, the file itself if it is executable, else the shell. Raises OSError."""
         if not os.path.isfile(self.path):
             number = errno.EISDIR if os.path.isdir(self.path) else errno.ENOENT
             raise OSError(number, os.strerror(number), self.path)
@@ -49,7 +49,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class StreamSelection:
-    """For which of a worker's streams something holds, as torch counts: bit 1 stdout, bit 2 stderr."""
+    """Selects output streams of a worker with torch's bits: 1 stdout, 2 stderr."""
 
     everywhere: int = 0
     by_rank: Mapping[int, int] | None = None
@@ -61,7 +61,7 @@ class StreamSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Where worker output goes. directory: of files, None when none are wanted. filters: of the copies of lines."""
+    """Where worker output goes. directory: for files, None if there are none. filters: select the lines to copy."""
 
     directory: Path | None
     redirects: StreamSelection
@@ -74,7 +74,7 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that does not change while the agent lives."""
+    """Settings of the agent; they do not change while it lives."""
 
     host: str
     port: int
@@ -84,8 +84,8 @@ class Settings:
     server_shutdown_timeout_s: float
     layout: Layout
     command: tuple[str, ...]
-    is_python: bool  # the command is the interpreter with a script or module
-    script_file: str | None  # checked before every start; None where there is no file to check
+    is_python: bool  # the command is an interpreter with a script or module
+    script_file: str | None  # checked before every start; None if there is no file to check
     pre_script: Script | None
     post_script: Script | None
     logs: LogSettings
@@ -94,12 +94,12 @@ class Settings:
     preload: tuple[str, ...] = ()
     is_inprocess: bool = False
     inprocess_timeout_s: float = 600.0
-    hang_timeout_s: float | None = None  # None: found from the steps themselves; 0: not watched
+    hang_timeout_s: float | None = None  # None: derived from the steps; 0: not monitored
     metrics_port: int = 0  # 0: none
-    cpus: tuple[frozenset[int], ...] = ()  # to which workers are bound, by local rank; empty: not bound
+    cpus: tuple[frozenset[int], ...] = ()  # CPUs of each worker by local rank; empty: not bound
 
     def worker_command(self, local_rank: int) -> list[str]:
-        """Give one worker's command; ``${local_rank}`` in arguments stands for its local rank, as in torchrun."""
+        """Give one worker's command; ``${local_rank}`` in an argument is replaced, as in torchrun."""
         return [string.Template(part).safe_substitute(local_rank=local_rank) for part in self.command]
 
 
@@ -143,7 +143,7 @@ def read_settings(command_line: CommandLine, environ: Mapping[str, str]) -> tupl
     _check_nnodes(values.nnodes)
     warnings = _warnings(command_line) + unbound + nccl_warnings(environ, keeps_processes=values.inprocess_restart)
     if settings.logs.directory is not None and not values.log_dir:
-        warnings.append(f"workers' files go to {settings.logs.directory}, as no --log-dir is given")
+        warnings.append(f"log files of the workers go to {settings.logs.directory}, because --log-dir is not given")
     return settings, warnings
 
 
@@ -176,7 +176,7 @@ def _own_devices(nproc: int, environ: Mapping[str, str]) -> tuple[dict[str, str]
 
 
 def _cpus(mode: str | None, nproc: int, environ: Mapping[str, str]) -> tuple[tuple[frozenset[int], ...], list[str]]:
-    """Give the CPUs of each worker, and a warning where they cannot be bound: that is slower, but no reason not to train."""
+    """Give the CPUs of each worker, or a warning if they cannot be bound: training is slower then, but possible."""
     if mode is None:
         return (), []
     try:
@@ -226,7 +226,7 @@ def _logs(command_line: CommandLine, environ: Mapping[str, str], run_id: str) ->
 
 
 def _log_directory(given: str | None, name: str, *, has_files: bool) -> Path | None:
-    """Make a folder of this agent's own, as torchrun does: the pods of a job may share the folder that is given."""
+    """Create a directory for this agent, as torchrun does: the pods of a job may share the directory that is given."""
     if not given and not has_files:
         return None
     try:
@@ -238,17 +238,17 @@ def _log_directory(given: str | None, name: str, *, has_files: bool) -> Path | N
 
 
 def parse_stream_selection(option: str, text: str) -> StreamSelection:
-    """Read torch's notation: one value 0-3 for all workers, or ``RANK:VALUE,...``. Raises BadUsage."""
+    """Parse torch's notation: one value 0-3 for all workers, or ``RANK:VALUE,...``. Raises BadUsage."""
     if re.fullmatch(r"[0-3]", text):
         return StreamSelection(int(text))
     if re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
         pairs = [pair.split(":") for pair in text.split(",")]
         return StreamSelection(by_rank={int(rank): int(bits) for rank, bits in pairs})
-    raise BadUsage(f"{option} is {text!r}; it must be 0 to 3, or such values by local rank like 0:1,1:3")
+    raise BadUsage(f"{option} is {text!r}; it must be 0 to 3, or such a value for each local rank like 0:1,1:3")
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
-    """Read torch's list of texts: divided by commas, two commas stand for one in a text; an empty text is none."""
+    """Parse torch's list of texts: separated by commas; two commas stand for a comma within a text; empty texts are ignored."""
     parts = [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
     return tuple(part for part in parts if part)
 
@@ -276,7 +276,7 @@ def _preload(text: str) -> tuple[str, ...]:
     names = tuple(name for name in (one.strip() for one in text.split(",")) if name)
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise BadUsage(f"--preload names {name!r}, which is no module name")
+            raise BadUsage(f"--preload names {name!r}, which is not a module name")
     return names
 
 
@@ -302,7 +302,9 @@ def _warnings(command_line: CommandLine) -> list[str]:
     given = {option.dest: value for option, value in command_line.given}
     said: list[str] = []
     if given.get("rdzv_backend", "hyperpod") != "hyperpod":
-        said.append(f"--rdzv-backend={given['rdzv_backend']} is not used: in a pod the rendezvous is always hyperpod")
+        said.append(
+            f"--rdzv-backend={given['rdzv_backend']} is not used: inside a pod the rendezvous backend is always hyperpod"
+        )
     unused: dict[str, list[str]] = {}
     for option in dict.fromkeys(option for option, _ in command_line.given if option.unused):
         unused.setdefault(option.unused, []).append(option.name)
@@ -312,7 +314,7 @@ def _warnings(command_line: CommandLine) -> list[str]:
 
 
 def missing_script(settings: Settings) -> str | None:
-    """Say that the training script is missing, None when it is there. A directory with a __main__.py is a script."""
+    """Say that the training script is missing; None if it exists. A directory with a __main__.py is a script."""
     file = settings.script_file
     if file is None or os.path.isfile(file) or os.path.isfile(os.path.join(file, "__main__.py")):
         return None

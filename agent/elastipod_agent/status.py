@@ -1,4 +1,4 @@
-"""The agent's public state: one immutable record, a version that grows with every change, and waiting for the next."""
+"""The agent's public status: an immutable record whose version grows with every change, and waiting for the next change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEATURES = ("reach",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What /status says, but for the workers' progress. transitions: state -> UTC time it was last entered."""
+    """What /status shows except the workers' progress. transitions: state -> UTC time at which it was last entered."""
 
     state: AgentState = AgentState.INIT
     version: int = 1
@@ -36,7 +36,7 @@ class Status:
     is_spare: bool | None = None
     worker_data: Sequence[Mapping[str, Any]] = ()
     rank_labels: Mapping[str, str] = field(default_factory=dict)
-    has_priority: bool = False  # its processes have lived through the last run
+    has_priority: bool = False  # its processes survived the last run
     generation: int = 0
     drained: bool = False
     warming: bool = False
@@ -47,9 +47,9 @@ class Status:
 
 
 class StatusStore:
-    """Holds the status; every change goes through `set` or `enter`. Belongs to the event loop's thread.
+    """Holds the status. Every change goes through `set` or `enter`. Belongs to the event loop's thread.
 
-    on_change: is given the status before and after each change.
+    on_change: called with the status before and after each change.
     """
 
     def __init__(self, utc_now: Callable[[], str]) -> None:
@@ -60,7 +60,7 @@ class StatusStore:
         self.current = Status(transitions={AgentState.INIT.name: utc_now()})
 
     def set(self, **changes: Any) -> None:
-        """Change fields; the version grows when one of them really differs."""
+        """Change fields; the version grows if a value differs."""
         changed = replace(self.current, **changes)
         if changed != self.current:
             before, self.current = self.current, replace(changed, version=self.current.version + 1)
@@ -69,7 +69,7 @@ class StatusStore:
             self._changed = asyncio.Event()
 
     def enter(self, *states: AgentState, **changes: Any) -> None:
-        """Move through these states, at once as far as readers see, and change fields with it."""
+        """Move through these states and change fields, as one change of the status."""
         state, transitions = self.current.state, dict(self.current.transitions)
         for target in states:
             state = move(state, target)
@@ -77,12 +77,12 @@ class StatusStore:
         self.set(state=state, transitions=transitions, saving=False, unanswered=False, **changes)
 
     async def wait_beyond(self, version: int, timeout_s: float) -> None:
-        """Wait until the version is another one than the caller has seen, at most this long."""
+        """Wait until the version differs from the given one, at most this long."""
         if self.current.version == version:
             await set_within(self._changed, timeout_s)
 
     def as_json(self, progress: Progress | None) -> dict[str, Any]:
-        """Give /status's body. Optional fields of the plain protocol are left out while they have no value."""
+        """Give the body of /status. Optional fields of the plain protocol are left out while they have no value."""
         status = self.current
         optional = {
             "reason": status.reason,
@@ -122,5 +122,5 @@ def _worker_json(progress: Progress | None) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no infinity; a loss that ran away is shown as none."""
+    """Replace infinity and NaN, which JSON lacks, by None."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Where NVIDIA GPUs and CPUs are, as the kernel's files say, and binding processes to CPUs. Needs neither torch nor numactl."""
+"""Reads the topology of NVIDIA GPUs and CPUs from the kernel's files, and binds processes to CPUs. Needs neither torch nor numactl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOT = Path("/")
 
 
 def read_topology(environ: Mapping[str, str], *, root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Topology:
-    """Read it. allowed: CPUs that may be used, by default this process's. Raises NoBinding with one sentence."""
+    """Read the topology. allowed: usable CPUs, by default those of this process. Raises NoBinding with one sentence."""
     usable = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
     cpus = root / "sys/devices/system/cpu"
     try:
@@ -30,11 +30,11 @@ def read_topology(environ: Mapping[str, str], *, root: Path = _ROOT, allowed: It
             caches={cpu: _last_cache(cpus / f"cpu{cpu}/cache", cpu) for cpu in usable},
         )
     except (OSError, ValueError) as error:
-        raise NoBinding(f"the kernel does not say where devices and CPUs are: {error}") from error
+        raise NoBinding(f"the kernel does not show the topology of devices and CPUs: {error}") from error
 
 
 def bind(pid: int, cpus: Iterable[int]) -> None:
-    """Bind a process that has just been started, with the threads it may have by now; one that has ended is left alone."""
+    """Bind a process that was just started, with all its threads. A process that has ended is ignored."""
     chosen = set(cpus)
     with suppress(OSError):
         os.sched_setaffinity(pid, chosen)
@@ -43,7 +43,7 @@ def bind(pid: int, cpus: Iterable[int]) -> None:
 
 
 def _visible_gpus(environ: Mapping[str, str], root: Path) -> list[str]:
-    """List the PCI addresses of the GPUs as CUDA will number them in the workers. Raises NoBinding."""
+    """List the PCI addresses of the GPUs in the order in which CUDA numbers them in the workers. Raises NoBinding."""
     gpus = {path.parent.name: _text(path) for path in (root / "proc/driver/nvidia/gpus").glob("*/information")}
     if not gpus:
         raise NoBinding("there is no NVIDIA GPU")
@@ -66,7 +66,7 @@ def _named(entry: str, in_order: list[str], gpus: Mapping[str, str]) -> str:
         if entry.startswith("GPU-") and _field(gpus[address], "GPU UUID").startswith(entry)
     ]
     if len(fitting) != 1:
-        raise NoBinding(f"CUDA_VISIBLE_DEVICES names {entry!r}, which is no GPU known here")
+        raise NoBinding(f"CUDA_VISIBLE_DEVICES names {entry!r}, which is not a GPU of this machine")
     return fitting[0]
 
 
@@ -76,12 +76,12 @@ def _field(text: str, name: str) -> str:
 
 
 def _node_of(address: str, root: Path) -> int:
-    """Give a device's NUMA node; a machine with only one often says -1."""
+    """Give a device's NUMA node. The kernel often shows -1 on a machine with only one."""
     return max(0, int(_text(root / "sys/bus/pci/devices" / address / "numa_node")))
 
 
 def _last_cache(folder: Path, cpu: int) -> int:
-    """Name the last-level cache of a CPU by the lowest CPU that shares it; by the CPU itself where none is told."""
+    """Name the last-level cache of a CPU by the lowest CPU that shares it; by the CPU itself if none is shown."""
     level, shared = -1, {cpu}
     for index in folder.glob("index[0-9]*"):
         if _text(index / "type").strip() in ("Unified", "Data") and int(_text(index / "level")) > level:
@@ -90,7 +90,7 @@ def _last_cache(folder: Path, cpu: int) -> int:
 
 
 def _ranges(text: str) -> set[int]:
-    """Read a list like ``0-3,8``."""
+    """Parse a list like ``0-3,8``."""
     found: set[int] = set()
     for span in text.strip().split(","):
         if span:

@@ -1,4 +1,4 @@
-"""The installed torch, seen from outside: its launcher's options, and handing over to it. Never imports torch here."""
+"""The installed torch's launcher: its options, and running it. Never imports torch in this process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CHILD_LIMIT_S = 120
 
 
 class TorchMissing(RuntimeError):
-    """There is no usable torch beside this interpreter."""
+    """This interpreter has no torch that can be used."""
 
 
 def installed_options() -> list[Option]:
     """Give the options of the installed torch's launcher that the table does not name; takes as long as importing torch.
 
-    None of them where torch cannot be imported: an unknown option is a mistake then.
+    The list is empty if torch cannot be imported; an unknown option is an error then.
     """
     try:
         done = subprocess.run(
@@ -51,9 +51,9 @@ def installed_options() -> list[Option]:
 
 
 def torchrun_arguments(command_line: CommandLine, *, has_shutdown_timeout: bool) -> list[str]:
-    """Give torchrun's argument list for a command line of ours: what is not torchrun's own is left out.
+    """Give torchrun's arguments for this command line, without hyperpodrun's own options.
 
-    has_shutdown_timeout: the installed torch has a --shutdown-timeout of its own, with the same meaning.
+    has_shutdown_timeout: the installed torch has a --shutdown-timeout with the same meaning.
     """
     ours = {option.dest for option in OWN_OPTIONS}
     if has_shutdown_timeout:
@@ -68,7 +68,7 @@ def torchrun_arguments(command_line: CommandLine, *, has_shutdown_timeout: bool)
 
 
 def hand_over(command_line: CommandLine) -> NoReturn:
-    """Become torchrun, with the arguments that are its own. Raises TorchMissing when there is no torch."""
+    """Replace this process by torchrun, with torchrun's arguments. Raises TorchMissing."""
     launcher = _launcher_source()
     arguments = torchrun_arguments(
         command_line, has_shutdown_timeout='"--shutdown-timeout"' in launcher.read_text("utf-8")
@@ -77,7 +77,7 @@ def hand_over(command_line: CommandLine) -> NoReturn:
 
 
 def print_completion(arguments: Sequence[str]) -> NoReturn:
-    """Become ``torchrun --print-completion``. Raises TorchMissing when there is no torch."""
+    """Replace this process by ``torchrun --print-completion``. Raises TorchMissing."""
     _launcher_source()
     _become_torchrun(arguments)
 
@@ -85,13 +85,11 @@ def print_completion(arguments: Sequence[str]) -> NoReturn:
 def _become_torchrun(arguments: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *arguments])  # noqa: S606 no shell is meant
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *arguments])  # noqa: S606  # no shell is wanted
 
 
 def _launcher_source() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise TorchMissing(
-            f"torch is not installed for {sys.executable}; install it, or run in a pod's image that has it"
-        )
+        raise TorchMissing(f"torch is not installed for {sys.executable}; install it, or use an image that has it")
     return Path(spec.origin).parent / "distributed" / "run.py"

@@ -1,4 +1,4 @@
-"""Waiting for an event with a limit."""
+"""Waits for an event with a time limit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 
 async def set_within(event: asyncio.Event, limit_s: float | None) -> bool:
-    """Wait until an event is set, at most this long (None: for ever); tells whether it is.
+    """Wait until an event is set, at most this long (None: without limit); tells whether it is set.
 
-    Not by `asyncio.wait_for`, which before Python 3.12 may swallow a cancellation that comes with the time-out.
+    `asyncio.wait_for` is not used because before Python 3.12 it can swallow a cancellation that coincides with the time-out.
     """
     waiting = asyncio.ensure_future(event.wait())
     try:

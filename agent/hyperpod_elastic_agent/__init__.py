@@ -1,6 +1,6 @@
-"""Names that training scripts written for HyperPod import; everything behind them lives in `elastipod`.
+"""Names that training scripts written for HyperPod import. Their implementation is in `elastipod`.
 
-What the original's agent uses itself (its socket servers, its rendezvous backend) is not here: no script needs it.
+Parts that only the original agent uses (its socket servers, its rendezvous backend) are not here, because no script needs them.
 """
 
 from hyperpod_elastic_agent.ipc import (

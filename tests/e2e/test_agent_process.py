@@ -363,9 +363,9 @@ def test_the_plain_protocol_knows_no_generation(run_agent: RunAgent) -> None:
     ("method", "path", "body", "code", "words"),
     [
         pytest.param("GET", "/nowhere", None, 404, "there is no /nowhere", id="unknown path"),
-        pytest.param("GET", "/start", None, 405, "/start takes POST", id="wrong method"),
-        pytest.param("POST", "/start", b"{", 422, "no JSON", id="broken JSON"),
-        pytest.param("POST", "/start", b"[NaN]", 422, "no JSON", id="not a number"),
+        pytest.param("GET", "/start", None, 405, "/start allows POST", id="wrong method"),
+        pytest.param("POST", "/start", b"{", 422, "not JSON", id="broken JSON"),
+        pytest.param("POST", "/start", b"[NaN]", 422, "not JSON", id="not a number"),
         pytest.param("POST", "/start", b"[]", 422, "must be a JSON object", id="a list"),
         pytest.param("POST", "/start", b'{"rank": 0}', 422, "nnodes", id="missing field"),
         pytest.param("POST", "/stop", b'{"timeout": "soon"}', 422, "timeout", id="wrong type"),

@@ -99,7 +99,7 @@ def test_what_a_pre_train_script_installs_is_seen(tmp_path: Path, python: Path) 
             assert run.generation(generation)["status"] == "completed"
         assert run.lines() == ["[default0]:old True", "[default0]:renewed True", "[default0]:renewed True"]
         assert run.starts() == (3, 0)
-        (said,) = run.events("fork server is started anew")
+        (said,) = run.events("fork server is restarted")
         assert "recipe.py has changed" in said
 
 
@@ -148,7 +148,7 @@ def test_a_missing_module_is_told_and_left_out(tmp_path: Path, python: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "env", "why"),
     [
-        pytest.param(["--no-python", "/bin/echo"], {}, "the workers are no Python program", id="no interpreter"),
+        pytest.param(["--no-python", "/bin/echo"], {}, "the workers do not run a Python program", id="no interpreter"),
         pytest.param([], {"PYTHONPROFILEIMPORTTIME": "1"}, "PYTHONPROFILEIMPORTTIME is set", id="a profile of imports"),
     ],
 )

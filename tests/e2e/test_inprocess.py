@@ -207,7 +207,7 @@ def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(pods:
     agent.stop(1, restart_mode="ipr")
     assert agent.status()["status"] == "stopping"
     agent.until("ready")
-    assert "local rank 1 did not come to the barrier in 2 s" in agent.printed()
+    assert "local rank 1 did not reach the barrier within 2 s" in agent.printed()
     job.start(2)
     assert not set(before.values()) & set(job.pids(2).values())
     assert not [pid for pid in before.values() if psutil.pid_exists(pid)]
@@ -300,8 +300,8 @@ def test_a_spare_waits_and_knows_it(run_agent: RunAgent) -> None:  # noqa: F811
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (3, "local rank 0 ended with exit code 3 before it came to hyperpod_barrier()"),
-        (0, "local rank 0 ended with exit code 0 before it came to hyperpod_barrier()"),
+        (3, "local rank 0 ended with exit code 3 before it reached hyperpod_barrier()"),
+        (0, "local rank 0 ended with exit code 0 before it reached hyperpod_barrier()"),
     ],
 )
 def test_a_script_that_never_comes_to_the_barrier_is_a_fault_of_the_next_start(

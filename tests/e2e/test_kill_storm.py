@@ -160,7 +160,7 @@ def test_an_outdated_server_is_replaced_by_one(tmp_path: Path, python: Path) -> 
         run.until_warm()
         (tmp_path / "recipe.py").write_text("NAME = 'renewed'\n", "utf-8")
         assert run.generation(1)["status"] == "completed"
-        assert run.events("fork server is started anew")
+        assert run.events("fork server is restarted")
         time.sleep(1.5)  # a replacement for a lost server would come after a second
         assert run.agent.printed().count("fork server is ready") == 2
         assert not run.events("fork server is lost")

@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest complete one, of each series that the ranks of this pod report."""
+"""The newest complete checkpoint of each series that the ranks of this pod report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_SERIES = 64
-_MAX_PENDING = 16  # incomplete steps per series; a rank that died leaves its step incomplete for ever
+_MAX_PENDING = 16  # incomplete steps per series; a rank that died never completes its step
 
 
 @dataclass(slots=True)
@@ -24,13 +24,13 @@ class _Series:
 
 
 class CheckpointSeries:
-    """Collects reports. A step is complete when every part (model, data) was reported by as many ranks as expected."""
+    """Collects reports. A step is complete once as many ranks as expected have reported every part (model, data)."""
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
 
     def begin_run(self, progress: Mapping[str, Any]) -> None:
-        """Take what a start says the whole job resumes from; half-reported steps belong to the past."""
+        """Take the checkpoints from which a start resumes the job, and drop incomplete steps."""
         for series in self._series.values():
             series.pending.clear()
         for prefix, entry in progress.items():
@@ -39,17 +39,17 @@ class CheckpointSeries:
                 named.complete = known
 
     def expect(self, prefix: str, expected: Mapping[str, int]) -> None:
-        """Set how many ranks report each part of a series. Raises ValueError, in one sentence, for one too many."""
+        """Set how many ranks report each part of a series. Raises ValueError for a series beyond the limit."""
         series = self._of(prefix)
         if series is None:
-            raise ValueError(f"{prefix!r} is one series more than the {MAX_SERIES} that an agent follows")
+            raise ValueError(f"{prefix!r} exceeds the limit of {MAX_SERIES} series per agent")
         series.expected = {kind: count for kind, count in expected.items() if count > 0}
 
     def report(self, prefix: str, step: int, path: str | None, kind: str, local_rank: int) -> None:
-        """Note that a rank has written its part. Raises ValueError for a series too many."""
+        """Record that a rank has written its part. Raises ValueError for a series beyond the limit."""
         series = self._of(prefix)
         if series is None:
-            raise ValueError(f"{prefix!r} is one series more than the {MAX_SERIES} that an agent follows")
+            raise ValueError(f"{prefix!r} exceeds the limit of {MAX_SERIES} series per agent")
         if series.complete is not None and step <= series.complete[0]:
             return
         pending = series.pending.setdefault(step, _Pending())
@@ -64,12 +64,12 @@ class CheckpointSeries:
             del series.pending[min(series.pending)]
 
     def latest(self, prefix: str) -> str | None:
-        """Give the path of the newest complete checkpoint of a series, None when none is known."""
+        """Give the path of the newest complete checkpoint of a series, None if none is known."""
         series = self._series.get(prefix)
         return None if series is None or series.complete is None else series.complete[1]
 
     def progress(self) -> dict[str, Any]:
-        """Give it as it stands in /status: {prefix: {progressData: path, progressCount: step}}."""
+        """Give the checkpoints as /status shows them: {prefix: {progressData: path, progressCount: step}}."""
         return {
             prefix: {"progressData": series.complete[1], "progressCount": series.complete[0]}
             for prefix, series in self._series.items()

@@ -1,4 +1,4 @@
-"""How a generation ended: completed, drained, crashed or stopped, from its workers' exits; and the agent's exit code."""
+"""The outcome of a generation, decided from the exits of its workers; and the exit code of the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class StopMode(Enum):
-    """What was asked of the workers before they ended."""
+    """Which stop was requested before the workers ended."""
 
     NONE = "none"
     GRACEFUL = "graceful"
@@ -21,15 +21,15 @@ class Outcome(Enum):
 
     COMPLETED = "completed"  # every worker exited 0 and none had acknowledged the event
     DRAINED = "drained"  # every worker exited 0 after the event was acknowledged
-    CRASHED = "crashed"  # a worker failed by itself
-    STOPPED = "stopped"  # ended by us, as asked, or out of time
+    CRASHED = "crashed"  # a worker failed
+    STOPPED = "stopped"  # the agent ended the workers: a hard stop, or a drain that ran out of time
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
     """One worker's end. ``status`` is its exit code, or minus the signal's number, as subprocess counts.
 
-    killed: this agent had already begun to end it by force when it went.
+    killed: the agent had already begun to end it by force.
     """
 
     local_rank: int
@@ -39,15 +39,15 @@ class WorkerExit:
 
     @property
     def is_failure(self) -> bool:
-        """True when the worker failed by itself: neither exit 0 nor an end that the agent brought about."""
+        """True if the worker failed: it neither exited with 0 nor was ended by the agent."""
         return self.status != 0 and not self.killed
 
 
 def classify(exits: Sequence[WorkerExit], stop: StopMode) -> Outcome:
-    """Name the end of a generation whose workers have all exited.
+    """Give the outcome of a generation whose workers have all exited.
 
-    One acknowledgement makes it a drain: the answer is agreed among all ranks, and a script may ask on one rank only
-    and tell the others itself. A worker may drain without any stop here, when the event came through another pod.
+    One acknowledgement makes it a drain: all ranks agree on the answer, and a script may ask on one rank only and broadcast it.
+    Workers can drain without a stop in this pod if the event reached them through another pod.
     """
     if any(one.is_failure for one in exits):
         return Outcome.CRASHED
@@ -76,8 +76,8 @@ def signal_name(number: int) -> str:
 def agent_exit_code(last: Outcome | None, *, is_faulted: bool, exit_signal: int | None) -> int:
     """Give the exit code of the agent's own process.
 
-    last: the last generation's end, None before the first or while one ran. exit_signal: the signal that ended the
-    agent, None after /shutdown. A pod whose run ended well ends well, whoever ended it.
+    last: the outcome of the last generation, None before the first one ended or while one runs. exit_signal: the signal that ended the
+    agent, None after /shutdown. A pod whose run ended well exits with 0, whatever ended it.
     """
     if is_faulted:
         return 1
@@ -87,13 +87,13 @@ def agent_exit_code(last: Outcome | None, *, is_faulted: bool, exit_signal: int 
 
 
 def is_late_drain(stop: StopMode, *, is_past_deadline: bool, has_living: bool) -> bool:
-    """Tell whether workers are ended because a drain's time ran out; a hard stop may come then as well, and is no late drain."""
+    """Tell whether workers are ended because a drain ran out of time. A hard stop at that time is not a late drain."""
     return stop is StopMode.GRACEFUL and is_past_deadline and has_living
 
 
 def is_port_taken(global_rank: int | None, stderr_tail: str, master_port: int) -> bool:
-    """Tell whether a worker failed because its master port is in use: only rank 0 listens there, so that it costs no retry.
+    """Tell whether a worker failed because its master port is in use. Only rank 0 listens on it. Such a failure uses up no retry.
 
-    What any other worker cannot listen on is a port of the script's own, and its failure counts like every other.
+    A port that another worker cannot listen on is the script's own, and that failure counts like any other.
     """
     return global_rank == 0 and "EADDRINUSE" in stderr_tail and str(master_port) in stderr_tail

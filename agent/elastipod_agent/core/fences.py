@@ -1,8 +1,8 @@
-"""What a call may do, given where the agent is and which generation the call names (docs/design/contracts.md, 3).
+"""Whether a call is carried out, given the agent's state and the generation that the call names (docs/design/contracts.md, 3).
 
-A generation is one run of the workers and only grows. A call that names an older one comes from the past (a delayed
-packet, an operator that lost its lease) and must change nothing; one that names the present one is a repetition.
-Calls without a generation come from an operator that speaks the plain protocol and are judged by the state alone.
+The generation only grows. A call that names an older one is out of date (a delayed packet, an operator that lost its lease) and must
+change nothing; one that names the current one is a repetition. Calls without a generation come from an operator that speaks the plain
+protocol; the state alone decides about them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from elastipod_agent.core.states import AgentState
 
 
 class CallVerdict(Enum):
-    """What becomes of a call."""
+    """What the agent does with a call."""
 
     ACT = "act"
-    NOTHING = "nothing"  # answered 200; done already, or nothing to do
+    NOTHING = "nothing"  # answered 200; it is done already, or there is nothing to do
     REFUSE = "refuse"  # answered 409 with the status as body
 
 
 @dataclass(frozen=True, slots=True)
 class CallDecision:
-    """A verdict and, for the log, why."""
+    """The verdict, with the reason for the log."""
 
     verdict: CallVerdict
     why: str = ""
@@ -31,11 +31,11 @@ class CallDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceState:
-    """The agent as far as fences care.
+    """What the fences need to know about the agent.
 
-    generation: last one started here, 0 before the first. newest_stopped: the newest generation that was stopped here, which
-    may never have been started here: a /start that its /stop overtook on the way must not run. draining: a graceful
-    stop is under way. terminating: SIGTERM came.
+    generation: the last one started in this pod, 0 before the first. newest_stopped: the newest one stopped in this pod. It may never
+    have started: a /start that arrives after its own /stop must not run. draining: a graceful stop is under way. terminating: SIGTERM
+    was received.
     """
 
     state: AgentState
@@ -50,9 +50,9 @@ _S = AgentState
 
 
 def decide_start(current: FenceState, generation: int | None) -> CallDecision:
-    """Judge a /start. Only a READY agent starts workers; the operator stops the others first.
+    """Decide about a /start. Only a READY agent starts workers; in other states the operator stops the workers first.
 
-    In the plain protocol a /start anywhere else is a repetition, whose first answer was lost: taken, and nothing happens.
+    In the plain protocol a /start in another state is a repetition whose first answer was lost: it is accepted and changes nothing.
     """
     if generation is not None:
         if generation < current.generation:
@@ -71,7 +71,7 @@ def decide_start(current: FenceState, generation: int | None) -> CallDecision:
 
 
 def decide_stop(current: FenceState, generation: int | None, *, is_graceful: bool) -> CallDecision:
-    """Judge a /stop. A hard stop ends a drain that is under way, any other repetition changes nothing."""
+    """Decide about a /stop. A hard stop ends a drain that is under way; any other repetition changes nothing."""
     if generation is not None and generation < current.generation:
         return CallDecision(CallVerdict.REFUSE, f"generation {generation} is older than {current.generation}")
     if current.state is _S.STOPPING:
@@ -84,7 +84,7 @@ def decide_stop(current: FenceState, generation: int | None, *, is_graceful: boo
 
 
 def decide_update(current: FenceState, generation: int | None) -> CallDecision:
-    """Judge an /update: facts about the job, which set the same things however often they come."""
+    """Decide about an /update: facts about the job, which may be repeated."""
     if generation is not None and generation < current.generation:
         return CallDecision(CallVerdict.REFUSE, f"generation {generation} is older than {current.generation}")
     if current.state is _S.SHUTDOWN:

@@ -1,7 +1,7 @@
-"""Silent hangs: which workers that report steps have made none for too long. Decides from samples; reads no clock.
+"""Hangs: workers that report steps and have reported no new one for too long. Decides from samples; reads no clock.
 
-A worker's silence is counted from look to look, and one look never counts for more than twice the time between two. So
-neither an agent that was itself frozen, nor a whole pod that was, nor a clock that was set takes anybody for hung.
+Silence is added up from observation to observation, and one interval never counts for more than twice the polling interval. A frozen
+agent, a frozen pod or a clock that was set is therefore not taken for a hang.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from statistics import median
 
 FLOOR_S = 600.0
 FACTOR = 10.0
-CHECKPOINT_S = 9000.0  # of silence in one checkpoint call; the library itself gives up after two hours (7200 s)
-_SHARE = 0.5  # of the limit: who has been silent that long is named too
-_MIN_REPORTS = 5  # first steps compile, load and warm up; they say nothing about the usual time
+CHECKPOINT_S = 9000.0  # of silence within one checkpoint call; the library itself gives up after 7200 s
+_SHARE = 0.5  # of the limit: workers that have been silent that long are named too
+_MIN_REPORTS = 5  # the first steps compile, load and warm up; they do not show the usual time
 _WINDOW = 64
 _LONGEST_POLL_S = 5.0
 _SHORTEST_POLL_S = 0.05
@@ -24,9 +24,9 @@ _POLLS_PER_LIMIT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one living worker had reported at a look. num_reports: so far in this generation; time: Unix, its own clock.
+    """What one living worker had reported at an observation. num_reports: in this generation; time: Unix, by the worker's clock.
 
-    is_in_checkpoint: it is inside a call that saves or loads a checkpoint.
+    is_in_checkpoint: the worker is in a call that saves or loads a checkpoint.
     """
 
     local_rank: int
@@ -38,7 +38,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SilentWorker:
-    """A worker that hangs: the step it stands at, since when (Unix), and for how long as counted here."""
+    """A worker that hangs: its last step, when it reported it (Unix), and its silence as counted by the agent."""
 
     local_rank: int
     step: int
@@ -48,9 +48,9 @@ class SilentWorker:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The verdict. limit_s: what was passed; step_s: usual time of a step, None when unknown.
+    """A hang. limit_s: the limit that was exceeded; step_s: the usual time of a step, None if unknown.
 
-    silent: who passed the limit, and who is well on the way: of workers that wait for each other one is the first.
+    silent: the workers beyond the limit and those beyond half of it, since workers that wait for each other reach it one by one.
     """
 
     silent: tuple[SilentWorker, ...]
@@ -60,20 +60,20 @@ class Hang:
 
 @dataclass(slots=True)
 class _Pace:
-    """What is known of one worker: its last report, how long it has been silent, and the pace of what came before."""
+    """What is known of one worker: its last report, its silence since, and its pace before."""
 
     last: Sample
     silent_s: float = 0.0
-    in_checkpoint_s: float = 0.0  # of the present checkpoint call
+    in_checkpoint_s: float = 0.0  # of the current checkpoint call
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
 
 class HangDetector:
-    """Judges the workers of one pod and one generation. Feed it one look after the other.
+    """Finds hangs among the workers of one pod in one generation.
 
-    timeout_s: the silence that is a hang; None: FACTOR times the usual time between a worker's reports of new steps, at
-    least FLOOR_S, and only for workers that have made a handful of reports.
+    timeout_s: the silence that is a hang. None: FACTOR times the usual time between a worker's reports of new steps, at least FLOOR_S,
+    and only for workers with a handful of reports.
     """
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -83,15 +83,14 @@ class HangDetector:
 
     @property
     def poll_interval_s(self) -> float:
-        """Seconds from one look to the next."""
+        """Seconds between two observations."""
         limit_s = FLOOR_S if self._timeout_s is None else self._timeout_s
         return min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, limit_s / _POLLS_PER_LIMIT))
 
     def observe(self, now: float, samples: Iterable[Sample], *, is_ending: bool = False) -> Hang | None:
-        """Take in what the living workers say at this time (monotonic seconds); give the hang, if there is one.
+        """Observe the living workers at this time (monotonic seconds); give the hang, if there is one.
 
-        Workers without a report are left out of ``samples``. is_ending: a drain or a stop is under way, so nobody is
-        expected to make steps.
+        ``samples`` leaves out workers without a report. is_ending: a drain or a stop is under way, so no new steps are expected.
         """
         passed_s = 0.0 if self._observed_at is None else min(now - self._observed_at, 2 * self.poll_interval_s)
         self._observed_at = now
@@ -123,7 +122,7 @@ class HangDetector:
             pace.gaps_s.append(gap_s)
 
     def _limit_s(self, pace: _Pace) -> float | None:
-        """Give the silence that is a hang for this worker, None while that cannot be said."""
+        """Give the silence that is a hang for this worker, None while it is unknown."""
         if self._timeout_s is not None:
             return self._timeout_s
         if pace.last.num_reports < _MIN_REPORTS:

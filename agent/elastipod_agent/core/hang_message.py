@@ -1,4 +1,4 @@
-"""What a hang's fault says: who stands where since when, then what they are doing, the most telling part first."""
+"""The message of a hang: which ranks stopped at which step and when, then their stacks, the most informative first."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from elastipod_agent.core.hang import Hang, SilentWorker
 
 _MAX_FRAMES = 12
 _PATH_PARTS = 3
-_FORK_SERVER_FRAMES = (
-    "/elastipod_agent/fork_server/"  # the outermost frames of a worker that was forked: no news to anybody
-)
+_FORK_SERVER_FRAMES = "/elastipod_agent/fork_server/"  # the outermost frames of a forked worker, which say nothing
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\S+) in (?P<name>.*)$')
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerActivity:
-    """What is known of one living worker. stacks: as the interpreter writes them, "" when there are none; facts: instead."""
+    """What one living worker is doing. stacks: as the interpreter writes them, or ""; facts: a sentence if there are no stacks."""
 
     global_rank: int
     stacks: str = ""
@@ -30,7 +28,7 @@ class WorkerActivity:
 
 
 def hang_message(hang: Hang, global_ranks: Mapping[int, int], activities: Sequence[WorkerActivity]) -> str:
-    """Give the whole message; to be cut at its end where room is short. global_ranks: by local rank."""
+    """Give the whole message; a caller that needs a shorter one cuts its end. global_ranks: by local rank."""
     steps = {global_ranks[one.local_rank]: one.step for one in hang.silent}
     parts = [_headline(hang, global_ranks)]
     alike: dict[str, list[int]] = {}
@@ -38,7 +36,7 @@ def hang_message(hang: Hang, global_ranks: Mapping[int, int], activities: Sequen
         alike.setdefault(_doing(activity), []).append(activity.global_rank)
 
     def how_telling(ranks: list[int]) -> tuple[bool, int, int, int]:
-        """Who reports comes first; then who is behind, then who differs from most."""
+        """Sort key: ranks that report steps first, then ranks that are behind, then the smaller group."""
         stands_at = [steps[rank] for rank in ranks if rank in steps]
         return (not stands_at, min(stands_at, default=0), len(ranks), ranks[0])
 
@@ -48,13 +46,13 @@ def hang_message(hang: Hang, global_ranks: Mapping[int, int], activities: Sequen
 
 
 def cut(text: str, limit: int) -> str:
-    """Keep the beginning of a text, in at most this many bytes of UTF-8."""
+    """Cut a text to at most this many bytes of UTF-8."""
     data = text.encode("utf-8", "replace")
     return text if len(data) <= limit else data[: limit - 4].decode("utf-8", "ignore") + "\n..."
 
 
 def main_thread(stacks: str, limit: int = _MAX_FRAMES) -> list[str]:
-    """Give the main thread's innermost frames, one short line each; it is the last that the interpreter writes."""
+    """Give the innermost frames of the main thread, one short line each. The interpreter writes that thread last."""
     last = _THREAD.split(stacks)[-1].splitlines()[1:]
     frames = [
         _short_frame(line)

@@ -1,7 +1,7 @@
-"""In-process restart: where the ranks of this pod are, and what follows from it.
+"""In-process restart: how to gather the ranks of a pod at the barrier, and when a run has ended.
 
-The worker processes live over generations. Between two runs they are gathered at a barrier; a run begins when they are
-released from it and ends when they have left, come back, or failed. Both questions are answered here from facts alone.
+The worker processes live over generations. Between two runs they wait at a barrier. A run begins when they are released from it and
+ends when they have exited, returned, or failed. Both decisions are made here from facts alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from enum import Enum
 
 from elastipod.ipc.protocol import RestartMode
 
-MAX_ATTEMPTS = 3  # processes in a row that ended, or were late, before they came to the barrier
-_MODE_ALIASES = {  # what operators say for it, beside the names of RestartMode
+MAX_ATTEMPTS = 3  # processes in a row that ended or were late before they reached the barrier
+_MODE_ALIASES = {  # names that operators use besides the values of RestartMode
     "": RestartMode.IN_PROCESS_RESTART,
     "ipr": RestartMode.IN_PROCESS_RESTART,
     "in_process": RestartMode.IN_PROCESS_RESTART,
@@ -23,23 +23,23 @@ _MODE_ALIASES = {  # what operators say for it, beside the names of RestartMode
 
 
 class RankPosition(Enum):
-    """Where one rank is."""
+    """Where the process of one rank is."""
 
-    NO_PROCESS = "gone"  # it has no process
-    STARTING = "starting"  # a new process that has not been at the barrier
-    AWAITING_RANK = "awaiting rank"  # asks for its rank, which it wants before it goes to the barrier
+    NO_PROCESS = "gone"  # there is no process
+    STARTING = "starting"  # a new process that has not reached the barrier
+    AWAITING_RANK = "awaiting rank"  # waits for its rank before it goes to the barrier
     AT_BARRIER = "at barrier"
-    RELEASED = "released"  # has taken the start
-    PAST_BARRIER = "past barrier"  # has entered the code that a restart runs again
+    RELEASED = "released"  # has received the start
+    PAST_BARRIER = "past barrier"  # runs the code that a restart repeats
 
     @property
     def is_waiting(self) -> bool:
-        """True when a start is all that the rank needs."""
+        """True if the rank needs nothing but a start."""
         return self in (RankPosition.AT_BARRIER, RankPosition.AWAITING_RANK)
 
 
 def parse_restart_mode(text: str) -> RestartMode:
-    """Read the `restart_mode` of a /stop. What we do not know is taken for new processes, which help always."""
+    """Parse the `restart_mode` of a /stop. An unknown mode means new processes, which always work."""
     word = text.strip().lower()
     if word in _MODE_ALIASES:
         return _MODE_ALIASES[word]
@@ -50,10 +50,10 @@ def parse_restart_mode(text: str) -> RestartMode:
 
 
 def ranks_to_replace(mode: RestartMode, num_ranks: int, requested: frozenset[int]) -> frozenset[int]:
-    """Give the local ranks that get new processes though their own may still live.
+    """Give the local ranks that get a new process even if theirs is alive.
 
-    requested: those that asked for a process of their own to be started anew. With any but the two modes that keep
-    processes, all do: job-level restarts replace the pods, and until then it is as if the processes were replaced.
+    requested: ranks that asked for a new process. Any mode but the two that keep processes replaces all of them: a job-level restart
+    replaces the pods, and until then it works like a replacement of the processes.
     """
     if mode in (RestartMode.IN_PROCESS_RESTART, RestartMode.LOCAL_PRL):
         return requested
@@ -64,8 +64,8 @@ def ranks_to_replace(mode: RestartMode, num_ranks: int, requested: frozenset[int
 class GatheringRank:
     """One local rank while the ranks are being gathered.
 
-    num_failures: its processes in a row that ended or were late before they came to the barrier. to_be_replaced: its
-    process is to be replaced. gone_at: when its process ended, monotonic.
+    num_failures: its processes in a row that ended or were late before they reached the barrier. gone_at: when its process ended,
+    monotonic.
     """
 
     position: RankPosition
@@ -76,10 +76,10 @@ class GatheringRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherPlan:
-    """What gathering needs now. kill, spawn: local ranks. late: those of the killed that held up the others.
+    """What gathering needs now. kill, spawn: local ranks. late: those of ``kill`` that held up the others.
 
-    is_done: nothing more is to be done; is_given_up: because some rank's processes fail again and again. wake_at: when to
-    look again though nothing happened, monotonic.
+    is_done: there is nothing left to do; is_given_up: because the processes of a rank keep failing. wake_at: when to plan again if
+    nothing happens, monotonic.
     """
 
     kill: frozenset[int] = frozenset()
@@ -91,9 +91,9 @@ class GatherPlan:
 
 
 def plan_gathering(ranks: Sequence[GatheringRank], *, now: float, deadline: float) -> GatherPlan:
-    """Say how to bring all ranks to the barrier. deadline: when those that are not there are taken for stuck.
+    """Plan how to bring all ranks to the barrier. deadline: from when on a rank that is not there counts as stuck.
 
-    A rank that is late shows that something no longer works, so all processes of the pod are started anew then.
+    A late rank shows that something is broken, so all processes of the pod are restarted then.
     """
     unwanted = frozenset(
         index
@@ -122,16 +122,16 @@ def plan_gathering(ranks: Sequence[GatheringRank], *, now: float, deadline: floa
 
 
 def retry_delay_s(num_failures: int) -> float:
-    """Give how long a rank waits for its next process: none after the first failure, which may have been chance."""
+    """Give the seconds until a rank gets its next process: 0 after the first failure, then doubling."""
     return 0.0 if num_failures <= 1 else 2.0 ** (num_failures - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInRun:
-    """One local rank during a run. status: its process's end (0, or not: see WorkerExit), None while it lives.
+    """One local rank during a run. status: how its process ended (see WorkerExit), None while it is alive.
 
-    is_failure: the process ended by itself and badly. has_joined: it took this run's start. acknowledged: it has seen the
-    elastic event.
+    is_failure: the process failed. has_joined: the rank has received the start of this run. acknowledged: it has seen the elastic
+    event.
     """
 
     position: RankPosition
@@ -142,23 +142,23 @@ class RankInRun:
 
     @property
     def has_returned(self) -> bool:
-        """True when it took part in this run and is at the barrier again."""
+        """True if the rank took part in this run and is back at the barrier."""
         return self.has_joined and self.position is RankPosition.AT_BARRIER
 
 
 class RunState(Enum):
-    """How a run stands."""
+    """The state of a run."""
 
     RUNNING = "goes on"
     CRASHED = "crashed"
-    START_MISSED = "never came"  # a rank was released and did not take the start
-    ENDED = "left"  # all processes ended well, or are back at the barrier after an elastic event
+    START_MISSED = "never came"  # a rank was released and did not receive the start
+    ENDED = "left"  # all processes exited with 0, or are back at the barrier after an elastic event
 
 
 def run_state(ranks: Sequence[RankInRun], *, is_draining: bool, now: float, join_by: float) -> RunState:
-    """Tell how a run stands. join_by: until when every rank should have taken the start.
+    """Give the state of a run. join_by: when every rank should have received the start.
 
-    Ranks that are back without a reason wait: another pod's rank may have failed, and its operator's /stop is on the way.
+    Ranks that are back without an event wait: a rank of another pod may have failed, and the operator's /stop will follow.
     """
     if any(rank.is_failure for rank in ranks):
         return RunState.CRASHED

@@ -1,20 +1,20 @@
-"""Picks, out of many lines, those that may match a rule. Every byte that workers print comes by here."""
+"""Selects the lines that may match a rule. Every byte that workers print passes through here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-MAX_LINE_BYTES = 4096  # of a line no more is matched
+MAX_LINE_BYTES = 4096  # only this much of a line is matched
 _MANY = 32
-_DENSE_BYTES = 256  # where so many lines with a text stand so close, picking them out costs more than matching all
+_DENSE_BYTES = 256  # if that many matching lines are that close, selecting them costs more than matching all
 
-Find = Callable[[bytes, int], int]  # what `bytes.find` is to the bytes that are searched
+Find = Callable[[bytes, int], int]  # like `bytes.find` of the searched bytes
 
 
 def matching_spans(lines: bytes, text: bytes, find: Find) -> list[tuple[int, int]] | None:
-    """Give where each line that contains the text begins and ends; None when that is not worth while: most do.
+    """Give the begin and end of each line that contains the text; None if most lines do, so that selecting is not worthwhile.
 
-    Of a line no more than MAX_LINE_BYTES are searched.
+    Only the first MAX_LINE_BYTES of a line are searched.
     """
     found: list[tuple[int, int]] = []
     end = 0
@@ -31,9 +31,9 @@ def matching_spans(lines: bytes, text: bytes, find: Find) -> list[tuple[int, int
 
 
 def candidates(lines: bytes, texts: Sequence[bytes] | None, find: Find) -> bytes:
-    """Give those of the whole lines that contain one of the texts, cut to MAX_LINE_BYTES.
+    """Give the lines that contain one of the texts, cut to MAX_LINE_BYTES.
 
-    Gives all of them, as they are, when ``texts`` is None or when a text stands in very many.
+    Gives all lines unchanged if ``texts`` is None or if very many lines contain a text.
     """
     if texts is None:
         return lines if lines.endswith(b"\n") else lines + b"\n"

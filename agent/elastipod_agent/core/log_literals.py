@@ -1,4 +1,4 @@
-"""What a line must contain to match a pattern: found once per rule, so that other lines need no regular expression."""
+"""Literals that a line must contain to match a pattern. They are found once per rule; other lines need no regular expression."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Python's own parser of patterns. What it gives is not documented, so everything unknown means "no literal".
+# Python's own pattern parser. Its result is undocumented, so anything unknown means "no literal".
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
-_SHORTEST = 3  # shorter ones are in too many lines
+_SHORTEST = 3  # shorter texts are in too many lines
 _MAX_ALTERNATIVES = 8
 
 
 def required_literals(*patterns: str | None) -> tuple[bytes, ...] | None:
-    """Give texts of which every line that one of the patterns matches contains at least one; None when there are none."""
+    """Give literals of which every matching line contains at least one; None if there are none."""
     found: list[bytes] = []
     for pattern in patterns:
         if pattern is None:
@@ -28,14 +28,14 @@ def required_literals(*patterns: str | None) -> tuple[bytes, ...] | None:
 
 
 def has_leading_wildcard(pattern: str) -> bool:
-    """Tell whether the pattern begins with ``.*``, so that trying it at a line's first character is as good as searching.
+    """Tell whether the pattern begins with ``.*``, so that matching at the first character is equivalent to searching.
 
-    Searching would try it at every character of a line that does not match, each time to the line's end.
+    A search would try such a pattern at every character of a line that does not match, each time up to the end of the line.
     """
     try:
         op, argument = _parser.parse(pattern)[0]
         return str(op) == "MAX_REPEAT" and argument[0] == 0 and _is_any(argument)
-    except Exception:  # the parser's insides differ; searching is always right
+    except Exception:  # the parser differs between versions; searching is always correct
         return False
 
 
@@ -53,19 +53,19 @@ def _texts(pattern: str) -> frozenset[str] | None:
         for text in texts or ():
             text.encode("utf-8")
         return texts
-    except Exception:  # as above: without a literal every line is looked at
+    except Exception:  # as above: without a literal every line is matched
         return None
 
 
 def _of_sequence(items: Iterable[Any]) -> frozenset[str] | None:
-    """Give the best choice among all parts that follow each other: the one whose shortest text is longest."""
+    """Give the best part of a sequence: the one whose shortest literal is longest."""
     choices: list[frozenset[str]] = []
     run = ""
     for op, argument in items:
         name = str(op)
         if name == "LITERAL":
             run += chr(argument)
-        elif name != "AT":  # a position takes no room
+        elif name != "AT":  # a position matches no characters
             choices.append(frozenset({run}))
             run = ""
             choices.append(_of_part(name, argument) or frozenset({""}))

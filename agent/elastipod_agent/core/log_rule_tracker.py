@@ -1,7 +1,6 @@
-"""What matched lines, and their absence, say about a run: each log rule has a state of its own. Reads no clock.
+"""The state of each log rule, from the lines that match it and from their absence. Reads no clock.
 
-Times are seconds of the watch's own time, in which a run begins at 0 and the agent's own absences do not count
-(`SteadyClock`).
+Times are seconds of a `SteadyClock`: a run begins at 0, and pauses of the agent itself do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _WORDS = {"gt": "above", "lt": "below", "eq": "equal to", "gteq": "at or above",
 
 
 class RuleState(str, Enum):
-    """Where a rule is. WAITING: no line has matched yet."""
+    """The state of a rule. WAITING: no line has matched yet."""
 
     WAITING = "WAITING"
     HEALTHY = "HEALTHY"
@@ -42,7 +41,7 @@ FAULT_REASONS = {RuleState.SLOW: "LogSlow", RuleState.HANGING: "LogHang", RuleSt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matches:
-    """Lines that matched one rule, in order. line: the last. values: the numbers captured, where there is one to compare.
+    """Lines that matched one rule, in order. line: the last one. values: the captured numbers, if the rule compares numbers.
 
     is_over: the stop pattern matched after them.
     """
@@ -55,10 +54,9 @@ class Matches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTracker:
-    """One rule and what is known about it. Every method gives a new one; a rule in a bad state or over stays as it is.
+    """One rule and its state. Every method gives a new tracker; a rule in a fault state, or one that is over, does not change any more.
 
-    base: from when the time to the first match runs, or when the last match was. num_bad: numbers in a row that break
-    the threshold.
+    base: the time from which silence counts. num_bad: numbers in a row beyond the threshold.
     """
 
     rule: LogRule
@@ -72,22 +70,22 @@ class RuleTracker:
 
     @property
     def is_watched(self) -> bool:
-        """True while lines can still change something."""
+        """True while lines can still change the state."""
         return not self.is_over and self.state not in FAULT_REASONS
 
     @property
     def deadline(self) -> float | None:
-        """When the silence becomes a hang; None when no silence does."""
+        """When silence becomes a hang; None if it never does."""
         limit_s = self._limit_s
         return self.base + limit_s if self.is_watched and limit_s is not None else None
 
     @property
     def reason(self) -> str:
-        """The fault that a bad state is, as it stands in /status; "" in a good one."""
+        """The reason of the fault, as /status shows it; "" if there is none."""
         return f"{FAULT_REASONS[self.state]}_{self.rule.name}" if self.state in FAULT_REASONS else ""
 
     def add_matches(self, now: float, matches: Matches) -> RuleTracker:
-        """Take in lines that matched."""
+        """Add lines that matched."""
         if not self.is_watched:
             return self
         after = replace(self, is_over=matches.is_over)
@@ -104,20 +102,20 @@ class RuleTracker:
         return after._measured(matches.values)
 
     def check_silence(self, now: float) -> RuleTracker:
-        """Judge the silence up to this time; all lines until then must have been taken in."""
+        """Check the silence up to this time; all lines until then must have been added."""
         deadline = self.deadline
         return self if deadline is None or now < deadline else replace(self, state=RuleState.HANGING)
 
     def restart_silence(self, now: float) -> RuleTracker:
-        """Take it that a line may have matched: some could not be looked at, so the silence begins anew."""
+        """Restart the silence, because a line that was dropped may have matched."""
         return replace(self, base=now) if self.is_watched else self
 
     def stop(self) -> RuleTracker:
-        """Watch no more."""
+        """Stop tracking."""
         return replace(self, is_over=True) if self.is_watched else self
 
     def message(self) -> str:
-        """Say what was expected and what came instead, for people."""
+        """Say what was expected and what came instead."""
         rule = self.rule
         if self.state is RuleState.FAULTED:
             return f"log rule {rule.name}: a line that means a fault was printed: {self.last_line}"
@@ -153,14 +151,14 @@ class RuleTracker:
 
 
 def next_deadline(trackers: Sequence[RuleTracker]) -> float | None:
-    """Give the first time at which a silence becomes a hang."""
+    """Give the earliest time at which silence becomes a hang."""
     return min((one.deadline for one in trackers if one.deadline is not None), default=None)
 
 
 class SteadyClock:
-    """Time that goes on only while the agent does: of a step that was much too long no more than the usual counts.
+    """A clock that runs only while the agent does: of an interval that is much too long, only the usual one counts.
 
-    So an agent that was stopped, or a whole pod that was frozen, does not take its own absence for the workers' silence.
+    An agent that was stopped, or a pod that was frozen, therefore does not take its own pause for silence of the workers.
     """
 
     def __init__(self, begin: float, usual_step_s: float) -> None:
@@ -169,7 +167,7 @@ class SteadyClock:
         self._now = 0.0
 
     def at(self, real: float) -> float:
-        """Give the time now; to be called at least every usual step. real: of a clock that only goes forward."""
+        """Give the time; must be called at least every usual interval. real: the time of a monotonic clock."""
         step = max(0.0, real - self._last)
         self._last = max(real, self._last)
         self._now += step if step <= 2 * self._usual_step_s else self._usual_step_s

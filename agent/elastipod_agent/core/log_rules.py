@@ -1,4 +1,4 @@
-"""Log rules as the operator sends them (`log_monitoring_configuration`), checked and typed."""
+"""Log rules as the operator sends them (`log_monitoring_configuration`): validated and typed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_PATTERN = 4096
 class LogRule:
     """One rule: a pattern that worker lines are expected to match, and what its absence or its number means.
 
-    The number is what the pattern's first group captures; further groups, as HyperPod's own samples have, mean nothing.
+    The number is the first group of the pattern. Further groups, which HyperPod's own samples have, are ignored.
     """
 
     name: str
@@ -75,7 +75,7 @@ def _pattern(where: str, rule: Mapping[str, Any], field: str) -> str | None:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{where}: {field} is no regular expression: {error}") from error
+        raise ValueError(f"{where}: {field} is not a regular expression: {error}") from error
     return text
 
 

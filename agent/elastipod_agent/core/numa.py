@@ -1,8 +1,8 @@
-"""Which CPUs a worker is bound to by --numa-binding, with the meanings that torch gives the four modes.
+"""The CPUs to which --numa-binding binds a worker. The four modes are torch's.
 
-node: those of its device's NUMA node. socket: those of all nodes of that socket. exclusive: its share of the node's
-physical cores, none shared with another device of the node. core-complex: cores of the node that share one last-level
-cache, each device another one while there are enough.
+node: CPUs of the device's NUMA node. socket: CPUs of all nodes of that socket. exclusive: an equal part of the node's physical cores,
+not shared with another device of the node. core-complex: cores of the node that share one last-level cache, a different cache for each
+device while there are enough.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ CpuSet = frozenset[int]
 
 
 class NoBinding(Exception):
-    """The binding cannot be had here; one sentence says why."""
+    """The binding is not possible; one sentence says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Where devices and CPUs are. Only CPUs that this process may use are in it.
+    """Where devices and CPUs are. It holds only CPUs that this process may use.
 
-    device_nodes: NUMA node by device index, as the workers number devices. sockets, cores and caches: by CPU; of a core
-    and of a cache the name is its lowest CPU.
+    device_nodes: NUMA node by device index, as the workers number devices. sockets, cores and caches: by CPU; a core or a cache is
+    named by its lowest CPU.
     """
 
     device_nodes: tuple[int, ...]
@@ -73,7 +73,7 @@ def _core_complex(device: int, node: int, cpus: CpuSet, topology: Topology) -> C
 
 
 def _place(device: int, node: int, topology: Topology) -> tuple[int, int]:
-    """Give the device's place among those of its node, and how many they are."""
+    """Give the index of the device among those of its node, and their number."""
     devices = [index for index, its_node in enumerate(topology.device_nodes) if its_node == node]
     return devices.index(device), len(devices)
 

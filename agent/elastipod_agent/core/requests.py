@@ -1,4 +1,4 @@
-"""The bodies of the control API, checked field by field. Unknown fields are left alone, for peers of another make."""
+"""The request bodies of the control API, validated field by field. Unknown fields are ignored, for other implementations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from elastipod_agent.core.log_rules import LogRule, parse_log_rules
 
 _MAX_RANK = 1 << 20
 _LONGEST_STOP_S = 7 * 86400.0
-# Words that clients of the original send for a boolean.
+# Spellings of booleans that clients of the original agent send.
 _TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
 
 
 class BadBody(ValueError):
-    """A body that cannot be used; `field` is the path of the field at fault, empty for the body as a whole."""
+    """An invalid body; `field` is the path of the invalid field, empty for the body as a whole."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}" if field else problem)
@@ -26,7 +26,7 @@ class BadBody(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRequest:
-    """What the operator says about the job. ``rank`` is the group rank: the pod's, among ``nnodes``."""
+    """The operator's facts about the job. ``rank`` is the group rank of the pod, among ``nnodes``."""
 
     rank: int
     nnodes: int
@@ -43,21 +43,21 @@ class UpdateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequest(UpdateRequest):
-    """An order to run the workers. ``progress``: {prefix: {progressData, progressCount}}, the checkpoint to resume."""
+    """A request to run the workers. ``progress``: {prefix: {progressData, progressCount}}, the checkpoint to resume from."""
 
     progress: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def run_generation(self) -> int:
-        """The generation of the run, also where the operator speaks the plain protocol and only counts faults."""
+        """The generation of the run; derived from the fault count if the operator speaks the plain protocol."""
         return self.fault_count + 1 if self.generation is None else self.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """An order to end the workers; ``timeout_s`` is what a graceful stop grants them, None = the agent's own.
+    """A request to end the workers. timeout_s: the time for a graceful stop; None for the agent's default.
 
-    leaves: whether this pod goes afterwards (True) or stays (False); None when the operator does not know, or does not say.
+    leaves: True if this pod goes afterwards, False if it stays, None if the operator does not say.
     """
 
     is_graceful: bool = False
@@ -103,7 +103,7 @@ def _update_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     is_spare = _boolean(fields, "spare", is_number_true=True)
     rank = _integer(fields, "rank", 0, _MAX_RANK)
     if rank >= nnodes and not is_spare:
-        raise BadBody("rank", f"is {rank} but nnodes is {nnodes}; group ranks count from 0 to nnodes - 1")
+        raise BadBody("rank", f"is {rank} but nnodes is {nnodes}; group ranks are 0 to nnodes - 1")
     master_addr = _text(fields, "master_addr")
     if not master_addr:
         raise BadBody("master_addr", "must be a non-empty string")
@@ -157,7 +157,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def _boolean(fields: Mapping[str, Any], name: str, *, is_number_true: bool = False) -> bool:
-    """Read true or false, or one of the usual spellings. is_number_true: any other number than 0 is true as well."""
+    """Parse true or false, or one of the usual spellings. is_number_true: any number but 0 is true as well."""
     value = fields.get(name)
     if value is None:
         return False
@@ -169,7 +169,7 @@ def _boolean(fields: Mapping[str, Any], name: str, *, is_number_true: bool = Fal
 
 
 def _seconds(name: str, value: object) -> float:
-    """Read a length of time. What no clock would wait for is cut: an order to stop must not fail for it."""
+    """Parse a duration. A value that is too large is cut, because a stop must not fail for it."""
     if isinstance(value, str):
         try:
             value = float(value)

@@ -1,4 +1,4 @@
-"""What a rank that lives over several runs is told about each of them, instead of by its process's environment."""
+"""The environment of one run, for a rank whose process lives over several runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from elastipod_agent.core.requests import StartRequest, UpdateRequest
 from elastipod_agent.core.worker_env import Layout
 
 UNSTARTED = StartRequest(rank=-1, nnodes=1, fault_count=0, master_addr="", master_port=-1)
-"""What the environment of a process is made from that starts before its pod has a rank: no number in it can be used."""
+"""Stands for the start of a process that begins before its pod has a rank. Its numbers cannot be used."""
 
 
 def run_env(update: UpdateRequest, progress: Mapping[str, Any], layout: Layout, local_rank: int) -> dict[str, str]:
-    """Give the variables of one local rank for one run, for it to put over its environment."""
+    """Give the variables of one local rank in one run, which override its environment."""
     rank = update.rank * layout.nproc + local_rank
     world_size = update.nnodes * layout.nproc
     generation = update.fault_count + 1 if update.generation is None else update.generation
@@ -40,5 +40,5 @@ def run_env(update: UpdateRequest, progress: Mapping[str, Any], layout: Layout, 
 
 
 def before_rank(last: StartRequest | None, nnodes: int) -> StartRequest:
-    """Give what the environment of a new process is made from while its next rank is not known."""
+    """Give the start from which to build the environment of a process whose next rank is not known."""
     return replace(UNSTARTED, nnodes=max(1, nnodes)) if last is None else last

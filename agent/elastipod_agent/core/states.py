@@ -1,4 +1,4 @@
-"""The agent's states and the moves between them."""
+"""The agent's states and the transitions between them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import Enum
 
 
 class IllegalTransition(AssertionError):
-    """The agent asked for a move that its table does not name: a mistake of ours, never of a caller."""
+    """A transition that the table does not allow: an error of the agent, never of a caller."""
 
 
 class AgentState(str, Enum):
-    """Where the agent is. The value is what goes over the wire in `status`; the name is the key in `transitions`."""
+    """A state of the agent. Its value is sent as `status`; its name is the key in `transitions`."""
 
     INIT = "init"
     READY = "ready"
@@ -26,7 +26,7 @@ class AgentState(str, Enum):
 
 S = AgentState
 
-# STOPPING -> FAULTED is ours: processes that not even SIGKILL ends (stuck in the kernel) leave no READY pod behind.
+# STOPPING -> FAULTED is an addition to HyperPod's table: a pod with processes that survive SIGKILL must not become READY.
 NEXT: dict[AgentState, frozenset[AgentState]] = {
     S.INIT: frozenset({S.READY, S.SHUTDOWN}),
     S.READY: frozenset({S.RUNNING, S.SHUTDOWN}),
@@ -39,7 +39,7 @@ NEXT: dict[AgentState, frozenset[AgentState]] = {
 
 
 def move(state: AgentState, to: AgentState) -> AgentState:
-    """Give ``to`` when the table allows it. Raises IllegalTransition, naming what would be allowed, when not."""
+    """Give ``to`` if the table allows the transition. Raises IllegalTransition, which names the allowed ones."""
     if to not in NEXT[state]:
         allowed = ", ".join(sorted(NEXT[state])) or "nothing"
         raise IllegalTransition(f"the agent cannot go from {state} to {to}; allowed: {allowed}")

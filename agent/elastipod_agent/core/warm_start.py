@@ -1,12 +1,12 @@
-"""When workers may be forked from the fork server, what they then run, and when a lost server is replaced."""
+"""When workers may be forked from the fork server, what they run, and when a lost server is replaced."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# An interpreter that is started with one of these does something at its start, or all the time, that a fork would skip
-# or share: profiles of imports, traces of memory, coverage from the first line on. Such a run wants fresh interpreters.
+# With one of these variables an interpreter does something at its start, or all the time, that a fork would skip or share: import
+# profiles, memory traces, coverage from the first line. Such a run needs new interpreters.
 COLD_START_VARIABLES = (
     "COVERAGE_PROCESS_START",
     "PYTHONDEVMODE",
@@ -27,7 +27,7 @@ LOAD_LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a worker runs. kind: FILE, MODULE (python -m) or CODE (python -c); command: all of it, as ps shows it."""
+    """What a worker runs. kind: FILE, MODULE (python -m) or CODE (python -c); command: the whole command line."""
 
     kind: str
     target: str
@@ -36,7 +36,7 @@ class Program:
 
 
 def read_program(command: Sequence[str]) -> Program | None:
-    """Take a worker's command apart as the interpreter would; None for a shape that is left to an exec.
+    """Parse a worker's command as the interpreter would; None for a form that needs an exec.
 
     command: ``python -u script ...``, ``python -u -m module ...`` or ``python -u -c code ...``.
     """
@@ -52,15 +52,15 @@ def read_program(command: Sequence[str]) -> Program | None:
 
 
 def cold_start_reason(environ: Mapping[str, str]) -> str | None:
-    """Say why this pod's workers must each have an interpreter of their own from the start; None when they need not."""
+    """Say why the workers of this pod must start cold; None if they need not."""
     named = [name for name in COLD_START_VARIABLES if environ.get(name)]
     return f"{named[0]} is set" if named else None
 
 
 def replacement_delay_s(losses: int) -> float | None:
-    """Give the seconds to wait before a lost server is replaced; None: it was lost too often in a row.
+    """Give the seconds until a lost server is replaced; None if it was lost too often in a row.
 
-    losses: servers lost since one last forked workers, at least 1.
+    losses: servers lost since the last fork of workers, at least 1.
     """
     return None if losses >= MAX_LOSSES else FIRST_PAUSE_S * 4 ** (losses - 1)
 
@@ -68,7 +68,7 @@ def replacement_delay_s(losses: int) -> float | None:
 def remaining_wait_s(now: float, asked_at: float, last_message_at: float) -> float:
     """Give the seconds that a start may still wait for a server that is importing; <= 0: no longer.
 
-    Importing anew in every worker would take each as long as it takes the server, with all of them at it at once, so
-    waiting costs nothing while the server gets on. last_message_at: when it last named a module that it begins to import.
+    Waiting costs nothing while the server makes progress: a cold start imports the same modules in every worker at once.
+    last_message_at: when the server last named the module that it imports next.
     """
     return min(max(last_message_at, asked_at) + QUIET_LIMIT_S, asked_at + LOAD_LIMIT_S) - now

@@ -1,4 +1,4 @@
-"""The environment of one worker: torchrun's own set, the original agent's names, and ours (contracts, 4)."""
+"""The environment of one worker: torchrun's variables, the original agent's, and Elastipod's (docs/design/contracts.md, 4)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from elastipod_agent.core.nccl_env import nccl_env
 from elastipod_agent.core.requests import StartRequest
 
-# What differs between workers, or between generations. Everything else a worker is told is the same as long as the agent
-# lives, so that a process can be started with it before there is a generation.
+# Variables that differ between workers or generations. All others are constant as long as the agent lives, so a process can be started
+# with them before there is a generation.
 VOLATILE = frozenset(
     {
         "ELASTIPOD_GENERATION",
@@ -35,10 +35,10 @@ VOLATILE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What every worker of this pod is told alike, whatever the generation.
+    """What is the same for every worker of this pod in every generation.
 
-    nproc: workers per pod. run_id, role, max_restarts: torchrun's. own_devices: with --virtual-local-rank, what shows each
-    local rank its device alone; else empty. keeps_processes: with --inprocess-restart, workers live on after a fault.
+    nproc: workers per pod. run_id, role, max_restarts: torchrun's. own_devices: with --virtual-local-rank, the variables that show
+    each local rank only its device; else empty. keeps_processes: with --inprocess-restart, workers survive a fault.
     """
 
     nproc: int
@@ -50,7 +50,7 @@ class Layout:
 
 
 def pod_env(base: Mapping[str, str], start: StartRequest, layout: Layout) -> dict[str, str]:
-    """Give the environment that pre- and post-scripts get, and on which every worker's is built."""
+    """Give the environment of pre- and post-train scripts, which is also the base of every worker's."""
     env = dict(base)
     env.update(
         NNODES=str(start.nnodes),
@@ -92,12 +92,12 @@ def worker_env(
 
 
 def steady_env(base: Mapping[str, str], layout: Layout) -> dict[str, str]:
-    """Give the part of every worker's environment that is the same in all generations and all workers of this pod."""
+    """Give the variables that are the same for all workers of this pod in all generations."""
     return {name: value for name, value in base.items() if name not in VOLATILE} | _steady_env(base, layout)
 
 
 def _steady_env(base: Mapping[str, str], layout: Layout) -> dict[str, str]:
-    """Give what the agent adds, or leaves to the user, that never changes."""
+    """Give the constant variables that the agent adds unless the user has set them."""
     env = {
         "NPROC_PER_NODE": str(layout.nproc),
         "LOCAL_WORLD_SIZE": str(layout.nproc),

@@ -1,7 +1,7 @@
-"""Starts the fork server, as a script: ``python -u bootstrap.py CHANNEL AGENT PADDING``.
+"""Starts the fork server, run as a script: ``python -u bootstrap.py CHANNEL AGENT PADDING``.
 
-CHANNEL: the descriptor of the channel to the agent; AGENT: its pid; PADDING: what makes the command line long enough to show a
-worker's later, see `process_title`.
+CHANNEL: descriptor of the channel to the agent; AGENT: pid of the agent; PADDING: makes the command line long enough for that of a
+worker, see `process_title`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def serve() -> None:
-    """Import the server from where this file is, for itself only: workers find packages by their own sys.path."""
+    """Import the server from this file's package without leaving that on sys.path: workers use their own sys.path."""
     packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder

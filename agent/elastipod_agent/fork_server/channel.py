@@ -1,4 +1,4 @@
-"""Messages between the agent, the fork server and its workers: one line of JSON each, bounded, with descriptors attached."""
+"""Messages between the agent, the fork server and forked workers: one bounded line of JSON each, with file descriptors attached."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CHUNK = 64 * 1024
 
 
 class BadMessage(ValueError):
-    """The other side sent what is no message of ours."""
+    """The other side sent something that is not a message."""
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """Give a message as it goes over the wire. Raises BadMessage when it is too long."""
+    """Encode a message. Raises BadMessage if it is too long."""
     data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
     if len(data) > MAX_MESSAGE:
         raise BadMessage(f"a message of {len(data)} bytes is too long")
@@ -25,13 +25,13 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 class MessageReader:
-    """Puts messages together again from what arrives."""
+    """Reassembles messages from chunks."""
 
     def __init__(self) -> None:
         self._partial = b""
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Take a chunk; give the messages that are whole now. Raises BadMessage."""
+        """Add a chunk; give the messages that are complete. Raises BadMessage."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > MAX_MESSAGE:
             raise BadMessage("a message without an end")
@@ -49,9 +49,9 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Wait for one message and its descriptors, which the caller owns then; None when the other side is gone.
+    """Wait for one message and its descriptors, which the caller then owns; None if the other side has closed.
 
-    The sender waits for an answer before it sends another message, so nothing of a next one can come along.
+    The sender waits for an answer before its next message, so no part of that can arrive with this one.
     """
     lines, descriptors = MessageReader(), list[int]()
     while True:
@@ -69,11 +69,11 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def send(end: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message. Raises OSError when the other side is gone."""
+    """Send a message. Raises OSError if the other side has closed."""
     end.sendall(pack(message))
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close descriptors that a message brought."""
+    """Close the descriptors of a message."""
     for descriptor in descriptors:
         os.close(descriptor)

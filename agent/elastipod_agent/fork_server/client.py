@@ -1,4 +1,4 @@
-"""One fork server, seen from the agent: started, asked for workers, ended."""
+"""The agent's side of one fork server: starts it, asks it for workers, ends it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _CHUNK = 64 * 1024
 
 
 class ForkServerLost(Exception):
-    """The server cannot be used any more; the text says why."""
+    """The server can no longer be used; the text says why."""
 
 
 class ForkRefused(Exception):
-    """The server will not fork now. is_stale: because what it imported has changed."""
+    """The server refuses to fork. is_stale: because a module that it imported has changed."""
 
     def __init__(self, why: str, *, is_stale: bool) -> None:
         super().__init__(why)
@@ -41,9 +41,9 @@ class ForkRefused(Exception):
 
 
 class ForkServerClient:
-    """From its start to its end. is_ready: it has imported everything, and may be asked for workers.
+    """One server from its start to its end. is_ready: it has imported everything and can fork workers.
 
-    lost_reason: set once it is of no use any more; is_unusable: and another one would not be either.
+    lost_reason: set once it can no longer be used; is_unusable: a new one could not be used either.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ForkServerClient:
         self.module = "the interpreter"
         self.seconds = 0.0
         self.notes: list[str] = []
-        self.changed = asyncio.Event()  # set once it is ready or lost
+        self.changed = asyncio.Event()  # set once the server is ready or lost
         self.lost = asyncio.Event()
         self._channel = channel
         self._console = console
@@ -78,7 +78,7 @@ class ForkServerClient:
         cls, interpreter: str, environ: Mapping[str, str], program: Program, modules: Sequence[str],
         reaper: Reaper, pump: OutputPump,
     ) -> ForkServerClient:  # fmt: skip
-        """Start one. Raises OSError when that cannot be."""
+        """Start a server. Raises OSError."""
         ours, its = socket.socketpair()
         source, sink = os.pipe2(os.O_CLOEXEC)
         ours.setblocking(False)
@@ -97,16 +97,16 @@ class ForkServerClient:
         pump.add(console)
         server = cls(child, ours, console, environ, reaper)
         asyncio.ensure_future(child.ended.wait()).add_done_callback(lambda _: server._mark_lost(server._end_reason()))
-        with suppress(OSError):  # it has ended, and its end is told as every other
+        with suppress(OSError):  # it has ended already, which is reported like any other end
             await send(ours, {"modules": modules, "kind": program.kind, "target": program.target})
         return server
 
     async def check(self) -> None:
-        """Ask whether it could fork now. Raises ForkRefused or ForkServerLost."""
+        """Check that it could fork now. Raises ForkRefused or ForkServerLost."""
         await self._request([])
 
     async def fork(self, count: int) -> list[ForkedWorker]:
-        """Have processes forked, in bounded portions. Raises ForkRefused or ForkServerLost; those of earlier portions end then."""
+        """Fork processes, in bounded batches. Raises ForkRefused or ForkServerLost; processes of earlier batches end then."""
         forked: list[ForkedWorker] = []
         try:
             while len(forked) < count:
@@ -118,17 +118,17 @@ class ForkServerClient:
         return forked
 
     async def end(self) -> None:
-        """End it and wait until it is gone."""
+        """End the server and wait until it is gone."""
         self._mark_lost("the agent ended it")
         self.child.send(signal.SIGKILL)
         await set_within(self.child.ended, _END_LIMIT_S)
 
     def abandon(self, why: str) -> ForkServerLost:
-        """End it without waiting; gives the exception that says so."""
+        """End the server without waiting; gives the exception to raise."""
         return self._kill_lost(why)
 
     def is_stopped(self) -> bool:
-        """Tell whether somebody has stopped the process with a signal."""
+        """Tell whether the process is stopped by a signal."""
         return process_table.is_stopped(self.child.pid)
 
     async def _fork(self, count: int) -> list[ForkedWorker]:
@@ -138,7 +138,7 @@ class ForkServerClient:
                 answer = await self._request([its for _, its in pairs])
                 pids = answer["pids"]
                 if len(pids) != count:
-                    raise self._kill_lost(f"it told {len(pids)} of {count} pids")
+                    raise self._kill_lost(f"it reported {len(pids)} of {count} pids")
                 for ours, _ in pairs:
                     ours.setblocking(False)
                 return [self._forked_worker(pid, ours) for pid, (ours, _) in zip(pids, pairs, strict=True)]
@@ -163,8 +163,8 @@ class ForkServerClient:
                 raise self._kill_lost(f"its channel is broken: {error}") from error
             try:
                 answer = await self._next_answer()
-            except asyncio.CancelledError:  # its answer must not be taken for that to the next question
-                self._kill_lost("a start was broken off")
+            except asyncio.CancelledError:  # its answer must not be taken for the answer to the next request
+                self._kill_lost("a start was cancelled")
                 raise
         if answer["event"] == "lost":
             raise ForkServerLost(self.lost_reason or "it ended")
@@ -173,7 +173,7 @@ class ForkServerClient:
         return answer
 
     async def _next_answer(self) -> dict[str, Any]:
-        """Wait for the answer, but for no process that cannot give one. Raises ForkServerLost."""
+        """Wait for the answer, but not for a process that is stopped. Raises ForkServerLost."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ANSWER_LIMIT_S
         while not self.is_stopped():
@@ -184,7 +184,7 @@ class ForkServerClient:
         raise self._kill_lost("it is stopped by a signal")
 
     def _kill_lost(self, why: str) -> ForkServerLost:
-        """It cannot be trusted any more: end it, so that it does not come round later."""
+        """Mark the server as lost and kill it, so that it cannot come back later."""
         self._mark_lost(why)
         self.child.send(signal.SIGKILL)
         return ForkServerLost(why)
@@ -216,7 +216,7 @@ class ForkServerClient:
             return
         for message in messages:
             self._handle(message)
-        if not data:  # its end says more; it follows at once
+        if not data:  # its exit status says more and follows at once
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._channel.fileno())
             loop.call_later(_CLOSED_LIMIT_S, self.child.send, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""The quick end of a worker: everything that belongs to its program is torn down as usual, what was preloaded is not.
+"""Fast exit of a worker: its own program is torn down as usual, the preloaded modules are not.
 
-Tearing down torch takes most of a normal exit, and serves nothing. The interpreter clears modules from the last imported to
-the first, so a module that stands between what the server imported and what the worker imported is cleared when all of
-the worker's own is: threads have been joined, exit handlers run, files closed, objects finalized. Its last word is the
-process's. Should an interpreter do it in another order, the module does nothing, and the exit is the normal, slow one.
+Tearing down torch takes most of the time of a normal exit and has no use. The interpreter clears modules in reverse order of import. A
+sentinel module between the imports of the server and those of the worker is therefore cleared when everything of the worker is done:
+threads joined, exit handlers run, files closed, objects finalized. The sentinel then ends the process. If an interpreter used another
+order, the sentinel would do nothing and the exit would be the normal, slow one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 class _ExitSentinel:
-    """Ends the process when it is thrown away. All that it then needs stands in its arguments: modules are empty by then."""
+    """Ends the process when it is deleted. The defaults of the arguments hold all that it needs, because modules are empty by then."""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -53,24 +53,22 @@ class _ExitSentinel:
 
 
 def install_exit_sentinel() -> None:
-    """Set the fence after all that has been imported so far, and let nothing of that stand in the way of a quick end."""
+    """Put the sentinel after everything that is imported so far, and disable finalizers of those modules."""
     for finalizer in list(getattr(weakref.finalize, "_registry", {})):
-        finalizer.atexit = False  # they put things in order within a process that is about to end, one by one
+        finalizer.atexit = False  # they would clean up one by one in a process that is about to end
     module: Any = ModuleType(_SENTINEL)
     module.sentinel = _ExitSentinel()
-    ctypes.pythonapi.Py_IncRef(
-        ctypes.py_object(module)
-    )  # kept, so that it is cleared in its turn and not thrown away early
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))  # keeps the module until it is cleared in its turn
     sys.modules[_SENTINEL] = module
 
 
 def flush_files_at_exit() -> None:
-    """In a worker, before its program runs: have its files written out at the end whatever happens to their owners."""
+    """In a worker, before its program runs: register a flush of its open files at exit."""
     atexit.register(_flush)
 
 
 def exit_process(code: int) -> None:
-    """End the process with this code, or INTERRUPTED. Does not return."""
+    """Exit with this code, or as by SIGINT for INTERRUPTED. Does not return."""
     module: Any = sys.modules.get(_SENTINEL)
     if module is not None and can_flush_c_streams(_FLUSH_LIMIT_S):
         module.sentinel.code = code
@@ -78,12 +76,12 @@ def exit_process(code: int) -> None:
 
 
 def _flush() -> None:
-    """After all exit handlers of the program: write out files that are still open, also those that only a thread holds.
+    """Flush files that are still open after all exit handlers of the program, also those that only a thread holds.
 
-    Plain files alone: a pipe or a socket may wait for ever for a reader.
+    Regular files only: a pipe or a socket may wait for a reader without end.
     """
     for item in gc.get_objects():
-        if issubclass(type(item), _BUFFERED):  # isinstance() would ask the object, which may be anything
+        if issubclass(type(item), _BUFFERED):  # isinstance() would run code of the object, which may be anything
             with suppress(Exception):
                 if not item.closed and stat.S_ISREG(os.fstat(item.fileno()).st_mode):
                     item.flush()
@@ -93,12 +91,12 @@ def _flush() -> None:
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    except Exception:  # the interpreter's own exit does what it can, and says in its code what it could not
+    except Exception:  # the normal exit does what it can and shows in its code what it could not
         module.sentinel.code = None
 
 
 def can_flush_c_streams(limit_s: float) -> bool:
-    """Flush C's streams; False when a thread uses one and does not let it go, so that it must not be waited for."""
+    """Flush C's streams; False if a thread holds one of them for longer than the limit."""
     flusher = threading.Thread(target=flush_c_streams, name="flush", daemon=True)
     try:
         flusher.start()

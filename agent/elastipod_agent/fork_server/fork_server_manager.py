@@ -1,4 +1,4 @@
-"""Keeps a fork server for the agent, and a few processes forked ahead; says why whenever a start has to do without."""
+"""Keeps a fork server running, with a few processes forked in advance; logs why a start must be cold."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from elastipod_agent.topology import bind
 from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
-# So long after a start the next generation's processes are forked ahead: not while this one's are starting.
+# Delay from a start until processes for the next generation are forked in advance, so as not to slow down the start.
 PREFORK_DELAY_S = 5.0
 _MAX_PREFORKED = 64
 _POLL_S = 1.0
 
 
 class ForkServerManager:
-    """All methods belong to the event loop's thread. `fork` gives None, with a line in the log, when workers must start cold."""
+    """All methods belong to the event loop's thread. `fork` gives None and logs the reason if workers must start cold."""
 
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], reaper: Reaper, pump: OutputPump, log: EventLog
     ) -> None:
         self._program: Program | None = read_program(settings.worker_command(0)) if settings.is_python else None
-        self._cold_start_reason = cold_start_reason(environ) if self._program else "the workers are no Python program"
+        self._cold_start_reason = (
+            cold_start_reason(environ) if self._program else "the workers do not run a Python program"
+        )
         self._preload = settings.preload
         self._nproc = settings.layout.nproc
-        # A single worker's number of threads is counted, when OpenMP is loaded, from the CPUs that it may use.
+        # OpenMP sets the number of threads of a single worker, when it is loaded, from the CPUs that the process may use.
         self._cpus = settings.cpus[0] if settings.cpus and self._nproc == 1 else None
         self._environ = steady_env(environ, settings.layout)
         self._reaper = reaper
@@ -56,7 +58,7 @@ class ForkServerManager:
         self._on_settled: Callable[[], None] = lambda: None
 
     def begin(self, on_settled: Callable[[], None]) -> bool:
-        """Start the server, if it can serve these workers: True, and a call once it has imported all or has failed."""
+        """Start the server if it can fork these workers; True if so. on_settled is called once it is ready or has failed."""
         self._on_settled = on_settled
         if self._cold_start_reason:
             self._log.info("workers start cold", why=self._cold_start_reason)
@@ -65,7 +67,7 @@ class ForkServerManager:
         return True
 
     async def fork(self, count: int, cancelled: asyncio.Event) -> list[ForkedWorker] | None:
-        """Give so many processes that wait for their orders, or None when the workers are to be started cold."""
+        """Give this many processes that wait for their programs, or None if the workers must start cold."""
         if self._cold_start_reason or self._has_ended:
             return None
         try:
@@ -80,7 +82,7 @@ class ForkServerManager:
         return forked
 
     async def end(self) -> None:
-        """End the server and what it has forked ahead, and wait until they are gone."""
+        """End the server and the processes forked in advance, and wait until they are gone."""
         self._has_ended = True
         if self._prefork_timer is not None:
             self._prefork_timer.cancel()
@@ -106,13 +108,13 @@ class ForkServerManager:
         except ForkRefused as error:
             if not error.is_stale:
                 raise
-            self._log.info("fork server is started anew", why=error)
+            self._log.info("fork server is restarted", why=error)
         self._discard_preforked()
         self._start_server(after=server)
         return await self._take(await self._ready(cancelled), count)
 
     async def _take(self, server: ForkServerClient, count: int) -> list[ForkedWorker]:
-        """Take what was forked ahead, and have the rest forked. Raises ForkServerLost or ForkRefused."""
+        """Take processes that were forked in advance, and fork the rest. Raises ForkServerLost or ForkRefused."""
         for one in [one for one in self._preforked if not one.is_fit()]:
             self._preforked.remove(one)
             one.discard()
@@ -120,12 +122,12 @@ class ForkServerManager:
             await server.check()
         else:
             forked = await server.fork(count - len(self._preforked))
-            self._preforked += forked  # not in one line: the list may be another one after the wait
+            self._preforked += forked  # a statement of its own: the await may replace the list
         taken, self._preforked = self._preforked[:count], self._preforked[count:]
         return taken
 
     async def _ready(self, cancelled: asyncio.Event) -> ForkServerClient:
-        """Wait for the server while it imports. Raises ForkServerLost."""
+        """Wait until the server has imported its modules. Raises ForkServerLost."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         off = asyncio.ensure_future(cancelled.wait())
@@ -149,12 +151,12 @@ class ForkServerManager:
                 change.cancel()
         finally:
             off.cancel()
-        raise ForkServerLost("the start was called off")
+        raise ForkServerLost("the start was cancelled")
 
     def _start_server(self, pause_s: float = 0.0, after: ForkServerClient | None = None) -> None:
         """Start a server in the background. A start of workers waits for it, except during the pause.
 
-        after: the former one, which is ended first.
+        after: the previous server, which is ended first.
         """
         self._server = None
         task = asyncio.ensure_future(self._start_and_watch(pause_s, after))
@@ -187,7 +189,7 @@ class ForkServerManager:
         watch.add_done_callback(self._tasks.discard)
 
     async def _watch(self, server: ForkServerClient) -> None:
-        """Say when it is ready, and see to what follows when it is lost."""
+        """Log when the server is ready, and handle its loss."""
         await server.changed.wait()
         if server.is_ready:
             for note in server.notes:
@@ -227,9 +229,11 @@ class ForkServerManager:
         server, wanted = self._server, min(self._nproc, _MAX_PREFORKED)
         if server is None or not server.is_ready or len(self._preforked) >= wanted:
             return
-        with suppress(ForkServerLost, ForkRefused):  # the next start finds out, and says so
+        with suppress(ForkServerLost, ForkRefused):  # the next start finds out and logs it
             forked = await server.fork(wanted - len(self._preforked))
-            missing = max(0, wanted - len(self._preforked)) if server is self._server else 0  # it may be another by now
+            missing = (
+                max(0, wanted - len(self._preforked)) if server is self._server else 0
+            )  # the server may have been replaced
             self._preforked += forked[:missing]
             for one in forked[missing:]:
                 one.discard()

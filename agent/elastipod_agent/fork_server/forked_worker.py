@@ -1,4 +1,4 @@
-"""A process that the fork server has forked, seen from the agent; and sending without blocking."""
+"""The agent's side of a process that the fork server has forked."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SEND_LIMIT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class ForkedWorker:
-    """A forked process that waits for its order; it ends by itself when `end`, of its channel, is closed.
+    """A forked process that waits for its program. It exits by itself when `end`, its channel, is closed.
 
-    environ: the server's, to which an order adds.
+    environ: of the server; the order sends only differences.
     """
 
     child: ChildProcess
@@ -29,7 +29,7 @@ class ForkedWorker:
     environ: Mapping[str, str]
 
     async def start_program(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
-        """Make it a worker with this command, of the server's kind, and whole environment. Raises OSError when it is dead."""
+        """Make it a worker with this command and complete environment. Raises OSError if it is dead."""
         program = read_program(command)
         assert program is not None
         own = {name: value for name, value in environ.items() if self.environ.get(name) != value}
@@ -42,17 +42,17 @@ class ForkedWorker:
             self.end.close()
 
     def is_fit(self) -> bool:
-        """Tell whether it could take its order now: it lives, and nobody has stopped it with a signal."""
+        """Tell whether it can take an order: it is alive and not stopped by a signal."""
         return self.child.status is None and not process_table.is_stopped(self.child.pid)
 
     def discard(self) -> None:
-        """End it; by itself it would see the end of its channel only if nobody has stopped it with a signal."""
+        """End it. SIGKILL is needed because a stopped process does not notice that its channel is closed."""
         self.end.close()
         self.child.send(signal.SIGKILL)
 
 
 async def send(end: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a message, its descriptors with the first part of it. Raises OSError when it cannot be taken."""
+    """Send a message without blocking, its descriptors with the first part. Raises OSError if the other side does not take it."""
     data = pack(dict(message))
     sent = socket.send_fds(end, [data], descriptors)
     if sent < len(data):

@@ -1,4 +1,4 @@
-"""From the fork server to a worker: forked so that it is the agent's child, and made like a process that was just started."""
+"""Forks workers as children of the agent, and turns a fork into a process like one that was just started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elastipod_agent.workers.linux import die_with_parent
 
 @dataclass(frozen=True, slots=True)
 class InheritedState:
-    """What a worker takes over from the server. environ: as the server was started with; added: by its imports."""
+    """What a worker inherits from the server. environ: with which the server was started; added: variables set by its imports."""
 
     agent: int
     environ: Mapping[str, str]
@@ -29,14 +29,14 @@ class InheritedState:
 
 
 class ForkFailed(Exception):
-    """Not all workers could be forked; those that were end by themselves once the agent lets go of them."""
+    """Not all workers could be forked. Those that were end by themselves once the agent closes their channels."""
 
 
 def fork_workers(ends: Sequence[socket.socket]) -> list[int] | socket.socket:
-    """Fork one process for each end of the agent's; gives their pids, and in each of them its own end.
+    """Fork one process for each end of a channel; gives their pids, and in each forked process its own end.
 
-    A process between the server and them, which ends at once, makes them orphans, and so children of the agent: it sees
-    their exits as those of workers that it started itself. Raises ForkFailed.
+    An intermediate process forks them and exits at once. They become orphans, and so children of the agent, which sees their exits like
+    those of workers that it started itself. Raises ForkFailed.
     """
     server = os.getpid()
     source, sink = os.pipe()
@@ -47,7 +47,7 @@ def fork_workers(ends: Sequence[socket.socket]) -> list[int] | socket.socket:
             answer = file.read()
         os.waitpid(middle, 0)
         if not answer.startswith(b"["):
-            raise ForkFailed(answer.decode("utf-8", "replace") or "the process in between was killed")
+            raise ForkFailed(answer.decode("utf-8", "replace") or "the intermediate process was killed")
         pids: list[int] = json.loads(answer)
         return pids
     die_with_parent(server)
@@ -68,10 +68,10 @@ def fork_workers(ends: Sequence[socket.socket]) -> list[int] | socket.socket:
 
 
 def become_worker(end: socket.socket, inherited: InheritedState) -> dict[str, Any]:
-    """In the new process: wait for its order, and become the worker that it names. Gives the order.
+    """In the new process: wait for the order and become the worker that it describes. Gives the order.
 
-    The end of the channel without an order is the end of this process. The order comes after the adoption, since the
-    agent learns of this process only then.
+    This process exits if the channel closes without an order. The order comes after the adoption, because the agent knows of this process
+    only then.
     """
     os.setsid()
     try:
@@ -96,7 +96,7 @@ def become_worker(end: socket.socket, inherited: InheritedState) -> dict[str, An
 
 
 def set_environment(inherited: InheritedState, own: Mapping[str, str]) -> None:
-    """Replace the environment, C's too. What an import has set stays set: it will not be imported again."""
+    """Replace the environment, also for C code. Variables that an import has set stay, because it is not imported again."""
     wanted = {**inherited.environ, **inherited.added, **own}
     for name in set(os.environ).difference(wanted):
         del os.environ[name]
@@ -106,7 +106,7 @@ def set_environment(inherited: InheritedState, own: Mapping[str, str]) -> None:
 
 
 def reopen_streams() -> None:
-    """Set up the standard streams for the files that are behind them now; the objects stay, others may hold them."""
+    """Set up the standard streams for their new files. The objects stay, because others may hold references to them."""
     for stream, number in ((sys.__stdin__, 0), (sys.__stdout__, 1), (sys.__stderr__, 2)):
         if isinstance(stream, io.TextIOWrapper):
             _reopen(stream, number)
@@ -117,7 +117,7 @@ def _reopen(stream: io.TextIOWrapper, number: int) -> None:
     text = (stream.encoding, stream.errors, "\n", stream.line_buffering, stream.write_through)
     buffer: Any = stream.buffer
     is_buffered = isinstance(buffer, io.BufferedReader)
-    # A new one: it remembers whether the file that was there before can be sought in.
+    # A new object: the old one remembers whether the previous file was seekable.
     raw = io.FileIO(number, "wb" if number else "rb", closefd=False)
     raw.name = buffer.name
     if is_buffered:
@@ -127,7 +127,7 @@ def _reopen(stream: io.TextIOWrapper, number: int) -> None:
 
 
 def reseed() -> None:
-    """Give this process random numbers and keys of its own where an import has drawn some. `random` does it by itself."""
+    """Reseed what imports have seeded: numpy's generator and the key of multiprocessing. `random` reseeds itself after a fork."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

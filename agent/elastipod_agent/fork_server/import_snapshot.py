@@ -1,7 +1,7 @@
-"""Whether what the fork server has imported is still what a fresh interpreter would import.
+"""Detects that the modules which the fork server has imported have changed on disk.
 
-A pre-train script may install packages, a mounted folder may change. Checked before each fork, by names, times and sizes;
-nothing is read.
+A pre-train script may install packages, and a mounted directory may change. The check runs before each fork and compares names, times and
+sizes; it reads no file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODULE_ENDINGS = (".py", ".pyc", ".so")
 
 @dataclass(frozen=True, slots=True)
 class ImportSnapshot:
-    """What was imported: folders of sys.path with the names in them that matter, and files with their times and sizes."""
+    """What was imported: directories of sys.path with their relevant names, and files with their times and sizes."""
 
     names: frozenset[str]
     folders: Mapping[str, frozenset[str]]
@@ -28,7 +28,7 @@ class ImportSnapshot:
 
     @classmethod
     def now(cls, paths: Sequence[str], whole: Collection[str]) -> ImportSnapshot:
-        """Note what this process has imported. paths: all that was searched; whole: packages of which every file counts."""
+        """Record what this process has imported. paths: all searched directories; whole: packages of which every file counts."""
         top = {name for name in list(sys.modules) if "." not in name}
         names = frozenset(top.union(name.partition(".")[0] for name in whole))
         files = {file for name, module in list(sys.modules.items()) for file in _files_of(name, module, whole)}
@@ -37,16 +37,16 @@ class ImportSnapshot:
         return cls(names, {path: _folder(path, names) for path in paths}, {f: _stat(f) for f in files - is_stdlib})
 
     def changed(self) -> str | None:
-        """Say what is not as it was, None when all is."""
+        """Say what has changed, None if nothing has."""
         for path, seen in self.folders.items():
             different = seen.symmetric_difference(_folder(path, self.names))
             if different:
-                return f"{os.path.join(path, min(different))} came or went"
+                return f"{os.path.join(path, min(different))} was added or removed"
         return next((f"{file} has changed" for file, seen in self.files.items() if _stat(file) != seen), None)
 
 
 def _files_of(name: str, module: ModuleType | None, whole: Collection[str]) -> list[str]:
-    """Give the file of a module, and of a package the folder too; of parts of packages only where every file counts."""
+    """Give the file of a module, and of a package its directory too; submodules only for packages of which every file counts."""
     file = getattr(module, "__file__", None)
     top, _, rest = name.partition(".")
     if not isinstance(file, str) or not os.path.isabs(file) or (rest and top not in whole):
@@ -62,9 +62,9 @@ def _stat(path: str) -> tuple[int, ...]:
 
 
 def _folder(path: str, names: frozenset[str]) -> frozenset[str]:
-    """Give what matters of a folder's names: in one that packages are installed into all, else what could be imported.
+    """Give the relevant names of a directory: all in a site-packages directory, else only the names of imported modules.
 
-    A folder of the user's own may also take logs and checkpoints: names that nobody has tried to import do not matter.
+    A directory of the user may also receive logs and checkpoints, which do not matter.
     """
     try:
         found = os.listdir(path or ".")

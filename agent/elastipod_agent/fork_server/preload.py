@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks, and whether that left a process that may be forked."""
+"""Imports modules in the fork server, and checks that the process can still be forked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
-# What a script's imports and first step pull in, the dear ones first. Found by comparing sys.modules before and after the
-# examples' first steps, checkpoints included; see the design note. A name that the installed torch lacks is skipped.
+# Modules that a script's imports and first step load, the expensive ones first. Found by comparing sys.modules before and after the first
+# steps of the examples, with checkpoints; see docs/design/warm-workers.md. Modules that the installed torch lacks are skipped.
 MODULES = (
     "torch",
     "torch.distributed",
@@ -42,8 +42,8 @@ MODULES = (
     "multiprocessing.queues",
     "elastipod",
 )
-# torch.cuda.is_available() asks the CUDA driver, which cannot be used in a child any more once it has been asked in the
-# parent; with this variable it asks NVML. Third-party modules do call it when they are imported.
+# torch.cuda.is_available() initializes the CUDA driver, which a child cannot use once the parent has; with this variable torch asks NVML
+# instead. Third-party modules call it when they are imported.
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _MAX_QUESTIONS = 1000
 _DEVICE_FOLDERS = ("/dev/dri/", "/dev/accel")
@@ -51,13 +51,13 @@ _HARMLESS_DEVICES = {"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/
 
 
 class NotForkable(Exception):
-    """This process must not be forked; the text says why, for people."""
+    """This process must not be forked; the text says why."""
 
 
 def load(wanted: Sequence[str], tell: Callable[[str], None]) -> list[str]:
-    """Import everything; ``wanted`` are the user's names. Gives a sentence for each of them that cannot be had.
+    """Import everything; ``wanted`` are the user's modules. Gives a sentence for each of them that does not exist.
 
-    tell: is told each module before it is imported. Raises NotForkable when an import fails half-way.
+    tell: called with each module before its import. Raises NotForkable if an import fails half-way.
     """
     notes: list[str] = []
     with _environment_for_imports():
@@ -70,16 +70,18 @@ def load(wanted: Sequence[str], tell: Callable[[str], None]) -> list[str]:
 
 
 def _load(name: str) -> str | None:
-    """Import one module, and all public names of our own library; gives what is missing for it. Raises NotForkable."""
+    """Import one module; of elastipod all public names. Gives the name of a missing module, else None. Raises NotForkable."""
     try:
         module = import_module(name)
         if name == "elastipod":
             for public in module.__all__:
-                with suppress(ImportError, AttributeError):  # of a torch without that; who asks for it will be told
+                with suppress(
+                    ImportError, AttributeError
+                ):  # the installed torch lacks it; a script that uses it gets the error
                     getattr(module, public)
     except ModuleNotFoundError as error:
         return error.name or str(error)
-    except BaseException as error:  # a module may do anything when it is imported, also exit
+    except BaseException as error:  # an import may do anything, even exit
         raise NotForkable(f"importing {name} failed: {type(error).__name__}: {error}") from error
     return None
 
@@ -97,13 +99,13 @@ def _environment_for_imports() -> Iterator[None]:
 
 
 def close_nvml() -> None:
-    """End what a question to NVML has begun: torch asks and leaves the devices open, and opens them anew when it asks again.
+    """Close NVML, which torch leaves open after a query and opens again when it needs it.
 
-    Who uses NVML through its own Python package keeps what that holds, and `check` then refuses.
+    A module that uses NVML through pynvml keeps it open; `check` then refuses.
     """
     if "pynvml" in sys.modules:
         return
-    with suppress(OSError, AttributeError):  # not loaded: nobody asked
+    with suppress(OSError, AttributeError):  # not loaded: nothing to close
         nvml = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         for _ in range(_MAX_QUESTIONS):
             if nvml.nvmlShutdown() != 0:
@@ -111,9 +113,9 @@ def close_nvml() -> None:
 
 
 def check(own_descriptors: Iterable[int]) -> None:
-    """Make sure that a fork of this process is as good as a fresh one. Raises NotForkable.
+    """Check that a fork of this process is as good as a new process. Raises NotForkable.
 
-    own_descriptors: those that the server itself holds.
+    own_descriptors: those of the server itself.
     """
     others = [comm for task in os.listdir("/proc/self/task") if int(task) != os.getpid() and (comm := _comm(task))]
     if others:
@@ -130,11 +132,11 @@ def check(own_descriptors: Iterable[int]) -> None:
 
 
 def describe_unshareable(descriptor: int) -> str | None:
-    """Say what is open there when several workers must not have it from one parent: anything but a plain file."""
+    """Describe what is open there if workers must not share it: anything but a regular file; else None."""
     try:
         mode = os.fstat(descriptor).st_mode
         target = os.readlink(f"/proc/self/fd/{descriptor}")
-    except OSError:  # the one that listed the folder
+    except OSError:  # the descriptor that listed the directory
         return None
     is_device = stat.S_ISCHR(mode) and target not in _HARMLESS_DEVICES
     is_device |= target.startswith(_DEVICE_FOLDERS)
@@ -147,6 +149,6 @@ def _open_descriptors() -> list[int]:
 
 
 def _comm(task: str) -> str:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the task has ended
         return Path(f"/proc/self/task/{task}/comm").read_text("utf-8", "replace").strip()
     return ""

@@ -1,7 +1,8 @@
-"""Room in the server's command line and first environment, where its workers show what they are.
+"""Shows a worker's own command line and environment for a process that was forked.
 
-`ps`, nvidia-smi and the agent's own search for a worker's processes read these places of a process's memory, which a
-fork would show unchanged. The agent starts the server with one argument and one variable that are nothing but room.
+`ps`, nvidia-smi and the agent's search for a worker's processes read the command line and the initial environment from the process's
+memory, which a fork inherits unchanged. The agent starts the server with one argument and one variable of padding, which a worker
+overwrites.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from dataclasses import dataclass
 from elastipod_agent.workers.linux import overwrite_memory, process_memory, read_memory
 
 VARIABLE = "ELASTIPOD_ROOM"
-PADDING = "-" * 12_000  # more than two paths of the longest kind
+PADDING = "-" * 12_000  # more than two paths of maximal length
 _LONGEST_ENVIRONMENT = 4 * 1024 * 1024
 
 
 class TitleUnavailable(Exception):
-    """The kernel does not show where the room is."""
+    """The kernel does not show where the padding is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessTitle:
-    """Addresses: the whole command line, and the one variable."""
+    """Address ranges of the command line and of the padding variable."""
 
     command: tuple[int, int]
     variable: tuple[int, int]
 
     @classmethod
     def locate(cls) -> ProcessTitle:
-        """Look the places up in this process. Raises TitleUnavailable."""
+        """Find the address ranges in this process. Raises TitleUnavailable."""
         try:
             command = process_memory("arg")
             begin, end = process_memory("env")
@@ -38,13 +39,13 @@ class ProcessTitle:
         entry = f"{VARIABLE}={PADDING}\0".encode()
         at = read_memory(begin, end).find(entry) if 0 < begin < end < begin + _LONGEST_ENVIRONMENT else -1
         if at < 0 or command[1] - command[0] <= len(PADDING):
-            raise TitleUnavailable("the kernel does not tell where this process's environment stands")
+            raise TitleUnavailable("the kernel does not show where this process's environment is")
         return cls(command, (begin + at, begin + at + len(entry)))
 
     def show(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Show this command line, cut where the room ends, and of this environment what has room, the shortest first.
+        """Show this command line, cut to the available space, and as many variables of this environment as fit, the shortest first.
 
-        The first argument stays: libc keeps a pointer to it.
+        The first argument stays, because libc keeps a pointer to it.
         """
         begin, end = self.command
         others = b"".join(_encoded(part) for part in command[1:])

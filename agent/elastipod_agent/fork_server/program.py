@@ -1,4 +1,4 @@
-"""Runs a worker's script, module or code as the interpreter does at its start, and gives the exit code that it would have."""
+"""Runs a worker's script, module or code as the interpreter does, and gives the exit code that the interpreter would."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from importlib.machinery import BuiltinImporter, SourceFileLoader
 from types import ModuleType, TracebackType
 
 FILE, MODULE, CODE = "file", "module", "code"
-INTERRUPTED = -2  # an exit by SIGINT, as an unhandled KeyboardInterrupt makes it
+INTERRUPTED = -2  # exit by SIGINT, as after an unhandled KeyboardInterrupt
 
 
 def first_path(kind: str, target: str) -> str | None:
-    """Give what a fresh interpreter puts first on sys.path for this program; None where it puts nothing."""
+    """Give what a new interpreter puts first on sys.path for this program; None if nothing."""
     if kind == FILE and pkgutil.get_importer(target) is not None:
         return os.path.abspath(target)
     if getattr(sys.flags, "safe_path", False):
@@ -29,7 +29,7 @@ def first_path(kind: str, target: str) -> str | None:
 
 
 def run(kind: str, target: str, args: Sequence[str], command: Sequence[str]) -> int:
-    """Run it to its end; gives the exit code, or INTERRUPTED. What went wrong has been printed then."""
+    """Run the program to its end; gives the exit code, or INTERRUPTED. Errors are printed."""
     sys.orig_argv[:] = command
     first = first_path(kind, target)
     if first is not None:
@@ -48,7 +48,7 @@ def run(kind: str, target: str, args: Sequence[str], command: Sequence[str]) -> 
             _run_file(target)
     except BaseException as error:  # the script's, reported as the interpreter would report it
         failure = error
-    # Outside of the handler: a hook must not find an exception that is still being handled.
+    # Outside the handler: a hook must not see an exception that is still being handled.
     return 0 if failure is None else _exit_code(failure)
 
 
@@ -57,7 +57,7 @@ def _run_code(code: str) -> None:
 
 
 def _run_file(path: str) -> None:
-    if pkgutil.get_importer(path) is not None:  # a folder or an archive with a __main__.py
+    if pkgutil.get_importer(path) is not None:  # a directory or an archive with a __main__.py
         _fresh_main()
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # what the interpreter calls
         return
@@ -76,7 +76,7 @@ def _run_file(path: str) -> None:
 
 
 def _fresh_main() -> dict[str, object]:
-    """Put an empty ``__main__`` in place of the server's; last in sys.modules, so that it is the first to be torn down."""
+    """Replace the server's ``__main__`` by an empty one, last in sys.modules so that it is torn down first."""
     module = ModuleType("__main__")
     names = module.__dict__
     names["__loader__"] = BuiltinImporter
@@ -111,7 +111,7 @@ def _exit_code(failure: BaseException) -> int:
 
 
 def _asked_for(code: object) -> int:
-    """Give what sys.exit() with this argument ends with; a text is printed, as it would be."""
+    """Give the exit code of sys.exit() with this argument; a text is printed, as the interpreter does."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -121,7 +121,7 @@ def _asked_for(code: object) -> int:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out this module's frames, which stand in front of the program's."""
+    """Leave out this module's frames, which come before those of the program."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

@@ -1,6 +1,6 @@
-"""The fork server: imports once, then forks workers as the agent asks. Started by `bootstrap`, under the workers' interpreter.
+"""The fork server: imports once, then forks workers when the agent asks. `bootstrap` starts it under the workers' interpreter.
 
-It never runs a tensor operation, never asks for an accelerator, and has one thread whenever it forks.
+It never runs a tensor operation, never touches an accelerator, and has one thread whenever it forks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OURS = "elastipod_agent"
 
 
 class ForkServer:
-    """The process until it is a worker. agent: its pid."""
+    """The server process. agent: pid of the agent."""
 
     def __init__(self, channel: socket.socket, agent: int) -> None:
         self._channel = channel
@@ -32,7 +32,7 @@ class ForkServer:
         self._environ = dict(os.environ)
 
     def serve(self) -> dict[str, Any]:
-        """Do as the agent says until it is gone; returns in the workers only, with the order of each."""
+        """Serve the agent until it is gone; returns only in the workers, with the order of each."""
         try:
             title = ProcessTitle.locate()
             self._load()
@@ -57,11 +57,11 @@ class ForkServer:
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
         try:
             return receive(self._channel)
-        except (OSError, BadMessage):  # an agent that is itself does not do that
+        except (OSError, BadMessage):  # a working agent does not do that
             return None
 
     def _load(self) -> None:
-        """Import what the agent names, and make this process ready to be forked. Raises NotForkable."""
+        """Import the modules that the agent names, and prepare this process for forks. Raises NotForkable."""
         received = self._receive()
         if received is None:
             os._exit(0)
@@ -89,7 +89,7 @@ class ForkServer:
         self._say(event="ready", seconds=round(time.monotonic() - began, 3), notes=notes)
 
     def _answer(self, ends: Sequence[socket.socket]) -> socket.socket | None:
-        """Fork as many processes as there are ends; without any, only tell whether that could be done now."""
+        """Fork one process for each end; without ends, only check that a fork is possible now."""
         try:
             changed = self._imported.changed()
             if changed is not None:
@@ -111,14 +111,14 @@ class ForkServer:
     def _say(self, **message: Any) -> None:
         try:
             send(self._channel, message)
-        except OSError:  # nobody is there to be served
+        except OSError:  # the agent is gone
             os._exit(0)
 
 
 def end_import_threads() -> None:
-    """Fork once for nothing: numpy's OpenBLAS starts threads when it is imported, and ends them before any fork."""
+    """Fork once to end threads: numpy's OpenBLAS starts threads at its import and ends them before any fork."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of those very threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of those threads
         child = os.fork()
     if not child:
         os._exit(0)
@@ -126,13 +126,13 @@ def end_import_threads() -> None:
 
 
 def unload_agent_modules() -> None:
-    """Take the agent's package out of a worker's modules."""
+    """Remove the agent's package from a worker's modules."""
     for name in [name for name in sys.modules if name == OURS or name.startswith(OURS + ".")]:
         del sys.modules[name]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve, and in a worker run its program; does not return. arguments: the channel's descriptor, the agent's pid."""
+    """Serve, and in a worker run its program; does not return. arguments: descriptor of the channel, pid of the agent."""
     order = ForkServer(socket.socket(fileno=int(arguments[0])), int(arguments[1])).serve()
     unload_agent_modules()
     fast_exit.flush_files_at_exit()

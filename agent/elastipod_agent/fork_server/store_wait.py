@@ -1,9 +1,9 @@
-"""Workers that are ready before the worker of rank 0 listens: they ask again within milliseconds, where torch waits half a second.
+"""Shortens the wait for the store of rank 0: clients retry within milliseconds, where torch waits about half a second.
 
-Warm workers of one start reach ``init_process_group`` at nearly the same moment, so that the others find rank 0's port still
-closed. torch's store client then sleeps 250 to 750 ms (its first back-off), which is most of a warm restart.
+Forked workers of one start reach ``init_process_group`` at nearly the same time, so most of them find rank 0's port still closed. torch's
+store client then sleeps 250 to 750 ms (its first back-off), which is most of a warm restart.
 
-Each asks at random moments, and the more ranks there are the less often: together at most PROBES_PER_S times a second, whatever the world.
+Each rank probes at random times, less often the more ranks there are: all ranks together at most PROBES_PER_S times a second.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-LIMIT_S = 2.0  # afterwards torch's own back-off goes on: rank 0 is not merely a little late
+LIMIT_S = 2.0  # afterwards torch's own back-off takes over: rank 0 is more than a little late
 _TRY_S = 0.5
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
-PROBES_PER_S = 5000  # of all ranks together; a refused connection costs rank 0's node some microseconds
-_POSITIONS = ("host_name", "port", "world_size", "is_master")  # of the store's constructor
+PROBES_PER_S = 5000  # of all ranks together; a refused connection costs the node of rank 0 some microseconds
+_POSITIONS = ("host_name", "port", "world_size", "is_master")  # of the constructor of TCPStore
 
 
 def install() -> None:
-    """In the fork server, after torch has been imported: clients of ``env://`` and ``tcp://`` wait for the store in this way."""
+    """In the fork server, after the import of torch: make clients of ``env://`` and ``tcp://`` wait for the store."""
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     if rendezvous is not None and hasattr(rendezvous, "TCPStore"):
         rendezvous.TCPStore = patient(rendezvous.TCPStore)
 
 
 def patient(store: Any) -> Any:
-    """Give a constructor that is this one, but for a client it first waits until somebody listens. Other uses are left alone."""
+    """Wrap a constructor so that a client first waits until the store listens. Other uses are unchanged."""
 
     @functools.wraps(store, updated=())
     def connect(*args: Any, **kwargs: Any) -> Any:
@@ -48,9 +48,9 @@ def patient(store: Any) -> Any:
 
 
 def wait_until_listening(host: str, port: int, limit_s: float, world_size: int = 1) -> None:
-    """Come back when a connection to this port has been accepted (it is closed again), or after the limit. Never raises OSError."""
+    """Return once this port accepts a connection, which is closed again, or after the limit. Never raises OSError."""
     deadline = time.monotonic() + limit_s
-    # Forked processes have the state of Python's own generator in common, and would all ask at the same moments.
+    # Forked processes share the state of Python's generator and would all probe at the same times.
     for pause_s in pauses(world_size, random.SystemRandom()):
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -63,7 +63,7 @@ def wait_until_listening(host: str, port: int, limit_s: float, world_size: int =
 
 
 def pauses(world_size: int, chance: random.Random) -> Iterator[float]:
-    """Give the pauses between one rank's tries: random, growing, and never so short that all ranks ask more often than they may."""
+    """Give the pauses between the probes of one rank: random, growing, and long enough for the limit of all ranks together."""
     shortest = world_size / PROBES_PER_S
     for tries in itertools.count():
         pause_s = max(shortest, min(_FIRST_PAUSE_S * 1.5 ** min(tries, 20), _LONGEST_PAUSE_S))

@@ -1,1 +1,1 @@
-"""Workers that live over generations: gathered at a barrier, released into a run, called back from it."""
+"""Workers that live over generations: gathered at a barrier, released into a run, and brought back from it."""

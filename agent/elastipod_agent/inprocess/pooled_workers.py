@@ -145,7 +145,7 @@ class PooledWorkers:
         elif state is RunState.START_MISSED:
             names = ", ".join(str(rank) for rank in self._local_ranks if not self._coordinator.has_joined(rank))
             waited = f"{self._settings.inprocess_timeout_s:g} s"
-            run.fail("WorkerUnhealthy", f"local rank {names} did not come to hyperpod_barrier() within {waited}")
+            run.fail("WorkerUnhealthy", f"local rank {names} did not reach hyperpod_barrier() within {waited}")
         else:
             return False
         return True

@@ -84,17 +84,17 @@ class WorkerPool:
 
     @property
     def is_gathered(self) -> bool:
-        """True when a run may be begun: every rank waits for it, or no more is tried (see `fault`)."""
+        """True if a run may begin: every rank waits for it, or gathering was given up (see `fault`)."""
         return self._is_gathering and self._is_gathered
 
     @property
     def has_all_processes(self) -> bool:
-        """True when every rank has a living process, at the barrier or on its way, or no more is tried."""
+        """True if every rank has a living process, at the barrier or on its way, or gathering was given up."""
         is_whole = len(self.group.living) == len(self._ranks) and not self._is_killing
         return self.fault is not None or is_whole
 
     def release(self, start: StartRequest) -> None:
-        """Begin a run: from now on ranks that end are the run's affair."""
+        """Begin a run. From now on the run handles ranks that end."""
         self._start = start
         self._is_gathering = self._is_gathered = False
         self.kept_all_processes = True
@@ -102,9 +102,9 @@ class WorkerPool:
         self._coordinator.begin_run(start, progress=start.progress, is_fresh=False)
 
     def recall(self, replace: frozenset[int], *, is_faulty: bool) -> None:
-        """End the run: bring all ranks back, those to be replaced with a new process. May be called again for more.
+        """End the run: bring all ranks back to the barrier, those in ``replace`` with a new process. May be called again.
 
-        is_faulty: the ranks that are still in the run are told to leave it.
+        is_faulty: ranks that are still in the run must leave it.
         """
         self._coordinator.end_run(is_faulty=is_faulty)
         self._clears_data = len(replace) == len(self._ranks)
@@ -113,7 +113,7 @@ class WorkerPool:
         for record in self._ranks:
             record.num_failures = 0
         for worker in self.group.workers:
-            if worker.child.status is not None:  # in the run, or by it
+            if worker.child.status is not None:  # it ended during the run
                 self._ranks[worker.local_rank].last_ended = worker
                 self.kept_all_processes = False
         self.fault = None
@@ -122,12 +122,12 @@ class WorkerPool:
         self._wake.set()
 
     def note_exit(self) -> None:
-        """Look again; to be called at any worker's end."""
+        """Plan again. To be called when a worker ends."""
         self._wake.set()
         self.on_change()
 
     async def run(self) -> None:
-        """Keep the workers until `close`, then end them all and remove what was theirs."""
+        """Keep the workers until `close`, then end them all and remove their files."""
         self._restart_deadline()
         try:
             while not self.is_closing:
@@ -146,12 +146,12 @@ class WorkerPool:
         self._wake.set()
         self.on_change()
 
-    # -- one look ------------------------------------------------------------------------------------------------
+    # -- gathering -----------------------------------------------------------------------------------------------
 
     async def _gather_once(self) -> float | None:
-        """Do what gathering needs now; gives when to look again though nothing happens."""
+        """Do what gathering needs now; gives when to plan again if nothing happens."""
         now = self._now()
-        if self._is_gathered:  # who leaves the barrier now has all the time again
+        if self._is_gathered:  # a rank that leaves the barrier now gets the full time
             self._restart_deadline()
         for worker in self.group.workers:
             await self._record_end(worker, now)
@@ -168,7 +168,7 @@ class WorkerPool:
             self._is_gathered = plan.is_done
             self.fault = self._last_fault if plan.is_given_up else None
             if self.fault is not None:
-                self._log.error("workers fail before they come to the barrier", message=_first_line(self.fault))
+                self._log.error("workers fail before they reach the barrier", message=_first_line(self.fault))
             self.on_change()
         return None if self._is_gathered else plan.wake_at
 
@@ -186,7 +186,7 @@ class WorkerPool:
         )
 
     async def _record_end(self, worker: WorkerProcess, now: float) -> None:
-        """Count a process that ended by itself before it came to the barrier."""
+        """Count a process that ended by itself before it reached the barrier."""
         record = self._ranks[worker.local_rank]
         if worker.child.status is None or record.last_ended is worker:
             return
@@ -199,13 +199,13 @@ class WorkerPool:
         )  # it has none between runs
         who = f"local rank {worker.local_rank}"
         if worker.child.status == 0:
-            said = f"{who} ended with exit code 0 before it came to hyperpod_barrier()"
+            said = f"{who} ended with exit code 0 before it reached hyperpod_barrier()"
             failure = failure_without_worker(
                 f"{said}; with --inprocess-restart the script must call it before it trains"
             )
         else:
             _, newline, details = failure.message.partition("\n")
-            said = f"{who} ended with {describe_status(worker.child.status)} before it came to hyperpod_barrier()"
+            said = f"{who} ended with {describe_status(worker.child.status)} before it reached hyperpod_barrier()"
             failure = replace(failure, message=shorten(said + newline + details))
         record.num_failures += 1
         self._last_fault = Fault("WorkerCrash", failure)
@@ -221,10 +221,10 @@ class WorkerPool:
             number, patience_s = signal.SIGKILL, 0.0
             self._clears_data = True
             late = ", ".join(map(str, sorted(plan.late)))
-            what = f"local rank {late} did not come to the barrier in {self._settings.inprocess_timeout_s:g} s"
+            what = f"local rank {late} did not reach the barrier within {self._settings.inprocess_timeout_s:g} s"
             self._last_fault = Fault("WorkerUnhealthy", failure_without_worker(what))
-            self._log.warning("all workers are started anew", why=what)
-        self._is_killing = True  # who is about to end takes part in no run
+            self._log.warning("all workers are restarted", why=what)
+        self._is_killing = True  # a process that is being ended takes part in no run
         self.stuck = await self.group.end(number, 0 if number == signal.SIGKILL else patience_s, plan.kill)
         self._is_killing = False
         self.is_closing = self.is_closing or bool(self.stuck)
@@ -233,7 +233,7 @@ class WorkerPool:
         self._restart_deadline()
 
     async def _spawn(self, local_ranks: frozenset[int]) -> None:
-        """Start processes. What their predecessors left running ends first; scripts run before a whole new set."""
+        """Start processes, after ending what their predecessors left running. The pre-train script runs before a complete new set."""
         is_whole_set = not self.group.living
         self.kept_all_processes = False
         await self.group.end(signal.SIGKILL, 0, local_ranks)
@@ -257,7 +257,7 @@ class WorkerPool:
             self._ranks[local_rank].gone_at = self._now()
 
     async def _replace_workers(self, local_ranks: frozenset[int]) -> None:
-        """Start processes. An exec that hangs (on storage that is gone) is ended like a rank that is late. Raises OSError."""
+        """Start processes. An exec that hangs (on storage that is gone) is ended like a late rank. Raises OSError."""
         spawning = asyncio.ensure_future(
             self.group.replace_workers(self._runtime.environ, self._start, local_ranks, self.note_exit)
         )

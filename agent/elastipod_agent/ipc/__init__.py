@@ -1,1 +1,1 @@
-"""The Unix socket between the agent and the workers of its pod: levels that workers wait for, and what they report."""
+"""The Unix socket between the agent and the workers of its pod: what workers wait for, and what they report."""

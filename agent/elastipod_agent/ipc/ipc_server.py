@@ -1,4 +1,4 @@
-"""Listens on the pod's socket and carries calls to the coordinator; bounds what a worker can send, hold, or keep waiting."""
+"""Serves the pod's socket, and limits what a worker can send, hold open, or keep waiting."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from elastipod_agent.ipc.run_coordinator import RunCoordinator
 from elastipod_agent.ipc.worker_calls import BadCall, WorkerCalls
 
 MAX_PER_PROCESS = 32
-_MAX_PATH_BYTES = 107  # of a Unix socket's address
+_MAX_PATH_BYTES = 107  # the limit for the address of a Unix socket
 _SEND_TIMEOUT_S = 30.0
 
 
 class IpcServer:
-    """One task per connection, so that none waits for another; the socket is for the agent's own user only."""
+    """Has one task per connection, so none waits for another. Only the agent's own user can open the socket."""
 
     def __init__(self, coordinator: RunCoordinator, path: Path) -> None:
         self.path = path
@@ -32,14 +32,14 @@ class IpcServer:
         self._by_process: Counter[int] = Counter()
 
     async def listen(self) -> None:
-        """Begin to serve. Raises OSError."""
+        """Start to serve. Raises OSError."""
         if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
             raise OSError(f"{self.path} is too long for a socket; choose a shorter TMPDIR")
         self._server = await asyncio.start_unix_server(self._serve, self.path, limit=MAX_CALL_BYTES)
         os.chmod(self.path, 0o600)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)
@@ -60,7 +60,7 @@ class IpcServer:
                 return
             await self._answer_calls(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # the worker is gone or takes no answer, or the agent leaves
+            pass  # the worker is gone or reads no answer, or the agent shuts down
         finally:
             self._tasks.discard(task)
             self._by_process[process] -= 1
@@ -69,7 +69,7 @@ class IpcServer:
             writer.transport.abort()
 
     async def _answer_calls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer calls until the worker hangs up. What comes in while a call is pending ends it: only an end may."""
+        """Answer calls until the worker disconnects. Data that arrives while a call is pending ends the connection: only an end may."""
         line = await _line(reader)
         while line is not None:
             try:
@@ -99,7 +99,7 @@ class IpcServer:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes | None:
-    """Read the next call, None at the end."""
+    """Read the next call, None at the end of the connection."""
     try:
         return await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError:
@@ -111,10 +111,10 @@ async def _line(reader: asyncio.StreamReader) -> bytes | None:
 async def _send(writer: asyncio.StreamWriter, answer: bytes) -> None:
     writer.write(answer + b"\n")
     draining = asyncio.ensure_future(writer.drain())
-    try:  # wait_for would swallow a cancellation now and then, before Python 3.12
+    try:  # wait_for can swallow a cancellation before Python 3.12
         await asyncio.wait([draining], timeout=_SEND_TIMEOUT_S)
         if not draining.done():
-            raise ConnectionAbortedError("the worker takes no answer")
+            raise ConnectionAbortedError("the worker reads no answer")
         draining.result()
     finally:
         draining.cancel()
@@ -125,7 +125,7 @@ def _error(sentence: str) -> bytes:
 
 
 def _peer(writer: asyncio.StreamWriter) -> int:
-    """Give the pid of the process at the other end."""
+    """Give the pid of the peer."""
     connection: socket.socket = writer.get_extra_info("socket")
     pid: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return pid

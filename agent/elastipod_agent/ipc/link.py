@@ -1,4 +1,4 @@
-"""The agent's end of the socket in one piece: it listens, passes faults on, and shows what workers report."""
+"""The agent's side of the socket: listens, passes faults on, and puts the workers' reports into the status."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from elastipod_agent.ipc.run_coordinator import ReportedFault, RunCoordinator
 from elastipod_agent.status import StatusStore
 from elastipod_agent.workers.failure import Failure
 
-REPORT_DELAY_S = 0.1  # how long reports are collected: a worker that talks all the time must not keep the operator busy
+REPORT_DELAY_S = 0.1  # reports are collected this long: frequent reports must not keep the operator busy
 SOCKET_NAME = "ipc.sock"
 
 
 class WorkerLink:
-    """Between the workers of this pod and the status store. root: the agent's private folder."""
+    """Connects the workers of this pod with the status store. root: the agent's private folder."""
 
     def __init__(self, layout: Layout, root: Path, status: StatusStore, on_fault: Callable[[Fault], None]) -> None:
         self.coordinator = RunCoordinator(layout, on_fault=self._on_reported_fault, on_report=self._schedule_report)
@@ -30,17 +30,17 @@ class WorkerLink:
         self._report_timer: asyncio.TimerHandle | None = None
 
     async def listen(self) -> None:
-        """Begin to serve. Raises OSError."""
+        """Start to serve. Raises OSError."""
         await self._server.listen()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         if self._report_timer is not None:
             self._report_timer.cancel()
         await self._server.close()
 
     def reported(self) -> dict[str, Any]:
-        """Give the fields of the status that workers fill."""
+        """Give the fields of the status that come from workers."""
         return {
             "worker_data": self.coordinator.worker_data(),
             "rank_labels": self.coordinator.labels(),

@@ -1,7 +1,7 @@
-"""What agent and workers tell one another, as levels: the newest start, fault and rank, and what each worker reported.
+"""The state that the agent and its workers share: the newest start, fault and rank information, and what each worker reported.
 
-Each run has a number that only grows. A worker says which run it knows, so that a repeated or late call is recognised, and
-nothing is lost with a connection. All methods belong to the event loop's thread; nothing here waits for a worker.
+The state is level-triggered. Each run has a number that only grows, and a worker says which run it knows: repeated and late calls are
+recognised, and a lost connection loses nothing. All methods belong to the event loop's thread; none waits for a worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMED_OUT = b'{"is_late":true}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedFault:
-    """A worker's own word that its run cannot go on."""
+    """A worker's report that its run cannot continue."""
 
     local_rank: int
     global_rank: int
@@ -36,7 +36,7 @@ class ReportedFault:
 
 @dataclass(slots=True)
 class _Rank:
-    """One local rank. known_run: the last run that its present process knows; past_run: whose code it has entered."""
+    """One local rank. known_run: the last run that its process knows; past_run: the last run whose code it has entered."""
 
     known_run: int = 0
     past_run: int = 0
@@ -49,7 +49,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True)
 class _RankInfo:
-    """What an operator's call says about the ranks, as JSON texts: one per local rank, and one that all share."""
+    """The rank information of an operator's call as JSON texts: one per local rank, and one for all."""
 
     worker_envs: Sequence[bytes]
     shared: bytes
@@ -59,12 +59,12 @@ class _RankInfo:
 
 
 class RunCoordinator:
-    """The levels of one agent.
+    """Coordinates the runs of one agent's workers.
 
-    Answers that may be large (a start) are JSON texts, made once for all ranks.
+    Answers that may be large (a start) are JSON texts, built once for all ranks.
 
-    on_fault: called at once when a worker of the present run sends a fault. on_position_change: a rank's place may have changed.
-    on_report: worker data, labels or checkpoints changed.
+    on_fault: called at once when a worker of the current run reports a fault. on_position_change: called when the position of a rank may
+    have changed. on_report: called when worker data, labels or checkpoints changed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RunCoordinator:
     # -- the agent's side ----------------------------------------------------------------------------------------
 
     def begin_run(self, start: UpdateRequest, *, progress: Mapping[str, Any], is_fresh: bool) -> None:
-        """Release the barrier into a new run. is_fresh: its processes are yet to be started, for this run alone."""
+        """Release the barrier into a new run. is_fresh: processes are started for this run alone, and have not started yet."""
         self.run += 1
         self.is_running = True
         self._group_rank = start.rank
@@ -111,22 +111,22 @@ class RunCoordinator:
         self._on_report()
 
     def end_run(self, *, is_faulty: bool) -> None:
-        """Close the barrier. is_faulty: ranks that are still in this run are told to leave it."""
+        """Close the barrier. is_faulty: ranks that are still in this run must leave it."""
         if not self.is_running:
             return
         self.is_running = False
-        self._start = self._info = None  # ranks may be others next time
+        self._start = self._info = None  # ranks may change until the next start
         if is_faulty:
             self._fault_run = self.run
         self._wake()
 
     def publish_rank_info(self, update: UpdateRequest) -> None:
-        """Let ranks know who they will be, before any start."""
+        """Give the ranks their information before a start."""
         self._info, self._info_number = self._rank_info_of(update, {}), self._info_number + 1
         self._wake()
 
     def reset_rank(self, local_rank: int, *, keeps_data: bool) -> None:
-        """A rank gets a new process, which knows of no run so far."""
+        """Reset a rank that gets a new process, which knows no run yet."""
         old = self._ranks[local_rank]
         renewed = _Rank(known_run=self.run)
         if keeps_data:
@@ -135,12 +135,12 @@ class RunCoordinator:
         self._on_report()
 
     def mark_failed(self, local_rank: int) -> None:
-        """Say of a rank's data that the rank itself is lost."""
+        """Mark the data of a rank as that of a failed rank."""
         self._ranks[local_rank].has_failed = True
         self._on_report()
 
     def position(self, local_rank: int) -> RankPosition:
-        """Give where the living process of this rank is."""
+        """Give the position of a rank whose process is alive."""
         rank = self._ranks[local_rank]
         if rank.num_at_barrier:
             return RankPosition.AT_BARRIER
@@ -151,11 +151,11 @@ class RunCoordinator:
         return RankPosition.RELEASED if self.is_running and self.has_joined(local_rank) else RankPosition.STARTING
 
     def has_joined(self, local_rank: int) -> bool:
-        """Tell whether this rank has taken the start of the present run."""
+        """Tell whether this rank has received the start of the current run."""
         return self._ranks[local_rank].known_run == self.run
 
     def worker_data(self) -> list[dict[str, Any]]:
-        """Give what ranks left for the others, as /status shows it and the operator hands it to all."""
+        """Give the data that ranks share with all others, as /status shows it. The operator distributes it."""
         return [
             {
                 "rank": self._global_rank(index),
@@ -169,13 +169,13 @@ class RunCoordinator:
         ]
 
     def labels(self) -> dict[str, str]:
-        """Give the labels of all local ranks in one; where they differ, the lowest rank's."""
+        """Merge the labels of all local ranks; if they differ, the lowest rank's count."""
         return {name: value for rank in reversed(self._ranks) for name, value in rank.labels.items()}
 
     # -- the workers' side, see `calls` --------------------------------------------------------------------------
 
     async def wait_start(self, local_rank: int, after: int, wait_s: float) -> bytes:
-        """Let a rank wait at the barrier for a start beyond a run that it knows."""
+        """Wait at the barrier for a start after the run that the rank knows."""
         rank, after = self._ranks[local_rank], self.note_run(local_rank, after)
         rank.num_at_barrier += 1
         self.on_position_change()
@@ -189,7 +189,7 @@ class RunCoordinator:
             self.on_position_change()
 
     async def wait_rank_info(self, local_rank: int, after: int, wait_s: float) -> bytes:
-        """Let a rank wait for news about itself beyond those that it knows."""
+        """Wait for rank information newer than the rank's own."""
         rank = self._ranks[local_rank]
         rank.num_awaiting += 1
         self.on_position_change()
@@ -203,17 +203,17 @@ class RunCoordinator:
             self.on_position_change()
 
     async def wait_fault(self, after: int, wait_s: float) -> bytes:
-        """Let a rank wait until a run beyond ``after`` is to be left."""
+        """Wait until a run after ``after`` must be left."""
         if not await self._until(lambda: self._fault_run > after, wait_s):
             return TIMED_OUT
         return json.dumps({"run": self._fault_run, "restart_count": self._restart_count}).encode()
 
     def known_run(self, local_rank: int) -> int:
-        """Give the last run that the rank's present process knows."""
+        """Give the last run that the rank's process knows."""
         return self._ranks[local_rank].known_run
 
     def note_run(self, local_rank: int, run: int, *, is_past: bool = False) -> int:
-        """Note that a process knows a run, and that it is in that run's code; gives the run, never one to come."""
+        """Record that a process knows a run, and with is_past that it runs its code; gives the run, at most the current one."""
         rank, run = self._ranks[local_rank], min(self.run, max(run, 0))
         rank.known_run = max(rank.known_run, run)
         if is_past:
@@ -222,18 +222,18 @@ class RunCoordinator:
         return run
 
     def store_data(self, local_rank: int, data: Any) -> None:
-        """Take what a rank leaves for all others."""
+        """Store the data that a rank shares with all others."""
         if data != self._ranks[local_rank].data:
             self._ranks[local_rank].data = data
             self._on_report()
 
     def store_labels(self, local_rank: int, labels: Mapping[str, str]) -> None:
-        """Take what a rank does in the model's parallelism."""
+        """Store the role of a rank in the model's parallelism."""
         self._ranks[local_rank].labels = labels
         self._on_report()
 
     def report_fault(self, local_rank: int, mode: RestartMode, reason: str | None, message: str | None) -> None:
-        """Take a rank's word that its run, the present one, cannot go on."""
+        """Report a rank's fault: the current run cannot continue."""
         rank = self._global_rank(local_rank)
         self.mark_failed(local_rank)
         self._on_fault(
@@ -242,12 +242,12 @@ class RunCoordinator:
                 global_rank=rank,
                 restart_mode=mode,
                 reason=reason or "WorkerFault",
-                message=message or f"rank {rank} sent a fault",
+                message=message or f"rank {rank} reported a fault",
             )
         )
 
     def report_checkpoint(self, local_rank: int, prefix: str, step: int, path: str | None, kind: str) -> None:
-        """Take a rank's word that its part of a checkpoint is written. Raises ValueError for a series too many."""
+        """Record that a rank has written its part of a checkpoint. Raises ValueError for a series beyond the limit."""
         self.checkpoints.report(prefix, step, path, kind, local_rank)
         self._on_report()
 

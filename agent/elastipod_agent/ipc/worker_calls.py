@@ -1,4 +1,4 @@
-"""The calls of the socket: checked field by field, then taken to the coordinator (docs/design/contracts.md, 11)."""
+"""The calls of the socket: validated field by field, then passed to the coordinator (docs/design/contracts.md, 11)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Fields = Mapping[str, Any]
 
 
 class BadCall(ValueError):
-    """A worker's call that cannot be used; the text is one sentence."""
+    """An invalid call of a worker; the text is one sentence."""
 
 
 class WorkerCalls:
@@ -46,9 +46,9 @@ class WorkerCalls:
         }
 
     async def answer(self, call: Fields) -> bytes:
-        """Answer one call, a JSON object without the line's end; cancelled when the worker hangs up. Raises BadCall."""
+        """Answer one call with a JSON object without a line end; cancelled if the worker disconnects. Raises BadCall."""
         if call.get("v") != PROTOCOL:
-            raise BadCall(f"protocol {call.get('v')!r} is not spoken here; this agent speaks {PROTOCOL}")
+            raise BadCall(f"protocol {call.get('v')!r} is not supported; this agent supports {PROTOCOL}")
         local_rank = _integer(call, "local_rank")
         if not 0 <= local_rank < self._coordinator.nproc:
             raise BadCall(f"local rank {local_rank} is outside of this pod's 0..{self._coordinator.nproc - 1}")
@@ -87,7 +87,7 @@ class WorkerCalls:
         reason, message = (
             _text(call, "reason", _MAX_NAME),
             _text(call, "message", _MAX_TEXT),
-        )  # cut: it is a fault still
+        )  # cut to size: the fault counts all the same
         try:
             mode = RestartMode(call.get("restart_mode"))
         except ValueError as error:
@@ -117,7 +117,7 @@ class WorkerCalls:
         self._series(local_rank, call)
         step, path = _integer(call, "step"), _text(call, "path")
         if path is not None and len(path) > _MAX_PATH:
-            raise BadCall(f"path has {len(path)} characters; at most {_MAX_PATH} are taken")
+            raise BadCall(f"path has {len(path)} characters; at most {_MAX_PATH} are allowed")
         try:
             kind = CheckpointType(call.get("type")).value
             self._coordinator.report_checkpoint(local_rank, _prefix(call), step, path, kind)

@@ -1,4 +1,4 @@
-"""The routes of the control API: bodies in, calls to the agent, answers out (docs/design/contracts.md, 3)."""
+"""The routes of the control API: parse the body, call the agent, build the answer (docs/design/contracts.md, 3)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from elastipod_agent.server.http import Request, Response
 from elastipod_agent.server.peer_probe import PeerProber, parse_probe_target
 
 MAX_BODY_BYTES = 1024 * 1024
-MAX_START_BYTES = 8 * 1024 * 1024  # carries the addresses of all pods
+MAX_START_BYTES = 8 * 1024 * 1024  # holds the addresses of all pods
 MAX_WAIT_S = 120.0
-MAX_WAITING = 64  # long polls that are held; half of all connections, so that other calls always find one
+MAX_WAITING = 64  # pending long polls: half of all connections, so that other calls always get one
 _LARGE_PATHS = frozenset({"/start", "/update"})
 
 
 def body_limit(path: str) -> int:
-    """Give the largest body that a path takes."""
+    """Give the size limit for the body of a request to this path."""
     return MAX_START_BYTES if path in _LARGE_PATHS else MAX_BODY_BYTES
 
 
 class ControlApi:
-    """Answers requests; `handle` is what the server calls. details: what /status?details=1 tells in addition."""
+    """Answers requests; the server calls `handle`. details: gives what /status?details=1 adds."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class ControlApi:
         methods = self._routes.get(request.path)
         if methods is None:
             known = ", ".join(self._routes)
-            return Response(HTTPStatus.NOT_FOUND, {"detail": f"there is no {request.path}; known are {known}"})
+            return Response(HTTPStatus.NOT_FOUND, {"detail": f"there is no {request.path}; the paths are {known}"})
         call = methods.get(request.method)
         if call is None:
             allowed = ", ".join(methods)
-            detail = f"{request.path} takes {allowed}, not {request.method}"
+            detail = f"{request.path} allows {allowed}, not {request.method}"
             return Response(HTTPStatus.METHOD_NOT_ALLOWED, {"detail": detail}, {"Allow": allowed})
         try:
             return await call(request)
@@ -116,12 +116,12 @@ def _json(body: bytes) -> object:
     try:
         parsed: object = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadBody("", f"the body is no JSON: {error}") from error
+        raise BadBody("", f"the body is not JSON: {error}") from error
     return parsed
 
 
 def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is none of its values")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _query_number(request: Request, name: str) -> float | None:

@@ -1,6 +1,6 @@
-"""What --server-log-level governs: refused calls from info on, all calls from debug on; never a flood of them.
+"""Logs calls as --server-log-level says: refused calls at info, all calls at debug, at a limited rate.
 
-What a client sent is shown only as far as it is printable and short. Headers, queries and bodies are not shown.
+Text that a client sent is cut and made printable. Headers, queries and bodies are not logged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from elastipod_agent.log import EventLog
 from elastipod_agent.metrics import Metrics
 from elastipod_agent.server.http import Request, Response
 
-BURST = 10  # refusals that are shown in PERIOD_S; of the others only their number
+BURST = 10  # refusals that are logged per PERIOD_S; the others are only counted
 PERIOD_S = 60.0
 _MAX_TEXT = 200
 
@@ -34,7 +34,7 @@ class CallLog:
         self._hidden = 0
 
     def answered(self, request: Request, response: Response) -> None:
-        """Take note of a call that was answered."""
+        """Record a call that was answered."""
         self._metrics.count("calls_total", code=str(int(response.status)))
         is_refusal = response.status >= HTTPStatus.BAD_REQUEST and response.status != HTTPStatus.CONFLICT
         if not self._has_all and not (self._has_refusals and is_refusal and self._may_show()):
@@ -49,7 +49,7 @@ class CallLog:
         )
 
     def refused(self, status: int, why: str) -> None:
-        """Take note of a call that was turned away before anybody looked at what it asks."""
+        """Record a call that was refused before it was handled."""
         self._metrics.count("refused_calls_total", code=str(int(status)))
         if self._has_all or (self._has_refusals and self._may_show()):
             self._log.info("call refused", status=int(status), why=_plain(why))
@@ -68,5 +68,5 @@ class CallLog:
 
 
 def _plain(text: str) -> str:
-    """Keep a client's text from steering the terminal of who reads the log."""
+    """Make a client's text safe for the terminal that shows the log."""
     return "".join(c if c.isprintable() else "?" for c in text[:_MAX_TEXT])

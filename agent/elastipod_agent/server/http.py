@@ -1,9 +1,8 @@
-"""A small HTTP/1.1 server: JSON in, JSON out, keep-alive, and a bound on everything a client can send or hold.
+"""A small HTTP/1.1 server: JSON requests and answers, keep-alive, and a limit on everything that a client can send or hold.
 
-Heads are at most 16 KiB, bodies as large as the route allows, connections at most 128; a client that is slower than the
-time-outs is dropped. One connection never waits for another, and none of them for the workers. Who only holds a
-connection open (silent, slow to ask, or slow to leave) gives way to who asks: where all places are taken, the one that
-has been quiet longest is closed, so that a stranger cannot keep the operator out.
+A head has at most 16 KiB, a body as much as its route allows, and there are at most 128 connections. A client that is slower than the
+time-outs is dropped. No connection waits for another one or for the workers. If all connections are in use, a new one replaces the one
+that has been idle longest, so that a client that only holds connections open cannot keep the operator out.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from urllib.parse import parse_qs, unquote, urlsplit
 MAX_HEAD_BYTES = 16 * 1024
 MAX_QUERY_FIELDS = 32
 MAX_CONNECTIONS = 128
-MAX_LARGE_BODIES = 4  # of more than LARGE_BODY_BYTES, in memory at the same time
+MAX_LARGE_BODIES = 4  # bodies of more than LARGE_BODY_BYTES in memory at the same time
 LARGE_BODY_BYTES = 256 * 1024
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 30.0
 IDLE_TIMEOUT_S = 75.0
 _LINGER_S = 2.0
 _LINGER_BYTES = 16 * 1024 * 1024
-_CLOSE_TIMEOUT_S = 2.0  # for an answer that the client is slow to fetch, once its connection is to be closed
+_CLOSE_TIMEOUT_S = 2.0  # for a client to read the rest of an answer before its connection is closed
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. body: as received, unparsed."""
+    """One request. body: as received."""
 
     method: str
     path: str
@@ -42,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response. body: a JSON value, None = empty; bytes go out as they are, with the Content-Type among the headers."""
+    """One response. body: a JSON value, None for an empty body, or bytes, whose Content-Type is in the headers."""
 
     status: int
     body: Any = None
@@ -50,7 +49,7 @@ class Response:
 
 
 class RequestRefused(Exception):
-    """A request that cannot be read or is not allowed; answered with this response, then the connection is closed."""
+    """A request that is malformed or not allowed; it gets this response, then the connection is closed."""
 
     def __init__(self, status: HTTPStatus, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -59,7 +58,7 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a request. target: path and query as sent; headers: with names in lower case."""
+    """The head of a request. target: path and query as sent; headers: names in lower case."""
 
     method: str
     target: str
@@ -68,7 +67,7 @@ class Head:
 
 
 class Admission:
-    """What a request was admitted with. This one asks nothing of its body and adds nothing to its answer."""
+    """How a request was admitted. The base class accepts any body and adds nothing to the answer."""
 
     __slots__ = ()
 
@@ -76,7 +75,7 @@ class Admission:
         """Raise Refused for a body that the caller did not authenticate."""
 
     def answer_headers(self, status: int, body: bytes) -> Mapping[str, str]:
-        """Give the headers that prove the answer to the caller."""
+        """Give the headers that authenticate the answer to the caller."""
         return {}
 
 
@@ -86,9 +85,9 @@ def admit_everybody(head: Head) -> Admission:
 
 
 class HttpServer:
-    """Serves `handle` at one address. body_limit: path -> the largest body in bytes that it takes.
+    """Serves `handle` at one address. body_limit: path -> size limit of its bodies in bytes.
 
-    admit: is given a request's head before its body is read; raises Refused for a caller that may not call.
+    admit: called with the head of a request before its body is read; raises RequestRefused for a caller that is not allowed.
     """
 
     def __init__(
@@ -112,19 +111,19 @@ class HttpServer:
         self._body_timeout_s = body_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
-        self._connections: dict[asyncio.Task[None], None] = {}  # quiet longest first
+        self._connections: dict[asyncio.Task[None], None] = {}  # idle longest first
         self._answering: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._is_closing = False
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to serve; gives the port (which the system chose for 0). Raises OSError when it is taken."""
+        """Start to serve; gives the port, which the system chooses for 0. Raises OSError if the port is in use."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, backlog=256)
         chosen: int = self._server.sockets[0].getsockname()[1]
         return chosen
 
     async def close(self, timeout_s: float) -> None:
-        """Stop listening, let answers under way go out for this long, then drop all connections."""
+        """Stop listening, wait at most this long for pending answers, then drop all connections."""
         self._is_closing = True
         assert self._server is not None
         self._server.close()
@@ -139,7 +138,7 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        writer.transport.set_write_buffer_limits(high=0)  # one answer at most waits for a client
+        writer.transport.set_write_buffer_limits(high=0)  # at most one answer waits for a client
         try:
             if not self._has_room():
                 full = Response(HTTPStatus.SERVICE_UNAVAILABLE, {"detail": "too many connections"})
@@ -148,18 +147,18 @@ class HttpServer:
             self._connections[task] = None
             while not self._is_closing and await self._exchange(reader, writer, task):
                 self._connections[task] = self._connections.pop(task, None)
-                await asyncio.sleep(0)  # requests that came in one piece must not keep the event loop
+                await asyncio.sleep(0)  # pipelined requests must not monopolize the event loop
         except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-            pass  # the client left or was too slow: nothing to answer
+            pass  # the client left or was too slow: there is nothing to answer
         except asyncio.CancelledError:
-            pass  # by close(), or to make room; the task ends here
+            pass  # by close(), or to make room for another connection; the task ends here
         finally:
             self._answering.discard(task)
             await _close_connection(writer)
             self._connections.pop(task, None)
 
     def _has_room(self) -> bool:
-        """Tell whether one more connection may be served, if need be after closing the one that is quiet longest."""
+        """Tell whether one more connection can be served; closes the one that is idle longest if necessary."""
         if len(self._connections) < self._max_connections:
             return True
         quiet = next((task for task in self._connections if task not in self._answering), None)
@@ -172,7 +171,7 @@ class HttpServer:
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
     ) -> bool:
-        """Read one request and answer it; True when the connection is kept for another."""
+        """Read one request and answer it; True if the connection is kept open."""
         keep = is_refused = False
         admission = Admission()
         try:
@@ -190,7 +189,7 @@ class HttpServer:
             keep, is_refused, response = False, True, refused.response
             self._log_refusal(response.status, str(refused))
         keep = keep and not self._is_closing
-        self._answering.discard(task)  # from here on it only waits for the client
+        self._answering.discard(task)  # from here on the connection only waits for the client
         await self._send(writer, response, keep, admission)
         if is_refused:
             await _discard_unread_input(reader, writer)
@@ -199,12 +198,12 @@ class HttpServer:
     async def _answer(self, request: Request) -> Response:
         try:
             return await self._handle(request)
-        except Exception as error:  # a mistake of ours must not look like a lost connection
+        except Exception as error:  # an error of the agent must not look like a lost connection
             self._log_refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"{request.method} {request.path} failed: {error!r}")
             return Response(HTTPStatus.INTERNAL_SERVER_ERROR, {"detail": "the agent could not answer; see its log"})
 
     async def _read_head(self, reader: asyncio.StreamReader) -> Head | None:
-        """Read up to the empty line; None when the client closed, or stayed silent, between two requests."""
+        """Read up to the empty line; None if the client closed or was idle between two requests."""
         try:
             first = await asyncio.wait_for(reader.read(1), self._idle_timeout_s)
         except asyncio.TimeoutError:
@@ -215,7 +214,7 @@ class HttpServer:
             rest = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._head_timeout_s)
         except asyncio.LimitOverrunError:
             raise RequestRefused(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"head over {MAX_HEAD_BYTES} bytes"
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head has more than {MAX_HEAD_BYTES} bytes"
             ) from None
         return parse_head(first + rest)
 
@@ -225,11 +224,11 @@ class HttpServer:
         coding = head.headers.get("transfer-encoding")
         is_chunked = coding is not None and coding.lower() == "chunked"
         if coding is not None and not is_chunked:
-            raise RequestRefused(HTTPStatus.NOT_IMPLEMENTED, "of the transfer codings only chunked is understood")
+            raise RequestRefused(HTTPStatus.NOT_IMPLEMENTED, "only the transfer coding chunked is supported")
         length = _content_length(head.headers)
         if length > limit:
             raise RequestRefused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of {length} bytes; at most {limit} are taken"
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has {length} bytes; at most {limit} are allowed"
             )
         if not length and not is_chunked:
             return b""
@@ -255,7 +254,7 @@ class HttpServer:
 
 
 async def _close_connection(writer: asyncio.StreamWriter) -> None:
-    """Close; what the client has not fetched by then is dropped, or it could hold the descriptor for ever."""
+    """Close. Data that the client does not read in time is dropped, so that it cannot hold the descriptor."""
     writer.close()
     with suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
         await asyncio.wait_for(writer.wait_closed(), _CLOSE_TIMEOUT_S)
@@ -263,7 +262,7 @@ async def _close_connection(writer: asyncio.StreamWriter) -> None:
 
 
 async def _discard_unread_input(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read on for a moment before closing: with bytes unread the close would take the answer from the client."""
+    """Read for a moment before closing: a close with unread data would reset the connection before the client has read the answer."""
     writer.write_eof()
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(_discard(reader, _LINGER_BYTES), _LINGER_S)
@@ -275,28 +274,28 @@ async def _discard(reader: asyncio.StreamReader, limit: int) -> None:
 
 
 def parse_head(data: bytes) -> Head:
-    """Parse a request line with its headers, empty line included. Raises RequestRefused."""
+    """Parse a request line and headers, including the empty line. Raises RequestRefused."""
     lines = data.decode("latin-1").split("\r\n")
     parts = lines[0].lstrip().split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[1].startswith("/"):
-        raise RequestRefused(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request")
     headers: dict[str, str] = {}
     for line in lines[1:-2]:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a header line without a name")
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a header line has no name")
         if name.lower() in ("content-length", "authorization") and name.lower() in headers:
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"{name} stands there twice")
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, f"{name} is given twice")
         headers[name.lower()] = value.strip()
     if "transfer-encoding" in headers and "content-length" in headers:
-        raise RequestRefused(HTTPStatus.BAD_REQUEST, "both Content-Length and Transfer-Encoding")
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "both Content-Length and Transfer-Encoding are given")
     connection = headers.get("connection", "").lower()
     is_keep_alive = "close" not in connection if parts[2] == "HTTP/1.1" else "keep-alive" in connection
     return Head(parts[0], parts[1], headers, is_keep_alive)
 
 
 def parse_target(target: str) -> tuple[str, dict[str, str]]:
-    """Split a request target into its path and its query, of whose repeated fields the last counts. Raises RequestRefused."""
+    """Split a request target into path and query; of a repeated field the last value counts. Raises RequestRefused."""
     try:
         url = urlsplit(target)
         query = parse_qs(url.query, max_num_fields=MAX_QUERY_FIELDS)
@@ -308,32 +307,32 @@ def parse_target(target: str) -> tuple[str, dict[str, str]]:
 def _content_length(headers: Mapping[str, str]) -> int:
     text = headers.get("content-length", "0")
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise RequestRefused(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
     return int(text)
 
 
 async def _read_chunks(reader: asyncio.StreamReader, limit: int) -> bytes:
-    """Read a chunked body, trailers included."""
+    """Read a chunked body with its trailers."""
     body = bytearray()
     while True:
         size_text = (await _read_line(reader)).partition(b";")[0].strip()
         try:
             size = int(size_text, 16)
         except ValueError:
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk without a size") from None
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk has no size") from None
         if size < 0 or len(body) + size > limit:
-            raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body over {limit} bytes")
+            raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {limit} bytes")
         if size == 0:
             while await _read_line(reader) != b"":
                 pass
             return bytes(body)
         body += await reader.readexactly(size)
         if await reader.readexactly(2) != b"\r\n":
-            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk of another length than it says")
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk does not have the size that it says")
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:
     try:
         return (await reader.readuntil(b"\r\n"))[:-2]
     except asyncio.LimitOverrunError:
-        raise RequestRefused(HTTPStatus.BAD_REQUEST, "a line without end in a chunked body") from None
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, "a line in a chunked body has no end") from None

@@ -1,7 +1,7 @@
-"""Whether this agent reaches another agent of its job, asked by the operator when that one does not answer it.
+"""Probes whether another agent of the job can be reached, for an operator that gets no answer from it.
 
-Any HTTP answer shows that the process there lives, a refusal (401) too, so nothing is proved to it and nothing of the answer
-is used. A probe takes at most PROBE_TIMEOUT_S and only a few run at a time: they never hold up what the agent is there for.
+Any HTTP answer, even a refusal (401), shows that the process there is alive, so a probe sends no credentials and ignores the answer. A
+probe takes at most PROBE_TIMEOUT_S and only a few run at a time, so probes never delay the agent's own work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastipod_agent.core.requests import BadBody
 
 PROBE_TIMEOUT_S = 2.0
 MAX_PROBES = 4
-# Failures of this agent's own machine say nothing about the other one.
+# Failures of this agent's own machine say nothing about the other agent.
 _OWN_FAILURES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.ENETUNREACH}
 )
@@ -30,7 +30,7 @@ class ProbeTarget(NamedTuple):
 
 
 def parse_probe_target(text: str) -> ProbeTarget:
-    """Read `<ip>:<port>`, an IPv6 address in brackets. Raises BadBody."""
+    """Parse `<ip>:<port>`, with an IPv6 address in brackets. Raises BadBody."""
     host, _, port = text.rpartition(":")
     try:
         address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
@@ -45,13 +45,13 @@ def parse_probe_target(text: str) -> ProbeTarget:
 
 
 class PeerProber:
-    """Tries to reach other agents, MAX_PROBES at a time."""
+    """Probes other agents, at most MAX_PROBES at a time."""
 
     def __init__(self) -> None:
         self._running = 0
 
     async def is_reachable(self, target: ProbeTarget) -> bool | None:
-        """Tell whether an agent answers there; None when this agent cannot tell, because of itself."""
+        """Tell whether an agent answers there; None if this agent cannot tell for a reason of its own."""
         if self._running >= MAX_PROBES:
             return None
         self._running += 1

@@ -62,7 +62,7 @@ def catches(pid: int, number: int, proc: Path = PROC) -> bool:
 
 
 def is_stopped(pid: int, proc: Path = PROC) -> bool:
-    """Tell whether somebody has stopped the process with a signal."""
+    """Tell whether the process is stopped by a signal."""
     return _read(proc / str(pid) / "stat").rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
 
 

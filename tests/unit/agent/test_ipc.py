@@ -219,7 +219,7 @@ async def test_a_fault_is_taken_from_the_present_run_only(pod: Pod) -> None:
         )
     ]
     await asyncio.to_thread(present.hyperpod_send_fault, 3)
-    assert (pod.faults[1].reason, pod.faults[1].message) == ("WorkerFault", "rank 3 sent a fault")
+    assert (pod.faults[1].reason, pod.faults[1].message) == ("WorkerFault", "rank 3 reported a fault")
     assert pod.faults[1].restart_mode is RestartMode.IN_PROCESS_RESTART
 
 

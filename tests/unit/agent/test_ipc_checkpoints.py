@@ -76,9 +76,9 @@ def test_the_number_of_series_is_bounded() -> None:
     one = CheckpointSeries()
     for index in range(MAX_SERIES):
         one.expect(f"run-{index}", {MODEL: 1})
-    with pytest.raises(ValueError, match="more than the 64"):
+    with pytest.raises(ValueError, match="exceeds the limit of 64"):
         one.expect("another", {MODEL: 1})
-    with pytest.raises(ValueError, match="more than the 64"):
+    with pytest.raises(ValueError, match="exceeds the limit of 64"):
         one.report("another", 1, "/x", MODEL, 0)
     one.begin_run({"another": {"progressData": "/x", "progressCount": 1}})
     assert one.latest("another") is None

@@ -37,7 +37,7 @@ def test_a_rule_with_every_field() -> None:
         pytest.param([1], "rule 0 must be an object", id="no object"),
         pytest.param([{"logPattern": "x"}], "rule 0: name", id="no name"),
         pytest.param([{"name": "a"}], "rule 'a': logPattern must be", id="no pattern"),
-        pytest.param([{"name": "a", "logPattern": "("}], "logPattern is no regular expression", id="bad pattern"),
+        pytest.param([{"name": "a", "logPattern": "("}], "logPattern is not a regular expression", id="bad pattern"),
         pytest.param([{"name": "a", "logPattern": "x", "operator": ">"}], "operator is '>'", id="operator"),
         pytest.param([{"name": "a", "logPattern": "x", "metricThreshold": "y"}], "metricThreshold", id="threshold"),
         pytest.param([{"name": "a", "logPattern": "x" * 5000}], "at most 4096", id="long pattern"),

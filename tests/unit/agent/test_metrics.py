@@ -84,7 +84,7 @@ def test_any_label_and_any_number_survives_the_way() -> None:
 
 
 def test_a_name_that_nobody_declared_is_our_mistake() -> None:
-    with pytest.raises(AssertionError, match="nonsense is no metric"):
+    with pytest.raises(AssertionError, match="nonsense is not a metric"):
         Metrics().count("nonsense")
 
 

@@ -120,8 +120,8 @@ def test_a_machine_that_tells_no_node_has_one(tmp_path: Path) -> None:
         ("node", 4, set(), {}, "no device 4 for local rank 4"),
         ("node", 3, {1, 2}, {}, "no CPU of NUMA node 3"),
         ("exclusive", 0, {0, 1, 4, 5}, {}, "3 devices but only 2 physical cores"),
-        ("node", 0, set(), {"CUDA_VISIBLE_DEVICES": "MIG-1"}, "'MIG-1', which is no GPU known here"),
-        ("node", 0, set(), {"CUDA_VISIBLE_DEVICES": "7"}, "'7', which is no GPU known here"),
+        ("node", 0, set(), {"CUDA_VISIBLE_DEVICES": "MIG-1"}, "'MIG-1', which is not a GPU of this machine"),
+        ("node", 0, set(), {"CUDA_VISIBLE_DEVICES": "7"}, "'7', which is not a GPU of this machine"),
     ],
 )
 def test_why_there_is_no_binding(
@@ -144,7 +144,7 @@ def test_without_gpus_or_files_of_the_kernel_there_is_none(tmp_path: Path) -> No
         read_topology({}, root=tmp_path, allowed={0})
     (tmp_path / "proc/driver/nvidia/gpus/0000:0a:00.0").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/gpus/0000:0a:00.0/information").write_text("Model: H100\n", "utf-8")
-    with pytest.raises(NoBinding, match="the kernel does not say"):
+    with pytest.raises(NoBinding, match="the kernel does not show"):
         read_topology({}, root=tmp_path, allowed={0})
 
 
