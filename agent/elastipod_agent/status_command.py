@@ -1,4 +1,4 @@
-"""`elastipod agent status`: what the agent of this pod does, for a person: kubectl exec POD -- elastipod agent status."""
+"""`elastipod agent status`: shows the state of the agent of this pod: kubectl exec POD -- elastipod agent status."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Json = Mapping[str, Any]
 
 
 class AgentUnreachable(Exception):
-    """The agent does not answer as it should; the sentence says what to check."""
+    """The agent does not answer as expected; the sentence says what to check."""
 
 
 class AmbiguousAgent(Exception):
-    """Several agents run here and none was named."""
+    """Several agents run on this host and none was named."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentAddress:
-    """Where the agent is, and what proves us to it."""
+    """The address of the agent, and the credentials to call it."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ class AgentAddress:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Exit status: 0 the agent answered, 1 it did not, 2 wrong use."""
+    """Run the command. Exit status: 0 the agent answered, 1 it did not, 2 a usage error."""
     args = _parser().parse_args(argv)
     try:
         target = find_agent(args.port, find_agents(), os.environ)
@@ -75,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains once more
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter reports the broken pipe once more
         return 0
 
 
@@ -112,9 +114,9 @@ def _seconds(text: str) -> float:
 
 
 def find_agent(port: int | None, agents: Sequence[AgentEndpoint], environ: Mapping[str, str]) -> AgentAddress:
-    """Find the agent: the port that is given, else the only agent here, else what the environment says.
+    """Find the agent: by the given port, else the only agent on this host, else by the environment.
 
-    Raises AmbiguousAgent where several agents run here and the environment names none of them.
+    Raises AmbiguousAgent if several agents run on this host and the environment names none of them.
     """
     credentials = read_credentials(environ)
     configured_port = environ.get("ELASTIPOD_AGENT_PORT", "")
@@ -159,7 +161,7 @@ def fetch_status(target: AgentAddress) -> dict[str, Any]:
 
 
 def _fetch(target: AgentAddress) -> tuple[int, bytes]:
-    """Ask for the status, once more with a MAC where the agent wants one. Raises OSError, HTTPException."""
+    """Fetch the status; repeat the request with a MAC if the agent requires one. Raises OSError, HTTPException."""
     credentials = target.credentials
     code, challenge, body = _get(target, {} if credentials.key else bearer(credentials.token))
     if code == 401 and challenge and credentials.key:
@@ -168,7 +170,7 @@ def _fetch(target: AgentAddress) -> tuple[int, bytes]:
 
 
 def _get(target: AgentAddress, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
-    """Give status code, challenge ("" for none) and body."""
+    """Give status code, challenge ("" if there is none) and body."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", STATUS_TARGET, headers=dict(headers))
@@ -179,7 +181,7 @@ def _get(target: AgentAddress, headers: Mapping[str, str]) -> tuple[int, str, by
 
 
 def describe(status: Json, target: AgentAddress, now: float) -> Iterator[str]:
-    """Give the lines for a person; what the agent does not tell is left out. now: Unix seconds."""
+    """Give the lines to show; what the agent does not report is left out. now: Unix seconds."""
     details = _mapping(status.get("details"))
     for name, text in _parts(status, details, target, now):
         first, *others = [_plain(line) for line in text.splitlines()] or [""]
@@ -320,5 +322,5 @@ def _span(seconds: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Keep what a worker printed from steering the terminal."""
+    """Make worker output safe for the terminal."""
     return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)

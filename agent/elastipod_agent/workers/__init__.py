@@ -1,1 +1,1 @@
-"""Processes: the workers, what they print, and everything that descends from them."""
+"""Processes: the workers, their output, and all their descendants."""

@@ -1,4 +1,4 @@
-"""What went wrong, in one text: a worker's own error report, else the last traceback it printed, else one sentence."""
+"""Why a worker failed, in one text: its own error report, else the last traceback that it printed, else one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from elastipod_agent.core.exits import describe_status, signal_name
 
-MAX_MESSAGE_BYTES = 4000  # with the sentence in front it fits the pod's termination message of 4 KiB
+MAX_MESSAGE_BYTES = 4000  # fits the pod's termination message of 4 KiB
 TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_LOG_ENV = "ELASTIPOD_TERMINATION_LOG"
 _MAX_REPORT_BYTES = 256 * 1024
@@ -23,15 +23,15 @@ _SMALL_REST_BYTES = 16 * 1024
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# torch's own remarks as glog writes them: "[W1121 04:28:38.471 socket.cpp:207] ...", also behind "[rank0]:"
+# torch's own log lines in glog's format: "[W1121 04:28:38.471 socket.cpp:207] ...", also behind "[rank0]:"
 _REMARK = re.compile(r"^(?:\[rank\d+\]: ?)?\[[IW]\d{4} .*\n?", re.MULTILINE)
-# What a process prints when it brings a signal on itself: faulthandler, the C++ runtime, glog's errors.
+# What a process prints when it raises a fatal signal: faulthandler, the C++ runtime, glog's errors.
 _DEADLY = re.compile(r"^(?:Fatal Python error: |terminate called |(?:\[rank\d+\]: ?)?\[[EF]\d{4} )", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The first failing worker of a generation; exactly one of exitcode and signal is set. time: UTC, RFC 3339."""
+    """The first failure of a generation. A worker's has exactly one of exitcode and signal. time: UTC, RFC 3339."""
 
     global_rank: int | None
     local_rank: int | None
@@ -41,14 +41,14 @@ class Failure:
     time: str
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as it stands in /status."""
+        """Give the failure as /status shows it."""
         return asdict(self)
 
 
 def describe(
     *, global_rank: int, local_rank: int, status: int, error_file: Path, stderr_tail: str, time: str
 ) -> Failure:
-    """Put together what is known about a worker that failed. ``stderr_tail`` is the end of what it printed."""
+    """Describe a worker that failed. stderr_tail: the end of its standard error."""
     stderr_tail = printable(stderr_tail)
     if status < 0:
         sentence = f"rank {global_rank} was killed by {signal_name(-status)}"
@@ -57,7 +57,7 @@ def describe(
         sentence = f"rank {global_rank} (local rank {local_rank}) ended with {describe_status(status)}"
         printed = last_traceback(stderr_tail) or last_lines(stderr_tail)
     if status == -9:
-        sentence += "; where nobody sent it, the kernel's out-of-memory killer did"
+        sentence += "; if nobody sent it, the kernel's out-of-memory killer did"
     details = printable(reported_error(error_file)) or printed
     why = last_error(details)
     if status > 0 and 0 < len(why) <= _MAX_WHY:
@@ -76,7 +76,7 @@ def describe(
 
 
 def is_full(place: Path) -> bool:
-    """Tell whether a disk has no room for a message: who cannot write one cannot say so either."""
+    """Tell whether a disk is too full for a message, so that a worker could not report its error."""
     try:
         disk = os.statvfs(place)
     except OSError:
@@ -85,19 +85,19 @@ def is_full(place: Path) -> bool:
 
 
 def describe_error(error: OSError) -> str:
-    """Say what the system refused, and about which file."""
+    """Describe a system error, with the file that it concerns."""
     why = error.strerror or str(error)
     return why if error.filename is None else f"{os.fspath(error.filename)}: {why}"
 
 
 def printable(text: str) -> str:
-    """Give a text without colours and without what a terminal or a JSON reader might stumble over."""
+    """Remove colours and control characters from a text."""
     lines = _COLOURS.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", lines)
 
 
 def last_error(details: str) -> str:
-    """Give the line that says what went wrong: a traceback's error, without the rest of a long message, else the last line."""
+    """Give the line that names the error: the first line of a traceback's error, else the last line."""
     lines = details.splitlines()
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     after = lines[frames[-1] + 1 :] if frames else lines[-1:]
@@ -105,7 +105,7 @@ def last_error(details: str) -> str:
 
 
 def reported_error(path: Path) -> str:
-    """Read the file that torch's ``@record`` writes when the script's main function raises; "" when there is none."""
+    """Read the file that torch's ``@record`` writes if the script's main function raises; "" if there is none."""
     try:
         with open(path, "rb") as file:
             report = json.loads(file.read(_MAX_REPORT_BYTES))
@@ -120,26 +120,26 @@ def reported_error(path: Path) -> str:
 
 
 def last_traceback(stderr_tail: str) -> str:
-    """Give the last traceback that a worker printed; "" when there is none."""
+    """Give the last traceback that a worker printed, or ""."""
     text = _REMARK.sub("", stderr_tail)
     begin = text.rfind(_TRACEBACK)
     if begin < 0:
         return ""
-    # A chained exception prints several; the first of the chain is the cause.
+    # A chained exception prints several tracebacks; the first one is the cause.
     while (earlier := text.rfind(_TRACEBACK, 0, begin)) >= 0 and _is_chained(text[earlier:begin]):
         begin = earlier
     return text[begin:].strip()
 
 
 def fatal_report(stderr_tail: str) -> str:
-    """Give what a process printed when it brought a signal on itself; "" when it printed nothing of the kind."""
+    """Give what a process printed when it raised a fatal signal, or ""."""
     text = _REMARK.sub("", stderr_tail)
     deadly = _DEADLY.search(text)
     return "\n".join(text[deadly.start() :].strip().splitlines()[:_MAX_TAIL_LINES]) if deadly else ""
 
 
 def last_lines(stderr_tail: str) -> str:
-    """Give the last lines that a worker printed, without torch's remarks; they often say why as well."""
+    """Give the last lines that a worker printed, without torch's log lines; they often name the cause."""
     return "\n".join(_REMARK.sub("", stderr_tail).strip().splitlines()[-_MAX_TAIL_LINES:])
 
 
@@ -149,7 +149,7 @@ def _is_chained(between: str) -> bool:
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
-    """Cut the middle out of a long text: its first line says who, its end says why."""
+    """Cut the middle out of a long text: its first line names the worker, its end the cause."""
     data = text.encode("utf-8", "replace")
     if len(data) <= limit:
         return data.decode("utf-8", "replace")
@@ -159,9 +159,9 @@ def shorten(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
 
 
 def write_termination_message(text: str, path: str | None = None) -> None:
-    """Leave the text where the kubelet looks for a container's last words, if there is such a place and it has room.
+    """Write the container's termination message for the kubelet, if the file exists and can be written.
 
-    path: by default what ``ELASTIPOD_TERMINATION_LOG`` names (for pods with a terminationMessagePath), else the usual one.
+    path: by default ``ELASTIPOD_TERMINATION_LOG`` (for pods with a terminationMessagePath), else Kubernetes' default path.
     """
     with suppress(OSError), open(path or os.environ.get(TERMINATION_LOG_ENV) or TERMINATION_LOG, "r+b") as file:
         file.truncate()

@@ -1,10 +1,9 @@
-"""The workers of one generation in this pod: started, signalled, and their ends collected.
+"""The workers of one generation in this pod: starts them, signals them, and collects their exits.
 
-Where the store is. The worker with global rank 0 hosts the c10d store on the master port (TORCHELASTIC_USE_AGENT_STORE
-is False, so torch's env:// rendezvous does it). The agent would need torch for hosting it, and a helper process with torch
-would cost every pod some 200 MiB for what only one of them uses. The price: when rank 0's process ends, the store ends,
-so other ranks must not need the store after rank 0 may have left. The library's drain ends with all ranks agreed before
-that, and torch's own teardown does not need the store.
+The worker with global rank 0 hosts the c10d store on the master port (TORCHELASTIC_USE_AGENT_STORE is False, so torch's env:// rendezvous
+starts it). The agent would need torch to host it, and a helper process with torch would cost every pod some 200 MiB that only one pod
+uses. In return the store ends with the process of rank 0, so other ranks must not need it after rank 0 may have exited. In a drain all
+ranks have agreed before that, and torch's own teardown does not need the store.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ _ENDS_TO_WAIT_S = 30.0
 
 
 class WorkerGroup:
-    """``directory``: private to this generation; holds the worker file and, without --log-dir, the error reports.
+    """The processes of one pod's workers.
 
-    tap: is given what local rank 0 prints, in the output thread.
+    directory: private to this group; holds the worker file and, without --log-dir, the error reports. tap: called with the output of
+    local rank 0, in the output thread.
     """
 
     def __init__(
@@ -56,42 +56,42 @@ class WorkerGroup:
         self._pump = pump
         self._tap = tap
         self._given_up = asyncio.Event()
-        self._wake_signal: int | None = None  # of the event that is raised
+        self._wake_signal: int | None = None  # of the event that was raised
         self._num_replacements = 0
         self._file = WorkerFile.create(directory / "workers", settings.layout.nproc)
 
     async def spawn(self, base: Mapping[str, str], on_exit: Callable[[], None]) -> None:
-        """Start all workers; ``on_exit`` is called at each one's end. Raises OSError; those started then are running."""
+        """Start all workers; ``on_exit`` is called when one ends. Raises OSError; workers that were started keep running then."""
         await self._spawn_all(base, range(self._settings.layout.nproc), on_exit)
 
     async def replace_workers(
         self, base: Mapping[str, str], start: StartRequest, local_ranks: Collection[int], on_exit: Callable[[], None]
     ) -> None:
-        """Start these workers for the first time or anew, their former processes having ended. Raises OSError.
+        """Start or restart these workers, whose previous processes have ended. Raises OSError.
 
-        For workers that live over generations: each comes after the first in a log directory of its own.
+        For workers that live over generations: each process after the first one gets a log directory of its own.
         """
         self._start = start
         await self._spawn_all(base, sorted(local_ranks), on_exit, is_replacement=True)
 
     def begin_run(self, start: StartRequest) -> None:
-        """Give workers that live over generations their next: other ranks, and no event."""
+        """Begin the next generation of workers that live over generations: new ranks, and no event."""
         self._start = start
         self._wake_signal = None
         self._file.reset_run()
 
     def give_up_spawning(self) -> None:
-        """Start no more workers, and end the one that is being started, should that hang."""
+        """Start no more workers, and end a worker that hangs in its start."""
         self._given_up.set()
         self._reaper.kill_pending_children()
 
     @property
     def living(self) -> list[WorkerProcess]:
-        """The workers whose own process still runs."""
+        """The workers whose process is alive."""
         return [worker for worker in self.workers if worker.child.status is None]
 
     def exits(self) -> list[WorkerExit]:
-        """Give the ends so far, by local rank."""
+        """Give the exits so far, by local rank."""
         return [
             WorkerExit(
                 local_rank=worker.local_rank,
@@ -104,22 +104,22 @@ class WorkerGroup:
         ]
 
     def first_failure(self) -> WorkerProcess | None:
-        """Give a worker that failed by itself; of several found at once the lowest rank, which torch's reports name too."""
+        """Give a worker that failed; of several the one with the lowest rank, which torch's reports name too."""
         failed = {one.local_rank for one in self.exits() if one.is_failure}
         return next((worker for worker in self.workers if worker.local_rank in failed), None)
 
     def raise_event(self, deadline: float, wake_signal: int, *, leaves: bool | None) -> None:
-        """Ask for a drain: the level is stored first, then each worker's own process is woken, also those still to come."""
+        """Ask for a drain: store the event level, then send the signal to each worker, also to workers that start later."""
         self._file.set_event(EventLevel.DRAIN, deadline, leaves=leaves)
         self._wake_signal = wake_signal
         for worker in self.living:
             worker.child.send(wake_signal)
 
     def answers_events(self, wake_signal: int) -> bool:
-        """Tell whether an event can reach somebody here.
+        """Tell whether an event can reach a worker.
 
-        Some worker has asked for one since it was started, or some process of the workers catches the signal that wakes: a
-        shell or a launcher may be between the agent and the script, and a script may handle the signal itself.
+        A worker has asked for events since it was started, or a process of the workers handles the signal. A shell or a launcher may be
+        between the agent and the script, and a script may handle the signal itself.
         """
         if any(
             self._file.checks_events(worker.local_rank) or self._file.acknowledged(worker.local_rank)
@@ -131,7 +131,7 @@ class WorkerGroup:
 
     @property
     def file(self) -> WorkerFile:
-        """The page that this group's workers and the agent share."""
+        """The worker file, which this group's workers and the agent share."""
         return self._file
 
     def progress(self) -> Progress | None:
@@ -139,13 +139,13 @@ class WorkerGroup:
         return self._file.progress(0)
 
     async def catch_up(self, worker: WorkerProcess) -> None:
-        """Wait until all that the (dead) worker printed has been read."""
+        """Wait until all output of a worker that has ended was read."""
         await self._pump.caught_up(worker.streams)
 
     async def end(self, number: int, patience_s: float, only: Collection[int] | None = None) -> list[int]:
-        """End what is left: the signal to each worker's process group, SIGKILL to all descendants after the patience.
+        """End workers: send the signal to each process group, and SIGKILL to all descendants after ``patience_s``.
 
-        only: local ranks to be ended, None = all. Gives the pids that even SIGKILL did not end.
+        only: local ranks to end, None for all. Gives the pids that SIGKILL did not end.
         """
         workers = [worker for worker in self.workers if only is None or worker.local_rank in only]
         living = [worker for worker in workers if worker.child.status is None]
@@ -170,7 +170,7 @@ class WorkerGroup:
         return global_rank(self._start, self._settings.layout, worker.local_rank)
 
     def close(self) -> None:
-        """Let the worker file go."""
+        """Close the worker file."""
         self._file.close()
 
     @property
@@ -209,7 +209,7 @@ class WorkerGroup:
         logs.mkdir(parents=True, exist_ok=True)
         error_file = logs / "error.json"
         error_file.unlink(missing_ok=True)
-        self._file.set_checks_events(local_rank, checks=False)  # it was another process that did
+        self._file.set_checks_events(local_rank, checks=False)  # the previous process did
         env = worker_env(
             base,
             self._start,
@@ -236,9 +236,9 @@ class WorkerGroup:
     async def _start_process(
         self, command: Sequence[str], env: Mapping[str, str], outputs: WorkerOutput, pending: PendingChild | None
     ) -> ChildProcess:
-        """Start one worker, from a forked process where there is one. Raises OSError."""
+        """Start one worker, from a forked process if there is one. Raises OSError."""
         if pending is not None:
-            with suppress(OSError):  # it is dead: an exec does as well
+            with suppress(OSError):  # it is dead: start the worker with an exec
                 await pending.start_program(command, env, outputs.stdout_sink, outputs.stderr_sink)
                 METRICS.count("worker_starts_total", kind="warm")
                 return pending.child

@@ -1,4 +1,4 @@
-"""The watch for silent hangs: workers that report steps and make none for too long. Their stacks are dumped, then it is a fault."""
+"""Monitors workers for hangs: workers that report steps and report none for too long. Their stacks are dumped, then it is a fault."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MAX_LOG_LINES = 4000
 
 
 class HangMonitor:
-    """Watches the workers of one generation.
+    """Monitors the workers of one generation.
 
-    print_line: prints one line in the agent's log. is_ending: tells whether a stop is under way. before: reports that processes
-    which live longer than a generation had made before this one, by local rank.
+    print_line: prints one line to the agent's log. is_ending: tells whether a stop is under way. before: number of reports by local rank
+    that processes older than the generation had made.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class HangMonitor:
         self._last: dict[int, Progress] = {}
 
     async def run(self) -> Finding:
-        """Return once workers hang: WorkerUnhealthy, with who stands where since when, and what they are doing."""
+        """Return once workers hang: WorkerUnhealthy, with the steps at which they stopped and their stacks."""
         detector = HangDetector(self._settings.hang_timeout_s)
         loop = asyncio.get_running_loop()
         while True:
@@ -50,7 +50,7 @@ class HangMonitor:
             await asyncio.sleep(detector.poll_interval_s)
 
     def _is_over(self) -> bool:
-        """True when no more steps are expected; a drain may also have come through another pod's event."""
+        """True if no more steps are expected; a drain may also have come through another pod."""
         acknowledged = any(self._group.file.acknowledged(worker.local_rank) for worker in self._group.workers)
         return acknowledged or self._is_ending()
 
@@ -59,7 +59,7 @@ class HangMonitor:
         for worker in self._group.living:
             rank = worker.local_rank
             num_reports = self._group.file.num_reports(rank) - self._before.get(rank, 0)
-            progress = self._group.file.progress(rank) or self._last.get(rank)  # none while one is half-written
+            progress = self._group.file.progress(rank) or self._last.get(rank)  # None while a report is half-written
             if num_reports > 0 and progress is not None:
                 self._last[rank] = progress
                 is_in_checkpoint = self._group.file.is_in_checkpoint(rank)
@@ -67,7 +67,7 @@ class HangMonitor:
         return samples
 
     async def _dump(self, hang: Hang) -> str:
-        """Ask all living workers for their stacks, print them whole, and give the message with the most telling part."""
+        """Request the stacks of all living workers, print them, and give the message with the most informative part."""
         living = self._group.living
         answers = await request_stacks(self._group.file, {worker.local_rank: worker.child.pid for worker in living})
         lines: list[str] = []

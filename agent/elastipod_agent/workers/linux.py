@@ -1,4 +1,4 @@
-"""The process settings of Linux that Python does not offer by itself."""
+"""Process settings of Linux that Python's standard library lacks."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # glibc has a function for it only since 2.41
-_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # struct sched_attr of sched_setattr(2), as long as its first version
+_SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # glibc has a function for it since 2.41
+_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # struct sched_attr of sched_setattr(2), with the size of its first version
 _RESET_ON_FORK = 1
 _SHORTEST_SLICE_NS = 100_000
 _libc = ctypes.CDLL(None, use_errno=True)
-_strstr = ctypes.PyDLL(None).strstr  # keeps the interpreter locked: a call is short
+_strstr = ctypes.PyDLL(None).strstr  # holds the GIL: a call is short
 _strstr.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
 _strstr.restype = ctypes.c_void_p
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of all descendants whose own parent ends, as PID 1 is. Raises OSError."""
+    """Make this process a subreaper: the parent of descendants whose own parent ends, like PID 1. Raises OSError."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def request_short_time_slices() -> None:
-    """Ask for short slices of processor time, so that a wake-up is not kept waiting for the slices of busy workers.
+    """Request short scheduler time slices, so that a wake-up does not wait for the slices of busy workers.
 
-    No right is needed and nobody gets less: the share of the processor stays. Children begin with the usual slices.
-    Kernels before 6.12 know nothing of it and change nothing.
+    This needs no privilege and does not change how much CPU time any process gets. Children have the default slices. Kernels before 6.12
+    ignore it.
     """
     number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
@@ -42,17 +42,17 @@ def request_short_time_slices() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """To be called in a child between fork and exec: the kernel kills it when the thread that made it ends.
+    """Call in a child between fork and exec: the kernel kills the child when the thread that forked it ends.
 
-    So an agent that is itself killed leaves no worker behind that would hold an accelerator and a rank.
+    An agent that is killed therefore leaves no worker behind that would hold an accelerator and a rank.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
 
 
 def process_memory(kind: str) -> tuple[int, int]:
-    """Give where this process's command line ("arg") or first environment ("env") stands in its memory: begin and end."""
+    """Give the begin and end address of this process's command line ("arg") or initial environment ("env")."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     first = {"arg": 45, "env": 47}[kind]  # fields 48 to 51 of proc(5), counted from the state, the third
@@ -60,28 +60,28 @@ def process_memory(kind: str) -> tuple[int, int]:
 
 
 def overwrite_memory(begin: int, data: bytes) -> None:
-    """Put bytes at an address of this process; it must be one that `process_memory` gave, with so much room."""
+    """Write bytes to an address range of this process that `process_memory` gave."""
     ctypes.memmove(begin, data, len(data))
 
 
 def read_memory(begin: int, end: int) -> bytes:
-    """Read bytes at an address of this process; as for `overwrite_memory`."""
+    """Read bytes from an address range of this process that `process_memory` gave."""
     return ctypes.string_at(begin, end - begin)
 
 
 def flush_c_streams() -> None:
-    """Write out what C code has left in its buffers; waits for a thread that is just using one."""
+    """Flush the buffers of C code; waits for a thread that is using one."""
     _libc.fflush(None)
 
 
 def die_by_signal(number: int) -> None:
-    """End this process as the signal's default action would. To be called with nothing else left to do."""
+    """End this process by the signal's default action."""
     _libc.signal(number, 0)
     _libc.kill(os.getpid(), number)
 
 
 def keep_freed_memory(num_bytes: int) -> None:
-    """Let the allocator keep so much of what is freed, instead of giving it back and asking anew; glibc only."""
+    """Let the allocator keep this much freed memory instead of returning it to the kernel; glibc only."""
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None:
         mallopt(-1, num_bytes)  # M_TRIM_THRESHOLD
@@ -89,8 +89,8 @@ def keep_freed_memory(num_bytes: int) -> None:
 
 
 def fast_find(data: bytes) -> Callable[[bytes, int], int]:
-    """Give ``data.find`` for texts of UTF-8, from the C library: there it is ten to thirty times as fast on log lines."""
-    # strstr ends at a zero byte, which every bytes object has behind its last; 0xff is in no text of UTF-8
+    """Give ``data.find`` for UTF-8 texts, implemented by the C library: ten to thirty times as fast on log lines."""
+    # strstr ends at a zero byte, which follows every bytes object; 0xff occurs in no UTF-8 text
     searched = data.replace(b"\0", b"\xff") if b"\0" in data else data
     begin = ctypes.cast(ctypes.c_char_p(searched), ctypes.c_void_p).value or 0
 
@@ -100,5 +100,5 @@ def fast_find(data: bytes) -> Callable[[bytes, int], int]:
         found: int | None = _strstr(begin + at, text)
         return -1 if found is None else found - begin
 
-    find.data = searched  # type: ignore[attr-defined]  # lives as long as its address is used
+    find.data = searched  # type: ignore[attr-defined]  # keeps the data alive as long as its address is used
     return find

@@ -1,4 +1,4 @@
-"""Files that get a copy of what workers print."""
+"""Files that receive a copy of worker output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class LogFile:
-    """One file, written by the output thread. A disk that takes no more costs parts of the copy, never the stream."""
+    """One file, written by the output thread. A full disk costs parts of the copy, never of the stream."""
 
     def __init__(self, path: Path, *, is_new: bool = True) -> None:
-        """Open the file, emptied when ``is_new``. Raises OSError."""
+        """Open the file, and empty it if ``is_new``. Raises OSError."""
         self._path = path
         self._fd = os.open(path, _APPEND | (os.O_TRUNC if is_new else 0), 0o644)
         self._has_failed = False
 
     def write(self, data: bytes) -> str:
-        """Append; gives a sentence the first time something of it cannot be written, else ""."""
+        """Append; gives a sentence the first time that something cannot be written, else ""."""
         view = memoryview(data)
         try:
             while view:
@@ -36,14 +36,14 @@ class LogFile:
 
 
 class FilteredCopy:
-    """Takes a stream's lines and keeps those that contain one of the filters; several streams may share its file."""
+    """Copies the lines of a stream that contain one of the filters; several streams may share its file."""
 
     def __init__(self, file: LogFile, filters: Sequence[str]) -> None:
         self._file = file
         self._filters = [text.encode() for text in filters]
 
     def take(self, lines: bytes) -> str:
-        """Take whole lines, prefixes and all; gives a sentence as `LogFile.write` does."""
+        """Add complete lines with prefixes; gives a sentence as `LogFile.write` does."""
         if not any(text in lines for text in self._filters):
             return ""
         kept = [line for line in lines.splitlines(keepends=True) if any(text in line for text in self._filters)]

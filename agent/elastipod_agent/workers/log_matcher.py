@@ -1,4 +1,4 @@
-"""The agent's side of the matcher process: started, asked, watched, and ended."""
+"""The agent's side of the matcher process: starts it, sends requests, limits its time, and ends it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from elastipod_agent.core.log_rules import LogRule
 from elastipod_agent.workers import matcher_process
 from elastipod_agent.workers.reaper import ChildProcess, Reaper
 
-LIMIT_S = 0.5  # of CPU time for one rule's lines, kept by the matcher itself
-_KILL_AFTER_S = 4.0  # of CPU time without an answer: it did not keep the limit
-_GIVE_UP_AFTER_S = 60.0  # without an answer, whatever it is doing
+LIMIT_S = 0.5  # CPU time for one rule's lines, enforced by the matcher itself
+_KILL_AFTER_S = 4.0  # CPU time without an answer: the matcher failed to enforce the limit
+_GIVE_UP_AFTER_S = 60.0  # time without an answer, whatever the matcher is doing
 _POLL_S = 1.0
 _END_S = 5.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class MatcherGone(Exception):
-    """The matcher ended by itself, or was killed by somebody."""
+    """The matcher ended or was killed."""
 
 
 class MatcherStuck(Exception):
-    """The matcher gave no answer in the time it has, and was killed."""
+    """The matcher gave no answer in time and was killed."""
 
 
 class Matcher:
-    """One matcher process. `start` first, `close` in any case; one request at a time."""
+    """One matcher process. Call `start` first and `close` in any case; one request at a time."""
 
     def __init__(self, reaper: Reaper, environ: Mapping[str, str], rules: Sequence[LogRule]) -> None:
         self._reaper = reaper
@@ -53,7 +53,7 @@ class Matcher:
         self._socket.setblocking(False)
         command = [sys.executable, "-I", "-S", str(Path(matcher_process.__file__))]
         spawning = asyncio.ensure_future(self._reaper.spawn(command, self._environ, stdout=theirs.fileno(), stderr=2))
-        # Whoever calls this off does not wait for an exec that hangs. The process then finds its socket closed and ends.
+        # A cancelled caller does not wait for an exec that hangs. The process then finds its socket closed and ends.
         spawning.add_done_callback(lambda _: theirs.close())
         spawning.add_done_callback(self._end_if_closed)
         self._child = await asyncio.shield(spawning)
@@ -61,16 +61,16 @@ class Matcher:
         await self._call(json.dumps(setup).encode())
 
     async def ask(self, requests: Sequence[tuple[int, bytes]]) -> list[Matches | str]:
-        """Match lines against the rules of these indexes; of one whose pattern was too slow it gives a sentence.
+        """Match lines against the rules of these indexes. A rule whose pattern was too slow gets a sentence.
 
-        Raises MatcherGone or MatcherStuck; the process is of no use then.
+        Raises MatcherGone or MatcherStuck; the process cannot be used any more then.
         """
         head = matcher_process.REQUEST
         body = b"".join(part for index, lines in requests for part in (head.pack(index, len(lines)), lines))
         return [_parse_matches(answer) for answer in await self._call(body)]
 
     async def close(self) -> None:
-        """End the process, if there is one, and wait until it is gone."""
+        """End the process, if there is one, and wait for it."""
         self._is_closed = True
         if self._socket is not None:
             self._socket.close()
@@ -98,7 +98,7 @@ class Matcher:
                 if _cpu_s(pid) - used_s > _KILL_AFTER_S or waited_s >= _GIVE_UP_AFTER_S:
                     raise MatcherStuck("its pattern took too long on a line and could not be interrupted")
         except (OSError, EOFError) as error:
-            raise MatcherGone("the matcher ended each time while it looked for its pattern") from error
+            raise MatcherGone("the matcher ended each time while it matched this pattern") from error
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError, OSError, EOFError):
@@ -138,7 +138,7 @@ def _rule_arguments(rule: LogRule) -> list[Any]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Give the CPU time that a process has used; 0 when it is gone."""
+    """Give the CPU time that a process has used; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

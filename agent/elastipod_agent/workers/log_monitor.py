@@ -1,4 +1,4 @@
-"""The watch over what workers print: hands lines that may match to the matcher, and judges matches and silence."""
+"""Monitors worker output by the log rules: sends lines that may match to the matcher, and checks matches and silence."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from elastipod_agent.workers.monitors import Finding
 from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.reaper import Reaper
 
-MAX_WAITING_BYTES = 8 << 20  # of lines that the matcher has not seen; what comes beyond is not matched
+MAX_WAITING_BYTES = 8 << 20  # lines that wait for the matcher; lines beyond are not matched
 REQUEST_BYTES = 256 * 1024
-_GATHER_S = 0.25  # lines are matched in batches: a match is known that much later, and costs little
+_GATHER_S = 0.25  # lines are matched in batches, which delays a match by this much and saves CPU time
 _STEP_S = 1.0
 _WARN_AGAIN_S = 60.0
 _START_AGAIN_S = 1.0
-_MAX_DEATHS = 3  # that one request may cost before its rule is given up
+_MAX_DEATHS = 3  # of the matcher by one request, before its rule is given up
 
 
 class Backlog:
-    """Lines that wait for the matcher, by rule. Filled by the output thread, emptied by the event loop."""
+    """Lines that wait for the matcher, by rule. The output thread fills it, the event loop empties it."""
 
     def __init__(self, rules: Sequence[LogRule], max_bytes: int = MAX_WAITING_BYTES) -> None:
         self._texts = [required_literals(rule.log_pattern, rule.stop_pattern) for rule in rules]
@@ -44,7 +44,7 @@ class Backlog:
         self._lock = threading.Lock()
 
     def take(self, lines: bytes) -> bool:
-        """Keep what may match; True when there was something of the kind."""
+        """Keep lines that may match; True if there are any."""
         has_any = False
         find = fast_find(lines)
         with self._lock:
@@ -62,7 +62,7 @@ class Backlog:
         return has_any
 
     def give(self, index: int) -> tuple[bytes, int]:
-        """Give lines of one rule, about REQUEST_BYTES at most, and of how many blocks they are."""
+        """Give lines of one rule, at most about REQUEST_BYTES, and their number of blocks."""
         blocks: list[bytes] = []
         size = 0
         with self._lock:
@@ -80,7 +80,7 @@ class Backlog:
         return dropped
 
     def forget(self, index: int) -> int:
-        """Keep nothing more for a rule; gives how many blocks are dropped now."""
+        """Keep no more lines for a rule; gives how many blocks were dropped."""
         with self._lock:
             self._texts[index] = ()
             num = len(self._waiting[index])
@@ -90,10 +90,10 @@ class Backlog:
 
 
 class LogMonitor:
-    """Watches the lines of local rank 0 of one generation by its rules. Watching begins with `run`.
+    """Monitors the lines of local rank 0 in one generation by its log rules, from `run` on.
 
-    catch_up: gives a future that is done once all that was printed until now has been taken. is_over: tells whether no
-    more lines are to be expected, because of a stop or of the worker's end.
+    catch_up: gives a future that is done once all output until now was taken. is_over: tells whether no more lines are expected, because
+    of a stop or because the worker has ended.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class LogMonitor:
         self._catch_up = catch_up
         self._is_over = is_over
         self._backlog = Backlog(rules, max_waiting_bytes)
-        self._num_matched = 0  # blocks of the backlog that have been seen to
+        self._num_matched = 0  # blocks of the backlog that were handled
         self._matcher: Matcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived = asyncio.Event()
@@ -125,15 +125,15 @@ class LogMonitor:
         self._warned_at: float | None = None
 
     def take(self, lines: bytes) -> None:
-        """Take whole lines of one stream. Called in the output thread; never waits."""
+        """Take complete lines of one stream. Called in the output thread; never waits."""
         if self._is_closed or not self._backlog.take(lines) or self._is_notified or self._loop is None:
             return
         self._is_notified = True
-        with suppress(RuntimeError):  # the agent is leaving
+        with suppress(RuntimeError):  # the agent is shutting down
             self._loop.call_soon_threadsafe(self._arrived.set)
 
     async def run(self) -> Finding:
-        """Return once a rule is in a bad state."""
+        """Return once a rule is in a fault state."""
         self._loop = asyncio.get_running_loop()
         self._clock = SteadyClock(self._loop.time(), _STEP_S)
         self._arrived.set()
@@ -151,7 +151,7 @@ class LogMonitor:
     # -- lines ---------------------------------------------------------------------------------------------------
 
     async def _feed(self) -> Finding:
-        """Have lines matched as they come, until a match is a finding."""
+        """Match lines as they arrive, until a match is a finding."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -165,7 +165,7 @@ class LogMonitor:
             await asyncio.sleep(_GATHER_S)
 
     async def _feed_round(self) -> bool:
-        """Have some of each rule's lines matched, so that none waits for another; True when more wait already."""
+        """Match some lines of each rule, so that no rule waits for another; True if more lines wait."""
         given = [(index, *self._backlog.give(index)) for index in range(len(self.trackers))]
         requests = [(index, lines) for index, lines, _ in given if lines and self.trackers[index].is_watched]
         if requests:
@@ -180,14 +180,14 @@ class LogMonitor:
         if isinstance(matches, Matches):
             tracker = tracker.add_matches(self._now(), matches)
         else:
-            self._log.warning("log rule is not watched any more", rule=tracker.rule.name, why=matches)
+            self._log.warning("log rule is no longer monitored", rule=tracker.rule.name, why=matches)
             tracker = tracker.stop()
         self.trackers[index] = tracker
         if not tracker.is_watched:
             self._num_matched += self._backlog.forget(index)
 
     async def _ask(self, requests: list[tuple[int, bytes]]) -> list[Matches | str]:
-        """Give what matched of each rule, or why the rule cannot be matched."""
+        """Give the matches of each rule, or why the rule cannot be matched."""
         why = ""
         for _ in range(_MAX_DEATHS):
             matcher = await self._ready_matcher()
@@ -195,7 +195,7 @@ class LogMonitor:
                 return await matcher.ask(requests)
             except (MatcherGone, MatcherStuck) as error:
                 await self._end_matcher()
-                if len(requests) > 1:  # one of them is to blame
+                if len(requests) > 1:  # one of them is the cause: ask again one by one
                     return [matches for one in requests for matches in await self._ask([one])]
                 why = str(error)
                 if isinstance(error, MatcherStuck):
@@ -203,7 +203,7 @@ class LogMonitor:
         return [why]
 
     async def _ready_matcher(self) -> Matcher:
-        """Give the matcher, started if need be; where it cannot be started that is tried until it can."""
+        """Give the matcher; start it if necessary, and retry until that succeeds."""
         has_failed = False
         while self._matcher is None:
             matcher = Matcher(self._reaper, self._environ, [tracker.rule for tracker in self.trackers])
@@ -226,7 +226,7 @@ class LogMonitor:
     # -- silence -------------------------------------------------------------------------------------------------
 
     async def _watch_silence(self) -> Finding:
-        """Look at each deadline whether it has passed, until one is a finding."""
+        """Check the silence of each rule at its deadline, until there is a finding."""
         while True:
             self._note_dropped()
             now = self._now()
@@ -246,7 +246,7 @@ class LogMonitor:
                     return finding
 
     async def _settle(self) -> None:
-        """Wait until all that was printed until now has been matched; for as long as the console or a pattern takes."""
+        """Wait until all output until now was matched, for as long as the console or a pattern takes."""
         caught_up = asyncio.wrap_future(self._catch_up())
         while not caught_up.done():
             await asyncio.wait([caught_up], timeout=_STEP_S)
@@ -257,12 +257,12 @@ class LogMonitor:
             self._now()
 
     async def _change(self, limit_s: float | None) -> None:
-        """Wait until lines have been matched, or for so long."""
+        """Wait until lines were matched, or at most this long."""
         self._changed.clear()
         await set_within(self._changed, limit_s)
 
     def _note_dropped(self) -> None:
-        """What was not looked at may have matched: no silence is counted then."""
+        """Restart the silence of rules with dropped lines, which may have matched."""
         now = self._now()
         for index, num in enumerate(self._backlog.dropped()):
             if num:
@@ -290,7 +290,7 @@ def monitor_logs(
     pump: OutputPump,
     is_over: Callable[[], bool],
 ) -> LogMonitor | None:
-    """Give the watch over a generation's lines, None when its start names no rule."""
+    """Give the log monitor of a generation, None if its start has no rule."""
     if not start.log_rules:
         return None
     log = EventLog(pump.print_line, job)

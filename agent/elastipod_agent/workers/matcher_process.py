@@ -1,11 +1,11 @@
-"""Matches lines against patterns in a process of its own: Python's re holds the interpreter while it searches.
+"""Matches lines against patterns in a process of its own, because Python's re holds the GIL while it searches.
 
-Run as a script, isolated and without anything of ours on its path. Descriptor 1 is a socket to the agent. The agent sends
-one frame of JSON, a list of rules; then requests, each answered by one frame of JSON. A frame begins with its length. A
-request is, for some of the rules, the rule's index, the length of its lines, and the lines; its answer is a list.
+Run as a script in an isolated interpreter without Elastipod on its path. Descriptor 1 is a socket to the agent. The agent sends one
+frame of JSON with the rules, then requests, each answered by one frame of JSON. A frame begins with its length. A request holds, for some
+of the rules, the rule's index, the length of its lines, and the lines; the answer is a list.
 
-A search can take for ever. After so much CPU time on one rule's lines the timer's signal ends it: the engine looks for
-signals as it goes. The agent kills the process should that fail.
+A search may not end. A CPU timer interrupts the search of one rule's lines, since the engine checks for signals. If that fails the agent
+kills the process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MAX_MEMORY = 1 << 30
 
 
 class TooSlow(Exception):
-    """The time for a request is over."""
+    """The time limit of a request has passed."""
 
 
 class CompiledRule:
-    """One rule, compiled. pattern, stop: regular expressions; is_match: tried at the first character only.
+    """One compiled rule. pattern, stop: regular expressions; is_match: match at the first character only.
 
-    has_value: the first group is a number to be compared. is_once: only the first match matters. sizes: how many
-    characters of a line are matched, and how many are told.
+    has_value: the first group is a number to compare. is_once: only the first match counts. sizes: how many characters of a line are
+    matched, and how many are reported.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CompiledRule:
 
 
 def number(text: str | None) -> list[float]:
-    """Give the number that a group captured as a list of one; what is no number, or NaN, is none."""
+    """Give the number that a group captured as a list of one; an empty list for NaN or text."""
     try:
         value = float(text or "")
     except ValueError:
@@ -79,7 +79,7 @@ def number(text: str | None) -> list[float]:
 
 
 def read(size: int) -> bytes:
-    """Read so many bytes; ends the process when the agent is gone."""
+    """Read this many bytes; exits if the agent is gone."""
     parts = []
     while size:
         data = os.read(SOCKET, min(size, 1 << 20))
@@ -104,7 +104,7 @@ def on_timer(*_: object) -> None:
 
 
 def match_in_time(rule: CompiledRule, block: bytes, limit_s: float) -> dict[str, Any]:
-    """Match the lines of a block, for so much CPU time at most."""
+    """Match the lines of a block within a limit of CPU time."""
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
         result = rule.match(block)
@@ -118,7 +118,7 @@ def match_in_time(rule: CompiledRule, block: bytes, limit_s: float) -> dict[str,
 
 
 def main() -> None:
-    """Answer until the agent is gone."""
+    """Answer requests until the agent is gone."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     setup = json.loads(read(HEADER.unpack(read(HEADER.size))[0]))
     rules = [CompiledRule(*rule) for rule in setup["rules"]]
@@ -139,5 +139,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except ConnectionError:  # the agent is gone, or wants nothing more from us
+    except ConnectionError:  # the agent is gone or has closed the socket
         os._exit(0)

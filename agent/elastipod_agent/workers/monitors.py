@@ -1,4 +1,4 @@
-"""What monitors the workers of a generation beside their exits: each may find that the run cannot go on."""
+"""Monitors of a generation's workers, besides their exits. Each may find that the run cannot continue."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault that no exit tells: the reason as it stands in /status, and a message for people."""
+    """A fault without an exit: the reason as /status shows it, and a message."""
 
     reason: str
     message: str
 
 
 class Monitor(Protocol):
-    """One watch over one generation."""
+    """One monitor of one generation."""
 
     async def run(self) -> Finding:
-        """Return when there is something to say; cancelled when the generation ends. Must clean up after itself."""
+        """Return when there is a finding. Cancelled when the generation ends; must clean up after itself."""
 
 
 class Monitors:
-    """Runs the monitors of one generation; ``on_finding`` is called with the first finding only."""
+    """Runs the monitors of one generation; ``on_finding`` is called with the first finding."""
 
     def __init__(self, on_finding: Callable[[Finding], None]) -> None:
         self._on_finding = on_finding
@@ -33,14 +33,14 @@ class Monitors:
         self._has_found = False
 
     def begin(self, monitors: Sequence[Monitor]) -> None:
-        """Begin to watch."""
+        """Start the monitors."""
         for watch in monitors:
             task = asyncio.ensure_future(watch.run())
             task.add_done_callback(self._done)
             self._tasks.append(task)
 
     async def end(self) -> None:
-        """Watch no more. Raises what a watch failed with: a mistake of ours, not of the workers."""
+        """Stop the monitors. Raises what a monitor failed with, which is an error of the agent."""
         for task in self._tasks:
             task.cancel()
         tasks, self._tasks = self._tasks, []

@@ -1,9 +1,8 @@
-"""Carries what the workers and the agent print to the console, each line behind its prefix.
+"""Copies the output of the workers and the agent to the console, each line with its prefix.
 
-One thread does all of it, so that a console that is slow to read never holds up supervision. Workers' lines are passed
-on as they come, a chunk at a time; nothing is kept but the last part of each standard error, for the failure report.
-What costs is the number of chunks, not of bytes: pipes are large, and after a chunk the thread rests for a moment that
-is short against the time in which the pipe would fill.
+One thread does all of it, so a console that is read slowly never delays supervision. Lines are passed on as they arrive, a chunk at a
+time; only the end of each standard error is kept, for the failure report. The cost depends on the number of chunks, not of bytes: pipes
+are large, and after a chunk the thread pauses for a time that is short compared to the time in which the pipe fills.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from elastipod_agent.workers.linux import keep_freed_memory
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
 
 TAIL_BYTES = 32 * 1024
-_PIPE_BYTES = 1 << 20  # what the kernel lets anybody have
+_PIPE_BYTES = 1 << 20  # the kernel's limit without privileges
 _CHUNK = 64 * 1024
-_KEPT_BYTES = 4 << 20  # the buffers of a chunk, which would otherwise come fresh from the kernel each time
+_KEPT_BYTES = 4 << 20  # the buffers of a chunk, which otherwise come from the kernel each time
 _LONGEST_PARTIAL = 8 * 1024  # a progress bar without line ends is shown at least this often
 _LINE_ENDS = b"\n\r"
 _MAX_AGENT_LINES = 10_000
@@ -42,10 +41,10 @@ _F_GETPIPE_SZ = getattr(fcntl, "F_GETPIPE_SZ", 1032)
 
 @dataclass(slots=True, eq=False)
 class OutputStream:
-    """One output stream of one process on its way.
+    """One output stream of one process.
 
-    console: descriptor it goes to, None = not shown there. keeps_tail: its last part is kept in `tail`. tap: is given every
-    chunk as it was read, in the pump's thread; must not block. filtered: is given the lines that the console gets.
+    console: descriptor that it is written to, None if it is not shown. keeps_tail: keep its end in `tail`. tap: called with every chunk
+    as it was read, in the pump's thread; must not block. filtered: gets the lines that the console gets.
     """
 
     source: int
@@ -61,7 +60,7 @@ class OutputStream:
     _partial: bytes = b""
 
     def take(self, data: bytes) -> bytes:
-        """Take a chunk in; give what is to be written to the console now: whole lines, each with the prefix."""
+        """Add a chunk; give the complete lines to write to the console, each with the prefix."""
         if self.keeps_tail:
             self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
         if self.tap is not None:
@@ -80,7 +79,7 @@ class OutputStream:
         return self._prefixed(begun, data[: cut - 1] if data[cut - 1] in _LINE_ENDS else data[:cut])
 
     def finish(self) -> bytes:
-        """End the stream; give an unfinished last line, if there is one."""
+        """End the stream; give an incomplete last line, if there is one."""
         if self.tap is not None:
             self.tap(b"\n")
         rest, self._partial = self._partial, b""
@@ -92,7 +91,7 @@ class OutputStream:
         return shown
 
     def _prefixed(self, begun: bytes, lines: bytes) -> bytes:
-        """Give lines for the console. begun: how the first of them begins; the last is without its end."""
+        """Give lines for the console. begun: the begin of the first line; the last line has no line end."""
         shown = b"".join((self.prefix, begun, lines.replace(b"\n", b"\n" + self.prefix), b"\n"))
         if self.filtered is not None:
             self._note(self.filtered.take(shown))
@@ -104,7 +103,7 @@ class OutputStream:
 
 
 class OutputPump:
-    """The thread. `add` streams, `print_line` for lines of the agent's own, `catch_up` before reading tails; `close` comes last."""
+    """The output thread. `add` streams, `print_line` for the agent's own lines, `catch_up` before reading tails; call `close` last."""
 
     def __init__(self) -> None:
         self.bytes_read = 0  # of all streams so far, for the metrics
@@ -117,7 +116,7 @@ class OutputPump:
         self._catch_up_requests: list[tuple[list[OutputStream] | None, Future[None]]] = []
         self._is_closing = False
         self._dead_consoles: set[int] = set()
-        self._fullest = 0.0  # how full the fullest pipe of a round was
+        self._fullest = 0.0  # fill level of the fullest pipe of a round
         self._round_began_at = 0.0  # when the last round began
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
@@ -129,7 +128,7 @@ class OutputPump:
         self._thread.start()
 
     def add(self, stream: OutputStream) -> None:
-        """Carry this stream until its end; the pump owns and closes its descriptor."""
+        """Copy this stream until its end; the pump owns and closes its descriptor."""
         os.set_blocking(stream.source, False)
         stream.capacity = _widen(stream.source)
         with self._lock:
@@ -137,13 +136,13 @@ class OutputPump:
         self._wake()
 
     def print_line(self, line: str) -> None:
-        """Print one line of the agent's own to standard error, in order with what workers print; never blocks."""
+        """Print one line of the agent to standard error, in order with worker output; never blocks."""
         with self._lock:
             self._agent_lines.append(line.encode("utf-8", "replace") + b"\n")
         self._wake()
 
     def catch_up(self, streams: list[OutputStream] | None = None) -> Future[None]:
-        """Give a future that is done once all that was written into these streams (None: any) so far has been read."""
+        """Give a future that is done once all data written to these streams so far (None: to all) was read."""
         done: Future[None] = Future()
         with self._lock:
             self._catch_up_requests.append((streams, done))
@@ -151,11 +150,11 @@ class OutputPump:
         return done
 
     async def caught_up(self, streams: list[OutputStream] | None = None) -> None:
-        """Wait for `catch_up`; briefly, should the console be stuck."""
+        """Wait for `catch_up`; only briefly if the console is stuck."""
         await asyncio.wait([asyncio.wrap_future(self.catch_up(streams))], timeout=_CATCH_UP_S)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Carry what is there, then end the thread; a console that takes nothing is given up after the time-out."""
+        """Copy what is left, then end the thread; a console that is stuck is given up after the time-out."""
         with self._lock:
             self._is_closing = True
         self._wake()
@@ -183,7 +182,7 @@ class OutputPump:
             self._end(stream)
 
     def _pause(self) -> None:
-        """Let the pipes fill up by half, as fast as they did; an order ends the rest. No rest after silence."""
+        """Let the pipes fill by half, at their last speed. A request ends the pause. No pause after silence."""
         now = time.monotonic()
         passed_s, self._round_began_at = now - self._round_began_at, now
         if not self._fullest:
@@ -216,7 +215,7 @@ class OutputPump:
             self._read_all(stream)
 
     def _read_all(self, stream: OutputStream) -> None:
-        """Read what is there now, or see that it has ended; whoever goes on writing must not keep us."""
+        """Read what is there now, or detect the end. A process that keeps writing must not hold up the thread."""
         if not self._is_carried(stream):
             return
         size = left = max(1, _readable(stream.source))
@@ -232,7 +231,7 @@ class OutputPump:
         return key is not None and key.data is stream
 
     def _read(self, stream: OutputStream) -> int:
-        """Read one chunk and give its size; 0 when nothing is there now or the stream has ended."""
+        """Read one chunk and give its size; 0 if there is no data or the stream has ended."""
         try:
             data = os.read(stream.source, _CHUNK)
         except BlockingIOError:
@@ -263,14 +262,14 @@ class OutputPump:
                 view = view[os.write(console, view) :]
             except BlockingIOError:
                 select.select([], [console], [], 1.0)
-            except OSError:  # nobody reads it any more; training goes on without a console
+            except OSError:  # nobody reads it any more; training continues without a console
                 self._dead_consoles.add(console)
                 return
 
 
 def _widen(pipe: int) -> int:
-    """Make a pipe as large as the kernel lets us; gives its size, or the usual one for what is no pipe."""
-    with suppress(OSError):  # no pipe, or the user's pipes hold enough already
+    """Make a pipe as large as the kernel allows; gives its size, or the default for anything but a pipe."""
+    with suppress(OSError):  # not a pipe, or the user's limit for pipes is reached
         fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE_BYTES)
     try:
         return fcntl.fcntl(pipe, _F_GETPIPE_SZ)

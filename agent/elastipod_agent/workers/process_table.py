@@ -1,4 +1,4 @@
-"""What /proc says about processes."""
+"""Reads the state of processes from /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What /proc says of one process."""
+    """One process as /proc shows it."""
 
     pid: int
     parent: int
@@ -21,12 +21,12 @@ class Process:
 
 
 def snapshot(proc: Path = PROC) -> dict[int, Process]:
-    """List all processes by pid. Not one instant's picture: processes come and go while it is taken."""
+    """List all processes by pid. The list is not atomic: processes come and go meanwhile."""
     found: dict[int, Process] = {}
     for entry in os.listdir(proc):
         if not entry.isdigit():
             continue
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # it has ended meanwhile
             fields = (proc / entry / "stat").read_bytes().rpartition(b")")[2].split()
             is_dead = fields[0] in (b"Z", b"X")
             found[int(entry)] = Process(int(entry), int(fields[1]), int(fields[3]), is_dead)
@@ -48,12 +48,12 @@ def descendants(processes: dict[int, Process], ancestor: int) -> list[Process]:
 
 
 def command_line(pid: int, proc: Path = PROC) -> bytes:
-    """Give a process's arguments, each ended by a zero byte; b"" when it is gone."""
+    """Give a process's arguments, each ended by a zero byte; b"" if it is gone."""
     return _read(proc / str(pid) / "cmdline")
 
 
 def catches(pid: int, number: int, proc: Path = PROC) -> bool:
-    """Tell whether a process has a handler for a signal; False when it is gone."""
+    """Tell whether a process has a handler for a signal; False if it is gone."""
     for line in _read(proc / str(pid) / "status").splitlines():
         name, _, mask = line.partition(b":")
         if name == b"SigCgt":
@@ -67,7 +67,7 @@ def is_stopped(pid: int, proc: Path = PROC) -> bool:
 
 
 def has_in_environment(pid: int, entry: str, proc: Path = PROC) -> bool:
-    """Tell whether ``NAME=value`` stood in the environment with which the process was started."""
+    """Tell whether the initial environment of a process holds ``NAME=value``."""
     return os.fsencode(entry) in _read(proc / str(pid) / "environ").split(b"\0")
 
 

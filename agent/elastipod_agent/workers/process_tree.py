@@ -1,8 +1,8 @@
-"""Finds and ends everything that descends from workers, also what left their process group or lost its parent.
+"""Finds and ends all descendants of workers, also those that left the process group or lost their parent.
 
-A process belongs to the workers when it descends from the agent (orphans do too, see `linux.adopt_orphans`) and either
-is in a worker's session or carries the generation's worker file in its environment. What a pre-train script left
-running on purpose, or what the container started before the agent, is neither.
+A process belongs to the workers if it descends from the agent (orphans do too, see `linux.adopt_orphans`) and is in a worker's session or
+has the generation's worker file in its environment. Processes that a pre-train script left running on purpose, or that the container
+started before the agent, do not belong to them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POLL_S = 0.05
 
 
 def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[int]:
-    """Give the pids of the workers' living processes. cookie: ``NAME=value`` that stands in every worker's environment."""
+    """Give the pids of the workers' living processes. cookie: a ``NAME=value`` in every worker's environment."""
     return [
         process.pid
         for process in descendants(snapshot(proc), os.getpid())
@@ -30,7 +30,7 @@ def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[i
 
 
 def _belongs(process: Process, sessions: Collection[int], cookie: str, proc: Path) -> bool:
-    """Tell whether it is a worker, perhaps just forked and without a session of its own, or descends from one."""
+    """Tell whether it is a worker, perhaps just forked and without its own session, or descends from one."""
     is_inside = process.pid in sessions or process.session in sessions
     return is_inside or has_in_environment(process.pid, cookie, proc)
 
@@ -38,8 +38,8 @@ def _belongs(process: Process, sessions: Collection[int], cookie: str, proc: Pat
 async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeout_s: float) -> list[int]:
     """Kill every process of the workers and wait until all are gone; gives the pids that SIGKILL did not end in time.
 
-    Nobody found is believed the second time only: a process whose parent was reaped during a snapshot is not in the
-    tree of that snapshot, but hangs below the agent in the next.
+    Only a second empty result counts: a process whose parent was reaped during a snapshot is missing in the tree of that snapshot, and is
+    below the agent in the next.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

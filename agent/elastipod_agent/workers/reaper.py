@@ -1,7 +1,7 @@
-"""Every exit of every child, noticed at once: SIGCHLD wakes the event loop, which collects all that have ended.
+"""Collects every exit of every child at once: SIGCHLD wakes the event loop, which reaps all children that have ended.
 
-The agent may be PID 1 of its container and is the adopter of its descendants' orphans in any case, so it collects
-whatever there is; nobody else in this process may wait for children. No polling, and no zombie stays.
+The agent may be PID 1 of its container and in any case adopts the orphans of its descendants, so it reaps all children. No other part of
+this process may wait for children. There is no polling, and no zombie stays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_S = 1.0
 
 
 class ChildProcess:
-    """A process that the agent started, or had started. ``status`` is its exit code, or minus a signal's number; None while it runs."""
+    """A child process of the agent. ``status`` is its exit code, or minus a signal's number; None while it runs."""
 
     def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self._process = process
@@ -32,52 +32,52 @@ class ChildProcess:
         self.ended = asyncio.Event()
 
     def end(self, status: int) -> None:
-        """Note the exit; called by the reaper."""
+        """Record the exit; called by the reaper."""
         if self._process is not None:
-            self._process.returncode = status  # it has been waited for: Popen must not try again
+            self._process.returncode = status  # it was reaped: Popen must not wait for it
         self.status = status
         self.ended.set()
 
     def send(self, number: int) -> None:
-        """Signal the process alone, if it still runs. Until it is reaped its pid is nobody else's."""
+        """Signal only this process, if it still runs. Until it is reaped no other process has its pid."""
         if self.status is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def send_group(self, number: int) -> None:
-        """Signal the process and those of its descendants that stayed in its process group."""
+        """Signal the process group: this process and the descendants that stayed in it."""
         if self.status is None:
             try:
                 os.killpg(self.pid, number)
-            except ProcessLookupError:  # a forked one that has not come to make its group
+            except ProcessLookupError:  # a fork that has not created its group yet
                 self.send(number)
             except PermissionError:
                 pass  # every process of the group has another user's rights; only root can end them
 
 
 class PendingChild(Protocol):
-    """A child that has a process, but no program yet."""
+    """A child that was forked and has no program yet."""
 
     child: ChildProcess
 
     async def start_program(self, command: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int) -> None:
-        """Give it its program and whole environment. Raises OSError when it is dead."""
+        """Start a program in it with this complete environment. Raises OSError if it is dead."""
 
     def discard(self) -> None:
-        """End it: it is not wanted."""
+        """End it, because it is not needed."""
 
 
 class WorkerForker(Protocol):
-    """A place where processes for workers can be had without an exec."""
+    """Forks processes for workers, so that they need no exec."""
 
     async def fork(self, count: int, cancelled: asyncio.Event) -> Sequence[PendingChild] | None:
-        """Give so many, or None when they are to be started with an exec."""
+        """Give this many processes, or None if workers must be started with an exec."""
 
 
 class Reaper:
-    """Starts children and collects them and every orphan; belongs to the running event loop's main thread.
+    """Starts children and reaps them and all orphans. Belongs to the main thread with its event loop.
 
-    forker: where workers come from, if there is one.
+    forker: forks workers, if there is a fork server.
     """
 
     forker: WorkerForker | None = None
@@ -90,13 +90,13 @@ class Reaper:
         self._an_exit = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to collect. Raises OSError when the kernel refuses to hand us orphans."""
+        """Start to reap. Raises OSError if the kernel refuses to make this process a subreaper."""
         adopt_orphans()
         self._spawner.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.collect)
 
     def stop(self) -> None:
-        """Collect a last time, then leave SIGCHLD alone."""
+        """Reap a last time, then ignore SIGCHLD."""
         self.collect()
         self._spawner.stop()
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
@@ -104,9 +104,9 @@ class Reaper:
     async def spawn(
         self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int, keep: Sequence[int] = ()
     ) -> ChildProcess:
-        """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run.
+        """Start a command in a session of its own that dies with the agent. Raises OSError if it cannot be run.
 
-        keep: descriptors that it inherits besides, under the same numbers.
+        keep: further descriptors that it inherits, under the same numbers.
         """
         with self.expecting():
             starting = asyncio.ensure_future(self._spawner.spawn(command, env, stdout=stdout, stderr=stderr, keep=keep))
@@ -121,17 +121,17 @@ class Reaper:
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
-        """While it lasts, exits of unknown children are kept: they may be of one whose pid is not known yet."""
+        """Within it, exits of unknown children are kept: they may belong to a child whose pid is not known yet."""
         self._num_spawning += 1
         try:
             yield
         finally:
             self._num_spawning -= 1
             if not self._num_spawning:
-                self._unclaimed.clear()  # all that were made are known; a later child may get such a pid again
+                self._unclaimed.clear()  # all children are known; a later one may get such a pid again
 
     def adopt(self, pid: int) -> ChildProcess:
-        """Take a child over that somebody else has made. To be called while `expecting`, since before it was made."""
+        """Adopt a child that another process forked. Call within `expecting`, entered before the fork."""
         return self._claim(ChildProcess(pid))
 
     def _claim(self, child: ChildProcess) -> ChildProcess:
@@ -143,22 +143,22 @@ class Reaper:
         return child
 
     def kill_pending_children(self) -> None:
-        """Kill a child that hangs between fork and exec; its `spawn` then returns, with a child that is dead."""
+        """Kill a child that hangs between fork and exec; its `spawn` then returns a dead child."""
         if self._num_spawning:
             for pid in self._pending_children():
                 os.kill(pid, signal.SIGKILL)
 
     def _kill_stopped_pending(self, starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-        """A child that somebody stops before its exec would hold up every start."""
+        """Kill children that were stopped by a signal before their exec: they would block every start."""
         if not starting.done():
             for pid in self._pending_children():
                 if process_table.is_stopped(pid):
                     os.kill(pid, signal.SIGKILL)
 
     def kill_stopped_strays(self, argument: str) -> None:
-        """Kill children whom nobody has claimed, who have this argument, and whom somebody has stopped with a signal.
+        """Kill unclaimed children that have this argument and are stopped by a signal.
 
-        They come from a fork that failed; others of it end by themselves.
+        They come from a failed fork; other children of that fork end by themselves.
         """
         for pid in self._unclaimed_children():
             is_meant = os.fsencode(argument) in process_table.command_line(pid).split(b"\0")
@@ -166,7 +166,7 @@ class Reaper:
                 os.kill(pid, signal.SIGKILL)
 
     def _pending_children(self) -> list[int]:
-        """Give the children that have been forked, but have not come to their exec."""
+        """Give the children between fork and exec."""
         myself = process_table.command_line(os.getpid())
         return [pid for pid in self._unclaimed_children() if process_table.command_line(pid) == myself]
 
@@ -175,7 +175,7 @@ class Reaper:
         return [one.pid for one in processes if one.parent == me and one.pid not in self._children]
 
     def collect(self) -> None:
-        """Collect every child that has ended."""
+        """Reap every child that has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -191,9 +191,9 @@ class Reaper:
         if child is not None:
             child.end(status)
         elif self._num_spawning:
-            self._unclaimed[pid] = status  # perhaps a child whose start has not been told yet
+            self._unclaimed[pid] = status  # perhaps a child whose start was not reported yet
 
     async def next_exit(self, timeout_s: float) -> None:
-        """Wait until something ended, at most this long."""
+        """Wait until a child ends, at most this long."""
         self._an_exit.clear()
         await set_within(self._an_exit, timeout_s)

@@ -1,4 +1,4 @@
-"""Starts processes in a thread of its own: an exec that hangs on slow storage must not stop the agent from answering."""
+"""Starts processes in a thread of its own: an exec that hangs on slow storage must not block the agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _SpawnRequest:
 
 
 class Spawner:
-    """The thread. It lives as long as the agent: the kernel ends a child when the thread that made it ends."""
+    """The spawner thread. It lives as long as the agent, because the kernel kills a child when the thread that forked it ends."""
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[_SpawnRequest | None] = queue.SimpleQueue()
@@ -42,22 +42,22 @@ class Spawner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the thread end, and with it every child that still runs."""
+        """End the thread, and with it every child that still runs."""
         self._requests.put(None)
 
     async def spawn(
         self, command: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int, keep: Sequence[int] = ()
     ) -> subprocess.Popen[bytes]:
-        """Start a command in a session of its own, to die with the agent. Raises OSError when it cannot be run.
+        """Start a command in a session of its own that dies with the agent. Raises OSError if it cannot be run.
 
-        keep: descriptors that it inherits besides, under the same numbers.
+        keep: further descriptors that it inherits, under the same numbers.
         """
         started: asyncio.Future[subprocess.Popen[bytes]] = asyncio.get_running_loop().create_future()
         self._requests.put(_SpawnRequest(command, env, stdout, stderr, keep, started))
         return await started
 
     def _run(self) -> None:
-        # Signals are for the main thread, and a child that is not yet exec'ed must not answer them for the agent.
+        # The main thread handles signals, and a child before its exec must not handle them for the agent.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while (request := self._requests.get()) is not None:
             try:
@@ -69,7 +69,7 @@ class Spawner:
 
     def _start(self, request: _SpawnRequest) -> subprocess.Popen[bytes]:
         with warnings.catch_warnings():
-            # Python 3.12 warns of fork beside threads; the child runs nothing but `_before_exec`.
+            # Python 3.12 warns of a fork in a process with threads; the child runs only `_before_exec`.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(
                 request.command,
@@ -83,7 +83,7 @@ class Spawner:
             )
 
     def _before_exec(self) -> None:
-        """Between fork and exec: undo what the agent does about signals, then let them in."""
+        """Between fork and exec: reset the agent's signal handlers, then unblock signals."""
         die_with_parent(self._parent)
         for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL)
@@ -96,7 +96,7 @@ def _deliver(
     process: subprocess.Popen[bytes] | None = None,
     error: OSError | None = None,
 ) -> None:
-    """Hand the result to the event loop; one that is gone needs none."""
+    """Hand the result to the event loop, unless that is closed."""
 
     def settle() -> None:
         if started.cancelled():

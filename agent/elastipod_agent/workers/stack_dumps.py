@@ -1,4 +1,4 @@
-"""Asks workers what they are doing: their stacks where they offer them (see `elastipod.stack_signal`), else the kernel's facts."""
+"""Requests the stacks of workers that offer them (see `elastipod.stack_signal`); of others it gives what the kernel shows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from elastipod_agent.workers.process_table import PROC, descendants, snapshot
 PATIENCE_S = 2.0
 MAX_STACKS_BYTES = 64 * 1024
 _POLL_S = 0.02
-_QUIET_POLLS = 8  # a file that has not grown for so many looks is whole
+_QUIET_POLLS = 8  # a file that has not grown for this many polls is complete
 _MAX_KERNEL_FRAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StackDump:
-    """What one worker, or the kernel in its place, says. stacks is "" when there are none, and facts is a sentence then."""
+    """The stacks of one worker; if there are none, stacks is "" and facts is a sentence."""
 
     stacks: str = ""
     facts: str = ""
@@ -31,12 +31,12 @@ class StackDump:
 @dataclass(slots=True)
 class _StackRequest:
     path: str
-    begin: int  # bytes that stood in the file before
+    begin: int  # bytes that were in the file before
     size: int
     num_quiet: int = 0
 
     def is_complete(self) -> bool:
-        """Look once more; True when the worker has written, and nothing more since a while."""
+        """Poll; True if the worker has written its stacks and the file has stopped growing."""
         size = _size(self.path)
         self.num_quiet = self.num_quiet + 1 if size == self.size > self.begin else 0
         self.size = size
@@ -46,7 +46,7 @@ class _StackRequest:
 async def request_stacks(
     page: WorkerFile, pids: Mapping[int, int], patience_s: float = PATIENCE_S
 ) -> dict[int, StackDump]:
-    """Ask all workers at once; gives each one's answer by local rank. pids: of the living workers, by local rank."""
+    """Request the stacks of all workers at once; gives them by local rank. pids: of the living workers, by local rank."""
     ours = {process.pid for process in descendants(snapshot(), os.getpid())}
     requests = {rank: found for rank in pids if (found := _send_request(page, rank, ours)) is not None}
     loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ async def request_stacks(
 
 
 def kernel_facts(pid: int, proc: Path = PROC) -> str:
-    """Say what the kernel knows of a process: its state, and where in the kernel it waits."""
+    """Describe a process as the kernel shows it: its state, and where in the kernel it waits."""
     status = dict(line.split(":", 1) for line in _text(proc / f"{pid}/status").splitlines() if ":" in line)
     if not status:
         return f"process {pid} is gone"
@@ -82,7 +82,7 @@ def kernel_facts(pid: int, proc: Path = PROC) -> str:
 
 
 def _send_request(page: WorkerFile, local_rank: int, ours: Collection[int]) -> _StackRequest | None:
-    """Send the signal, but only to a process of ours that handles it: to any other it would be deadly."""
+    """Send the signal, but only to a descendant that handles it: it would kill any other process."""
     number = page.stacks_signal(local_rank)
     path = page.stacks_path(local_rank)
     first_line = _read(path, 0).partition("\n")[0].split()
@@ -113,7 +113,7 @@ def _size(path: str) -> int:
 
 
 def _read(path: str, begin: int) -> str:
-    """Read a bounded part of a worker's file, "" where it is no plain file (the workers own the place, not we)."""
+    """Read a bounded part of a worker's file; "" if it is not a regular file, because the workers own the directory."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Opens the two ways out of one worker: to the console, into files, or both, as torchrun's options say."""
+"""Opens the output of one worker: to the console, to files, or both, as torchrun's options say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
 
 @dataclass(slots=True)
 class WorkerOutput:
-    """What a worker writes into (descriptors for it to inherit) and the streams that carry it on."""
+    """The descriptors that a worker inherits for its output, and the streams that read from them."""
 
     sinks: dict[int, int] = field(default_factory=dict)
     streams: dict[int, OutputStream] = field(default_factory=dict)
@@ -39,18 +39,18 @@ class WorkerOutput:
 
     @property
     def stderr(self) -> OutputStream | None:
-        """The stream of standard error, None where it goes straight into `stderr_file`."""
+        """The stream of standard error, None if it goes directly to `stderr_file`."""
         return self.streams.get(STDERR)
 
     def hand_over(self, pump: OutputPump) -> list[OutputStream]:
-        """Let the pump carry the streams from now on."""
+        """Hand the streams over to the pump."""
         self._is_handed_over = True
         for stream in self.streams.values():
             pump.add(stream)
         return list(self.streams.values())
 
     def close(self) -> None:
-        """Close the worker's ends, which it has by now, and what nobody took over."""
+        """Close the worker's ends, which it has inherited, and streams that were not handed over."""
         for sink in self.sinks.values():
             os.close(sink)
         if not self._is_handed_over:
@@ -60,10 +60,9 @@ class WorkerOutput:
 
 
 class LineSplitter:
-    """Cuts one stream between lines, so that what comes out of two streams at once stays apart.
+    """Splits a stream between lines, so that lines of two streams are not mixed.
 
-    A carriage return ends a line too: what a progress bar says counts before the bar is complete. A line that gets very
-    long comes in pieces.
+    A carriage return ends a line too, so that a progress bar counts before it is complete. A very long line comes in pieces.
     """
 
     def __init__(self, give: Callable[[bytes], None]) -> None:
@@ -71,7 +70,7 @@ class LineSplitter:
         self._rest = b""
 
     def take(self, chunk: bytes) -> None:
-        """Take the next part of the stream; pass on the lines that have ended."""
+        """Add a chunk; pass on the complete lines."""
         cut = chunk.rfind(b"\n") + 1
         cut = max(cut, chunk.rfind(b"\r", cut) + 1)
         if not cut and len(self._rest) + len(chunk) > _LONGEST_LINE:
@@ -87,10 +86,10 @@ class LineSplitter:
 def open_worker_output(
     logs: LogSettings, prefix: str, local_rank: int, directory: Path, *, tap: Callable[[bytes], None] | None = None
 ) -> Iterator[WorkerOutput]:
-    """Open both ways for one worker, in whose ``directory`` its files are made. Raises OSError.
+    """Open the output of one worker, with its files in ``directory``. Raises OSError.
 
-    The filtered copies of all workers of a generation are one file each, beside their directories. tap: is given all that
-    the worker prints, wherever else it goes: whole lines of one stream at a time, in the output thread.
+    All workers of a generation share one filtered copy per stream, next to their directories. tap: called with all output of the worker,
+    wherever else it goes: complete lines of one stream at a time, in the output thread.
     """
     outputs = WorkerOutput()
     try:
@@ -135,7 +134,7 @@ def _open(
 
 
 def _open_filtered(filters: tuple[str, ...], local_rank: int, path: Path, *, is_shown: bool) -> FilteredCopy | None:
-    """Open what all workers of the generation share; local rank 0, which comes first, begins it anew."""
+    """Open the copy that all workers of the generation share; local rank 0, which comes first, empties it."""
     if not filters:
         return None
     common = path.parent.parent / f"filtered_{path.name}"

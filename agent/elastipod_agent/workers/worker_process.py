@@ -1,4 +1,4 @@
-"""One worker as its group knows it: the process, and where what it prints and reports can be found."""
+"""One worker process: where its output and its error report are."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class WorkerProcess:
     error_file: Path
     streams: list[OutputStream]
     stderr: OutputStream | None
-    stderr_file: Path | None  # where standard error goes straight into a file
+    stderr_file: Path | None  # if standard error goes directly to a file
     is_killed: bool = False
 
     def stderr_tail(self) -> str:
-        """Give the last part of what the worker wrote to standard error."""
+        """Give the end of the worker's standard error."""
         if self.stderr is not None:
             return self.stderr.tail.decode("utf-8", "replace")
         if self.stderr_file is not None:

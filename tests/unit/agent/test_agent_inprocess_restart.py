@@ -162,7 +162,7 @@ def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(job: 
         else:
             os.kill(before[1], signal.SIGSTOP)
         job.stop(1, restart_mode="ipr")
-        assert "local rank 1 did not come to the barrier in 1 s" in job.agent.printed()
+        assert "local rank 1 did not reach the barrier within 1 s" in job.agent.printed()
         assert not set(before.values()) & set(job.start(2).values())
 
     job.run(scenario, timeout_s=1)
@@ -258,7 +258,7 @@ def test_a_spare_waits_and_knows_it(agent: AgentInProcess) -> None:
 def test_a_script_that_never_comes_to_the_barrier_is_a_fault_of_the_next_start(
     agent: AgentInProcess, code: int
 ) -> None:
-    words = f"local rank 0 ended with exit code {code} before it came to hyperpod_barrier()"
+    words = f"local rank 0 ended with exit code {code} before it reached hyperpod_barrier()"
 
     def scenario() -> None:
         seen = agent.until("ready")

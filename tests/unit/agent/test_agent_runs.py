@@ -437,7 +437,7 @@ def test_a_failing_pre_script_is_a_fault_with_its_words(agent: AgentInProcess) -
         agent.start(1)
         seen = agent.until("faulted")
         assert (seen["reason"], seen["failure"]["global_rank"]) == ("PreScriptFailed", None)
-        assert "exit code 4; it printed last:\nno data at /data" in seen["message"]
+        assert "exit code 4; the end of its output:\nno data at /data" in seen["message"]
 
     agent.run(SAYS, scenario, "--pre-train-script", str(agent.folder / "pre.sh"))
     assert "rank 0" not in agent.printed()

@@ -141,7 +141,7 @@ async def test_a_catastrophic_pattern_is_given_up_and_costs_the_others_no_line()
         watching.watch.take(EVIL_LINE + b"loss: -1\n")
         assert (await task).reason == "LogSlow_loss"
     (line,) = watching.said
-    assert 'WARNING log rule is not watched any more job=ns/job rule=evil why="its pattern took more than 0.2 s' in line
+    assert 'WARNING log rule is no longer monitored job=ns/job rule=evil why="its pattern took more than 0.2 s' in line
 
 
 async def test_a_pattern_that_cannot_even_be_interrupted_costs_the_matcher_but_no_line(

@@ -98,7 +98,7 @@ def test_the_message_is_that_of_the_first_who_failed_by_itself() -> None:
 
 
 def test_the_agents_own_sentence_is_not_said_twice() -> None:
-    said = "rank 1 was killed by SIGKILL; where nobody sent it, the kernel's out-of-memory killer did"
+    said = "rank 1 was killed by SIGKILL; if nobody sent it, the kernel's out-of-memory killer did"
     killed = replace(faulted(), failure=Failure(1, None, "SIGKILL", said))
     todo = plan(observed(job(trains()), [(pod(0), killed), (pod(1), ready(1))]))
     assert todo.record.transition is not None
