@@ -211,7 +211,9 @@ def test_a_worker_that_ends_because_its_own_log_is_full_is_explained(
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        pytest.param("echo no bucket\nexit 3\n", "ended with exit code 3; the end of its output:\nno bucket", id="it fails"),
+        pytest.param(
+            "echo no bucket\nexit 3\n", "ended with exit code 3; the end of its output:\nno bucket", id="it fails"
+        ),
         pytest.param(None, "cannot be run: No such file or directory", id="it is missing"),
     ],
 )
