@@ -14,6 +14,7 @@ from tests.sim.simulation import failure_of
 
 from elastipod_operator import reconciler
 from elastipod_operator.core import plan as planning
+from elastipod_operator.core import pod_supply
 from elastipod_operator.core.context import PlanDraft
 from elastipod_operator.reconciler import Reconciler
 
@@ -41,20 +42,21 @@ def test_a_forgotten_time_to_look_again_is_found(reason: str, monkeypatch: pytes
 
 
 def test_a_wait_for_pods_whose_end_the_watch_may_miss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_with_listing", lambda step, *_: step)
+    for module in (planning, pod_supply):
+        monkeypatch.setattr(module, "list_while_leaving", lambda step, *_: step)
     found = failure_of(QUEUE_STORIES["the watch misses the end of the pods after somebody deleted the base"])
     assert isinstance(found, Violation)
     assert WITHOUT_TIME in str(found)
 
 
 def test_a_growth_window_that_ends_unseen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Callable[[PlanDraft, Any], PlanDraft] = planning._plan_running_job
+    real: Callable[[PlanDraft, Any], PlanDraft] = planning._train
 
     def without_time(*given: Any) -> PlanDraft:
         step = real(*given)
         return replace(step, wake_at=None) if step.record.window_since is not None else step
 
-    monkeypatch.setattr(planning, "_plan_running_job", without_time)
+    monkeypatch.setattr(planning, "_train", without_time)
     found = failure_of(STORIES["nodes come one after the other"])
     assert isinstance(found, Violation)
     assert WITHOUT_TIME in str(found) or FIND_SOMETHING in str(found)
