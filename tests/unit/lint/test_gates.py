@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.lint import code, glossary, references
+from tests.lint import bounds, code, glossary, references
 from tests.lint.sources import ROOT, Finding, Repository, Source
 
 GLOSSARY = """
@@ -163,3 +163,16 @@ def test_a_link_without_a_file_or_heading_is_found(link: str, broken: int) -> No
     here = Source("docs/here.md", "# Here\n## What `it` does, in 30 s\n")
     repository = Repository([page, here], ["docs/page.md", "docs/here.md"])
     assert len(texts(references.broken_links(page, repository))) == broken
+
+
+def test_a_bound_that_is_on_one_side_only_is_found() -> None:
+    page = Source(
+        bounds.PAGE,
+        "| replicas | 16 | `core.one.MAX_REPLICAS` | refused |\n| sizes | 4 | `core.one.MAX_GONE` | kept |\n",
+    )
+    module = python("MAX_REPLICAS, MAX_NEW = 16, 5\nMAX_OTHER: int = 1\nLEAST = 1")
+    found = texts(bounds.compare(page, [module], frozenset({"core.one.MAX_OTHER"})))
+    assert [text.split(";")[0] for text in found] == [
+        "there is no constant core.one.MAX_GONE",
+        "the limit core.one.MAX_NEW is not in the table of docs/design/bounds.md",
+    ]
