@@ -102,7 +102,7 @@ def test_a_flipped_bit_of_one_replica_does_not_live_on(cases: Cases, tmp_path: P
     wanted = ["memory", 4, told["saved"][1]] if size == 3 else ["memory", 2, told["saved"][0]]
     assert [each[:3] for each in told["resumed"]] == [wanted] * size
     which = "rank 1" if size == 3 else "ranks 0-1"
-    assert f"what {which} saved differs from the other replicas, and is left out" in told["resumed"][0][3]
+    assert f"what {which} saved differs from the other replicas, and is not used" in told["resumed"][0][3]
 
 
 # -- writers that are killed, replaced, or out of room -----------------------------------------------------------------
