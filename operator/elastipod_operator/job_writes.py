@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from . import clock
 from .core.actions import JobEvent
+from .core.reasons import Reason
 from .core.snapshot import ObservedJob
 from .kube.api import ApiError
 from .kube.ports import EventSink
@@ -20,12 +21,12 @@ REPORT_EVERY = timedelta(hours=1)
 # By kind of write: the Event's reason, and what it says before the API server's own words.
 REFUSED = {
     "record": (
-        "RecordNotWritten",
+        Reason.RECORD_NOT_WRITTEN,
         "the API server refuses to write the job's record, without which nothing is begun or changed; it is tried again",
     ),
-    "status": ("StatusNotWritten", "the API server refuses to write the job's status; it is tried again"),
+    "status": (Reason.STATUS_NOT_WRITTEN, "the API server refuses to write the job's status; it is tried again"),
     "job": (
-        "JobNotDeleted",
+        Reason.JOB_NOT_DELETED,
         "the API server refuses to delete the job, whose ttlSecondsAfterFinished is over; it is tried again",
     ),
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from .history import HistoryEntry
 from .names import PodId
+from .reasons import AnyReason
 from .record import Record, RestartMode
 from .snapshot import Condition
 
@@ -174,7 +175,7 @@ Action = (
 class JobEvent:
     """A Kubernetes Event for the job: emitted after the write that it reports."""
 
-    reason: str
+    reason: AnyReason
     message: str
     warning: bool = False
 

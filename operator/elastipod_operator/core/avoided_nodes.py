@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from .actions import JobEvent
+from .reasons import Reason
 from .record import NodeFaults, Record
 from .snapshot import Policy
 
@@ -19,7 +20,7 @@ def count_node_fault(record: Record, policy: Policy, now: datetime) -> tuple[Rec
     """Count a fault against the nodes that it began on: worker faults and lost nodes, not what a user or a queue did."""
     transition = record.transition
     assert transition is not None
-    if not policy.max_offenders or not (transition.uses_budget or transition.cause == "NodeLost"):
+    if not policy.max_offenders or not (transition.uses_budget or transition.cause == Reason.NODE_LOST):
         return record, ()
     before = avoided(record, policy, now)
     known = {o.node: o for o in _current(record, policy, now)}
@@ -35,7 +36,7 @@ def count_node_fault(record: Record, policy: Policy, now: datetime) -> tuple[Rec
 def _note(node: str, record: Record, policy: Policy) -> JobEvent:
     times = next(o.times for o in record.node_faults if o.node == node)
     text = f"node {node} was behind {times} faults; new pods avoid it for {policy.eval_period.total_seconds():g} s"
-    return JobEvent("NodeAvoided", text, warning=True)
+    return JobEvent(Reason.NODE_AVOIDED, text, warning=True)
 
 
 def avoided(record: Record, policy: Policy, now: datetime) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from .grant import Grant
+from .reasons import Reason
 from .record import Record, TransitionKind
 from .snapshot import Snapshot
 
@@ -15,7 +16,7 @@ class Deadline:
     """at: when the job fails unless it moves on; reason and message say which wish of the user that was."""
 
     at: datetime
-    reason: str
+    reason: Reason
     message: str
 
 
@@ -35,10 +36,10 @@ def deadlines(snapshot: Snapshot, record: Record, grant: Grant | None) -> list[D
     accepted_at = accepted(snapshot, record) + record.suspended_time
     if policy.active_deadline is not None:
         text = f"the job ran for longer than spec.runPolicy.activeDeadlineSeconds ({_seconds(policy.active_deadline.total_seconds())})"
-        found.append(Deadline(accepted_at + policy.active_deadline, "DeadlineExceeded", text))
+        found.append(Deadline(accepted_at + policy.active_deadline, Reason.DEADLINE_EXCEEDED, text))
     if policy.startup_deadline is not None and record.started_at is None and record.first_pod_at is not None:
         text = f"training did not begin within spec.runPolicy.startupDeadlineSeconds ({_seconds(policy.startup_deadline.total_seconds())})"
-        found.append(Deadline(record.first_pod_at + policy.startup_deadline, "StartupDeadlineExceeded", text))
+        found.append(Deadline(record.first_pod_at + policy.startup_deadline, Reason.STARTUP_DEADLINE_EXCEEDED, text))
     recovering = transition is not None and transition.kind is TransitionKind.RECOVERY
     if (
         policy.fault_deadline is not None
@@ -47,7 +48,7 @@ def deadlines(snapshot: Snapshot, record: Record, grant: Grant | None) -> list[D
     ):
         limit = _seconds(policy.fault_deadline.total_seconds())
         text = f"training did not go on within spec.runPolicy.faultDeadlineSeconds ({limit}) after a fault"
-        found.append(Deadline(record.fault_at + policy.fault_deadline, "FaultDeadlineExceeded", text))
+        found.append(Deadline(record.fault_at + policy.fault_deadline, Reason.FAULT_DEADLINE_EXCEEDED, text))
     return found
 
 

@@ -11,6 +11,7 @@ from .actions import Action, DeleteJob, DeletePod, JobEvent, SetFinalizer, ShutD
 from .context import Context, PlanDraft
 from .health import Health, Replica, Replicas, drain_grace
 from .pod_removal import remove
+from .reasons import Reason, as_reason
 from .record import Record
 from .snapshot import AgentState, Snapshot
 from .time_order import earliest
@@ -131,11 +132,14 @@ def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[JobEvent, ...]:
     events: list[JobEvent] = []
     if forced:
         text = "removed by force, for no kubelet does it any more; on a node that is cut off its containers may run on until it is back"
-        events.append(JobEvent("PodForceDeleted", f"{_pod_names(forced)} ({forced[0].why}): {text}", warning=True))
+        events.append(
+            JobEvent(Reason.POD_FORCE_DELETED, f"{_pod_names(forced)} ({forced[0].why}): {text}", warning=True)
+        )
     if kept_alive:
         events.append(
             JobEvent(
-                "SidecarStillRuns", f"{_pod_names(kept_alive)} deleted: {SIDECAR_RUNS}, and would hold its devices"
+                Reason.SIDECAR_STILL_RUNS,
+                f"{_pod_names(kept_alive)} deleted: {SIDECAR_RUNS}, and would hold its devices",
             )
         )
     return tuple(events)
@@ -186,5 +190,7 @@ def finish(record: Record, context: Context, outcome: str, reason: str, message:
         window_since=None, fault_at=None, gang=None,
     )  # fmt: skip
     record, actions, wake = plan_end(context.snapshot, ended, context.replicas)
-    kept = (JobEvent("JobKept", KEPT_TEXT),) if context.policy.is_ttl_zero else ()
-    return PlanDraft(record, actions, (JobEvent(outcome, message, warning=outcome == "Failed"), *kept), wake_at=wake)
+    kept = (JobEvent(Reason.JOB_KEPT, KEPT_TEXT),) if context.policy.is_ttl_zero else ()
+    return PlanDraft(
+        record, actions, (JobEvent(as_reason(outcome), message, warning=outcome == "Failed"), *kept), wake_at=wake
+    )

@@ -10,6 +10,7 @@ from .avoided_nodes import count_node_fault
 from .health import Health, Replicas
 from .incarnations import record_incarnations
 from .pod_removal import remove
+from .reasons import Reason
 from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .snapshot import Policy
 from .time_order import earliest
@@ -89,7 +90,7 @@ def _why_it_ends(record: Record, policy: Policy) -> tuple[str, str] | None:
         return transition.cause, f"spec.runPolicy.jobMaxRetryCount {policy.max_retries} is used up"
     if policy.max_retries is None and record.best_step >= 0 and does_not_progress(record):
         text = f"{record.stalled_recoveries} recoveries brought no step newer than {record.best_step}"
-        return "NoProgress", f"{text}; set spec.runPolicy.jobMaxRetryCount to have it tried that often"
+        return Reason.NO_PROGRESS, f"{text}; set spec.runPolicy.jobMaxRetryCount to have it tried that often"
     limit = policy.max_full_restarts
     is_full = transition.reach is RestartMode.JOB or _is_full_restart_due(record, policy)
     if is_full and limit is not None and window.full_restarts >= limit:
@@ -116,7 +117,7 @@ def _restart_everything(record: Record, replicas: Replicas, why: str, events: tu
         window=spent,
         lost=(*record.lost, *(r.id for r in given_up if r.id not in known)),
     )  # fmt: skip
-    event = JobEvent("FullJobRestart", why, warning=True)
+    event = JobEvent(Reason.FULL_JOB_RESTART, why, warning=True)
     return BudgetCheck(begun, actions=tuple(actions), events=(*events, event))
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from .health import Health, Replica, Replicas
 from .names import PodId
 from .quoted_output import quote_output
+from .reasons import AnyReason, Reason, as_reason
 from .record import FaultyReplica, Record
 from .silence import SILENCE_LIMIT
 from .snapshot import AgentState
@@ -20,7 +21,7 @@ STOP_TIME = timedelta(seconds=30)
 # An agent says RUNNING in the moment in which it takes a /start, which is repeated every few seconds.
 START_LIMIT = timedelta(seconds=60)
 STARTS_TRIED = 3
-AGENT_RESTARTED = "AgentRestarted"
+AGENT_RESTARTED = Reason.AGENT_RESTARTED
 # So many replicas of one incident are named.
 MAX_FAULTY_REPLICAS = 8
 
@@ -32,7 +33,7 @@ class Fault:
     faulty_replicas: the replicas that it began with, at most MAX_FAULTY_REPLICAS of them.
     """
 
-    cause: str
+    cause: AnyReason
     message: str
     uses_budget: bool
     lost: tuple[PodId, ...] = ()
@@ -94,9 +95,9 @@ def _missing(record: Record, replicas: Replicas) -> Fault | None:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         faulty_replicas = _culprits(record, *(r.id for r in hit), replicas=replicas)
         counted = all(r.ended_by_itself for r in hit)
-        return Fault(first.why, first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
+        return Fault(as_reason(first.why), first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
     if gone:
-        return Fault("PodLost", gone_text(gone[0]), False, (), _culprits(record, *gone, replicas=replicas))
+        return Fault(Reason.POD_LOST, gone_text(gone[0]), False, (), _culprits(record, *gone, replicas=replicas))
     return None
 
 
@@ -113,7 +114,7 @@ def gone_text(member: PodId) -> str:
 def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Fault:
     taken = next((r for _, r in faulted if is_port_taken(r, record)), None)
     if taken is not None:
-        return Fault("MasterPortTaken", first_line(taken.agent.message), uses_budget=False)
+        return Fault(Reason.MASTER_PORT_TAKEN, first_line(taken.agent.message), uses_budget=False)
     group_rank, replica = next(
         ((rank, r) for rank, r in faulted if r.agent.failure is not None and r.agent.failure.signal != "SIGTERM"),
         faulted[0],
@@ -126,7 +127,12 @@ def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Fault:
     text = text or agent.reason
     culprit = FaultyReplica(replica.id, group_rank, replica.pod.node)
     message = f"group rank {group_rank} (pod {replica.pod.name}): {text}"
-    return Fault(_as_reason(agent.reason) or "WorkerFault", message, uses_budget=True, faulty_replicas=(culprit,))
+    return Fault(
+        as_reason(_valid_reason(agent.reason) or Reason.WORKER_FAULT),
+        message,
+        uses_budget=True,
+        faulty_replicas=(culprit,),
+    )
 
 
 def is_port_taken(replica: Replica, record: Record) -> bool:
@@ -145,7 +151,7 @@ def _log_rule(reason: str) -> str:
     return rule if kind in ("LogHang", "LogSlow", "LogFault") else ""
 
 
-def _as_reason(text: str) -> str:
+def _valid_reason(text: str) -> str:
     """Make a reason that conditions and Events may carry: the agent's one may hold the name that a user gave to a rule."""
     return re.sub(r"[^A-Za-z0-9_]", "_", text).strip("_")
 
@@ -176,13 +182,15 @@ def _generation_mismatch(members: list[Replica], record: Record, replicas: Repli
         name = replica.pod.name
         if agent.generation > record.generation:
             message = f"the agent of pod {name} runs generation {agent.generation}, the record says {record.generation}"
-            return Fault("RecordBehind", message, uses_budget=False)
+            return Fault(Reason.RECORD_BEHIND, message, uses_budget=False)
         if agent_restarted(replica, record):
             cause, message = unprovoked_end(replica, record) or ("", "")
-            return Fault(cause, message, True, faulty_replicas=_culprits(record, replica.id, replicas=replicas))
+            return Fault(
+                as_reason(cause), message, True, faulty_replicas=_culprits(record, replica.id, replicas=replicas)
+            )
         stopped = agent.state in (AgentState.READY, AgentState.SHUTDOWN) and not agent.drained
         if agent.generation == record.generation and stopped:
-            return Fault("WorkersStopped", f"somebody else stopped the workers of pod {name}", uses_budget=False)
+            return Fault(Reason.WORKERS_STOPPED, f"somebody else stopped the workers of pod {name}", uses_budget=False)
     return None
 
 
@@ -233,7 +241,7 @@ def _start_not_taken(members: list[Replica], record: Record, now: datetime | Non
     is_hopeless = is_running or record.consecutive_failures >= STARTS_TRIED
     # Who is still stopping is told to hurry by the recovery, before it is given up.
     lost = tuple(r.id for r in late if r.ready) if is_hopeless else ()
-    return Fault("StartNotTaken", message, uses_budget=False, lost=lost)
+    return Fault(Reason.START_NOT_TAKEN, message, uses_budget=False, lost=lost)
 
 
 def start_limit(replica: Replica, record: Record) -> datetime | None:

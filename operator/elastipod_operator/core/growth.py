@@ -11,11 +11,12 @@ from .grant import Grant
 from .health import Health, Replica, Replicas
 from .planned_change import begin
 from .ranks import room_for
+from .reasons import Reason
 from .record import Record, TransitionKind
 from .snapshot import Policy
 from .time_order import earliest
 
-CAUSE = "CapacityAvailable"
+CAUSE = Reason.CAPACITY_AVAILABLE
 # An agent gives its fork server two minutes; one that says for longer that it is warming is not waited for.
 WARMING_LIMIT = timedelta(seconds=150)
 

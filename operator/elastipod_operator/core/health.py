@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from .names import PodId, Slot
+from .reasons import Reason
 from .record import Record, TransitionKind
 from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, PeerReports, diagnose, is_answering, is_silent
 from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Snapshot
@@ -19,7 +20,7 @@ AGENT_EXPECTED = timedelta(seconds=30)
 # A start every second for thirty years. An agent that lies may make generations jump, but not beyond what numbers can hold.
 MAX_GENERATION = 10**9
 
-POD_FAILED, CONTAINER_RESTARTED = "PodFailed", "ContainerRestarted"
+POD_FAILED, CONTAINER_RESTARTED = Reason.POD_FAILED, Reason.CONTAINER_RESTARTED
 
 NO_AGENT = ObservedAgent()
 NO_SLOTS: Mapping[Slot, tuple[str, str]] = MappingProxyType({})
@@ -169,14 +170,16 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, tuple[str, str]] = NO_S
         node = snapshot.nodes.get(pod.node) if pod.node else None
         agent = agents[pod.name]
         if pod.id in given_up and not pod.ended:
-            replica = Replica(pod, agent, Health.LOST, "GivenUp", gone=_gone(pod, agent, node, snapshot.now, grace))
+            replica = Replica(
+                pod, agent, Health.LOST, Reason.GIVEN_UP, gone=_gone(pod, agent, node, snapshot.now, grace)
+            )
         else:
             lost = quota_lost.get(pod.id.slot)
             is_member = pod.id in members
             replica = _assess_pod(pod, agent, node, peers, snapshot.now, grace, is_member=is_member, quota_lost=lost)
         if node is not None and node.cordoned and _would_grow(replica, record):
             why = f"node {node.name} was cordoned before pod {pod.name} joined the training"
-            replica = replace(replica, health=Health.DISRUPTED, why="NodeCordoned", detail=why)
+            replica = replace(replica, health=Health.DISRUPTED, why=Reason.NODE_CORDONED, detail=why)
         if replica.health in (Health.LOST, Health.ENDED) and not replica.gone:
             replica = replace(replica, may_still_run=not pod.node or (node is not None and node.ready))
         by_id[pod.id] = replica
@@ -228,11 +231,15 @@ def _assess_pod(
         kubelet_gone = _unattended(node, now, grace)
         return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), gone=True, kubelet_gone=kubelet_gone)
     if node is not None and node.out_of_service:
-        return Replica(pod, agent, Health.LOST, "NodeOutOfService", f"node {node.name} is out of service", gone=True)
+        return Replica(
+            pod, agent, Health.LOST, Reason.NODE_OUT_OF_SERVICE, f"node {node.name} is out of service", gone=True
+        )
     gone = _gone(pod, agent, node, now, grace)
     if gone and not is_answering(agent, now):
         how = "was deleted" if node is None else f"is not ready for more than {grace.total_seconds():g} s"
-        return Replica(pod, agent, Health.LOST, NODE_LOST if node else "NodeDeleted", f"node {pod.node} {how}", gone)
+        return Replica(
+            pod, agent, Health.LOST, NODE_LOST if node else Reason.NODE_DELETED, f"node {pod.node} {how}", gone
+        )
     if _container_ended(pod):
         return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), gone)
     if pod.container is not None and pod.container.is_restarting:
@@ -247,7 +254,9 @@ def _assess_pod(
     if disrupted:
         return Replica(pod, agent, Health.DISRUPTED, *disrupted, gone=gone)
     if agent.state is None:
-        return Replica(pod, agent, Health.PENDING, "AgentNotAnswering" if _overdue(agent, now) else "", gone=gone)
+        return Replica(
+            pod, agent, Health.PENDING, Reason.AGENT_NOT_ANSWERING if _overdue(agent, now) else "", gone=gone
+        )
     return Replica(pod, agent, Health.GOOD, gone=gone)
 
 
@@ -303,16 +312,16 @@ def _unattended(node: ObservedNode | None, now: datetime, grace: timedelta) -> b
 
 def _disruption(pod: ObservedPod, node: ObservedNode | None, agent: ObservedAgent) -> tuple[str, str] | None:
     if node is not None and node.disruption:
-        return "NodeDrained", f"node {node.name}: {node.disruption}"
+        return Reason.NODE_DRAINED, f"node {node.name}: {node.disruption}"
     if pod.disruption:
-        cause, what = "PodDisrupted", f"is being disrupted ({pod.disruption})"
+        cause, what = Reason.POD_DISRUPTED, f"is being disrupted ({pod.disruption})"
     elif pod.kill_at is not None:
-        cause, what = "PodDeleted", "is being deleted"
+        cause, what = Reason.POD_DELETED, "is being deleted"
     elif agent.terminating:
         # The agent hears of its end before the watch tells of it.
-        cause, what = "PodTerminating", "was told to end (SIGTERM)"
+        cause, what = Reason.POD_TERMINATING, "was told to end (SIGTERM)"
     else:
         return None
     if node is not None and node.cordoned:
-        return "NodeDrained", f"pod {pod.name} {what}; its node {node.name} is cordoned"
+        return Reason.NODE_DRAINED, f"pod {pod.name} {what}; its node {node.name} is cordoned"
     return cause, f"pod {pod.name} {what}"

@@ -8,6 +8,7 @@ from .backoff import longest_wait
 from .clock_skew import without_future_times
 from .faults import STOP_TIME
 from .health import Replicas, assess
+from .reasons import Reason
 from .record import RECORD_LOST, Record, Transition, TransitionKind
 from .snapshot import Snapshot
 
@@ -46,7 +47,7 @@ def _first_record(snapshot: Snapshot, replicas: Replicas) -> Record:
             ended_at=end.since,
             accepted_at=snapshot.job.created_at,
         )
-    kind, cause, message = TransitionKind.START, "JobCreated", "the job was accepted"
+    kind, cause, message = TransitionKind.START, Reason.JOB_CREATED, "the job was accepted"
     if known or replicas.by_id:  # no pod is created before there is a record
         kind = TransitionKind.RECOVERY if known else TransitionKind.START
         cause, message = RECORD_LOST, "the job's state record was lost"

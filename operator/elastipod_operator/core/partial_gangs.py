@@ -15,6 +15,7 @@ from .health import Replicas
 from .incarnations import record_incarnations
 from .names import Slot
 from .ranks import capped, room_for
+from .reasons import Reason
 from .record import PartialGang, Record
 from .slots import is_placed, spare_slots
 from .time_order import earliest
@@ -105,7 +106,7 @@ def _give_back(record: Record, context: Context, number: int) -> tuple[Record, t
         members=members,
         gang=PartialGang(now, 0, tries, now + rest),
     )
-    return resting, (JobEvent("PlacesGivenBack", text),)
+    return resting, (JobEvent(Reason.PLACES_GIVEN_BACK, text),)
 
 
 def next_gang_check(record: Record, key: str, now: datetime) -> datetime | None:

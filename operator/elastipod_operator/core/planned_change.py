@@ -11,6 +11,7 @@ from .faults import STOP_TIME
 from .health import Health, Replica
 from .payback import record_step_time
 from .ranks import room_for
+from .reasons import Reason
 from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .snapshot import AgentState
 
@@ -110,7 +111,7 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
     ]
     if drained:
         message = f"the workers of pod {drained[0].pod.name} were asked to stop by somebody else and did"
-        return begin(record, context, TransitionKind.RESIZE, "DrainedFromOutside", message, target_size=size)
+        return begin(record, context, TransitionKind.RESIZE, Reason.DRAINED_FROM_OUTSIDE, message, target_size=size)
     return None
 
 
@@ -119,13 +120,13 @@ def _why_shrink(size: int, context: Context) -> tuple[str, str]:
     policy, grant = context.policy, context.grant
     if policy.sizes.fit(size) < size:
         return (
-            "ScaledByUser",
+            Reason.SCALED_BY_USER,
             f"{size} replicas are not an allowed size any more; the next one is {grant.sizes.fit(size)}",
         )
     taken = next((w for w in context.snapshot.workloads if w.number and w.eviction_reason), None)
     if taken is not None:
         return taken.eviction_reason, f"Kueue takes quota back: {taken.eviction_message}"
-    return "QuotaLost", f"there is only quota for {grant.sizes.fit(size)} of {size} replicas"
+    return Reason.QUOTA_LOST, f"there is only quota for {grant.sizes.fit(size)} of {size} replicas"
 
 
 def _without_quota(replica: Replica, context: Context) -> Replica:

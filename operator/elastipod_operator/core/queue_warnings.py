@@ -7,13 +7,14 @@ from datetime import UTC, datetime, timedelta
 from .health import Health, Replica, Replicas
 from .queue_facts import ClusterQueueFact, QueueFact
 from .quota import Quota, is_on
+from .reasons import AnyReason, Reason
 from .snapshot import ObservedJob, ObservedWorkload, Policy, Snapshot
 
 # So long after the time for a checkpoint the pods of an evicted Workload may take to go.
 POD_EXIT_TIME = timedelta(seconds=60)
 NAMED_PODS = 3
 
-Warnings = list[tuple[str, str]]
+Warnings = list[tuple[AnyReason, str]]
 """Reasons (CamelCase) and sentences."""
 
 
@@ -23,19 +24,19 @@ def queue_warnings(job: ObservedJob, policy: Policy, queue: QueueFact | None, qu
         return []
     if not queue.exists:
         text = f"LocalQueue {queue.name} does not exist in namespace {job.namespace}; create it, or name another in the job's label"
-        return [("QueueMissing", text)]
+        return [(Reason.QUEUE_MISSING, text)]
     found: Warnings = []
     if queue.stop:
-        found.append(("QueueStopped", _stopped(f"LocalQueue {queue.name}", queue.stop, queue.inactive)))
+        found.append((Reason.QUEUE_STOPPED, _stopped(f"LocalQueue {queue.name}", queue.stop, queue.inactive)))
     cluster_queue = queue.cluster_queue
     if cluster_queue is None:
         return found or _inactive(f"LocalQueue {queue.name}", queue.inactive)
     if not cluster_queue.exists:
         what = f"ClusterQueue {cluster_queue.name}, to which LocalQueue {queue.name} leads, does not exist"
-        return [*found, ("QueueMissing", f"{what}; nothing is admitted until it does")]
+        return [*found, (Reason.QUEUE_MISSING, f"{what}; nothing is admitted until it does")]
     whole = f"ClusterQueue {cluster_queue.name}"
     if cluster_queue.stop:
-        found.append(("QueueStopped", _stopped(whole, cluster_queue.stop, cluster_queue.inactive)))
+        found.append((Reason.QUEUE_STOPPED, _stopped(whole, cluster_queue.stop, cluster_queue.inactive)))
     else:
         found += _inactive(whole, cluster_queue.inactive)
     return [*found, *_strategy_warnings(policy, cluster_queue, quota)]
@@ -55,7 +56,7 @@ def overdue_evictions(
     evicted = [(at, w) for w in quota.present.values() if (at := eviction_due_at(w, policy)) is not None]
     next_at = min((at for at, _ in evicted if at > snapshot.now), default=None)
     return [
-        ("EvictionOverdue", _late(w, snapshot, replicas, quota)) for at, w in evicted if at <= snapshot.now
+        (Reason.EVICTION_OVERDUE, _late(w, snapshot, replicas, quota)) for at, w in evicted if at <= snapshot.now
     ], next_at
 
 
@@ -95,7 +96,7 @@ def _stopped(what: str, policy: str, words: str) -> str:
 
 
 def _inactive(what: str, words: str) -> Warnings:
-    return [("QueueInactive", f"{what} admits nothing: {words}")] if words else []
+    return [(Reason.QUEUE_INACTIVE, f"{what} admits nothing: {words}")] if words else []
 
 
 def _strategy_warnings(policy: Policy, queue: ClusterQueueFact, quota: Quota) -> Warnings:
@@ -106,10 +107,10 @@ def _strategy_warnings(policy: Policy, queue: ClusterQueueFact, quota: Quota) ->
         text += (
             ": what the job has grown into is never given up for others that wait there; LowerPriority would do that"
         )
-        found.append(("PreemptionNever", text))
+        found.append((Reason.PREEMPTION_NEVER, text))
     # Only those that Kueue has looked at: who is admitted at once waits for nobody.
     if queue.is_strict and any(n and not w.reserved and w.pending_message for n, w in quota.present.items()):
         text = f"ClusterQueue {queue.name} has queueingStrategy StrictFIFO and increments of the job wait there"
         text += ": one that does not fit holds up all behind it, and waits for those before it; use BestEffortFIFO"
-        found.append(("StrictFIFO", text))
+        found.append((Reason.STRICT_FIFO, text))
     return found

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from .caches import limited_cache
 from .grant import Grant, SuspendedBy, grant_all
 from .names import Slot
+from .reasons import Reason
 from .record import Record
 from .sizes import Allowed
 from .snapshot import ObservedPod, ObservedWorkload, Policy, Snapshot, SpecLimits
@@ -256,20 +257,23 @@ def _why_suspended(snapshot: Snapshot, base: ObservedWorkload | None, request: Q
     if snapshot.queue_trouble is not None and base is None:
         return SuspendedBy(*snapshot.queue_trouble)
     if base is None:
-        return SuspendedBy("Queued", f"queue {queue} is asked for {sum(request.trains.values())} replicas")
+        return SuspendedBy(Reason.QUEUED, f"queue {queue} is asked for {sum(request.trains.values())} replicas")
     if base.eviction_reason:
         return SuspendedBy(base.eviction_reason, f"Kueue takes the quota back: {base.eviction_message}")
     if base.finished:
         return SuspendedBy(
-            "QuotaEnded", f"Workload {base.name} was marked as finished by somebody else; delete it to ask again"
+            Reason.QUOTA_ENDED, f"Workload {base.name} was marked as finished by somebody else; delete it to ask again"
         )
     if not fits(base, request) or snapshot.job.pending_edits:
-        return SuspendedBy("SpecEdited", "the smallest size or a template was edited; quota is asked for anew")
+        return SuspendedBy(Reason.SPEC_EDITED, "the smallest size or a template was edited; quota is asked for anew")
     if not base.is_active:
         return SuspendedBy(
-            "Deactivated", f"Workload {base.name} was deactivated: {base.pending_message or 'spec.active is false'}"
+            Reason.DEACTIVATED,
+            f"Workload {base.name} was deactivated: {base.pending_message or 'spec.active is false'}",
         )
-    return SuspendedBy("Queued", f"waits in queue {queue}: {base.pending_message or 'Kueue has not looked at it yet'}")
+    return SuspendedBy(
+        Reason.QUEUED, f"waits in queue {queue}: {base.pending_message or 'Kueue has not looked at it yet'}"
+    )
 
 
 def _lost_quota(slots: set[Slot], quota: Quota) -> dict[Slot, tuple[str, str]]:
@@ -282,18 +286,24 @@ def _lost_quota(slots: set[Slot], quota: Quota) -> dict[Slot, tuple[str, str]]:
 
 def _why_quota_lost(slot: Slot, request: QuotaRequest | None, quota: Quota) -> tuple[str, str]:
     if request is None:
-        return "ScaledByUser", f"replica {slot.spec}-{slot.ordinal} is beyond the largest size"
+        return Reason.SCALED_BY_USER, f"replica {slot.spec}-{slot.ordinal} is beyond the largest size"
     workload = quota.present.get(request.number)
     pods = sum(pods for _, pods in request.counts)
     if workload is None:
-        return "QuotaLost", f"the quota of {pods} replicas is gone: there is no Workload for increment {request.number}"
+        return (
+            Reason.QUOTA_LOST,
+            f"the quota of {pods} replicas is gone: there is no Workload for increment {request.number}",
+        )
     if workload.eviction_reason:
         return workload.eviction_reason, f"Kueue takes the quota of {pods} replicas back: {workload.eviction_message}"
     if request.number in quota.useless:
-        return "QuotaReturned", quota.useless[request.number]
+        return Reason.QUOTA_RETURNED, quota.useless[request.number]
     if not fits(workload, request):
-        return "SpecEdited", f"the sizes were edited; the quota of {pods} replicas is given back and asked for anew"
+        return (
+            Reason.SPEC_EDITED,
+            f"the sizes were edited; the quota of {pods} replicas is given back and asked for anew",
+        )
     return (
-        "QuotaLost",
+        Reason.QUOTA_LOST,
         f"the quota of {pods} replicas is gone: {workload.pending_message or 'it is not admitted any more'}",
     )

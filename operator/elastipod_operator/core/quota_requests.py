@@ -30,6 +30,7 @@ from .names import Slot
 from .payback import growth_hold
 from .pod_removal import remove
 from .quota import Quota, QuotaRequest, effective_quota_requests, filled, fits, is_on, replacements_awaited_until
+from .reasons import Reason
 from .record import Record, RequeueBackoff
 from .snapshot import ObservedWorkload, Policy, Snapshot
 from .time_order import earliest, latest
@@ -233,7 +234,7 @@ def _back_off(
     names = ", ".join(str(w.number) for w in workloads)
     what = f"{'increments' if len(workloads) > 1 else 'increment'} {names}"
     queues = ", ".join(dict.fromkeys(w.queue for w in workloads))
-    event = JobEvent("QuotaGivenBack", f"the quota of {pods} replicas ({what}) is given back to queue {queues}")
+    event = JobEvent(Reason.QUOTA_GIVEN_BACK, f"the quota of {pods} replicas ({what}) is given back to queue {queues}")
     return replace(record, requeue_backoff=RequeueBackoff(tries, until)), event
 
 

@@ -12,14 +12,15 @@ from enum import StrEnum
 from typing import Annotated
 
 from .names import PodId, Slot
+from .reasons import Reason
 from .record_schema import Stored, TimeRule
 from .sizes import MAX_REPLICAS
 
 # The cause of a suspension by the user; all other causes are a queue's.
-SUSPENDED_BY_USER = "Suspended"
+SUSPENDED_BY_USER = Reason.SUSPENDED
 
 # The cause of the first transition of a record that replaces a lost one.
-RECORD_LOST = "RecordLost"
+RECORD_LOST = Reason.RECORD_LOST
 
 
 class TransitionKind(StrEnum):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from .faults import AGENT_RESTARTED, first_line, gone_text, is_port_taken, unprovoked_end
 from .health import CONTAINER_RESTARTED, POD_FAILED, Health, Replica
 from .names import PodId
+from .reasons import Reason
 from .record import FaultyReplica, Record, TransitionKind
 from .recovery import uncounted
 from .silence import AGENT_ENDED
@@ -39,14 +40,15 @@ def attribute_to_outside(record: Record, member: PodId, replica: Replica | None)
         return record
     if transition.cause in OWN_ENDS and member in (culprit.pod for culprit in record.faulty_replicas):
         return record  # that it was given up since says nothing new
+    cause: str
     if replica is None:
-        cause, message = "PodLost", gone_text(member)
+        cause, message = Reason.POD_LOST, gone_text(member)
     elif replica.health is Health.LOST and not replica.ended_by_itself:
         cause, message = replica.why, replica.detail
     elif replica.health is Health.ENDED and not replica.ended_by_itself:
-        cause, message = replica.why if replica.why != POD_FAILED else "PodLost", replica.detail
+        cause, message = replica.why if replica.why != POD_FAILED else Reason.POD_LOST, replica.detail
     elif is_port_taken(replica, record):
-        cause, message = "MasterPortTaken", first_line(replica.agent.message)
+        cause, message = Reason.MASTER_PORT_TAKEN, first_line(replica.agent.message)
     else:
         return record
     blamed = replace(transition, cause=cause, message=message, uses_budget=False)

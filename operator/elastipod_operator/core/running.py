@@ -16,6 +16,7 @@ from .health import Replica
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_resize_pause
 from .planned_change import awaits_start, planned_change
+from .reasons import Reason
 from .record import Record
 from .snapshot import AgentState
 from .stopping import hard_stop, runs_this_generation
@@ -34,7 +35,7 @@ def running(record: Record, context: Context) -> PlanDraft:
     members = [replica for member in record.members if (replica := context.replicas.get(member)) is not None]
     if _all_completed(members, record):
         message = f"all {len(members)} replicas finished"
-        return finish(record, context, "Completed", "Completed", message)
+        return finish(record, context, "Completed", Reason.COMPLETED, message)
     planned = planned_change(record, context, members)
     if planned is not None:
         return in_transition(planned, context)
@@ -116,5 +117,5 @@ def _mark_running(draft: PlanDraft, context: Context) -> PlanDraft:
     )
     if record.size_before_growth:
         settled = replace(settled, size_before_growth=0, resize_failures=0, resize_failed_at=None)
-    event = JobEvent("Running", f"{len(record.members)} replicas train in generation {record.generation}")
+    event = JobEvent(Reason.RUNNING, f"{len(record.members)} replicas train in generation {record.generation}")
     return replace(draft, record=settled, running_since=context.now, events=(*draft.events, event))

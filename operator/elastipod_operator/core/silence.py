@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from .reasons import Reason
 from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
 
 # A little under 5 s, so that three of them and the time of the calls make 15 s at most.
@@ -23,7 +24,7 @@ ENDED_LIMIT = timedelta(minutes=5)
 UNDECIDED_LIMIT = timedelta(minutes=30)
 
 # Causes of a loss.
-NODE_LOST, AGENT_ENDED, AGENT_SILENT = "NodeLost", "AgentEnded", "AgentSilent"
+NODE_LOST, AGENT_ENDED, AGENT_SILENT = Reason.NODE_LOST, Reason.AGENT_ENDED, Reason.AGENT_SILENT
 
 
 @dataclass(frozen=True, slots=True)

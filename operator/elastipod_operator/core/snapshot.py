@@ -11,11 +11,12 @@ from typing import Any
 from ..api.models import CleanPodPolicy
 from .names import PodId
 from .queue_facts import QueueFact
+from .reasons import AnyReason, Reason
 from .record import Record
 from .sizes import Sizes
 
 # Trouble of a pod that no scheduler has looked at.
-NOT_CONSIDERED = "NoScheduler"
+NOT_CONSIDERED = Reason.NO_SCHEDULER
 
 
 class AgentState(StrEnum):
@@ -110,7 +111,7 @@ class ObservedJob:
     """Why this operator must leave the job alone: a newer one wrote its record. Empty when it need not."""
     refused_edit: str = ""
     """Why the spec as it stands cannot be used, in one sentence; the policy is that of the last one that could be."""
-    warnings: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[tuple[AnyReason, str], ...] = ()
     """What in the object beside its spec does not do what it seems to: reasons and sentences."""
     pending_edits: tuple[str, ...] = ()
     """Fields of the spec that were edited and act only when the job is suspended and resumed."""

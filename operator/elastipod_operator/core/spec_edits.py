@@ -8,6 +8,7 @@ from .actions import Action, JobEvent
 from .context import Context, PlanDraft
 from .incarnations import record_incarnations
 from .pod_removal import remove
+from .reasons import Reason
 from .record import Record
 from .stopping import RECHECK_AFTER
 
@@ -24,13 +25,13 @@ def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
         f"spec.replicas was set from {before} to 0, which means no ceiling: the job may grow to {context.policy.sizes.maximum} "
         "replicas; to stop it set spec.runPolicy.suspend to true"
     )
-    return replace(draft, events=(*draft.events, JobEvent("ScaledToZero", text, warning=True)))
+    return replace(draft, events=(*draft.events, JobEvent(Reason.SCALED_TO_ZERO, text, warning=True)))
 
 
 def take_edits(record: Record, context: Context) -> PlanDraft:
     """Recreate all pods because the template was edited before the job trained."""
     event = JobEvent(
-        "EditsTaken", f"{', '.join(context.snapshot.job.pending_edits)}: pods are made anew from the edited spec"
+        Reason.EDITS_TAKEN, f"{', '.join(context.snapshot.job.pending_edits)}: pods are made anew from the edited spec"
     )
     draft = PlanDraft(
         replace(record, gang=None), events=(event,), wake_at=context.now + RECHECK_AFTER, adopts_spec=True

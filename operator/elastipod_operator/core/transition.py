@@ -19,6 +19,7 @@ from .payback import record_step_time
 from .planned_change import drain_limit, suspension
 from .pod_removal import remove
 from .ranks import usable
+from .reasons import Reason
 from .record import RECORD_LOST, SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .recovery import begin_recovery
 from .snapshot import Policy
@@ -89,7 +90,7 @@ def _without_drain_handler(record: Record, context: Context) -> tuple[Record, tu
     )
     deadline = min(transition.deadline, context.now + STOP_TIME)
     ended = replace(record, transition=replace(transition, graceful=False, deadline=deadline))
-    return ended, (JobEvent("EventUnanswered", text, warning=True),)
+    return ended, (JobEvent(Reason.EVENT_UNANSWERED, text, warning=True),)
 
 
 def _shortened(record: Record, events: tuple[JobEvent, ...], context: Context) -> tuple[Record, tuple[JobEvent, ...]]:
@@ -103,7 +104,7 @@ def _shortened(record: Record, events: tuple[JobEvent, ...], context: Context) -
         return record, events
     deadline = max(end, context.now)
     left_s = (deadline - context.now).total_seconds()
-    event = JobEvent("DrainShortened", f"the workers have {left_s:.0f} s left to save: {disrupted[0].detail}")
+    event = JobEvent(Reason.DRAIN_SHORTENED, f"the workers have {left_s:.0f} s left to save: {disrupted[0].detail}")
     return replace(record, transition=replace(transition, deadline=deadline, is_shortened=True)), (*events, event)
 
 
@@ -111,7 +112,7 @@ def _announcement(transition: Transition) -> tuple[JobEvent, ...]:
     if transition.kind is TransitionKind.RECOVERY:
         return ()
     aim = f"{transition.from_size} -> {transition.target_size}" if transition.target_size else "all workers stop"
-    return (JobEvent("Draining", f"{aim}: {transition.message}"),)
+    return (JobEvent(Reason.DRAINING, f"{aim}: {transition.message}"),)
 
 
 def _suspended(record: Record, context: Context) -> PlanDraft:
@@ -127,9 +128,9 @@ def _suspended(record: Record, context: Context) -> PlanDraft:
     assert transition is not None
     sizes = context.policy.sizes  # a queue grants the rest later
     target_size = sizes.fit(transition.from_size) or sizes.start
-    cause, message = "Resumed", "the user resumed the job"
+    cause, message = Reason.RESUMED, "the user resumed the job"
     if transition.cause != SUSPENDED_BY_USER:
-        cause, message = "Admitted", f"queue {record.queue} granted the job its quota"
+        cause, message = Reason.ADMITTED, f"queue {record.queue} granted the job its quota"
     resumed = replace(
         transition, kind=TransitionKind.START, cause=cause, message=message, target_size=target_size, from_size=0,
         began_at=context.now, detected_at=context.now, deadline=context.now + STOP_TIME, graceful=False,
@@ -219,9 +220,11 @@ def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft
         cause=transition.cause, at=context.now, detected_at=transition.detected_at,
     )  # fmt: skip
     starts = tuple(StartWorkers(replica.pod.name, rank) for rank, replica in enumerate(chosen))
-    reason = {TransitionKind.START: "Started", TransitionKind.RESIZE: "Resized", TransitionKind.RECOVERY: "Recovered"}[
-        transition.kind
-    ]
+    reason = {
+        TransitionKind.START: Reason.STARTED,
+        TransitionKind.RESIZE: Reason.RESIZED,
+        TransitionKind.RECOVERY: Reason.RECOVERED,
+    }[transition.kind]
     # Why was told when it began, at length where Kueue says why.
     was_told = transition.kind is TransitionKind.RESIZE and context.now > transition.began_at
     why = f" ({transition.cause})" if was_told else f": {transition.message}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.reasons import AnyReason, Reason
 from .reading import annotations_of, mapping, mappings
 
 # Kueue reads them from pod templates (facts 5 of docs/design/queues.md).
 TOPOLOGY_PREFIX, TOPOLOGY_SUFFIX = "kueue.x-k8s.io/podset-", "-topology"
 
 Body = Mapping[str, Any]
-Warnings = tuple[tuple[str, str], ...]
+Warnings = tuple[tuple[AnyReason, str], ...]
 
 
 def object_warnings(body: Body) -> Warnings:
@@ -30,7 +31,7 @@ def _topology(body: Body) -> Warnings:
         f"annotation {min(wanted)} of the job does nothing there; put it into "
         "spec.replicaSpecs[].template.metadata.annotations, from where Kueue is asked for that topology"
     )
-    return (("TopologyIgnored", text),)
+    return ((Reason.TOPOLOGY_IGNORED, text),)
 
 
 def _is_topology(name: str) -> bool:

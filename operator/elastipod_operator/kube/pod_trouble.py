@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.quoted_output import quote_output
+from ..core.reasons import Reason
 from ..core.snapshot import (
     NOT_CONSIDERED,
     ObservedContainer,
@@ -32,11 +33,11 @@ def pod_trouble(
     fact: ObservedContainer | None,
 ) -> tuple[str, str]:
     if status.get("phase") in ("Failed", "Succeeded") or (fact is not None and fact.ended):
-        return "ContainerEnded", _how_it_ended(pod, status, mine)
+        return Reason.CONTAINER_ENDED, _how_it_ended(pod, status, mine)
     if fact is not None and fact.is_restarting:
         last = _ended(mine) or mapping(mapping(mine.get("lastState")).get("terminated"))
         how = _one_end(f"container {mine.get('name')} of pod {pod}", last)
-        return "ContainerEnded", f"{how}; its kubelet starts it again"
+        return Reason.CONTAINER_ENDED, f"{how}; its kubelet starts it again"
     first = statuses_by_name(status.get("initContainerStatuses"))
     for name, container in {**first, **states, text(mine.get("name")): mine}.items():
         waiting = mapping(mapping(container.get("state")).get("waiting"))
@@ -44,15 +45,15 @@ def pod_trouble(
         if reason in PULL_TROUBLES:
             image = shortened(container.get("image"))
             what = f"image {image} of pod {pod} cannot be pulled ({reason}: {shortened(message)})"
-            return "ImagePullFailed", f"{what}; check its name, its tag and the pull secret"
+            return Reason.IMAGE_PULL_FAILED, f"{what}; check its name, its tag and the pull secret"
         if reason in START_TROUBLES:
             return (
-                "ContainerCannotStart",
+                Reason.CONTAINER_CANNOT_START,
                 f"container {name} of pod {pod} cannot be started ({reason}): {shortened(message)}",
             )
     for condition in mappings(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return "Unschedulable", shortened(condition.get("message") or "not scheduled yet")
+            return Reason.UNSCHEDULABLE, shortened(condition.get("message") or "not scheduled yet")
     return "", ""
 
 

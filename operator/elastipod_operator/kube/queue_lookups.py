@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import clock
 from ..core.actions import CreateWorkload
+from ..core.reasons import Reason
 from .api import ApiError
 from .placement import first_domain, node_labels
 from .queue_api import QueueApi
@@ -62,7 +63,9 @@ class KueueLookups:
         body = await self._read(wish.kind, wish.name, lambda: self._api.read_class(wish.kind, wish.name))
         if body is None:
             what = "label kueue.x-k8s.io/priority-class" if wish.kind == CLASS_OF_QUEUES else "priorityClassName"
-            raise QuotaError("PriorityClassMissing", f"{wish.kind} {wish.name}, which {what} names, does not exist")
+            raise QuotaError(
+                Reason.PRIORITY_CLASS_MISSING, f"{wish.kind} {wish.name}, which {what} names, does not exist"
+            )
         return Priority(_value(body.get("value")), wish.kind, wish.name)
 
     async def _default(self) -> Priority:

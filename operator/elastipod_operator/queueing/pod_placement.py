@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.actions import CreatePod
+from ..core.reasons import Reason
 from ..kube.api import ApiError
 from ..kube.applied import effective_spec
 from ..kube.placement import Placement, PlacementError, flavors_of, placement
@@ -48,7 +49,7 @@ async def place_pods(control: WorkloadControl, job: Job, actions: Sequence[Creat
             continue
         ready += [(a, by_spec[a.pod.spec]) for a in mine]
     if problem:
-        control.report_problem(job, PLACING, QuotaError("PodPlacementFailed", problem))
+        control.report_problem(job, PLACING, QuotaError(Reason.POD_PLACEMENT_FAILED, problem))
     else:
         control.clear_problem(job, PLACING)
     return ready, problem

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from ..core.actions import CreateWorkload, Plan, UpdateWorkloadPriority
+from ..core.reasons import Reason
 from ..core.snapshot import ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
@@ -40,7 +41,9 @@ async def update_priorities(control: WorkloadControl, job: Job, todo: Plan) -> N
             control.report_problem(job, PRIORITIES, error)
         elif is_for_good(error):
             control.report_problem(
-                job, PRIORITIES, QuotaError("PriorityRefused", f"the API server refuses the edited priority: {error}")
+                job,
+                PRIORITIES,
+                QuotaError(Reason.PRIORITY_REFUSED, f"the API server refuses the edited priority: {error}"),
             )
     else:
         retry.reset()
@@ -69,5 +72,5 @@ async def _update_priority(control: WorkloadControl, job: Job, workload: Observe
     control.put(job, body)
     if (body.get("spec") or {}).get("priority") != wanted.value:
         raise QuotaError(
-            "PriorityRefused", f"the priority of Workload {workload.name} is changed back by somebody else"
+            Reason.PRIORITY_REFUSED, f"the priority of Workload {workload.name} is changed back by somebody else"
         )

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from .. import clock, metrics
+from ..core.reasons import Reason
 from ..core.snapshot import ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.placement import PlacementError
@@ -203,19 +204,19 @@ def quota_error(error: Exception) -> QuotaError:
     if isinstance(error, QuotaError):
         return error
     if isinstance(error, PlacementError):
-        return QuotaError("PodPlacementFailed", str(error))
+        return QuotaError(Reason.POD_PLACEMENT_FAILED, str(error))
     if not isinstance(error, ApiError):
         return QuotaError(
-            "KueueUnavailable", f"the API server, or Kueue behind it, does not answer: {type(error).__name__}"
+            Reason.KUEUE_UNAVAILABLE, f"the API server, or Kueue behind it, does not answer: {type(error).__name__}"
         )
     if error.status == 404 and 'namespaces "' not in str(error):
-        return QuotaError("KueueUnavailable", KUEUE_MISSING)
+        return QuotaError(Reason.KUEUE_UNAVAILABLE, KUEUE_MISSING)
     if is_kueue_away(error):
-        return QuotaError("KueueUnavailable", f"Kueue does not answer the API server: {error}")
-    return QuotaError("WorkloadRefused", f"the API server refused to ask for quota: {error}")
+        return QuotaError(Reason.KUEUE_UNAVAILABLE, f"Kueue does not answer the API server: {error}")
+    return QuotaError(Reason.WORKLOAD_REFUSED, f"the API server refused to ask for quota: {error}")
 
 
 def release_error(error: Exception) -> QuotaError:
     """Put into words why quota could not be given back."""
     told = error if isinstance(error, ApiError) else f"the API server does not answer ({type(error).__name__})"
-    return QuotaError("QuotaNotReturned", f"the job's quota could not be given back: {told}")
+    return QuotaError(Reason.QUOTA_NOT_RETURNED, f"the job's quota could not be given back: {told}")

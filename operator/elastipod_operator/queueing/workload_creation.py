@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.actions import CreateWorkload, Plan
 from ..core.names import workload_name
+from ..core.reasons import Reason
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
 from ..kube.placement import PlacementError, flavors_of
@@ -85,5 +86,6 @@ async def _create(control: WorkloadControl, job: Job, manifest: dict[str, Any]) 
     control.put(job, body)
     if control.workload(job, name) is None:
         raise QuotaError(
-            "WorkloadRefused", f"Workload {name} exists and does not belong to this job; delete it or rename the job"
+            Reason.WORKLOAD_REFUSED,
+            f"Workload {name} exists and does not belong to this job; delete it or rename the job",
         )

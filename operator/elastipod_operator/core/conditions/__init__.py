@@ -12,8 +12,9 @@ from ..context import Context
 from ..grant import Grant
 from ..health import Replicas
 from ..quota import Quota
+from ..reasons import Reason, as_reason, writes_event_when_reported
 from ..record import Record
-from ..snapshot import NOT_CONSIDERED, Condition, Snapshot
+from ..snapshot import Condition, Snapshot
 from ..status_fields import size_text, status_fields
 from ..time_order import earliest
 from . import pods_ready, scaling, state, warning
@@ -23,40 +24,6 @@ __all__ = ["MAX_TEXT", "StatusReport", "describe"]
 
 # Characters of a condition's message; Kubernetes' own conditions stop at 32,768.
 MAX_TEXT = 8192
-
-
-WORTH_AN_EVENT = frozenset(
-    {
-        "AgentNotAnswering",
-        "AgentSilent",
-        "PodsRefused",
-        "PodsNotDeleted",
-        "ImagePullFailed",
-        "ContainerCannotStart",
-        "ContainerEnded",
-        "InvalidSpec",
-        "SpecWarning",
-        "TopologyIgnored",
-        NOT_CONSIDERED,
-        "EditsPending",
-        "NoProgress",
-        "RecordIgnored",
-        "RecordOfNewerOperator",
-        "OperatorCutOff",
-        "TokenRefused",
-        "AnswerRefused",
-        "EvictionOverdue",
-        "QuotaNotReturned",
-        "QueueMissing",
-        "QueueStopped",
-        "QueueInactive",
-        "PreemptionNever",
-        "StrictFIFO",
-        "PriorityClassMissing",
-        "PriorityRefused",
-        "PriorityPending",
-    }
-)
 
 
 # Beside the state, in the order of status.conditions. Each gives its condition, None when it does not apply, and when to look again.
@@ -91,7 +58,8 @@ def describe(
         for line in lines
         if line.type in ("PodsReady", "Warning", "Suspended")
         for reason, message in line.parts or ((line.reason, line.message),)
-        if reason in WORTH_AN_EVENT and not _is_reported(old.get(line.type), reason, message if line.parts else "")
+        if writes_event_when_reported(reason)
+        and not _is_reported(old.get(line.type), reason, message if line.parts else "")
     )
     return StatusReport(
         conditions,
@@ -118,10 +86,10 @@ def _dated(line: ConditionDraft, old: dict[str, Condition], now: datetime) -> Co
 def _drafts(
     snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None, quota: Quota | None
 ) -> tuple[list[ConditionDraft], datetime | None]:
-    created = ConditionDraft("Created", True, "Accepted", "the job was accepted")
+    created = ConditionDraft("Created", True, Reason.ACCEPTED, "the job was accepted")
     if record.outcome:
-        ended = ConditionDraft(record.outcome, True, record.outcome_reason, record.outcome_message)
-        return [created, ConditionDraft("Running", False, record.outcome, "the job has ended"), ended], None
+        ended = ConditionDraft(record.outcome, True, as_reason(record.outcome_reason), record.outcome_message)
+        return [created, ConditionDraft("Running", False, as_reason(record.outcome), "the job has ended"), ended], None
     if snapshot.job.unmanaged:
         return _unmanaged(snapshot, created), None
     if snapshot.job.policy is None or grant is None:
@@ -131,7 +99,7 @@ def _drafts(
     now, wake = state.describe(record, context)
     before = [created] if now.type != "Created" else []
     if now.type in ("Running", "Faulted"):
-        before.append(ConditionDraft("PodsRunning", True, "PodsRunning", "the first pods run"))
+        before.append(ConditionDraft("PodsRunning", True, Reason.PODS_RUNNING, "the first pods run"))
     if now.type != "Running" and any(c.type == "Running" for c in snapshot.job.conditions):
         before.append(ConditionDraft("Running", False, now.reason, now.message))
     drafts = [draft for draft, _ in auxiliary if draft is not None]
@@ -140,20 +108,20 @@ def _drafts(
 
 def _unmanaged(snapshot: Snapshot, created: ConditionDraft) -> list[ConditionDraft]:
     """Say why nothing is done, and leave the state as whoever understands the record told it."""
-    why = ConditionDraft("Warning", False, "RecordOfNewerOperator", snapshot.job.unmanaged)
+    why = ConditionDraft("Warning", False, Reason.RECORD_OF_NEWER_OPERATOR, snapshot.job.unmanaged)
     last = snapshot.job.conditions[-1] if snapshot.job.conditions else None
     if last is None or last.type in ("Created", "Warning"):
         return [why, created]
-    return [created, why, ConditionDraft(last.type, last.status, last.reason, last.message)]
+    return [created, why, ConditionDraft(last.type, last.status, as_reason(last.reason), last.message)]
 
 
 def _invalid_spec(created: ConditionDraft, record: Record, refusal: str) -> list[ConditionDraft]:
     """An edit that cannot be used does not end a training that runs; it is only not looked after until it is mended."""
     if not record.members or record.transition is not None:
-        return [created, ConditionDraft("Suspended", True, "InvalidSpec", refusal)]
+        return [created, ConditionDraft("Suspended", True, Reason.INVALID_SPEC, refusal)]
     text = f"{len(record.members)} replicas train in generation {record.generation}"
     return [
         created,
-        ConditionDraft("Warning", False, "InvalidSpec", refusal),
-        ConditionDraft("Running", True, "Training", text),
+        ConditionDraft("Warning", False, Reason.INVALID_SPEC, refusal),
+        ConditionDraft("Running", True, Reason.TRAINING, text),
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ..health import Replica
+from ..reasons import AnyReason
 from ..snapshot import NOT_CONSIDERED
 
 
@@ -16,9 +17,9 @@ class ConditionDraft:
 
     type: str
     status: bool
-    reason: str
+    reason: AnyReason
     message: str
-    parts: tuple[tuple[str, str], ...] = ()
+    parts: tuple[tuple[AnyReason, str], ...] = ()
     """Of several things that are told together: reason and sentence of each."""
 
 

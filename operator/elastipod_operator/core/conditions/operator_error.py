@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+from ..reasons import Reason
 from ..snapshot import Condition
 
-OPERATOR_ERROR = "OperatorError"
+OPERATOR_ERROR = Reason.OPERATOR_ERROR
 
 
 def with_operator_error(conditions: tuple[Condition, ...], text: str, now: datetime) -> tuple[Condition, ...] | None:
@@ -20,5 +21,5 @@ def with_operator_error(conditions: tuple[Condition, ...], text: str, now: datet
         kept = "" if before.reason == OPERATOR_ERROR else f"; {before.message}"
         told = replace(before, reason=OPERATOR_ERROR, message=f"{text}{kept}")
         return tuple(told if c is before else c for c in conditions)
-    state = conditions[-1:] or (Condition("Created", True, "Accepted", "the job was accepted", now),)
+    state = conditions[-1:] or (Condition("Created", True, Reason.ACCEPTED, "the job was accepted", now),)
     return (*conditions[:-1], Condition("Warning", False, OPERATOR_ERROR, text, now), *state)

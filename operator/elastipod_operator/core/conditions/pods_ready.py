@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from ..context import Context
 from ..health import Health, Replicas
+from ..reasons import Reason, as_reason
 from ..record import Record
 from ..snapshot import NOT_CONSIDERED, ObservedPod
 from ..time_order import earliest
@@ -15,7 +16,7 @@ from .draft import ConditionDraft, time_of_day
 TROUBLE_REPORTED_AFTER = timedelta(seconds=30)
 
 
-TRANSIENT_TROUBLES = ("ImagePullFailed", "ContainerCannotStart", NOT_CONSIDERED)
+TRANSIENT_TROUBLES = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CANNOT_START, NOT_CONSIDERED)
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
@@ -26,33 +27,33 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         return denied, None
     if replicas.all_silent:
         text = "no agent answers the operator; training goes on by itself, nothing is changed until one answers"
-        return ConditionDraft("PodsReady", False, "OperatorCutOff", text + _replaced_at(replicas)), None
+        return ConditionDraft("PodsReady", False, Reason.OPERATOR_CUT_OFF, text + _replaced_at(replicas)), None
     if snapshot.refusal:
-        return ConditionDraft("PodsReady", False, "PodsRefused", snapshot.refusal), None
+        return ConditionDraft("PodsReady", False, Reason.PODS_REFUSED, snapshot.refusal), None
     told = next((c.reason for c in snapshot.job.conditions if c.type == "PodsReady"), "")
     wakes: list[datetime] = []
     for replica in sorted(replicas.newest.values(), key=lambda r: r.id):
         pod = replica.pod
         if pod.kill_at is not None:
             continue  # it goes because somebody wants it so; how it ends is nobody's trouble
-        if replica.health is Health.PENDING and pod.started and replica.why == "AgentNotAnswering":
+        if replica.health is Health.PENDING and pod.started and replica.why == Reason.AGENT_NOT_ANSWERING:
             text = (
                 f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port {policy.agent_port}: "
                 "start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
             )
-            return ConditionDraft("PodsReady", False, "AgentNotAnswering", text), earliest(*wakes)
+            return ConditionDraft("PodsReady", False, Reason.AGENT_NOT_ANSWERING, text), earliest(*wakes)
         if replica.health is Health.SILENT and replica.until is not None:
             text = f"{replica.detail}; unless it answers, it is replaced at {time_of_day(replica.until)}"
-            return ConditionDraft("PodsReady", False, "AgentSilent", text), earliest(*wakes)
-        if not pod.trouble or pod.trouble_reason == "Unschedulable":
+            return ConditionDraft("PodsReady", False, Reason.AGENT_SILENT, text), earliest(*wakes)
+        if not pod.trouble or pod.trouble_reason == Reason.UNSCHEDULABLE:
             continue
         if replica.health in (Health.PENDING, Health.ENDED):
             due = _persists_from(pod) if pod.trouble_reason != told else None  # what was told once has lasted
             if due is None or snapshot.now >= due:
-                return ConditionDraft("PodsReady", False, pod.trouble_reason, pod.trouble), earliest(*wakes)
+                return ConditionDraft("PodsReady", False, as_reason(pod.trouble_reason), pod.trouble), earliest(*wakes)
             wakes.append(due)
     good = len([r for r in replicas.newest.values() if r.health is Health.GOOD])
-    line = ConditionDraft("PodsReady", False, "AgentsAnswer", f"{good} agents answer") if good else None
+    line = ConditionDraft("PodsReady", False, Reason.AGENTS_ANSWER, f"{good} agents answer") if good else None
     return line, earliest(*wakes)
 
 
@@ -83,4 +84,4 @@ def _token_refused(replicas: Replicas) -> ConditionDraft | None:
         )
     else:
         text += "it has a key that is not the operator's; remove ELASTIPOD_KEY and ELASTIPOD_TOKEN from the template"
-    return ConditionDraft("PodsReady", False, "TokenRefused", text)
+    return ConditionDraft("PodsReady", False, Reason.TOKEN_REFUSED, text)

@@ -10,6 +10,7 @@ from ..health import Health
 from ..payback import growth_hold
 from ..quota import Quota
 from ..quota_requests import increments_requested_from
+from ..reasons import Reason
 from ..record import Record
 from ..slots import wanted_slots
 from ..snapshot import Policy, Snapshot
@@ -30,39 +31,39 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
     if quota is not None and context.grant.sizes.maximum <= size < maximum:
         return _queued(snapshot, record, policy, quota)
     if size >= maximum:
-        return ConditionDraft("Scaling", False, "AtMaximum", f"{size} replicas train, the most that is allowed")
+        return ConditionDraft("Scaling", False, Reason.AT_MAXIMUM, f"{size} replicas train, the most that is allowed")
     due = growth_due(record, policy, snapshot.job.uid)
     if due is not None:
         text = f"more replicas are ready; the job grows at about {time_of_day(due)}"
         if record.resize_failures:
             text += f" ({record.resize_failures} growths in a row came to nothing)"
-        return ConditionDraft("Scaling", False, "Growing", text)
+        return ConditionDraft("Scaling", False, Reason.GROWING, text)
     members = frozenset(record.members)
     loading = [r for r in replicas.candidates() if r.id not in members and r.agent.warming]
     if loading:
         text = f"{len(loading)} more replicas load what their workers will need; training goes on meanwhile"
-        return ConditionDraft("Scaling", False, "WarmingUp", text)
+        return ConditionDraft("Scaling", False, Reason.WARMING_UP, text)
     if snapshot.refusal:
         return ConditionDraft(
-            "Scaling", False, "LimitReached", f"{maximum - size} more replicas are wanted: {snapshot.refusal}"
+            "Scaling", False, Reason.LIMIT_REACHED, f"{maximum - size} more replicas are wanted: {snapshot.refusal}"
         )
     gang = record.gang
     if gang is not None and gang.rest_until is not None:
         text = (
             f"room for less than a whole increment was given back; asked again from {time_of_day(gang.rest_until)} on"
         )
-        return ConditionDraft("Scaling", False, "WaitingForCapacity", text)
+        return ConditionDraft("Scaling", False, Reason.WAITING_FOR_CAPACITY, text)
     asked = [r for r in replicas.newest.values() if r.id not in members and r.health in (Health.PENDING, Health.GOOD)]
     hold = growth_hold(record, policy)
     if hold is not None and hold > snapshot.now and not asked:
         text = f"growing now would cost more time than it brings; asked for from {time_of_day(hold)} on"
-        return ConditionDraft("Scaling", False, "NotWorthwhile", text)
+        return ConditionDraft("Scaling", False, Reason.NOT_WORTHWHILE, text)
     waiting = [
         r for slot in wanted_slots(context.grant, record, replicas)
         if (r := replicas.newest.get(slot)) is not None and r.id not in members and not r.ready
     ]  # fmt: skip
     text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{first_trouble(waiting)}"
-    return ConditionDraft("Scaling", False, "WaitingForCapacity", text)
+    return ConditionDraft("Scaling", False, Reason.WAITING_FOR_CAPACITY, text)
 
 
 def _queued(snapshot: Snapshot, record: Record, policy: Policy, quota: Quota) -> ConditionDraft:
@@ -73,10 +74,15 @@ def _queued(snapshot: Snapshot, record: Record, policy: Policy, quota: Quota) ->
     if waiting:
         why = next((w.pending_message for w in waiting if w.pending_message), "Kueue has not looked at them yet")
         return ConditionDraft(
-            "Scaling", False, "Queued", f"{missing} more replicas are wanted and wait in queue {quota.queue}: {why}"
+            "Scaling",
+            False,
+            Reason.QUEUED,
+            f"{missing} more replicas are wanted and wait in queue {quota.queue}: {why}",
         )
     if until is not None:
         text = f"{missing} more replicas are wanted; queue {quota.queue} is asked again from {time_of_day(until)} on"
-        return ConditionDraft("Scaling", False, "Queued", text)
+        return ConditionDraft("Scaling", False, Reason.QUEUED, text)
     why = f": {snapshot.queue_trouble[1]}" if snapshot.queue_trouble is not None else ""
-    return ConditionDraft("Scaling", False, "Queued", f"{missing} more replicas are asked of queue {quota.queue}{why}")
+    return ConditionDraft(
+        "Scaling", False, Reason.QUEUED, f"{missing} more replicas are asked of queue {quota.queue}{why}"
+    )

@@ -8,6 +8,7 @@ from ..context import Context
 from ..grant import Grant
 from ..health import Health, Replicas
 from ..ranks import base_minimum
+from ..reasons import Reason, as_reason
 from ..record import Record, TransitionKind
 from ..snapshot import AgentState
 from .draft import ConditionDraft, first_trouble, time_of_day
@@ -22,23 +23,29 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
     transition = record.transition
     if transition is not None and transition.kind is TransitionKind.SUSPEND:
         if grant.suspended_by is not None:
-            return ConditionDraft("Suspended", True, grant.suspended_by.reason, grant.suspended_by.message), None
+            return ConditionDraft(
+                "Suspended", True, as_reason(grant.suspended_by.reason), grant.suspended_by.message
+            ), None
         text = "spec.runPolicy.suspend is true; set it to false to resume"
         if not policy.suspend:
             text = "the job resumes as soon as its workers are stopped"
-        return ConditionDraft("Suspended", True, "SuspendedByUser" if policy.suspend else "Resuming", text), None
+        return ConditionDraft(
+            "Suspended", True, Reason.SUSPENDED_BY_USER if policy.suspend else Reason.RESUMING, text
+        ), None
     if transition is not None and transition.kind is TransitionKind.START:
         return _starting(record, replicas, grant), None
     text = f"{len(record.members)} replicas train in generation {record.generation}"
     if transition is not None:
         text = f"{transition.message}; {_waiting_for(record, replicas, grant)}"
     if record.fault_at is None:
-        reason = "Resizing" if transition is not None else "Training" if record.running_since else "Starting"
+        reason = (
+            Reason.RESIZING if transition is not None else Reason.TRAINING if record.running_since else Reason.STARTING
+        )
         return ConditionDraft("Running", True, reason, text), None
     shown_at = record.fault_at + FAULT_REPORTED_AFTER
     if context.now < shown_at and record.consecutive_failures < 2:
-        return ConditionDraft("Running", True, "Recovering", text), shown_at
-    cause = transition.cause if transition is not None else "Recovering"
+        return ConditionDraft("Running", True, Reason.RECOVERING, text), shown_at
+    cause = as_reason(transition.cause) if transition is not None else Reason.RECOVERING
     if record.consecutive_failures >= 2:
         text = f"{text} ({record.consecutive_failures} failures in a row without progress)"
         if transition is not None and transition.not_before is not None and context.now < transition.not_before:
@@ -51,8 +58,8 @@ def _starting(record: Record, replicas: Replicas, grant: Grant) -> ConditionDraf
     started = [r for r in replicas.newest.values() if r.pod.started and not r.pod.ended]
     text = _waiting_for(record, replicas, grant)
     if len(started) >= grant.sizes.minimum:
-        return ConditionDraft("PodsRunning", True, "WaitingForAgents", text)
-    return ConditionDraft("Created", True, "WaitingForPods", text)
+        return ConditionDraft("PodsRunning", True, Reason.WAITING_FOR_AGENTS, text)
+    return ConditionDraft("Created", True, Reason.WAITING_FOR_PODS, text)
 
 
 def _waiting_for(record: Record, replicas: Replicas, grant: Grant) -> str:

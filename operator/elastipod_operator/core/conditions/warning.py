@@ -11,6 +11,7 @@ from ..health import Replicas
 from ..queue_warnings import Warnings, overdue_evictions, queue_warnings
 from ..quota import Quota
 from ..quota_requests import quota_returned_until
+from ..reasons import AnyReason, Reason, as_reason
 from ..record import Record
 from ..snapshot import Policy, Snapshot
 from .draft import ConditionDraft, time_of_day
@@ -22,7 +23,7 @@ FOREIGN_RECORD = (
 )
 
 
-PRIORITY_TROUBLES = ("PriorityClassMissing", "PriorityRefused")
+PRIORITY_TROUBLES = (Reason.PRIORITY_CLASS_MISSING, Reason.PRIORITY_REFUSED)
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
@@ -31,13 +32,15 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
     late, due = overdue_evictions(snapshot, policy, context.replicas, quota)
     found: Warnings = []
     if snapshot.job.refused_edit:
-        found.append(("InvalidSpec", f"{snapshot.job.refused_edit}; the last spec that could be used stays in force"))
+        found.append(
+            (Reason.INVALID_SPEC, f"{snapshot.job.refused_edit}; the last spec that could be used stays in force")
+        )
     if does_not_progress(record):
         text = (
             f"the last {record.stalled_recoveries} recoveries brought no newer step; "
             f"after {NO_PROGRESS_LIMIT} a script hardly heals by itself"
         )
-        found.append(("NoProgress", text))
+        found.append((Reason.NO_PROGRESS, text))
     found += late
     found += queue_warnings(snapshot.job, policy, snapshot.queue_fact, quota)
     if quota is not None:
@@ -46,9 +49,9 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
     found += _refused_answers(context.replicas)
     if snapshot.job.pending_edits:
         text = f"edits of {', '.join(snapshot.job.pending_edits)} act when the job is suspended and resumed"
-        found.append(("EditsPending", text))
+        found.append((Reason.EDITS_PENDING, text))
     found += snapshot.job.warnings
-    found += [("SpecWarning", text) for text in (*policy.sizes.warnings, *policy.warnings)]
+    found += [(Reason.SPEC_WARNING, text) for text in (*policy.sizes.warnings, *policy.warnings)]
     return (_merge_warnings(found) if found else None), due
 
 
@@ -58,11 +61,11 @@ def with_operator_warnings(
     """Say first of all, also at the end of a job, what the operator failed at, and what is to go and cannot: pods, and quota."""
     found: Warnings = [(OPERATOR_ERROR, snapshot.operator_error)] if snapshot.operator_error else []
     if stuck := snapshot.pod_deletion_trouble or blocked_deletion(snapshot, replicas):
-        found.append(("PodsNotDeleted", stuck))
+        found.append((Reason.PODS_NOT_DELETED, stuck))
     if snapshot.quota_return_trouble:
-        found.append(("QuotaNotReturned", _not_returned(snapshot)))
+        found.append((Reason.QUOTA_NOT_RETURNED, _not_returned(snapshot)))
     if _has_foreign_record(snapshot, record):
-        found.append(("RecordIgnored", FOREIGN_RECORD))
+        found.append((Reason.RECORD_IGNORED, FOREIGN_RECORD))
     if not found:
         return lines
     others = [line for line in lines if line.type != "Warning"]
@@ -94,12 +97,14 @@ def _refused_answers(replicas: Replicas) -> Warnings:
     if not refused:
         return []
     others = f" (and of those of {len(refused) - 1} more pods)" if len(refused) > 1 else ""
-    return [("AnswerRefused", f"of the agent of pod {refused[0].pod.name}{others}: {refused[0].agent.refused_answer}")]
+    return [
+        (Reason.ANSWER_REFUSED, f"of the agent of pod {refused[0].pod.name}{others}: {refused[0].agent.refused_answer}")
+    ]
 
 
 def _merge_warnings(found: Warnings) -> ConditionDraft:
     """Give one warning of several; the first gives the reason."""
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[AnyReason, list[str]] = {}
     for reason, text in found:
         by_reason.setdefault(reason, []).append(text)
     parts = tuple((reason, "; ".join(texts)) for reason, texts in by_reason.items())
@@ -114,15 +119,15 @@ def _outdated_base(policy: Policy, quota: Quota) -> Warnings:
         f"the smallest size is {policy.sizes.minimum} by now, but queue {quota.queue} granted a base of {quota.retained_base} "
         "replicas, which cannot be changed; the job keeps it until it is suspended and resumed"
     )
-    return [("EditsPending", text)]
+    return [(Reason.EDITS_PENDING, text)]
 
 
 def _priorities(snapshot: Snapshot, quota: Quota) -> Warnings:
     """Say of priorities that were edited and do not act."""
     trouble = snapshot.queue_trouble
     if trouble is not None and trouble[0] in PRIORITY_TROUBLES and 0 in quota.present:
-        return [(trouble[0], f"{trouble[1]}; the Workloads keep their priority")]
+        return [(as_reason(trouble[0]), f"{trouble[1]}; the Workloads keep their priority")]
     if not any(w.is_priority_fixed for w in quota.present.values()):
         return []
     text = "Kueue lets nobody give a Workload another kind of priority class while it has quota"
-    return [("PriorityPending", f"{text}: the edited priority acts when the job is suspended and resumed")]
+    return [(Reason.PRIORITY_PENDING, f"{text}: the edited priority acts when the job is suspended and resumed")]
