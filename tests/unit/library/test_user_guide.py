@@ -92,7 +92,9 @@ def test_saves_passes_rates_and_the_sample_log_run(job: Job, tmp_path: Path) -> 
     job.run(SAVES.replace("...\n", ""), step=7, loss=0.5)
     job.run(ACCUMULATE, batch=batch)
     assert sorted(job.samples) == list(range(SIZE))
-    job.run(LOG, batch=batch, loss=0.5, plan=plan, checkpoints=CheckpointManager(tmp_path / "logged"), resume=None)
+    checkpoints = CheckpointManager(tmp_path / "logged")
+    checkpoints.claim()  # as `load_latest` in the guide's loop
+    job.run(LOG, batch=batch, loss=0.5, plan=plan, checkpoints=checkpoints, resume=None)
     assert audit(read_logs(tmp_path / "samples")).exact
 
 
