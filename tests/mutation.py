@@ -78,14 +78,14 @@ PARTS = {
             "tests/unit/core/test_status_fields.py",  # each field of a spec in the policy
         ),
         tests_left_out=("tests/unit/kube/test_fuzz.py",),
-        smallest="elastipod_operator.logs",
+        smallest="elastipod_operator.metrics",
     ),
     # Not mutated: scripts that an interpreter without the installed packages runs, and so without mutmut's own.
     "agent": Part(
         package="elastipod_agent",
         not_mutated=("elastipod_agent.workers.matcher_process", "elastipod_agent.fork_server.bootstrap"),
         tests=("tests/unit/agent",),
-        smallest="elastipod_agent.scripts",
+        smallest="elastipod_agent.waiting",
         memory_gib=64,
     ),
     "library": Part(
@@ -99,7 +99,7 @@ PARTS = {
             "tests/unit/agent/test_worker_file.py",
         ),
         tests_left_out=("tests/unit/library/test_cli.py",),
-        smallest="elastipod.progress",
+        smallest="elastipod.gradients",
         memory_gib=64,
     ),
 }
