@@ -5,6 +5,7 @@ As fast as a few small processes, and what the agent does is seen by whatever wa
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -23,6 +24,7 @@ from elastipod_agent.authentication import Credentials
 from elastipod_agent.main import main
 
 PACKAGES = Path(elastipod_agent.__file__).parents[1]
+PR_SET_CHILD_SUBREAPER = 36
 HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -102,13 +104,14 @@ class AgentInProcess(AgentClient):
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Put back how this process handles signals."""
+    """Put back how this process handles signals, and whose orphans it adopts."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def collect_garbage() -> None:
