@@ -21,7 +21,6 @@ OURS = frozenset(
 )
 # Files that are spoken of and are not in the repository, each with its reason.
 ELSEWHERE = {
-    "docs/reference/reasons.md": "is generated as soon as the reasons are one enum",
     "docs/reference/proven.md": "is written by make proven, where reports of runs are",
 }
 # Folders that still name documents outside of the repository; each goes from here with the last of them.

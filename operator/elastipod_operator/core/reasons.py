@@ -512,6 +512,3 @@ def writes_event_when_reported(reason: AnyReason) -> bool:
     """Whether a condition that newly has the reason is also reported as an Event."""
     known = _BY_VALUE.get(reason)  # what was read from a record is a plain string
     return known is not None and known.event is EventRule.WHEN_REPORTED
-
-
-_BY_VALUE: dict[str, Reason] = {reason.value: reason for reason in Reason}
