@@ -18,7 +18,7 @@ import kopf
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from .agents.ports import agents_over
+from .agents.agent_ports import agents_over
 from .agents.status_cache import open_session
 from .core.names import GROUP, LABEL_JOB, PLURAL, VERSION
 from .garbage_collection import collect_garbage, manual_collection
@@ -64,8 +64,8 @@ class Options:
 
 
 @dataclass(slots=True)
-class Health:
-    """What the endpoint tells. leading: this process holds the lease."""
+class Leadership:
+    """Whether this process leads. leading: it holds the lease."""
 
     leading: bool = False
 
@@ -114,7 +114,7 @@ def parse(argv: list[str] | None) -> Options:
 
 
 def handlers(events: WatchEvents, missed: MissedNodeDeletions | None = None) -> kopf.OperatorRegistry:
-    """Give kopf's registry: event handlers only, which add no finalizer and no annotation (decision 8).
+    """Give kopf's registry: event handlers only, which add no finalizer and no annotation.
 
     missed: is told of each node that is shown.
     """
@@ -203,7 +203,7 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
             for one in done:
                 one.result()
         finally:
-            # Decisions end first: kopf takes its time, and the lease may be somebody else's by then (decision 1).
+            # Decisions end first: kopf takes its time, and the lease may be somebody else's by then.
             await reconciler.close()
             for one in watches:
                 one.cancel()
@@ -241,7 +241,7 @@ async def _kopf(options: Options, registry: kopf.OperatorRegistry, stop: asyncio
     await kopf.run_tasks(tasks, ignored=others)
 
 
-async def serve_health(port: int, health: Health) -> web.AppRunner | None:
+async def serve_health(port: int, leadership: Leadership) -> web.AppRunner | None:
     """Serve /healthz, /readyz and /metrics; None when the port is 0."""
     if not port:
         return None
@@ -253,7 +253,7 @@ async def serve_health(port: int, health: Health) -> web.AppRunner | None:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="leading\n" if health.leading else "standing by\n")
+        return web.Response(text="leading\n" if leadership.leading else "standing by\n")
 
     application = web.Application()
     application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
@@ -264,9 +264,9 @@ async def serve_health(port: int, health: Health) -> web.AppRunner | None:
 
 
 async def lead(options: Options, stop: asyncio.Event) -> int:
-    """Take the lease, watch while it is held, and end the moment it lapses (decision 1). Gives the exit code."""
-    health = Health()
-    runner = await serve_health(options.metrics_port, health)
+    """Take the lease, watch while it is held, and end the moment it lapses. Gives the exit code."""
+    leadership = Leadership()
+    runner = await serve_health(options.metrics_port, leadership)
     # The lease has a connection of its own: a thousand writes that wait must not keep it from being renewed.
     api_client, lease_client = await connect(), await connect()
     api = Api(api_client)
@@ -275,7 +275,7 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
         await mark_leader(api, options, leads=False)  # a container that was restarted may bear it yet
         if await _race(lease.acquire(), stop.wait()) == 1:
             return 0
-        health.leading = True
+        leadership.leading = True
         await mark_leader(api, options, leads=True)
         with manual_collection():
             return await _watch_while_leading(lease, options, api, stop)

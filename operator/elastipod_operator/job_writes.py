@@ -11,7 +11,7 @@ from .core.actions import JobEvent
 from .core.reasons import Reason
 from .core.snapshot import ObservedJob
 from .kube.api import ApiError
-from .kube.ports import EventSink
+from .kube.api_ports import EventSink
 from .kube.writes import is_conflict, is_refusal, timed_write
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What kopf keeps about objects: nothing. It is made for handlers of changes, which this operator has none of (decision 8).
+"""What kopf keeps about objects: nothing. It is made for handlers of changes, which this operator has none of.
 
 By default kopf copies every object of every event several times, to compare it with what it last saw: half of all that an
 operator with many pods does.

@@ -13,8 +13,8 @@ from . import metrics
 from .core.actions import JobEvent
 from .core.conditions.operator_error import OPERATOR_ERROR, with_operator_error
 from .job_writes import JobWrites
+from .kube.api_ports import EventSink, JobCalls
 from .kube.changes import status_with_conditions
-from .kube.ports import EventSink, JobCalls
 from .kube.store import Job, Store
 from .kube.writes import log_fields
 

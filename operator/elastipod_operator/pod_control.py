@@ -11,9 +11,9 @@ from . import clock
 from .core.actions import CreatePod
 from .core.backoff import backoff
 from .in_flight import WRITE_PARALLEL
+from .kube.api_ports import PodCalls
 from .kube.job_keys import JobKeys
 from .kube.placement import Placement
-from .kube.ports import PodCalls
 from .kube.store import Job, Store
 
 # Back-off of calls that the API server refused (quota, admission, rights).

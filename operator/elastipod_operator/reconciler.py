@@ -13,9 +13,9 @@ from functools import partial
 
 from . import clock, metrics
 from .action_table import Step, has_actions
+from .agents.agent_ports import ConnectAgents
 from .agents.command_builder import CommandBuilder
 from .agents.commands import Command
-from .agents.ports import ConnectAgents
 from .agents.status_cache import Address
 from .core.actions import CreatePod, DeletePod, JobEvent, Plan, StopWorkers
 from .core.ending import deletion_notes
@@ -27,10 +27,10 @@ from .job_metrics import JobMetrics
 from .job_task import Decision, JobTask, actions_of
 from .job_writes import JobWrites
 from .kube.api import CALL_ERRORS, ApiError
+from .kube.api_ports import EventSink, JobCalls
 from .kube.applied import effective_spec
 from .kube.changes import is_released, metadata_changes, status_change
 from .kube.job_keys import JobKeys
-from .kube.ports import EventSink, JobCalls
 from .kube.queue_api import QueueApi
 from .kube.store import Job, Store
 from .kube.writes import gather_all, is_conflict, log_fields

@@ -3,7 +3,7 @@
 Pure: a history goes in, what breaks which rule comes out. The rules:
 
 * OVER_QUOTA: pods that live on a Workload, of a job, in a ClusterQueue and in the cohort never take more than is granted there;
-* GIVEN_BACK_EARLY: quota is given back only when no pod lives on it (decision 6);
+* GIVEN_BACK_EARLY: quota is given back only when no pod lives on it;
 * HELD_TOO_LONG: an evicted Workload gives its quota back soon after its last pod is gone;
 * LEFT_BEHIND: a job that is deleted goes last, when nothing of it holds quota or waits for some;
 * EXTRA_BEFORE_BASE: an increment never preempts a base;

@@ -222,7 +222,7 @@ class ApiServer(ABC):
         return {"metadata": meta, "spec": copy.copy(job.spec), "status": copy.copy(job.status)}
 
     def spec_in_force(self) -> Body:
-        """Give the job's spec or, while an edit cannot be used, the last one that could be (decision 31)."""
+        """Give the job's spec or, while an edit cannot be used, the last one that could be."""
         job = self._the_job()
         if self._in_force[0] != job.version:
             self._in_force = (job.version, dict(effective_job(self.job_body())[0]["spec"]))
@@ -301,7 +301,7 @@ class ApiServer(ABC):
 
     @abstractmethod
     def is_gone(self, pod: SimPod) -> bool:
-        """Whether nothing of a pod can run any more, or nobody can know, as decision 6 has it."""
+        """Whether nothing of a pod can run any more, or nobody can know (docs/design/operator.md)."""
 
     def delete_pod(self, name: str, uid: str, *, force: bool, grace_s: int | None = None) -> Body:
         pod = self.pods.get(uid)

@@ -79,7 +79,7 @@ def expect_notice(play: Play, agent: SimAgent, within_s: float) -> None:
 
 
 def expect_recovery(play: Play, agent: SimAgent, event: Event) -> None:
-    """A fault while an edit cannot be used is recovered from as ever (decision 31), if nothing else disturbs that."""
+    """A fault while an edit cannot be used is recovered from as ever, if nothing else disturbs that."""
     generation, record, events = agent.generation, play.watchman.record, play.story.events
     is_at_rest = record.generation == generation and record.transition is None and record.running_since is not None
     is_hindered = play.server is not None or any(e.what in HINDRANCES for e in events)

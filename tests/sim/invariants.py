@@ -190,7 +190,7 @@ class Watchman:
         self._say(f"generation {new.generation}: {[_short(m) for m in new.members]} ({entry.cause})")
 
     def _grows_where_it_may(self, old: Record, new: Record, cordoned: Collection[PodId | None]) -> None:
-        """Growth takes nobody on a node that was cordoned before (decision 26)."""
+        """Growth takes nobody on a node that was cordoned before."""
         if old.transition is None or old.transition.cause != GROWTH:
             return
         wrong = sorted({*new.members}.difference(old.members).intersection(cordoned))

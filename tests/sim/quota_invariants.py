@@ -1,4 +1,4 @@
-"""What must hold of quota at every moment (spec 40), seen from Kueue and the API server."""
+"""What must hold of quota at every moment, seen from Kueue and the API server."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class QuotaWatch:
             raise Violation(f"{one.name} asks for {wanted}, but its base is on {sorted(flavors)}")
 
     def _within(self, tenant: Tenant, one: Workload) -> None:
-        """Pods of which nobody can know whether they live do not keep others from their places (decision 7)."""
+        """Pods of which nobody can know whether they live do not keep others from their places."""
         used = Counter(_spec_of(pod) for pod in living(tenant, one) if not self._is_out_of_sight(pod))
         over = {spec: pods for spec, pods in used.items() if pods > one.counts().get(spec, 0)}
         if over:

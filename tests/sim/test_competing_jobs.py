@@ -1,4 +1,4 @@
-"""Two jobs that each hold half of what the other waits for: both get to train in the end (decision 14)."""
+"""Two jobs that each hold half of what the other waits for: both get to train in the end."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from ..core.actions import Action, AssignSpare, ShutDownAgent, StartWorkers, Sto
 from ..core.names import master_port
 from ..core.record import Record, RestartMode
 from ..core.snapshot import ObservedAgent, ObservedPod
+from .agent_ports import AgentStatuses
 from .commands import Command
 from .encoded_json import EncodedJson
-from .ports import AgentStatuses
 from .status_cache import Address
 
-# Above this many pods the list of addresses is not sent (decision 22), nor with more entries: pods of thousands of workers.
+# Above this many pods the list of addresses is not sent, nor with more entries: pods of thousands of workers.
 MAX_RANK_IPS = 512
 MAX_RANK_ENTRIES = 16_384
 

@@ -1,4 +1,4 @@
-"""Calls that change something at an agent. Each may be repeated; the generation in it makes that harmless (decision 2)."""
+"""Calls that change something at an agent. Each may be repeated; the generation in it makes that harmless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks agents of a job whether they reach one that does not answer the operator (decision 5)."""
+"""Asks agents of a job whether they reach one that does not answer the operator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The agent status cache: the newest status of every agent, kept up to date by one task for each pod.
 
 Agents of ours are asked with a long poll, so that a state change arrives at once and nothing is sent while nothing
-happens but one heartbeat; agents of another make are polled every second (decision 22).
+happens but one heartbeat; agents of another make are polled every second.
 
 Of thousands of agents the polls last longer, so that heartbeats stay few. What a heartbeat would tell of a machine the
 kernel tells instead (PollConnection.heard_at), and at the first doubt about one agent all of its job are asked at once,

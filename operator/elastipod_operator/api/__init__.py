@@ -1,6 +1,16 @@
 """The HyperPodPyTorchJob resource: pydantic models, and the CRD and reference that are generated from them."""
 
 from elastipod_operator.api.explain import explain
+from elastipod_operator.api.job_status import (
+    ConditionStatus,
+    ElasticScalingStatus,
+    FaultyPods,
+    JobCondition,
+    JobStatus,
+    ObjectReference,
+    RestartStatus,
+    RestartType,
+)
 from elastipod_operator.api.models import (
     Backoff,
     CleanPodPolicy,
@@ -16,16 +26,6 @@ from elastipod_operator.api.models import (
     RunPolicy,
     Switch,
     ThresholdOperator,
-)
-from elastipod_operator.api.status import (
-    ConditionStatus,
-    ElasticScalingStatus,
-    FaultyPods,
-    JobCondition,
-    JobStatus,
-    ObjectReference,
-    RestartStatus,
-    RestartType,
 )
 from elastipod_operator.core.names import API_VERSION, GROUP, KIND, PLURAL, VERSION
 

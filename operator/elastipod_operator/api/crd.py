@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from elastipod_operator.api import pod_schema, rules
 from elastipod_operator.api.base import MAX_INT32, SHORT_NAMES, SINGULAR
+from elastipod_operator.api.job_status import RUNNING, SELECTOR, JobStatus
 from elastipod_operator.api.models import HyperPodPyTorchJob, JobSpec
-from elastipod_operator.api.status import RUNNING, SELECTOR, JobStatus
 from elastipod_operator.core.names import GROUP, KIND, PLURAL, VERSION
 
 Schema = dict[str, Any]

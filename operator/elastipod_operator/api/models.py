@@ -24,7 +24,7 @@ from elastipod_operator.api.base import (
     Timestamp,
 )
 from elastipod_operator.api.explain import field_error, value_error
-from elastipod_operator.api.status import JobStatus
+from elastipod_operator.api.job_status import JobStatus
 from elastipod_operator.core.names import API_VERSION, KIND
 
 NPROC_PATTERN = r"^(auto|cpu|gpu|[1-9][0-9]{0,3})$"

@@ -52,15 +52,15 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
     quick = warm(candidates, context.now)
     possible = _size_with(quick, record, context.grant)
     waits = (until for r in candidates if (until := warming_until(r)) is not None and until > context.now)
-    look = min(waits, default=None)
-    # A voluntary resize does not begin while a member is out of sight: its drain would end in a recovery.
-    in_sight = len(members) == size and all(r.health is Health.GOOD for r in members)
-    if possible <= size or record.running_since is None or not in_sight:
-        return replace(record, window_since=None), look
+    warm_at = min(waits, default=None)
+    # A voluntary resize does not begin while a member does not answer: its drain would end in a recovery.
+    all_answer = len(members) == size and all(r.health is Health.GOOD for r in members)
+    if possible <= size or record.running_since is None or not all_answer:
+        return replace(record, window_since=None), warm_at
     opened = record.window_since or context.now
     due = growth_due(replace(record, window_since=opened), context.policy, context.key)
     if due is not None and context.now < due:
-        return replace(record, window_since=opened), earliest(due, look)
+        return replace(record, window_since=opened), earliest(due, warm_at)
     message = f"{possible - size} more replicas are ready"
     return begin(record, context, TransitionKind.RESIZE, CAUSE, message, target_size=possible), None
 

@@ -295,7 +295,7 @@ def _overdue(agent: ObservedAgent, now: datetime) -> bool:
 
 
 def _gone(pod: ObservedPod, agent: ObservedAgent, node: ObservedNode | None, now: datetime, grace: timedelta) -> bool:
-    """Decision 6. A node that is not in the cache may also be too new for it, so its pod's agent must be silent too."""
+    """Whether the pod can never run again. A node that is not in the cache may be too new for it, so the agent must be silent too."""
     if pod.ended:
         return True
     if not pod.node:

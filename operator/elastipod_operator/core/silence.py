@@ -75,7 +75,7 @@ def diagnose(
 
     Its node decides first: one that is not ready explains silence, also of all. Then its port: a connection that is refused
     tells that nobody listens. Then the other agents: a broken collective, or that they cannot reach it either. A job whose
-    steps go on has not lost a member, only our sight of it. Who never trained needs no proof: it is replaced without harm.
+    steps go on has not lost a member: only the operator cannot see it. One that never trained is replaced without proof.
     """
     assert agent.last_answer is not None
     name = f"the agent of pod {pod.name}"

@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from ..api.status import RUNNING, SELECTOR
+from ..api.job_status import RUNNING, SELECTOR
 from .grant import Grant
 from .growth import possible_size
 from .health import Replicas

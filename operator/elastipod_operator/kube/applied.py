@@ -1,4 +1,4 @@
-"""What of the spec must outlive an edit (decision 31), kept in an annotation. Pure.
+"""What of the spec must outlive an edit, kept in an annotation. Pure.
 
 templates and nprocPerNode act only when a job is suspended and resumed: pods that are made while a job runs are like those
 that run with them, whatever the template says by now. `rest` is all else of the last spec that could be used: it stays in

@@ -105,7 +105,7 @@ def _shapes(spec: JobSpec, maximum: int) -> tuple[SpecLimits, ...]:
 
 
 def agent_port(spec: JobSpec) -> int:
-    """Give the agent's port: the container port named agent, else spec.elastipod.agentPort, else 8080 (decision 21)."""
+    """Give the agent's port: the container port named agent, else spec.elastipod.agentPort, else 8080."""
     for container in (spec.replica_specs[0].template.get("spec") or {}).get("containers") or ():
         for port in container.get("ports") or ():
             number = port.get("containerPort")

@@ -1,4 +1,4 @@
-"""The leader lease: one operator acts at a time (decision 1).
+"""The leader lease: one operator acts at a time.
 
 Written on the raw API: the client's own election fails on its first create (it passes `pretty=True`, which its generated
 call refuses) and writes times without a zone. Expiry is judged by how long the lease stood unchanged on our own clock, so

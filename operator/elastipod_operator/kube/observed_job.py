@@ -87,7 +87,7 @@ def observe_job(body: Mapping[str, Any]) -> ObservedJob:
 
 
 def effective_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ObservedJob]:
-    """Read a job as it is in force: where its spec cannot be used, the last one that could be stands in its place (decision 31)."""
+    """Read a job as it is in force: where its spec cannot be used, the last one that could be stands in its place."""
     fact = observe_job(body)
     problem = fact.refusal or (_problem_of_edits(body) if fact.pending_edits else "")
     good = last_good_spec(body) if problem else None
@@ -126,7 +126,7 @@ def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
 
 def _checked_policy(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
     try:
-        # What acts only at the next start is read as it was taken up then (decision 31).
+        # What acts only at the next start is read as it was taken up then.
         spec = effective_spec(body) if isinstance(body.get("spec"), Mapping) else body.get("spec")
         about = {name: part for name, part in body.items() if name != "status"}
         job = HyperPodPyTorchJob.model_validate(about | {"spec": spec} if "spec" in body else about)

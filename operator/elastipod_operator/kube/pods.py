@@ -22,12 +22,12 @@ from ..core.snapshot import ObservedJob, Policy
 from .job_keys import KEY_ENV, TOKEN_ENV, key_entries
 from .placement import Placement, place
 
-# Nodes are not taken from under a job by autoscalers that tidy up; the user's own value wins (decision 27).
+# Nodes are not taken from under a job by autoscalers that tidy up; the user's own value wins.
 SAFEGUARDS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 }
-# Beyond the graceful time-out: the agent ends the workers and itself within it (decision 26).
+# Beyond the graceful time-out: the agent ends the workers and itself within it.
 GRACE_MARGIN_S = 30
 POD_ENV = "ELASTIPOD_POD"
 
@@ -149,7 +149,7 @@ def _add_environment(container: dict[str, Any], wanted: dict[str, str]) -> None:
 
 
 def _add_port(container: dict[str, Any], port: int) -> None:
-    """Declare the agent's port, so that the scheduler keeps two agents off one host network (decision 21)."""
+    """Declare the agent's port, so that the scheduler keeps two agents off one host network."""
     ports = container.get("ports") or []
     if all(entry.get("containerPort") != port for entry in ports):
         container["ports"] = [*ports, {"name": "agent", "containerPort": port, "protocol": "TCP"}]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.names import LABEL_SHARE
 from .api import APPLY_PATCH, MERGE_PATCH, as_yaml
-from .ports import RawCalls
+from .api_ports import RawCalls
 from .workloads import GROUP, LABEL_OF_JOB, VERSION
 
 ROOT = f"/apis/{GROUP}/{VERSION}"

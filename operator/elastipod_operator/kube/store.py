@@ -1,4 +1,4 @@
-"""What the watches have shown: jobs, their pods and the nodes, as small records (decision 8).
+"""What the watches have shown: jobs, their pods and the nodes, as small records.
 
 Reads may be stale, so the answers to our own writes are put in as well and older versions never replace newer ones.
 """

@@ -16,7 +16,7 @@ FLAG = re.compile(r"--nproc[-_]per[-_]node(?:[= ]+)(\S+)")
 
 
 def check_worker_counts(spec: JobSpec, container: str) -> None:
-    """Refuse two templates that start different numbers of workers (decision 31). Raises SizeError in one sentence."""
+    """Refuse two templates that start different numbers of workers. Raises SizeError in one sentence."""
     counts = {s.name: _workers(spec.nproc_per_node, _container(s.template, container)) for s in spec.replica_specs}
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name}: {count}" for name, count in counts.items())

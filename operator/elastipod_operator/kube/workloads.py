@@ -29,7 +29,7 @@ POD_FIELDS = (
     "nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "resources", "resourceClaims",
 )  # fmt: skip
 PLACE_FIELDS = ("nodeSelector", "affinity", "tolerations")
-# Extras stand below every base, also of less important jobs (decision 33).
+# Extras stand below every base, also of less important jobs.
 INCREMENTS_BAND = -1_000_000_000
 BAND_WIDTH = 1_000_000
 CLASS_OF_QUEUES = "WorkloadPriorityClass"

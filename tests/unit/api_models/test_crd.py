@@ -12,8 +12,8 @@ import yaml
 
 from elastipod_operator.api import crd, generate, pod_schema
 from elastipod_operator.api.base import Model
+from elastipod_operator.api.job_status import JobStatus
 from elastipod_operator.api.models import JobSpec
-from elastipod_operator.api.status import JobStatus
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 

@@ -23,7 +23,7 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.api.status import RUNNING, SELECTOR
+from elastipod_operator.api.job_status import RUNNING, SELECTOR
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
@@ -217,7 +217,7 @@ def test_the_size_is_running_target_and_maximum(snapshot: Snapshot, size: str) -
 
 
 def test_the_status_holds_only_fields_that_clients_know() -> None:
-    from elastipod_operator.api.status import JobStatus
+    from elastipod_operator.api.job_status import JobStatus
 
     record = trains(
         3, generation=7, recovered_at=NOW, resized_at=NOW, restarts=2, members=(pid(0), pid(1), pid(0, 0, "x"))

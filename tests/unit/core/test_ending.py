@@ -256,7 +256,7 @@ def test_what_is_left_of_a_deleted_job_is_ended_at_once(
     ],
 )  # fmt: skip
 def test_only_what_is_gone_goes_by_force(node: dict[str, Any] | None, force: bool) -> None:
-    """Decision 6, however long the deletion takes."""
+    """Only what is gone is deleted by force, however long the deletion takes."""
     look = snapshot(trains(), policy(), (pod(0), silent(99)), deleting_since=NOW - seconds(3000))
     nodes = {} if node is None else {"node-0": ObservedNode(name="node-0", **node)}
     look = replace(look, nodes=nodes)

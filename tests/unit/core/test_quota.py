@@ -1,4 +1,4 @@
-"""What Kueue grants, in the terms of the other decisions: shares, holding, withdrawing, asking and giving back (spec 40)."""
+"""What Kueue grants, in the terms of the other decisions: shares, holding, withdrawing, asking and giving back."""
 
 from __future__ import annotations
 

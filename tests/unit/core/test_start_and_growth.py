@@ -1,4 +1,4 @@
-"""Starting and growing: decisions 12, 13 and 19."""
+"""Starting and growing: how long a start waits, when a growth is due, who gets which rank."""
 
 from __future__ import annotations
 

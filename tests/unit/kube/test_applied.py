@@ -1,4 +1,4 @@
-"""Templates as they were taken up (decision 31), and what they say about the workers in them."""
+"""Templates as they were taken up, and what they say about the workers in them."""
 
 from __future__ import annotations
 

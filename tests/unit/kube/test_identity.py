@@ -146,7 +146,7 @@ def test_the_record_of_a_newer_operator_keeps_no_copy_from_beginning() -> None:
 
 
 def test_a_record_that_somebody_wrote_himself_leaves_no_queue() -> None:
-    """Even one that guesses the UID: as long as no operator looked at the job, LocalQueue `default` adopts it (decision 32)."""
+    """Even one that guesses the UID: as long as no operator looked at the job, LocalQueue `default` adopts it."""
     mine = encode(Record(generation=1, members=(PodId("workers", 0, 0),), owner=JOB_UID))
     body = {**job_body(annotations={ANNOTATION_STATE: mine}), "status": {}}
     todo = decided(known(body), default_queue=True)

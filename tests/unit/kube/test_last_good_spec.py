@@ -1,4 +1,4 @@
-"""An edit that cannot be used: the last good spec stays in force, also for the next operator (decision 31)."""
+"""An edit that cannot be used: the last good spec stays in force, also for the next operator."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_only_what_every_template_tolerates_counts() -> None:
 
 
 def test_a_toleration_that_was_edited_in_or_out_is_none_of_the_pods_that_run() -> None:
-    """They were made from the template as it was taken up (decision 31)."""
+    """They were made from the template as it was taken up."""
     always = {"operator": "Exists"}
     before = {
         "replicaSpecs": [{"name": "workers", "template": {"spec": {"tolerations": [always]}}}],

@@ -1,4 +1,4 @@
-"""The pod of a replica: the user's template, and what the operator adds (decisions 7, 21, 26, 27; contracts 1 and 2)."""
+"""The pod of a replica: the user's template, and what the operator adds (docs/design/contracts.md, 1 and 2)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,6 @@ def test_a_term_with_a_capital_is_forbidden_in_names_of_classes_also_of_tests() 
 def test_the_gate_reads_the_real_glossary() -> None:
     terms = glossary.terms_of((ROOT / glossary.GLOSSARY).read_text())
     assert len(terms) > 10
-    assert {str(term) for term in terms} >= glossary.NOT_YET, "a term in NOT_YET is not in the glossary"
 
 
 def test_a_function_of_more_than_70_lines_is_found() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tests.unit.kube.bodies import job_body
 from tests.unit.operator_shell.api_server import ApiServer
 
-from elastipod_operator.agents.ports import agents_over
+from elastipod_operator.agents.agent_ports import agents_over
 from elastipod_operator.agents.status_cache import open_session
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.events import Events

@@ -17,7 +17,7 @@ from tests.unit.operator_shell.test_reconciler import Shell
 
 from elastipod_operator import job_writes, pod_control
 from elastipod_operator import reconciler as reconciler_module
-from elastipod_operator.agents.ports import agents_over
+from elastipod_operator.agents.agent_ports import agents_over
 from elastipod_operator.agents.status_cache import open_session
 from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER

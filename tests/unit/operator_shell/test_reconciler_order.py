@@ -11,8 +11,8 @@ import pytest
 from tests.unit.core.builders import NOW, job, pid, pod, trains
 from tests.unit.kube.bodies import JOB_UID, job_body
 
+from elastipod_operator.agents.agent_ports import agents_over
 from elastipod_operator.agents.commands import Command
-from elastipod_operator.agents.ports import agents_over
 from elastipod_operator.agents.status_cache import open_session
 from elastipod_operator.core.actions import (
     Action,

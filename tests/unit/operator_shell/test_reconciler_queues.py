@@ -12,7 +12,7 @@ from tests.unit.kube.queue_bodies import flavor_body
 from tests.unit.operator_shell.api_server import serving
 from tests.unit.operator_shell.queue_server import CANNOT_CONVERT, QueueServer
 
-from elastipod_operator.agents.ports import agents_over
+from elastipod_operator.agents.agent_ports import agents_over
 from elastipod_operator.agents.status_cache import open_session
 from elastipod_operator.core.names import ANNOTATION_STATE, ANNOTATION_WORKLOAD, workload_name
 from elastipod_operator.kube.events import Events
