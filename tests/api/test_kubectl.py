@@ -8,7 +8,7 @@ import pytest
 from tests.api.jobs import apply, get, job, refusal
 
 from elastipod_local.cluster import Cluster
-from elastipod_operator.api import Condition, ConditionStatus, JobStatus, generate, pod_schema
+from elastipod_operator.api import JobCondition, ConditionStatus, JobStatus, generate, pod_schema
 
 ELASTIC = {"minReplicas": 2, "maxReplicas": 8}
 
@@ -32,7 +32,7 @@ def test_columns(api_server: Cluster, namespace: str):
     }
     apply(api_server, namespace, body)
     created, running = (
-        Condition(type=name, status=ConditionStatus.TRUE, reason=f"{name}Now") for name in ("Created", "Running")
+        JobCondition(type=name, status=ConditionStatus.TRUE, reason=f"{name}Now") for name in ("Created", "Running")
     )
     report(api_server, namespace, "llm", JobStatus(conditions=(created, running), restart_count=3).to_body())
     header, row = table(api_server, namespace)
