@@ -8,7 +8,7 @@ import pytest
 from tests.api.jobs import apply, get, job, refusal
 
 from elastipod_local.cluster import Cluster
-from elastipod_operator.api import JobCondition, ConditionStatus, JobStatus, generate, pod_schema
+from elastipod_operator.api import ConditionStatus, JobCondition, JobStatus, generate, pod_schema
 
 ELASTIC = {"minReplicas": 2, "maxReplicas": 8}
 
