@@ -24,6 +24,7 @@ CPU_LIMIT_S, ELAPSED_LIMIT_S = 30, 120
 MEMORY_LIMIT_BYTES = int(os.environ.get("MUTANTS_MEMORY_BYTES", str(3 << 30)))
 FOUND, NOT_FOUND = 1, 0
 NONE = ""
+MAX_ANSWER_BYTES = 1 << 16
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool:
@@ -35,29 +36,34 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     finders: dict[
         str, list[str]
     ] = {}  # by function, the latest first: they are likely to find the next mistake there too
-    proven: set[str] = set()  # tests that pass in a fork without a mistake
+    passes: dict[str, bool] = {}  # whether a test passes in a fork without a mistake
     with Path("outcomes").open("w") as outcomes:
         for mutant, tests in todo.items():
             before = finders.setdefault(mutant.rpartition("__mutmut_")[0], [])
-            order = list(dict.fromkeys([*before, *tests]))
-            outcome, finder = try_out(mutant, [items[test] for test in order]) if tests else ("untested", None)
+            order = [items[test] for test in dict.fromkeys([*before, *tests])]
+            outcome, finder = find(mutant, order, passes)
             if finder is not None:
-                check_passes(finder, proven)
                 before[:] = [finder.nodeid, *(test for test in before if test != finder.nodeid)]
             print(mutant, outcome, file=outcomes, flush=True)
+    print("failed without any mistake:", [test for test, is_passed in passes.items() if not is_passed])
     return True
 
 
-def check_passes(item: pytest.Item, proven: set[str]) -> None:
-    """Check that a test that found a mistake passes without one; otherwise it finds the machine, not the mistake."""
-    if item.nodeid not in proven:
-        outcome, _ = try_out(NONE, [item])
-        assert outcome == "survived", f"without any mistake the outcome of {item.nodeid} is: {outcome}"
-        proven.add(item.nodeid)
+def find(mutant: str, items: list[pytest.Item], passes: dict[str, bool]) -> tuple[str, pytest.Item | None]:
+    """Try one mutant; a test that fails in a fork without any mistake too finds nothing, and is left out from then on."""
+    while items := [item for item in items if passes.get(item.nodeid, True)]:
+        outcome, finder = try_out(mutant, items)
+        if finder is None:
+            return outcome, None
+        if finder.nodeid not in passes:
+            passes[finder.nodeid] = try_out(NONE, [finder])[0] == "survived"
+        if passes[finder.nodeid]:
+            return outcome, finder
+    return "untested", None
 
 
 def try_out(mutant: str, items: list[pytest.Item]) -> tuple[str, pytest.Item | None]:
-    """Try one mutant in a process group of its own; give the outcome and the test that found it, if that is known."""
+    """Try one mutant in a process group of its own; give the outcome and the test that found it."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -66,32 +72,33 @@ def try_out(mutant: str, items: list[pytest.Item]) -> tuple[str, pytest.Item | N
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
             os.environ["MUTANT_UNDER_TEST"] = mutant
-            finder = first_to_fail(items)
-            os.write(writing, b"" if finder is None else str(finder).encode())
-            os._exit(NOT_FOUND if finder is None else FOUND)
+            os._exit(FOUND if any_fails(items, writing) else NOT_FOUND)
         finally:
             os._exit(FOUND)  # the test run itself broke
     os.close(writing)
     _, status = os.waitpid(child, 0)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what its tests have started
-    with os.fdopen(reading) as answer:
-        number = answer.read()
+    last = items[
+        int(os.read(reading, MAX_ANSWER_BYTES).split()[-1])
+    ]  # not to the end: a stray process may hold the pipe
+    os.close(reading)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL):
-        return "timeout", None
+        return "timeout", last
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == NOT_FOUND:
         return "survived", None
-    return "killed", items[int(number)] if number else None
+    return "killed", last
 
 
-def first_to_fail(items: list[pytest.Item]) -> int | None:
-    """Run tests until one fails, each within the limits of time; give its number."""
+def any_fails(items: list[pytest.Item], started: int) -> bool:
+    """Run tests until one fails, each within the limits of time; write the number of each that starts."""
     for number, item in enumerate(items):
+        os.write(started, f"{number} ".encode())
         signal.alarm(ELAPSED_LIMIT_S)
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + CPU_LIMIT_S, resource.RLIM_INFINITY))
         failed = next((report for report in runtestprotocol(item, log=False, nextitem=None) if report.failed), None)
         if failed is not None:
             if os.environ["MUTANT_UNDER_TEST"] == NONE:
                 print(failed.longreprtext, flush=True)
-            return number
-    return None
+            return True
+    return False
