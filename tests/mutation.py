@@ -172,6 +172,12 @@ class Workshop:
 
     def prepare(self) -> None:
         """Copy what is needed and have mutmut make the mutants and see which tests run which functions."""
+        self.copy()
+        self._hits.touch()
+        self._run(self._folder, "mutmut", "run", f"{self._part.smallest}.*", MUTANTS_HITS=str(self._hits))
+
+    def copy(self) -> None:
+        """Copy packages and tests, and write the settings."""
         unwanted = shutil.ignore_patterns("__pycache__")
         copied = {name: self._root / place / name for name, place in PACKAGES.items()}
         copied |= {name: self._root / name for name in BESIDE}
@@ -180,8 +186,7 @@ class Workshop:
                 shutil.copytree(source, self._folder / name, ignore=unwanted)
             else:
                 shutil.copy(source, self._folder)
-        for left_out in ("tests/conftest.py", *self._part.tests_left_out):
-            (self._folder / left_out).unlink()
+        (self._folder / "tests" / "conftest.py").unlink()
         shutil.copy(self._root / "tests" / "mutants_plugin.py", self._folder)
         shutil.copy(self._root / "tests" / "mutants_sitecustomize.py", self._folder / "sitecustomize.py")
         lists = {
@@ -191,9 +196,7 @@ class Workshop:
         }  # fmt: skip
         settings = SETTINGS.format(**{name: json.dumps(list(values)) for name, values in lists.items()})
         (self._folder / "pyproject.toml").write_text(settings)
-        (self._folder / "conftest.py").write_text(CONFTEST)
-        self._hits.touch()
-        self._run(self._folder, "mutmut", "run", f"{self._part.smallest}.*", MUTANTS_HITS=str(self._hits))
+        (self._folder / "conftest.py").write_text(f"{CONFTEST}\n\ncollect_ignore = {list(self._part.tests_left_out)}\n")
 
     def mutants(self) -> list[Mutant]:
         """Give every mutant that was made."""
