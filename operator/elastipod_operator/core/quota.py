@@ -148,7 +148,7 @@ def apply_quota(snapshot: Snapshot, record: Record) -> tuple[Grant | None, Quota
         return grant_all(policy), Quota("", requests, present, {}, {})
     granted = {s.number: w for s in requests if (w := present.get(s.number)) and w.is_granted and fits(w, s)}
     if 0 not in granted or must_request_again(snapshot, record):
-        return _suspended(snapshot, policy, requests[0], queue), Quota(queue, requests, present, {}, {})
+        return _suspended(snapshot, policy, present.get(0), requests[0], queue), Quota(queue, requests, present, {}, {})
     useless = _useless(snapshot, record, granted, requests, kept)
     useful = {number: w for number, w in granted.items() if number not in useless}
     quota = Quota(queue, requests, present, useful, useless, kept)
@@ -226,11 +226,13 @@ def _is_left_by_fault(snapshot: Snapshot, record: Record, request: QuotaRequest)
     return until is not None and until <= snapshot.now
 
 
-def _suspended(snapshot: Snapshot, policy: Policy, base: QuotaRequest, queue: str) -> Grant:
+def _suspended(
+    snapshot: Snapshot, policy: Policy, base: ObservedWorkload | None, request: QuotaRequest, queue: str
+) -> Grant:
     """Suspend the job until its base has quota; a user who suspended it already is the reason that counts."""
     if policy.suspend:
         return grant_all(policy)
-    why = _why_suspended(snapshot, next((w for w in snapshot.workloads if w.number == 0), None), base, queue)
+    why = _why_suspended(snapshot, base, request, queue)
     return replace(grant_all(policy), is_suspended=True, suspended_by=why)
 
 
