@@ -481,6 +481,15 @@ def test_a_larger_minimum_is_asked_for_anew() -> None:
     assert (todo.record.transition.kind, todo.record.transition.cause) == (TransitionKind.SUSPEND, "SpecEdited")
 
 
+def test_of_two_bases_the_newer_one_says_why_the_job_is_suspended() -> None:
+    """The old one, of another size, is not gone yet; what the job waits for is the new one's quota."""
+    suspended = plan(look(None, [pending(0, 2)])).record
+    todo = plan(look(suspended, [evicted(0, 3, is_deleting=True), pending(0, 2)]))
+    condition = todo.conditions[-1]
+    assert (condition.type, condition.reason) == ("Suspended", "Queued")
+    assert "no room" in condition.message
+
+
 @pytest.mark.parametrize(
     ("wishes", "size"),
     [
