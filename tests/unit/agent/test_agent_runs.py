@@ -13,6 +13,9 @@ import pytest
 from tests.agent_client import until
 from tests.unit.agent.agent_in_process import AgentInProcess
 
+from elastipod_agent.core.exits import StopMode
+from elastipod_agent.generation.generation_run import GenerationRun
+
 # Reports a step, then waits for the event in the worker file as the library does, and acknowledges it.
 DRAINS = """
 import os, sys, time
@@ -181,6 +184,22 @@ def test_a_repeated_stop_gives_a_drain_less_time_and_never_more(agent: AgentInPr
 
 
 def test_a_hard_stop_ends_a_drain_and_is_no_late_one(agent: AgentInProcess) -> None:
+    def scenario() -> None:
+        agent.start(1)
+        agent.until_printed("awake")
+        agent.drain(1, timeout=600)
+        agent.stop(1)
+        seen = agent.until("ready", 10)
+        assert (seen["drained"], seen.get("reason")) == (False, None)
+
+    agent.run(WAITS, scenario)
+
+
+def test_a_hard_stop_is_no_late_drain_even_if_the_time_runs_out_meanwhile(
+    agent: AgentInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GenerationRun, "is_late", lambda run: run.stop_mode is StopMode.HARD)
+
     def scenario() -> None:
         agent.start(1)
         agent.until_printed("awake")
