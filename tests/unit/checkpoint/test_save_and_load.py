@@ -165,7 +165,7 @@ def test_a_process_that_ends_without_waiting_finishes_its_save(tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=50, check=True,
+        capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
     assert done.stderr == ""
     directory = DirectoryStore(tmp_path)
