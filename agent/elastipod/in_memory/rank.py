@@ -11,11 +11,7 @@ from elastipod.in_memory.phases import Phase, move
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """A rank. parts, completed, is_prepared and images are as in `Offer`.
-
-    is_good: what its tensors hold came from whole collectives only. The protocol never makes it False; the model does, to
-    find protocols that would.
-    """
+    """A rank. parts, completed, is_prepared and images are as in `Offer`; resume: what the ranks agreed on, until it trains."""
 
     phase: Phase = Phase.PARKED
     generation: int = 0
@@ -41,11 +37,6 @@ class RankState:
         step = self.completed + 1
         kept = {at: parts for at, parts in self.images.items() if at >= step - 1}
         return replace(self, phase=move(self.phase, Phase.TRAINING), completed=step, is_prepared=False, images=kept)
-
-    def imaged(self, step: int, parts: frozenset[int]) -> RankState:
-        """A memory image of these parts at a step is whole."""
-        known = self.images.get(step, frozenset())
-        return replace(self, images={**self.images, step: known | parts})
 
     # -- leaving a world
 
