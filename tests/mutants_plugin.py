@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
+from mutmut.mutation.trampoline import get_mutant_under_test, set_mutant_under_test
 
 # For each test: they take seconds at most. A mutant that makes one take this long does not terminate.
 CPU_LIMIT_S, ELAPSED_LIMIT_S = 30, 120
@@ -71,7 +72,7 @@ def try_out(mutant: str, items: list[pytest.Item]) -> tuple[str, pytest.Item | N
             os.setsid()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-            os.environ["MUTANT_UNDER_TEST"] = mutant
+            set_mutant_under_test(mutant)  # also for tests that empty the environment
             os._exit(FOUND if any_fails(items, writing) else NOT_FOUND)
         finally:
             os._exit(FOUND)  # the test run itself broke
@@ -98,7 +99,7 @@ def any_fails(items: list[pytest.Item], started: int) -> bool:
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + CPU_LIMIT_S, resource.RLIM_INFINITY))
         failed = next((report for report in runtestprotocol(item, log=False, nextitem=None) if report.failed), None)
         if failed is not None:
-            if os.environ["MUTANT_UNDER_TEST"] == NONE:
+            if get_mutant_under_test() == NONE:
                 print(failed.longreprtext, flush=True)
             return True
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,50 @@ def made() -> list[Mutant]:
 
 
 def test_what_changes_only_a_sentence_does_not_count() -> None:
-    assert [mutant.is_wording for mutant in made()] == [False, True, False, True]
+    assert [mutant.is_exempt for mutant in made()] == [False, True, False, True]
     assert [mutant.name for mutant in choose(made(), number=0, pattern="", seed=1)] == [
         "m.x_say__mutmut_1",
         "m.x_say__mutmut_3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "is_exempt"),
+    [
+        ("self._log.info('ready', port=port)", "self._log.info('ready', port=None)", True),
+        ("log.debug('%s', error)", "log.debug('%s')", True),
+        ("log.warning('%s', error)", "log.warning('%s', None)", False),
+        ("catalog.info(x)", "catalog.info(None)", False),
+        ("Thread(target=run, name='reader')", "Thread(target=run, name=None)", True),
+        ("Thread(target=run, name='reader')", "Thread(target=None, name='reader')", False),
+        ("Volume(name='data')", "Volume(name=None)", False),
+        ("open(path, 'w', encoding='utf-8')", "open(path, 'w')", True),
+        ("open(path, 'w', encoding='utf-8')", "open(path, None, encoding='utf-8')", False),
+        ("path.read_text('utf-8')", "path.read_text('UTF-8')", True),
+        ("path.read_text('utf-8')", "path.read_text(None)", True),
+        ("text.encode('utf-8', 'replace')", "text.encode('utf-8')", False),
+        ("path.write_text(text, encoding='utf-8')", "path.write_text(None, encoding='utf-8')", False),
+        ("cast('Loop', loop)", "cast(None, loop)", True),
+        ("cast('Loop', loop)", "cast('Loop', None)", False),
+    ],
+)
+def test_what_no_test_has_to_hold_does_not_count(line: str, changed: str, is_exempt: bool) -> None:
+    module = f"def x_f__mutmut_orig(a):\n    x = {line}\ndef x_f__mutmut_1(a):\n    x = {changed}\n"
+    assert [mutant.is_exempt for mutant in _mutants_of(module, "m")] == [is_exempt]
+
+
+@pytest.mark.needs_root
+def test_a_mutant_that_signals_everybody_reaches_only_its_own_processes(tmp_path: Path) -> None:
+    """Kill every process that can be seen, as a mutated group or pid could; the namespace's are all there are."""
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        script = "import os\nassert os.getpid() == 1, os.getpid()\ntry:\n    os.kill(-1, 9)\nexcept ProcessLookupError:\n    pass\n"
+        (tmp_path / "hit.py").write_text(script)
+        Workshop(tmp_path, PARTS["agent"])._run(tmp_path, "hit", is_alone=True)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
 
 
 def test_a_diff_shows_the_changed_line_alone() -> None:
@@ -60,7 +100,7 @@ def test_a_diff_shows_the_changed_line_alone() -> None:
 
 
 def test_a_sample_is_the_same_for_the_same_seed() -> None:
-    many = [Mutant(f"m.x_f__mutmut_{n}", "m", is_wording=False, diff="") for n in range(100)]
+    many = [Mutant(f"m.x_f__mutmut_{n}", "m", is_exempt=False, diff="") for n in range(100)]
     first = choose(many, number=10, pattern="", seed=7)
     assert len(first) == 10
     assert first == choose(many, number=10, pattern="", seed=7)
@@ -70,7 +110,7 @@ def test_a_sample_is_the_same_for_the_same_seed() -> None:
 
 def test_who_was_not_run_by_any_test_has_not_been_found() -> None:
     outcomes = ["killed", "timeout", "survived", "untested"]
-    tried = [Mutant(f"m.{o}", "m", is_wording=False, diff="-a\n+b", outcome=o) for o in outcomes]
+    tried = [Mutant(f"m.{o}", "m", is_exempt=False, diff="-a\n+b", outcome=o) for o in outcomes]
     assert share_found(tried) == 0.5
     assert [s["name"] for s in report(tried)["survivors"]] == ["m.survived", "m.untested"]  # type: ignore[attr-defined]
 
@@ -115,7 +155,7 @@ def try_part(long_run: LongRun, name: str, folder: Path) -> float:
     counts = {
         "planted": len(tried), "killed": outcomes.count("killed"), "timeouts": outcomes.count("timeout"),
         "survived": outcomes.count("survived"), "untested": outcomes.count("untested"),
-        "wording_left_out": sum(mutant.is_wording for mutant in every), "made": len(every),
+        "exempt": sum(mutant.is_exempt for mutant in every), "made": len(every),
     }  # fmt: skip
     long_run.count(**{f"{name}_{what}": count for what, count in counts.items()})
     long_run.detail(**{name: report(tried)})
