@@ -26,40 +26,40 @@ Place = Callable[[Job, Sequence[CreatePod]], Awaitable[tuple[list[tuple[CreatePo
 
 @dataclass(slots=True)
 class RetryBackoff:
-    """The back-off of a call. why: the refusal, empty after other failures. Can be lost without harm."""
+    """The back-off of a call. refusal: the API server's message, empty after other failures. Can be lost without harm."""
 
-    why: str = ""
-    until: datetime | None = None
+    refusal: str = ""
+    retry_at: datetime | None = None
     refused: int = 0
-    broken: int = 0
+    failed: int = 0
 
     def is_active(self) -> bool:
         """Whether it is too early to try again."""
-        return self.until is not None and clock.now() < self.until
+        return self.retry_at is not None and clock.now() < self.retry_at
 
-    def note_refusal(self, why: str, key: str) -> float:
+    def note_refusal(self, message: str, key: str) -> float:
         """Record a refusal; gives the seconds until the retry. key: spreads the retries of different jobs."""
-        self.why, self.refused = why, self.refused + 1
+        self.refusal, self.refused = message, self.refused + 1
         return self._wait(REFUSAL_FIRST_S, REFUSAL_LAST_S, self.refused, key)
 
     def note_failure(self, key: str) -> float:
         """Record a failure that is not a refusal; gives the seconds until the retry. An earlier refusal is still reported."""
-        self.broken += 1
-        return self._wait(FAILURE_FIRST_S, FAILURE_LAST_S, self.broken, key)
+        self.failed += 1
+        return self._wait(FAILURE_FIRST_S, FAILURE_LAST_S, self.failed, key)
 
     def note_progress(self) -> None:
         """Record that some calls succeeded: the next failure is the first of a new series."""
-        self.refused = self.broken = 0
+        self.refused = self.failed = 0
 
     def reset(self) -> bool:
         """Clear the back-off after success. True if a refusal had been reported, which no longer holds."""
-        was_told = bool(self.why)
-        self.why, self.until, self.refused, self.broken = "", None, 0, 0
-        return was_told
+        was_reported = bool(self.refusal)
+        self.refusal, self.retry_at, self.refused, self.failed = "", None, 0, 0
+        return was_reported
 
     def _wait(self, first_s: float, last_s: float, times: int, key: str) -> float:
         wait = backoff(timedelta(seconds=first_s), timedelta(seconds=last_s), times, key)
-        self.until = clock.now() + wait
+        self.retry_at = clock.now() + wait
         return wait.total_seconds()
 
 

@@ -40,7 +40,7 @@ class PodCreation:
             control.slots, self._settle, stops=lambda error: not is_name_taken(error)
         )
         self._problem = ""
-        self.refusal = RetryBackoff()
+        self.backoff = RetryBackoff()
 
     def keep_only(self, wanted: Sequence[CreatePod]) -> bool:
         """Cancel all other creations. False if some were sent: then the caller awaits `calls.wait_unwanted()` and decides again."""
@@ -52,7 +52,7 @@ class PodCreation:
 
     async def create_secret(self, job: Job, actions: Sequence[CreatePod]) -> bool:
         """Create the Secret that new pods refer to, if it is missing. False if no pods may be created now. Raises as Api does."""
-        if self.refusal.is_active():
+        if self.backoff.is_active():
             return False
         token = self._control.keys.of(job.fact)
         if token is None or not actions:
@@ -84,7 +84,7 @@ class PodCreation:
             )
         elif self._problem and self.calls.is_idle:
             await self._settle({})
-        elif self.calls.is_idle and self.refusal.reset():
+        elif self.calls.is_idle and self.backoff.reset():
             self._control.wake(self._uid)  # to remove the refusal from the status
         if len(placed) < len(actions) and not problem:
             # The others have lost their quota.
@@ -121,7 +121,7 @@ class PodCreation:
                 broken.append(error)
         problem, self._problem = self._problem, ""
         if self.calls.num_succeeded:
-            self.refusal.note_progress()
+            self.backoff.note_progress()
         if refusals:
             were = "1 pod was" if len(refusals) == 1 else f"{len(refusals)} pods were"
             skipped = f", and {self.calls.num_skipped} more not tried" if self.calls.num_skipped else ""
@@ -137,14 +137,14 @@ class PodCreation:
         if problem:
             self._refused(problem)
         elif broken:
-            self._control.wake_in(self.refusal.note_failure(self._uid), self._uid)
+            self._control.wake_in(self.backoff.note_failure(self._uid), self._uid)
         else:
-            self.refusal.reset()
+            self.backoff.reset()
         self._control.wake(self._uid)  # to update the status
 
     def _refused(self, why: str) -> None:
         """Record why no pods are created now, and retry later."""
-        self._control.wake_in(self.refusal.note_refusal(why, self._uid), self._uid)
+        self._control.wake_in(self.backoff.note_refusal(why, self._uid), self._uid)
 
     async def _report_foreign_pods(self, job: Job, actions: Sequence[CreatePod]) -> list[str]:
         """Give a sentence for each name that a foreign pod has. The job's own pods were only not in the store yet."""

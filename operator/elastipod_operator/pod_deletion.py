@@ -53,9 +53,9 @@ class PodDeletion:
         """Which pods cannot be deleted and why, in one sentence; empty when there are none."""
         if not self._kept:
             return ""
-        name, refusal = min(self._kept.values(), key=lambda one: one[0])
+        name, backoff = min(self._kept.values(), key=lambda one: one[0])
         more = f" (and {len(self._kept) - 1} more)" if len(self._kept) > 1 else ""
-        return f"the API server refuses to delete pod {name}{more}, which is tried again: {refusal.why}"
+        return f"the API server refuses to delete pod {name}{more}, which is tried again: {backoff.refusal}"
 
     def begin(self, job: Job, actions: Sequence[DeletePod], then: Then) -> None:
         """Begin to delete the `missing` pods; a refused deletion does not hold up the others.
@@ -73,7 +73,7 @@ class PodDeletion:
             extra={
                 **log_fields(job.fact),
                 "pod": action.name,
-                "reason": action.why,
+                "reason": action.reason,
                 "force": action.force,
                 "grace_s": action.grace_s,
             },
@@ -101,8 +101,8 @@ class PodDeletion:
 
     def _keep(self, job: Job, action: DeletePod, error: ApiError) -> None:
         log.warning("a pod could not be deleted: %s", error, extra={**log_fields(job.fact), "pod": action.name})
-        _, refusal = self._kept.setdefault(action.uid, (action.name, RetryBackoff()))
-        self._control.wake_in(refusal.note_refusal(str(error), self._uid), self._uid)
+        _, backoff = self._kept.setdefault(action.uid, (action.name, RetryBackoff()))
+        self._control.wake_in(backoff.note_refusal(str(error), self._uid), self._uid)
 
     async def _settle(self, failed: Mapping[Key, Exception]) -> None:
         job = self._control.store.jobs.get(self._uid)

@@ -310,16 +310,16 @@ class Reconciler:
             agents={pod.name: self._agent_statuses.fact(pod.uid) for pod in pods},
             nodes=self._store.nodes_of(job),
             operator_error=job_task.operator_error,
-            refusal=job_task.creation.refusal.why,
-            refused_until=job_task.creation.refusal.until,
-            pod_deletion_trouble=job_task.deletion.why_kept,
+            pod_creation_error=job_task.creation.backoff.refusal,
+            pod_creation_retry_at=job_task.creation.backoff.retry_at,
+            pod_deletion_error=job_task.deletion.why_kept,
             pods_listed_at=job.pods_listed_at,
             capacity_freed_at=self._store.capacity_freed_at,
             workloads=quota.workloads,
             default_queue=quota.default_queue,
-            queue_trouble=quota.trouble,
+            queue_problem=quota.problem,
             queue_fact=quota.queue,
-            quota_return_trouble=quota.quota_return_trouble,
+            quota_return_error=quota.quota_return_error,
         )
 
     # -- write the record first

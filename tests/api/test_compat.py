@@ -69,7 +69,7 @@ def test_sizes(manifest: str):
     HyperPodPyTorchJob.model_validate(body)
     body["metadata"] |= {"uid": "u", "namespace": "n", "creationTimestamp": "2026-01-01T00:00:00Z"}
     fact, expected = observe_job(body), EXPECTED[manifest]
-    assert fact.refusal == ""
+    assert fact.spec_error == ""
     assert fact.policy is not None
     sizes = fact.policy.sizes
     assert (sizes.allowed, sizes.start) == (expected.sizes, expected.start)

@@ -18,7 +18,7 @@ from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Snapsho
 
 NAME = "rendered"
 PENDING = (
-    given.pod(2, phase="Pending", node="", ip="", started=False, trouble="no room", trouble_reason="Unschedulable"),
+    given.pod(2, phase="Pending", node="", ip="", started=False, problem="no room", problem_reason="Unschedulable"),
     None,
 )
 RUN: list[tuple[ObservedPod, ObservedAgent | None]] = [(given.pod(n), given.running()) for n in range(2)]

@@ -12,7 +12,7 @@ from tests.sim.invariants import Violation
 from tests.sim.kueue_workload import Workload
 from tests.sim.objects import SimPod
 
-from elastipod_operator.core.names import ANNOTATION_WORKLOAD, LABEL_SHARE, pod_id_of
+from elastipod_operator.core.names import ANNOTATION_WORKLOAD, LABEL_INCREMENT, pod_id_of
 
 if TYPE_CHECKING:
     from tests.sim.kueue_server import KueueServer, Tenant
@@ -191,7 +191,7 @@ def _drain_s(tenant: Tenant, pods: Sequence[SimPod]) -> float:
 
 
 def is_base(one: Workload) -> bool:
-    return str(one.meta.get("labels", {}).get(LABEL_SHARE, "0")) == "0"
+    return str(one.meta.get("labels", {}).get(LABEL_INCREMENT, "0")) == "0"
 
 
 def _kind(one: Workload) -> str:

@@ -25,7 +25,7 @@ from tests.sim.user_edits import sizes
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core import avoided_nodes
 from elastipod_operator.core.actions import ListPods
-from elastipod_operator.core.names import LABEL_QUEUE, LABEL_SHARE, pod_id_of
+from elastipod_operator.core.names import LABEL_INCREMENT, LABEL_QUEUE, pod_id_of
 from elastipod_operator.core.quota import QuotaRequest, effective_quota_requests
 from elastipod_operator.kube.job_policy import policy_of
 from elastipod_operator.kube.workloads import workload_fact
@@ -233,7 +233,7 @@ class Play:
 
     def _workloads(self) -> dict[int, Workload]:
         assert self.server is not None
-        return {int(one.meta["labels"][LABEL_SHARE]): one for one in self.server.kueue.of(self.name)}
+        return {int(one.meta["labels"][LABEL_INCREMENT]): one for one in self.server.kueue.of(self.name)}
 
     def _has_its_quota(self) -> bool:
         """Whether Kueue has decided about all that the job could ask for, as far as there are nodes for it."""

@@ -110,7 +110,7 @@ class SimStatusCache:
                 if polled.is_stopped:
                     continue
                 pod = self._cluster.pods.get(uid)
-                polled.fact = replace(polled.fact, refused=pod is not None and pod.refuses())
+                polled.fact = replace(polled.fact, connection_refused=pod is not None and pod.refuses())
                 if pod is not None and pod.answers() and self._kernel.now - polled.heard_at >= HEARTBEAT_S:
                     self._refresh(pod)
                 since = polled.fact.last_answer or polled.fact.trying_since

@@ -151,7 +151,7 @@ def never_stop_strangers(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_force_the_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(health, "_gone", lambda *_: False)
+    patch.setattr(health, "_cannot_run_again", lambda *_: False)
 
 
 def forget_the_growth_window(patch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,9 @@ def overlook_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
     real = health.diagnose
     patch.setattr(health, "_container_ended", lambda _: False)
     patch.setattr(
-        health, "diagnose", lambda pod, agent, *rest, **k: real(pod, replace(agent, refused=False), *rest, **k)
+        health,
+        "diagnose",
+        lambda pod, agent, *rest, **k: real(pod, replace(agent, connection_refused=False), *rest, **k),
     )
 
 

@@ -193,7 +193,7 @@ class AgentStatusCache:
         if polled is None or polled.task is None:
             return
         polled.stop()
-        polled.fact = replace(polled.fact, refused=False, denied=False)
+        polled.fact = replace(polled.fact, connection_refused=False, authentication_failed=False)
 
     def forget(self, pod_uid: str) -> None:
         """Drop an agent whose pod was deleted."""
@@ -389,11 +389,11 @@ class AgentStatusCache:
         polled.last_error = problem
         polled.version = None
         self._suspect(polled.address.job)
-        if refused != polled.fact.refused:
-            polled.fact = replace(polled.fact, refused=refused)
+        if refused != polled.fact.connection_refused:
+            polled.fact = replace(polled.fact, connection_refused=refused)
         denied = isinstance(error, AuthenticationFailed)
-        if denied != polled.fact.denied:
-            polled.fact = replace(polled.fact, denied=denied)
+        if denied != polled.fact.authentication_failed:
+            polled.fact = replace(polled.fact, authentication_failed=denied)
             self._wake(polled.address.job)
         since = polled.fact.last_answer or polled.fact.trying_since
         if since is None:

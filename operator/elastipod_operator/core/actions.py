@@ -36,7 +36,7 @@ class DeletePod:
 
     name: str
     uid: str
-    why: str
+    reason: str
     force: bool = False
     grace_s: int | None = None
 
@@ -102,7 +102,7 @@ class DeleteWorkload:
 
     name: str
     uid: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,4 +54,4 @@ class Context:
     @property
     def is_refused(self) -> bool:
         """Whether the API server refused to create the last pod."""
-        return bool(self.snapshot.refusal)
+        return bool(self.snapshot.pod_creation_error)

@@ -42,7 +42,7 @@ def plan_end(snapshot: Snapshot, record: Record, replicas: Replicas) -> Parts:
             continue
         if not (is_wanted and _has_run(replica)):
             actions += remove(replica, "the job has ended")
-        elif replica.pod.containers_ended and not replica.gone:
+        elif replica.pod.containers_ended and not replica.cannot_run_again:
             continue  # its kubelet is about to write the phase
         elif snapshot.now - ended_at >= SIDECAR_GRACE:
             actions += remove(replica, SIDECAR_RUNS)
@@ -117,7 +117,7 @@ def _kill(replica: Replica, now: datetime) -> list[Action]:
     the kubelet is told to kill what still runs, and confirms that by taking the object away.
     """
     pod = replica.pod
-    if replica.gone:
+    if replica.cannot_run_again:
         return [DeletePod(pod.name, pod.uid, "the job is deleted", force=True)]
     if pod.kill_at is not None and pod.kill_at <= now + KILL_GRACE:
         return []
@@ -128,12 +128,12 @@ def _kill(replica: Replica, now: datetime) -> list[Action]:
 def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[JobEvent, ...]:
     """Give the Events for deletions that a user would not expect: by force, and of pods with a sidecar (29)."""
     forced = [action for action in deletions if action.force]
-    kept_alive = [action for action in deletions if action.why == SIDECAR_RUNS and not action.force]
+    kept_alive = [action for action in deletions if action.reason == SIDECAR_RUNS and not action.force]
     events: list[JobEvent] = []
     if forced:
         text = "removed by force, for no kubelet does it any more; on a node that is cut off its containers may run on until it is back"
         events.append(
-            JobEvent(Reason.POD_FORCE_DELETED, f"{_pod_names(forced)} ({forced[0].why}): {text}", warning=True)
+            JobEvent(Reason.POD_FORCE_DELETED, f"{_pod_names(forced)} ({forced[0].reason}): {text}", warning=True)
         )
     if kept_alive:
         events.append(
@@ -160,7 +160,7 @@ def blocked_deletion(snapshot: Snapshot, replicas: Replicas) -> str:
     """Say what holds the deletion of a job up when its pods should be gone for a while; empty when nothing does."""
     if snapshot.job.deleting_since is None or snapshot.now < deletion_due_at(snapshot) + BLOCKED_AFTER:
         return ""
-    left = sorted((r for r in replicas.by_id.values() if not r.gone), key=lambda r: r.id)
+    left = sorted((r for r in replicas.by_id.values() if not r.cannot_run_again), key=lambda r: r.id)
     if not left:
         return ""
     pod, more = left[0].pod, f" (and {len(left) - 1} more)" if len(left) > 1 else ""

@@ -95,7 +95,7 @@ def _missing(record: Record, replicas: Replicas) -> Fault | None:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         faulty_replicas = _culprits(record, *(r.id for r in hit), replicas=replicas)
         counted = all(r.ended_by_itself for r in hit)
-        return Fault(as_reason(first.why), first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
+        return Fault(as_reason(first.cause), first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
     if gone:
         return Fault(Reason.POD_LOST, gone_text(gone[0]), False, (), _culprits(record, *gone, replicas=replicas))
     return None
@@ -209,7 +209,7 @@ def agent_restarted(replica: Replica, record: Record) -> bool:
 def unprovoked_end(replica: Replica, record: Record) -> tuple[str, str] | None:
     """Give cause and sentence of the end of an agent, or of its container, that nobody else brought about; None without one."""
     if replica.ended_by_itself and not replica.finished(record.generation):
-        return replica.why, replica.detail
+        return replica.cause, replica.detail
     if agent_restarted(replica, record):
         what = f"has begun anew and knows nothing of generation {record.generation}: its process ended"
         return AGENT_RESTARTED, f"the agent of pod {replica.pod.name} {what}"

@@ -10,7 +10,7 @@ from .context import Context
 from .grant import Grant
 from .health import Health, Replica, Replicas
 from .planned_change import begin
-from .ranks import room_for
+from .ranks import count_trainable
 from .reasons import Reason
 from .record import Record, TransitionKind
 from .snapshot import Policy
@@ -42,7 +42,7 @@ def warm(candidates: list[Replica], now: datetime) -> list[Replica]:
 
 def _size_with(candidates: list[Replica], record: Record, grant: Grant) -> int:
     ready = {r.id for r in candidates}
-    return grant.sizes.fit(room_for({*record.members, *ready}, grant))
+    return grant.sizes.fit(count_trainable({*record.members, *ready}, grant))
 
 
 def growth_window(record: Record, context: Context, members: list[Replica]) -> tuple[Record, datetime | None]:

@@ -44,16 +44,16 @@ class Replica:
     pod: ObservedPod
     agent: ObservedAgent
     health: Health
-    why: str = ""
+    cause: str = ""
     """CamelCase cause when doomed or lost."""
     detail: str = ""
-    gone: bool = False
+    cannot_run_again: bool = False
     """Gone for good: its place may be given away and its object removed."""
-    kubelet_gone: bool = False
+    is_kubelet_lost: bool = False
     """It has ended, and the kubelet that would take its object away is gone."""
     may_still_run: bool = False
     """It is lost, or its agent has ended, but its kubelet lives, and has not ended all of its containers yet."""
-    until: datetime | None = None
+    presumed_lost_at: datetime | None = None
     """Of a silent one: when silence itself decides that it is lost, because nothing else can."""
 
     @property
@@ -68,12 +68,12 @@ class Replica:
     @property
     def has_no_workers(self) -> bool:
         """Whether its workers ended with their container."""
-        return self.health is Health.ENDED or self.why == CONTAINER_RESTARTED
+        return self.health is Health.ENDED or self.cause == CONTAINER_RESTARTED
 
     @property
     def ended_by_itself(self) -> bool:
         """Whether its agent or its container ended, and neither its node nor anybody else brought that about."""
-        is_own = self.why in (POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED)
+        is_own = self.cause in (POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED)
         return is_own and self.pod.kill_at is None and not self.pod.disruption
 
     def finished(self, generation: int) -> bool:
@@ -171,7 +171,11 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, tuple[str, str]] = NO_S
         agent = agents[pod.name]
         if pod.id in given_up and not pod.ended:
             replica = Replica(
-                pod, agent, Health.LOST, Reason.GIVEN_UP, gone=_gone(pod, agent, node, snapshot.now, grace)
+                pod,
+                agent,
+                Health.LOST,
+                Reason.GIVEN_UP,
+                cannot_run_again=_cannot_run_again(pod, agent, node, snapshot.now, grace),
             )
         else:
             lost = quota_lost.get(pod.id.slot)
@@ -179,8 +183,8 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, tuple[str, str]] = NO_S
             replica = _assess_pod(pod, agent, node, peers, snapshot.now, grace, is_member=is_member, quota_lost=lost)
         if node is not None and node.cordoned and _would_grow(replica, record):
             why = f"node {node.name} was cordoned before pod {pod.name} joined the training"
-            replica = replace(replica, health=Health.DISRUPTED, why=Reason.NODE_CORDONED, detail=why)
-        if replica.health in (Health.LOST, Health.ENDED) and not replica.gone:
+            replica = replace(replica, health=Health.DISRUPTED, cause=Reason.NODE_CORDONED, detail=why)
+        if replica.health in (Health.LOST, Health.ENDED) and not replica.cannot_run_again:
             replica = replace(replica, may_still_run=not pod.node or (node is not None and node.ready))
         by_id[pod.id] = replica
         if pod.id.slot not in newest or newest[pod.id.slot].id.incarnation < pod.id.incarnation:
@@ -191,7 +195,7 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, tuple[str, str]] = NO_S
         if (node := snapshot.nodes.get(pod.node)) is not None and not node.ready
     )
     ends = (since + grace + TICK for since in not_ready_since if since is not None)
-    decisions = (r.until + TICK for r in by_id.values() if r.until is not None)
+    decisions = (r.presumed_lost_at + TICK for r in by_id.values() if r.presumed_lost_at is not None)
     next_loss_at = min((at for at in (*ends, *decisions) if at > snapshot.now), default=None)
     return Replicas(
         by_id,
@@ -228,36 +232,60 @@ def _assess_pod(
     quota_lost: tuple[str, str] | None = None,
 ) -> Replica:
     if pod.ended:
-        kubelet_gone = _unattended(node, now, grace)
-        return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), gone=True, kubelet_gone=kubelet_gone)
+        is_kubelet_lost = _unattended(node, now, grace)
+        return Replica(
+            pod, agent, Health.ENDED, *_why_it_ended(pod, node), cannot_run_again=True, is_kubelet_lost=is_kubelet_lost
+        )
     if node is not None and node.out_of_service:
         return Replica(
-            pod, agent, Health.LOST, Reason.NODE_OUT_OF_SERVICE, f"node {node.name} is out of service", gone=True
+            pod,
+            agent,
+            Health.LOST,
+            Reason.NODE_OUT_OF_SERVICE,
+            f"node {node.name} is out of service",
+            cannot_run_again=True,
         )
-    gone = _gone(pod, agent, node, now, grace)
-    if gone and not is_answering(agent, now):
+    cannot_run_again = _cannot_run_again(pod, agent, node, now, grace)
+    if cannot_run_again and not is_answering(agent, now):
         how = "was deleted" if node is None else f"is not ready for more than {grace.total_seconds():g} s"
         return Replica(
-            pod, agent, Health.LOST, NODE_LOST if node else Reason.NODE_DELETED, f"node {pod.node} {how}", gone
+            pod,
+            agent,
+            Health.LOST,
+            NODE_LOST if node else Reason.NODE_DELETED,
+            f"node {pod.node} {how}",
+            cannot_run_again,
         )
     if _container_ended(pod):
-        return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), gone)
+        return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), cannot_run_again)
     if pod.container is not None and pod.container.is_restarting:
-        detail = pod.trouble or f"the agent's container of pod {pod.name} ended and is started again"
-        return Replica(pod, agent, Health.PENDING, CONTAINER_RESTARTED, detail, gone)
+        detail = pod.problem or f"the agent's container of pod {pod.name} ended and is started again"
+        return Replica(pod, agent, Health.PENDING, CONTAINER_RESTARTED, detail, cannot_run_again)
     if is_silent(agent, now):
         diagnosis = diagnose(pod, agent, node, peers, now, is_member=is_member)
         if diagnosis.cause:
-            return Replica(pod, agent, Health.LOST, diagnosis.cause, diagnosis.detail, gone)
-        return Replica(pod, agent, Health.SILENT, AGENT_SILENT, diagnosis.detail, gone, until=diagnosis.until)
+            return Replica(pod, agent, Health.LOST, diagnosis.cause, diagnosis.detail, cannot_run_again)
+        return Replica(
+            pod,
+            agent,
+            Health.SILENT,
+            AGENT_SILENT,
+            diagnosis.detail,
+            cannot_run_again,
+            presumed_lost_at=diagnosis.presumed_lost_at,
+        )
     disrupted = quota_lost or _disruption(pod, node, agent)
     if disrupted:
-        return Replica(pod, agent, Health.DISRUPTED, *disrupted, gone=gone)
+        return Replica(pod, agent, Health.DISRUPTED, *disrupted, cannot_run_again=cannot_run_again)
     if agent.state is None:
         return Replica(
-            pod, agent, Health.PENDING, Reason.AGENT_NOT_ANSWERING if _overdue(agent, now) else "", gone=gone
+            pod,
+            agent,
+            Health.PENDING,
+            Reason.AGENT_NOT_ANSWERING if _overdue(agent, now) else "",
+            cannot_run_again=cannot_run_again,
         )
-    return Replica(pod, agent, Health.GOOD, gone=gone)
+    return Replica(pod, agent, Health.GOOD, cannot_run_again=cannot_run_again)
 
 
 def _is_explained(node: ObservedNode | None, agent: ObservedAgent, now: datetime) -> bool:
@@ -277,7 +305,7 @@ def _was_restarted(pod: ObservedPod) -> bool:
 
 def _why_it_ended(pod: ObservedPod, node: ObservedNode | None) -> tuple[str, str]:
     """Give cause and sentence of a container's end: its node's failure explains it, else it ended by itself."""
-    detail = pod.trouble or f"pod {pod.name} ended"
+    detail = pod.problem or f"pod {pod.name} ended"
     if node is not None and not node.ready:
         return NODE_LOST, f"{detail}; its node {node.name} is not ready"
     return POD_FAILED, detail
@@ -294,7 +322,9 @@ def _overdue(agent: ObservedAgent, now: datetime) -> bool:
     return agent.trying_since is not None and now - agent.trying_since >= AGENT_EXPECTED
 
 
-def _gone(pod: ObservedPod, agent: ObservedAgent, node: ObservedNode | None, now: datetime, grace: timedelta) -> bool:
+def _cannot_run_again(
+    pod: ObservedPod, agent: ObservedAgent, node: ObservedNode | None, now: datetime, grace: timedelta
+) -> bool:
     """Whether the pod can never run again. A node that is not in the cache may be too new for it, so the agent must be silent too."""
     if pod.ended:
         return True

@@ -34,7 +34,7 @@ ANNOTATION_AVOIDS = "elastipod.io/avoids"
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 ANNOTATION_WORKLOAD = "kueue.x-k8s.io/workload"
-LABEL_SHARE = "elastipod.io/share"
+LABEL_INCREMENT = "elastipod.io/share"
 
 DEFAULT_AGENT_PORT = 8080
 

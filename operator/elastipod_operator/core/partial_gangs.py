@@ -14,7 +14,7 @@ from .grant import Grant
 from .health import Replicas
 from .incarnations import record_incarnations
 from .names import Slot
-from .ranks import capped, room_for
+from .ranks import count_trainable, count_within_limits
 from .reasons import Reason
 from .record import PartialGang, Record
 from .slots import is_placed, spare_slots
@@ -30,22 +30,22 @@ DEMAND_PAUSE = timedelta(seconds=20)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PlacedPods:
     """Pods that hold a place: `whole` of them make a gang or increments that can train, `partial` more do not."""
 
     whole: int
     partial: int
 
 
-def places(record: Record, replicas: Replicas, grant: Grant) -> Places:
+def count_placed_pods(record: Record, replicas: Replicas, grant: Grant) -> PlacedPods:
     """Count the places that the job holds."""
     bound = [r.id for r in replicas.newest.values() if is_placed(r)]
     if record.transition is not None:
-        whole = grant.sizes.fit(room_for(bound, grant))
-        return Places(whole, 0 if whole else capped(bound, grant))
+        whole = grant.sizes.fit(count_trainable(bound, grant))
+        return PlacedPods(whole, 0 if whole else count_within_limits(bound, grant))
     held = {*record.members, *bound}
-    whole = max(len(record.members), grant.sizes.fit(room_for(held, grant)))
-    return Places(whole, max(0, capped(held, grant) - whole))
+    whole = max(len(record.members), grant.sizes.fit(count_trainable(held, grant)))
+    return PlacedPods(whole, max(0, count_within_limits(held, grant) - whole))
 
 
 def _is_short(replicas: Replicas) -> bool:
@@ -59,9 +59,9 @@ def follow_partial_gang(record: Record, context: Context) -> tuple[Record, tuple
     It rests longer each time, and no longer than until there came to be more room somewhere.
     """
     replicas, now, key = context.replicas, context.now, context.key
-    have, gang = places(record, replicas, context.grant), record.gang
-    if gang is not None and gang.rest_until is not None:
-        is_over = now >= gang.rest_until or (
+    have, gang = count_placed_pods(record, replicas, context.grant), record.gang
+    if gang is not None and gang.released_until is not None:
+        is_over = now >= gang.released_until or (
             replicas.capacity_freed_at is not None and replicas.capacity_freed_at > gang.since + DEMAND_PAUSE
         )
         if not is_over or not have.partial:
@@ -114,18 +114,18 @@ def next_gang_check(record: Record, key: str, now: datetime) -> datetime | None:
     gang = record.gang
     if gang is None:
         return None
-    if gang.rest_until is None:
+    if gang.released_until is None:
         return _patience(gang, key) if gang.bound else None
-    return earliest(*(at for at in (gang.since + DEMAND_PAUSE, gang.rest_until) if at > now))
+    return earliest(*(at for at in (gang.since + DEMAND_PAUSE, gang.released_until) if at > now))
 
 
 def restrict_slots(wanted: list[Slot], record: Record, replicas: Replicas, grant: Grant, now: datetime) -> list[Slot]:
     """Give the slots that are wanted while places are given back: those in use, and one that shows the demand."""
     gang = record.gang
-    if gang is None or gang.rest_until is None:
+    if gang is None or gang.released_until is None:
         return wanted
     members = {member.slot for member in record.members} if record.transition is None else set()
-    whole = places(record, replicas, grant).whole if record.transition is None else 0
+    whole = count_placed_pods(record, replicas, grant).whole if record.transition is None else 0
     spares = [s for s in wanted if s in spare_slots(grant, wanted) and s not in members]  # nobody waits for those
     others = [s for s in wanted if s not in members and s not in spares]
     others.sort(key=lambda s: not is_placed(replicas.newest.get(s)))

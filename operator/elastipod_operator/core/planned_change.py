@@ -10,7 +10,7 @@ from .context import Context
 from .faults import STOP_TIME
 from .health import Health, Replica
 from .payback import record_step_time
-from .ranks import room_for
+from .ranks import count_trainable
 from .reasons import Reason
 from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .snapshot import AgentState
@@ -91,13 +91,13 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
     if disrupted:
         healthy = {r.id for r in members}.difference(r.id for r in disrupted)
         ready = {r.id for r in context.replicas.candidates()}
-        target_size = grant.sizes.fit(room_for(healthy | ready, grant)) or grant.sizes.minimum
+        target_size = grant.sizes.fit(count_trainable(healthy | ready, grant)) or grant.sizes.minimum
         limit = drain_limit(disrupted, context)
         return begin(
             record,
             context,
             TransitionKind.RESIZE,
-            disrupted[0].why,
+            disrupted[0].cause,
             _summary(disrupted),
             target_size=target_size,
             limit=limit,
@@ -135,7 +135,7 @@ def _without_quota(replica: Replica, context: Context) -> Replica:
     if quota_lost is None or replica.health is not Health.SILENT:
         return replica
     cause, sentence = quota_lost
-    return replace(replica, health=Health.DISRUPTED, why=cause, detail=sentence)
+    return replace(replica, health=Health.DISRUPTED, cause=cause, detail=sentence)
 
 
 def _summary(disrupted: list[Replica]) -> str:

@@ -22,18 +22,18 @@ def remove_unwanted(wanted: set[Slot], record: Record, replicas: Replicas) -> li
         if replica.id in held or replica.id in last_words:
             continue
         if replica.id != replicas.newest[replica.id.slot].id:
-            why = "replaced by a newer pod"
+            reason = "replaced by a newer pod"
         elif replica.id.slot not in wanted:
-            why = "no longer wanted at this size"
+            reason = "no longer wanted at this size"
         elif replica.health is Health.DISRUPTED:
-            why = replica.detail
+            reason = replica.detail
         elif replica.health is Health.LOST:
-            why = "lost"
+            reason = "lost"
         elif holds_resources(replica):
-            why = "its agent's container has ended; the other containers would keep its place"
+            reason = "its agent's container has ended; the other containers would keep its place"
         else:
             continue
-        actions += remove(replica, why)
+        actions += remove(replica, reason)
     return actions
 
 
@@ -62,14 +62,16 @@ def holds_resources(replica: Replica) -> bool:
     return replica.health is Health.ENDED and not (replica.pod.ended or replica.pod.containers_ended)
 
 
-def remove(replica: Replica, why: str) -> list[Action]:
+def remove(replica: Replica, reason: str) -> list[Action]:
     """End a pod's agent if it answers and delete the pod; force where its kubelet will not do it."""
     actions: list[Action] = []
     if replica.health in (Health.GOOD, Health.DISRUPTED) and replica.agent.state not in (None, AgentState.SHUTDOWN):
         actions.append(ShutDownAgent(replica.pod.name))
     # Once more where a deletion is under way already but no kubelet will complete it.
-    force = replica.kubelet_gone if replica.pod.ended else replica.gone
+    force = replica.is_kubelet_lost if replica.pod.ended else replica.cannot_run_again
     if replica.pod.kill_at is None or force:
-        is_over = not force and (holds_resources(replica) or replica.why == AGENT_ENDED)
-        actions.append(DeletePod(replica.pod.name, replica.pod.uid, why, force, LEFTOVER_GRACE_S if is_over else None))
+        is_over = not force and (holds_resources(replica) or replica.cause == AGENT_ENDED)
+        actions.append(
+            DeletePod(replica.pod.name, replica.pod.uid, reason, force, LEFTOVER_GRACE_S if is_over else None)
+        )
     return actions

@@ -18,7 +18,7 @@ from .payback import growth_hold
 from .pod_listing import list_while_leaving, list_while_waiting
 from .pod_removal import remove, remove_unwanted
 from .quota_requests import slots_backing_off
-from .ranks import room_for
+from .ranks import count_trainable
 from .record import Record, TransitionKind
 from .slots import base_first, is_placed, spare_slots, wanted_slots
 from .snapshot import Policy
@@ -32,12 +32,12 @@ SPARE_PATIENCE = timedelta(seconds=60)
 class CreationLimits:
     """What delays or restricts the creation of pods.
 
-    avoids: nodes that new pods avoid. refused_until: the back-off after the API server refused a pod. growth_until: until then,
+    avoids: nodes that new pods avoid. pod_creation_retry_at: the back-off after the API server refused a pod. growth_until: until then,
     pods beyond the present size are not worthwhile.
     """
 
     avoids: tuple[str, ...] = ()
-    refused_until: datetime | None = None
+    pod_creation_retry_at: datetime | None = None
     growth_until: datetime | None = None
 
 
@@ -71,7 +71,7 @@ def supply_pods(
             continue
         due = latest(
             _creation_due(replica, record, policy) if slot not in misplaced else None,
-            limits.refused_until,
+            limits.pod_creation_retry_at,
             limits.growth_until if slot not in in_use else None,
         )
         if due is not None and due > now:
@@ -103,8 +103,8 @@ def _spares_leave_at(
         return None
     placed = [r.id for s in wanted if s not in spares and (r := replicas.newest.get(s)) is not None and is_placed(r)]
     freed = [r.id for r in waiting][: len(idle)]
-    now_fits = grant.sizes.fit(room_for({*members, *placed}, grant))
-    if grant.sizes.fit(room_for({*members, *placed, *freed}, grant)) <= now_fits:
+    now_fits = grant.sizes.fit(count_trainable({*members, *placed}, grant))
+    if grant.sizes.fit(count_trainable({*members, *placed, *freed}, grant)) <= now_fits:
         return None
     return min(r.pod.created_at for r in waiting) + SPARE_PATIENCE
 
@@ -126,7 +126,7 @@ def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Repl
     return {
         r.id.slot: r
         for r in replicas.by_id.values()
-        if not r.gone
+        if not r.cannot_run_again
         and (r.health is Health.DISRUPTED or r.may_still_run or (r.id.slot in misplaced and r.health is Health.PENDING))
     }
 
@@ -162,7 +162,7 @@ def supply(draft: PlanDraft, context: Context) -> PlanDraft:
     wanted, base_due = base_first(wanted, record, context)
     limits = CreationLimits(
         avoids=avoided(record, context.policy, context.now),
-        refused_until=context.snapshot.refused_until,
+        pod_creation_retry_at=context.snapshot.pod_creation_retry_at,
         growth_until=growth_hold(record, context.policy),
     )
     actions, wake = supply_pods(record, context, wanted, limits)

@@ -63,7 +63,7 @@ def overdue_evictions(
 def _late(workload: ObservedWorkload, snapshot: Snapshot, replicas: Replicas, quota: Quota) -> str:
     assert workload.evicted_at is not None
     pods = sorted(
-        (r for r in replicas.by_id.values() if not r.gone and is_on(r.pod, workload, quota.requests)),
+        (r for r in replicas.by_id.values() if not r.cannot_run_again and is_on(r.pod, workload, quota.requests)),
         key=lambda r: r.id,
     )
     since = f"{workload.evicted_at.astimezone(UTC):%H:%M:%S} UTC"

@@ -256,8 +256,8 @@ def _granted(snapshot: Snapshot, policy: Policy, quota: Quota) -> Grant:
 
 
 def _why_suspended(snapshot: Snapshot, base: ObservedWorkload | None, request: QuotaRequest, queue: str) -> SuspendedBy:
-    if snapshot.queue_trouble is not None and base is None:
-        return SuspendedBy(*snapshot.queue_trouble)
+    if snapshot.queue_problem is not None and base is None:
+        return SuspendedBy(*snapshot.queue_problem)
     if base is None:
         return SuspendedBy(Reason.QUEUED, f"queue {queue} is asked for {sum(request.trains.values())} replicas")
     if base.eviction_reason:

@@ -93,7 +93,7 @@ def with_quota_returns(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas)
     holds no quota, and is left to the garbage collector; so is what cannot be given back for too long, when no pod is left.
     """
     left = [w for w in snapshot.workloads if not (w.finished or w.is_deleting)]
-    if not (left or snapshot.quota_return_trouble):
+    if not (left or snapshot.quota_return_error):
         return draft
     base = next((w for w in snapshot.workloads if w.number == 0), None)
     requests = effective_quota_requests(snapshot.job.policy, base) if snapshot.job.policy is not None else ()
@@ -105,9 +105,9 @@ def with_quota_returns(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas)
     if draft.actions != (SetFinalizer(False),):
         return draft.with_actions(*drops)
     given_up_at = quota_returned_until(snapshot)
-    if snapshot.quota_return_trouble and snapshot.now >= given_up_at:
+    if snapshot.quota_return_error and snapshot.now >= given_up_at:
         return draft
-    return replace(draft, actions=tuple(drops), wake_at=given_up_at if snapshot.quota_return_trouble else None)
+    return replace(draft, actions=tuple(drops), wake_at=given_up_at if snapshot.quota_return_error else None)
 
 
 def quota_returned_until(snapshot: Snapshot) -> datetime:
@@ -117,7 +117,7 @@ def quota_returned_until(snapshot: Snapshot) -> datetime:
 
 def backoff_until(record: Record, now: datetime) -> datetime | None:
     """Give until when a partial gang leaves its nodes to others; None when it does not."""
-    until = record.gang.rest_until if record.gang is not None else None
+    until = record.gang.released_until if record.gang is not None else None
     return until if until is not None and now < until else None
 
 
@@ -218,7 +218,7 @@ def _increments_left(quota: Quota) -> list[ObservedWorkload]:
 
 def _pods_on(workload: ObservedWorkload, requests: Sequence[QuotaRequest], replicas: Replicas) -> list[Replica]:
     """Give the pods that still use a Workload's quota."""
-    return [r for r in replicas.by_id.values() if not r.gone and is_on(r.pod, workload, requests)]
+    return [r for r in replicas.by_id.values() if not r.cannot_run_again and is_on(r.pod, workload, requests)]
 
 
 def _back_off(
@@ -251,7 +251,7 @@ def _creations(
         return [], None
     if 0 not in quota.present:
         # Kueue may place a new base elsewhere: nothing of the job may be left where the last one was.
-        is_clear = all(r.gone for r in replicas.by_id.values()) and not _increments_left(quota)
+        is_clear = all(r.cannot_run_again for r in replicas.by_id.values()) and not _increments_left(quota)
         return ([CreateWorkload(0, quota.requests[0].counts, quota.queue)] if is_clear else []), None
     if 0 not in quota.granted:
         return [], None

@@ -39,12 +39,12 @@ def usable(candidates: list[Replica], record: Record, grant: Grant) -> list[Repl
     return chosen
 
 
-def room_for(pods: Collection[PodId], grant: Grant) -> int:
+def count_trainable(pods: Collection[PodId], grant: Grant) -> int:
     """Count the pods that may train together: 0 without the minimum of the base spec."""
-    return 0 if lacks_base(pods, grant) else capped(pods, grant)
+    return 0 if lacks_base(pods, grant) else count_within_limits(pods, grant)
 
 
-def capped(pods: Collection[PodId], grant: Grant) -> int:
+def count_within_limits(pods: Collection[PodId], grant: Grant) -> int:
     """Count pods: at most the limit of each spec, and at most the largest size."""
     number = Counter(pod.spec for pod in pods)
     return min(grant.sizes.maximum, sum(min(spec.limit, number[spec.name]) for spec in grant.specs))

@@ -115,7 +115,7 @@ class PartialGang:
     """How many of its pods have a node."""
     tries: int = 0
     """How often its nodes were given back."""
-    rest_until: Annotated[datetime | None, Stored(time_rule=FOLLOWS, follows="since")] = None
+    released_until: Annotated[datetime | None, Stored(time_rule=FOLLOWS, follows="since")] = None
     """Until when its nodes are left to others; one pending pod signals the demand meanwhile. None while it keeps them."""
 
 

@@ -44,9 +44,9 @@ def attribute_to_outside(record: Record, member: PodId, replica: Replica | None)
     if replica is None:
         cause, message = Reason.POD_LOST, gone_text(member)
     elif replica.health is Health.LOST and not replica.ended_by_itself:
-        cause, message = replica.why, replica.detail
+        cause, message = replica.cause, replica.detail
     elif replica.health is Health.ENDED and not replica.ended_by_itself:
-        cause, message = replica.why if replica.why != POD_FAILED else Reason.POD_LOST, replica.detail
+        cause, message = replica.cause if replica.cause != POD_FAILED else Reason.POD_LOST, replica.detail
     elif is_port_taken(replica, record):
         cause, message = Reason.MASTER_PORT_TAKEN, first_line(replica.agent.message)
     else:

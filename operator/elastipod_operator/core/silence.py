@@ -49,7 +49,7 @@ class Diagnosis:
 
     cause: str
     detail: str
-    until: datetime | None = None
+    presumed_lost_at: datetime | None = None
 
 
 def is_silent(agent: ObservedAgent, now: datetime) -> bool:
@@ -83,7 +83,7 @@ def diagnose(
     if node is not None and not node.ready:
         return Diagnosis(NODE_LOST, f"node {node.name} is not ready and {name} is silent")
     # A firewall that refuses may stand between a new operator and everybody.
-    if agent.refused and (agent.state is not None or not is_cut_off):
+    if agent.connection_refused and (agent.state is not None or not is_cut_off):
         what = "has ended though its container runs: nobody listens on its port any more"
         return Diagnosis(AGENT_ENDED, f"{name} {what}; its command must not outlive hyperpodrun")
     where = f"{name} on node {pod.node} is silent"

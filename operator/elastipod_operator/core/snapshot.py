@@ -100,8 +100,8 @@ class ObservedJob:
     created_at: datetime
     """When this operator first saw it, or what an operator before wrote as its start: never the API server's own clock."""
     policy: Policy | None
-    """None when the spec cannot be used; `refusal` then says why in one sentence."""
-    refusal: str = ""
+    """None when the spec cannot be used; `spec_error` then says why in one sentence."""
+    spec_error: str = ""
     record: Record | None = None
     has_foreign_record: bool = False
     """There are annotations of the operator's that were written for another object, or by hand; they are ignored."""
@@ -109,7 +109,7 @@ class ObservedJob:
     """An operator has looked at the job before, as its status tells."""
     unmanaged: str = ""
     """Why this operator must leave the job alone: a newer one wrote its record. Empty when it need not."""
-    refused_edit: str = ""
+    edit_error: str = ""
     """Why the spec as it stands cannot be used, in one sentence; the policy is that of the last one that could be."""
     warnings: tuple[tuple[AnyReason, str], ...] = ()
     """What in the object beside its spec does not do what it seems to: reasons and sentences."""
@@ -188,10 +188,10 @@ class ObservedPod:
     """When the kubelet will kill what is left: the grace, from when this operator first saw the deletion."""
     disruption: str = ""
     """Reason of a true DisruptionTarget condition, empty when there is none."""
-    trouble: str = ""
+    problem: str = ""
     """Why it does not start or how it ended, as one sentence; empty when nothing is wrong."""
-    trouble_reason: str = ""
-    trouble_since: datetime | None = None
+    problem_reason: str = ""
+    problem_since: datetime | None = None
     """Since when there is trouble of this reason, as this operator saw it; None: not known."""
     key_secret: str = ""
     """The Secret from which its agent has the job's key; empty for none."""
@@ -255,8 +255,8 @@ class ObservedAgent:
     trying_since: datetime | None = None
     last_answer: datetime | None = None
     answering_since: datetime | None = None
-    refused: bool = False
-    denied: bool = False
+    connection_refused: bool = False
+    authentication_failed: bool = False
     """It does not accept the operator's proof (401), or cannot prove itself."""
     warming: bool = False
     """Its workers would start slowly now: it is still loading what they will need."""
@@ -330,9 +330,9 @@ class Snapshot:
     """By pod name."""
     nodes: dict[str, ObservedNode] = field(default_factory=dict)
     """By node name; a name that is missing is a node that was deleted."""
-    refusal: str = ""
+    pod_creation_error: str = ""
     """Why the API server refused to create the last pod (quota, admission), as one sentence."""
-    refused_until: datetime | None = None
+    pod_creation_retry_at: datetime | None = None
     """Until when no further pod is asked for after that."""
     pods_listed_at: datetime | None = None
     """When the API server was last asked for the job's pods; None when the shell does not say."""
@@ -341,13 +341,13 @@ class Snapshot:
     workloads: tuple[ObservedWorkload, ...] = ()
     default_queue: bool | None = None
     """Whether there is a LocalQueue `default` in the job's namespace; None: not asked."""
-    queue_trouble: tuple[str, str] | None = None
+    queue_problem: tuple[str, str] | None = None
     """Reason and sentence why the last call for quota came to nothing."""
     queue_fact: QueueFact | None = None
     """The job's queue as it was last read; None: not known."""
     operator_error: str = ""
     """Why the last pass over the job failed by a mistake of the operator's own; a sentence."""
-    pod_deletion_trouble: str = ""
+    pod_deletion_error: str = ""
     """Why the API server refuses to delete pods that are to go; a sentence."""
-    quota_return_trouble: str = ""
+    quota_return_error: str = ""
     """Why quota could not be given back, or of a deleted job not be looked for, when that was last tried; a sentence."""

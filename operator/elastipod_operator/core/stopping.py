@@ -59,7 +59,7 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
 
 
 def _may_stay(replica: Replica | None) -> bool:
-    return replica is not None and replica.health is not Health.DISRUPTED and not replica.gone
+    return replica is not None and replica.health is not Health.DISRUPTED and not replica.cannot_run_again
 
 
 def _stays(record: Record, num_staying: int) -> bool | None:

@@ -24,11 +24,11 @@ def job_as_seen(fact: ObservedJob, before: ObservedJob | None, now: datetime) ->
 
 
 def pod_as_seen(fact: ObservedPod, before: ObservedPod | None, now: datetime) -> ObservedPod:
-    """Date a pod, its deletion and its trouble. before: the same pod as it was known."""
+    """Date a pod, its deletion and its problem. before: the same pod as it was known."""
     fact = replace(fact, created_at=now if before is None else before.created_at, kill_at=_kill_at(fact, before, now))
-    if fact.trouble_reason:
-        is_known = before is not None and before.trouble_reason == fact.trouble_reason
-        fact = replace(fact, trouble_since=before.trouble_since if before and is_known else now)
+    if fact.problem_reason:
+        is_known = before is not None and before.problem_reason == fact.problem_reason
+        fact = replace(fact, problem_since=before.problem_since if before and is_known else now)
     return fact
 
 

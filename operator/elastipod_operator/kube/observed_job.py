@@ -52,9 +52,9 @@ SOME_PLACE = Placement({"label": "value"}, ({"key": "taint"},), {"label": "value
 
 
 def observe_job(body: Mapping[str, Any]) -> ObservedJob:
-    """Read a job. One that cannot be used has no policy and a refusal in one sentence; it never raises."""
+    """Read a job. One that cannot be used has no policy and a `spec_error`; it never raises."""
     meta, annotations, status = mapping(body.get("metadata")), annotations_of(body), mapping(body.get("status"))
-    policy, refusal = _policy_of(body)
+    policy, spec_error = _policy_of(body)
     record, unmanaged = record_of(body)
     accepted = time_or(meta.get("creationTimestamp"), LONG_AGO)
     fact = ObservedJob(
@@ -63,7 +63,7 @@ def observe_job(body: Mapping[str, Any]) -> ObservedJob:
         uid=text(meta.get("uid")),
         created_at=accepted,
         policy=policy,
-        refusal=refusal,
+        spec_error=spec_error,
         record=record,
         has_foreign_record=has_foreign_record(body),
         was_reconciled=was_reconciled(body),
@@ -83,26 +83,26 @@ def observe_job(body: Mapping[str, Any]) -> ObservedJob:
     if policy is None:
         return fact
     problem = _template_problem(fact, policy, body)
-    return replace(fact, policy=None, refusal=problem) if problem else fact
+    return replace(fact, policy=None, spec_error=problem) if problem else fact
 
 
 def effective_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ObservedJob]:
     """Read a job as it is in force: where its spec cannot be used, the last one that could be stands in its place."""
     fact = observe_job(body)
-    problem = fact.refusal or (_problem_of_edits(body) if fact.pending_edits else "")
+    problem = fact.spec_error or (_problem_of_edits(body) if fact.pending_edits else "")
     good = last_good_spec(body) if problem else None
     if good is None:
         return body, fact
     in_force = {**body, "spec": good}
     kept = observe_job(in_force)
-    return (in_force, replace(kept, refused_edit=problem)) if kept.policy is not None else (body, fact)
+    return (in_force, replace(kept, edit_error=problem)) if kept.policy is not None else (body, fact)
 
 
 def _problem_of_edits(body: Mapping[str, Any]) -> str:
     """Say why edits that wait for a suspension could not be used then; empty when they could."""
     meta = mapping(body.get("metadata"))
     annotations = {name: value for name, value in annotations_of(body).items() if name != ANNOTATION_APPLIED}
-    return observe_job({**body, "metadata": {**meta, "annotations": annotations}}).refusal
+    return observe_job({**body, "metadata": {**meta, "annotations": annotations}}).spec_error
 
 
 def _queue_in_template(spec: Any) -> str:
@@ -130,8 +130,8 @@ def _checked_policy(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
         spec = effective_spec(body) if isinstance(body.get("spec"), Mapping) else body.get("spec")
         about = {name: part for name, part in body.items() if name != "status"}
         job = HyperPodPyTorchJob.model_validate(about | {"spec": spec} if "spec" in body else about)
-        refusal = changed_specs(body) or limit_violation(body)
-        return (None, refusal) if refusal else (policy_of(job.spec), "")
+        spec_error = changed_specs(body) or limit_violation(body)
+        return (None, spec_error) if spec_error else (policy_of(job.spec), "")
     except ValidationError as error:
         return None, explain(error)
     except SizeError as error:

@@ -54,7 +54,7 @@ def observe_node(body: Mapping[str, Any], before: ObservedNode | None, now: date
         not_ready_since=since,
         cordoned=bool(spec.get("unschedulable")),
         out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in mappings(spec.get("taints"))),
-        disruption=disruption_of(body).why(()),
+        disruption=disruption_of(body).reason_for(()),
         leaves_at=_leaves_at(mappings(spec.get("taints")), before, now),
     )
 
@@ -73,7 +73,7 @@ class Disruption:
     announced: str
     taints: tuple[Mapping[str, Any], ...]
 
-    def why(self, tolerations: Sequence[Mapping[str, Any]]) -> str:
+    def reason_for(self, tolerations: Sequence[Mapping[str, Any]]) -> str:
         """Say why pods with these tolerations must leave; empty when they may stay."""
         expelling = (t for t in self.taints if not any(_tolerates(one, t) for one in tolerations))
         taint = next(expelling, None)

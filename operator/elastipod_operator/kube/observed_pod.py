@@ -17,7 +17,7 @@ from ..core.snapshot import (
 )
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .job_keys import key_secret_of
-from .pod_trouble import pod_trouble, scheduler_trouble
+from .pod_problem import pod_problem, scheduler_problem
 from .reading import (
     annotations_of,
     labels_of,
@@ -45,9 +45,9 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
     states = statuses_by_name(status.get("containerStatuses"))
     mine: Mapping[str, Any] = states.get(agent_container_name(spec, container)) or {}
     container_now = container_fact(spec, mine)
-    reason, trouble = pod_trouble(name, status, mine, states, container_now)
+    reason, problem = pod_problem(name, status, mine, states, container_now)
     if not reason:
-        reason, trouble = scheduler_trouble(name, spec, status)
+        reason, problem = scheduler_problem(name, spec, status)
     conditions = mappings(status.get("conditions"))
     disruption = next(
         (c for c in conditions if c.get("type") == "DisruptionTarget" and c.get("status") == "True"), None
@@ -65,8 +65,8 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         containers_ended=all_ended(spec, states),
         deletion_grace=_deletion_grace(meta, spec) if meta.get("deletionTimestamp") else None,
         disruption=shortened(disruption.get("reason") or "Disruption") if disruption else "",
-        trouble=trouble,
-        trouble_reason=reason,
+        problem=problem,
+        problem_reason=reason,
         key_secret=key_secret_of(body, container),
         generation=_number(labels.get(LABEL_GENERATION)),
         avoids=tuple(filter(None, annotations.get(ANNOTATION_AVOIDS, "").split(","))),

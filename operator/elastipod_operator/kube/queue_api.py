@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from ..core.names import LABEL_SHARE
+from ..core.names import LABEL_INCREMENT
 from .api import APPLY_PATCH, MERGE_PATCH, as_yaml
 from .api_ports import RawCalls
 from .workloads import GROUP, LABEL_OF_JOB, VERSION
@@ -26,14 +26,14 @@ class QueueApi:
 
     async def list_workloads(self, namespace: str, job_uid: str = "") -> tuple[list[Body], int]:
         """Give Workloads, consistently read, and the version of the list: a job's, or those of all jobs. namespace: "" for all."""
-        selector = f"{LABEL_OF_JOB}={job_uid},{LABEL_SHARE}" if job_uid else LABEL_SHARE
+        selector = f"{LABEL_OF_JOB}={job_uid},{LABEL_INCREMENT}" if job_uid else LABEL_INCREMENT
         answer = await self._api.call("GET", _workloads(namespace), query=[("labelSelector", selector)])
         return answer["items"], int(answer["metadata"].get("resourceVersion") or 0)
 
     def watch_workloads(self, namespace: str, version: int, seconds: int) -> AsyncIterator[Body]:
         """Give the events of the Workloads of all jobs from a version on, for so long."""
         query = [
-            ("labelSelector", LABEL_SHARE),
+            ("labelSelector", LABEL_INCREMENT),
             ("resourceVersion", str(version)),
             ("timeoutSeconds", str(seconds)),
             ("allowWatchBookmarks", "true"),

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 READ_AGAIN_S = 180.0
 # While a queue of a job is missing or stopped, somebody is about to mend it; and after a reading that failed.
-TROUBLED_AGAIN_S = 20.0
+PROBLEM_READ_AGAIN_S = 20.0
 # What Workloads say may ask for it sooner, but not more often than this.
 LEAST_PAUSE_S = 2.0
 FORBIDDEN = 403
@@ -43,7 +43,7 @@ class QueueReader:
         self._hurry = asyncio.Event()
         self._facts: dict[Key, QueueFact | None] = {}
         """None: asked for, and not read since."""
-        self._troubled: set[str] = set()
+        self._with_problem: set[str] = set()
         """UIDs of jobs of whose queue Kueue had something to say."""
         self._told: set[str] = set()
         """What could not be read, and was told."""
@@ -57,17 +57,17 @@ class QueueReader:
         if key not in self._facts:
             self._facts[key] = None
             self._hurry.set()
-        is_troubled = any(
+        has_problem = any(
             w.eviction_reason in STOPPED or any(text in w.pending_message for text in OF_QUEUES) for w in workloads
         )
-        if is_troubled != (job.uid in self._troubled):
-            self._troubled ^= {job.uid}
+        if has_problem != (job.uid in self._with_problem):
+            self._with_problem ^= {job.uid}
             self._hurry.set()
         return self._facts[key]
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered of a job that is gone."""
-        self._troubled.discard(uid)
+        self._with_problem.discard(uid)
 
     async def run(self, namespaces: Sequence[str]) -> None:
         """Read the queues of these namespaces, or of all when there are none, until cancelled."""
@@ -84,9 +84,9 @@ class QueueReader:
                 # The outer edge of this task: whatever came over the wire must not end the operator.
                 log.exception("the queues could not be read")
             await asyncio.sleep(LEAST_PAUSE_S)
-            is_troubled = not is_read or any(fact is not None and _is_troubled(fact) for fact in self._facts.values())
+            has_problem = not is_read or any(fact is not None and _has_problem(fact) for fact in self._facts.values())
             try:
-                async with asyncio.timeout(TROUBLED_AGAIN_S if is_troubled else READ_AGAIN_S):
+                async with asyncio.timeout(PROBLEM_READ_AGAIN_S if has_problem else READ_AGAIN_S):
                     await self._hurry.wait()
             except TimeoutError:
                 pass  # nothing is urgent: time for the regular read
@@ -129,7 +129,7 @@ class QueueReader:
             log.info("%s cannot be read for now: %s %s", what, type(error).__name__, error)
 
 
-def _is_troubled(fact: QueueFact) -> bool:
+def _has_problem(fact: QueueFact) -> bool:
     """Whether nothing is admitted."""
     behind = fact.cluster_queue
     return any(not one.exists or one.stop or one.inactive for one in (fact, behind) if one is not None)

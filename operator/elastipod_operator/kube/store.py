@@ -237,7 +237,9 @@ class Store:
         disrupted = [name for name in found if name in self._disruptions]
         if disrupted:
             tolerations = tolerations_of(job.body) if job.fact.policy is not None else []
-            found.update({n: replace(found[n], disruption=self._disruptions[n].why(tolerations)) for n in disrupted})
+            found.update(
+                {n: replace(found[n], disruption=self._disruptions[n].reason_for(tolerations)) for n in disrupted}
+            )
         return found
 
     def jobs_on(self, node: str) -> list[str]:
@@ -255,7 +257,7 @@ def _has_ended(job: ObservedJob) -> bool:
 
 def _rests(job: ObservedJob) -> bool:
     """Whether it gave places back and has not asked for them again yet."""
-    return job.record is not None and job.record.gang is not None and job.record.gang.rest_until is not None
+    return job.record is not None and job.record.gang is not None and job.record.gang.released_until is not None
 
 
 def _is_owned(body: Mapping[str, Any], job: ObservedJob) -> bool:

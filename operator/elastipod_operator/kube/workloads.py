@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from ..core.actions import CreateWorkload
-from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_QUEUE_PRIORITY, LABEL_SHARE, workload_name
+from ..core.names import API_VERSION, KIND, LABEL_INCREMENT, LABEL_JOB, LABEL_QUEUE_PRIORITY, workload_name
 from ..core.snapshot import ObservedJob, ObservedWorkload
 from .reading import mapping, mappings, name_of, text, uid_of
 from .times import time_or
@@ -111,7 +111,7 @@ def workload_manifest(
         "metadata": {
             "name": workload_name(job.name, job.uid, order.number),
             "namespace": job.namespace,
-            "labels": {LABEL_OF_JOB: job.uid, LABEL_JOB: job.name, LABEL_SHARE: str(order.number)},
+            "labels": {LABEL_OF_JOB: job.uid, LABEL_JOB: job.name, LABEL_INCREMENT: str(order.number)},
             "annotations": {ANNOTATION_TEMPLATES: templates_digest(spec, [name for name, n in order.counts if n])},
             "ownerReferences": [{**owner, "blockOwnerDeletion": True}],
         },
@@ -213,7 +213,7 @@ def _annotations(template: Body) -> Body:
 def workload_fact(body: Body) -> ObservedWorkload | None:
     """Read a Workload; None when its label does not say which share it is. What Kueue left out counts as not there."""
     meta, spec, status = mapping(body.get("metadata")), mapping(body.get("spec")), mapping(body.get("status"))
-    share = text(mapping(meta.get("labels")).get(LABEL_SHARE))
+    share = text(mapping(meta.get("labels")).get(LABEL_INCREMENT))
     if not share.isdecimal() or len(share) > 6:
         return None
     created = time_or(meta.get("creationTimestamp"), LONG_AGO)

@@ -37,9 +37,9 @@ class QueueSnapshot:
 
     workloads: tuple[ObservedWorkload, ...] = ()
     default_queue: bool | None = None
-    trouble: tuple[str, str] | None = None
+    problem: tuple[str, str] | None = None
     queue: QueueFact | None = None
-    quota_return_trouble: str = ""
+    quota_return_error: str = ""
 
 
 async def observe(control: WorkloadControl, job: Job) -> None:
@@ -64,10 +64,10 @@ def snapshot(control: WorkloadControl, job: Job) -> QueueSnapshot:
         return QueueSnapshot()
     state = control.state(job)
     _measure(state, workloads, job.fact.policy)
-    trouble = next((said for what, said in state.problems.items() if what not in RELEASE_PROBLEMS), None)
+    problem = next((said for what, said in state.problems.items() if what not in RELEASE_PROBLEMS), None)
     queue = control.reader.fact(job.fact, workloads)
     kept = next((state.problems[what][1] for what in RELEASE_PROBLEMS if what in state.problems), "")
-    return QueueSnapshot(workloads, state.default_queue, trouble, queue, kept)
+    return QueueSnapshot(workloads, state.default_queue, problem, queue, kept)
 
 
 def workloads_of(job: Job) -> tuple[ObservedWorkload, ...]:
@@ -124,8 +124,8 @@ async def _list(control: WorkloadControl, job: Job) -> None:
         elif job.pods:
             raise
         # Without pods nothing is lost by taking it for a job that has no quota yet; the next pass asks again.
-        trouble = quota_error(error)
-        control.state(job).problems[LISTING] = (trouble.reason, str(trouble))
+        problem = quota_error(error)
+        control.state(job).problems[LISTING] = (problem.reason, str(problem))
         if error.status != 404:
             control.wake_later(job, LAST_RETRY_S)  # nothing else wakes a job that rests
         return

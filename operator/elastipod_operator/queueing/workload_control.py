@@ -121,9 +121,9 @@ class WorkloadControl:
                 )
                 self.wake(uid)
 
-    def report_problem(self, job: Job, what: str, trouble: QuotaError) -> None:
+    def report_problem(self, job: Job, what: str, problem: QuotaError) -> None:
         """Report a problem in the job's status."""
-        problems, said = self.state(job).problems, (trouble.reason, str(trouble))
+        problems, said = self.state(job).problems, (problem.reason, str(problem))
         if problems.get(what) != said:
             problems[what] = said
             self.wake(job.fact.uid)

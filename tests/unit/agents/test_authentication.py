@@ -117,7 +117,7 @@ async def test_polls_and_commands_are_signed_and_taken(
         await until(lambda: statuses.fact(POD).state is AgentState.READY and agent.polls >= 3)
         assert await command_sender.send([stop_at(agent.port, HELD)]) == []
         assert [(path, json.loads(body)) for path, body in agent.posts] == [("/stop", {"generation": 3})]
-        assert not statuses.fact(POD).denied
+        assert not statuses.fact(POD).authentication_failed
         assert agent.refusals == [401], "the very first call asks for the challenge"
 
 
@@ -146,7 +146,7 @@ async def test_an_agent_with_other_credentials_is_told_of(
     async with running(our_agent(key, pod)) as agent:
         address = Address(JOB, "127.0.0.1", agent.port, HELD)
         statuses.watch(POD, address)
-        await until(lambda: statuses.fact(POD).denied)
+        await until(lambda: statuses.fact(POD).authentication_failed)
         (problem,) = await command_sender.send([stop_at(agent.port, HELD)])
         assert "does not accept the operator's proof (HTTP 401)" in problem
         assert agent.posts == []

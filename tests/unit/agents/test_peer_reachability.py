@@ -111,7 +111,7 @@ async def test_only_agents_that_can_tell_and_answer_are_asked(statuses: AgentSta
         older = Peer(False)
         older.say(features=None)
         await watched_with(statuses, stack, older)
-        await until(lambda: statuses.fact(SILENT).refused)
+        await until(lambda: statuses.fact(SILENT).connection_refused)
         await asyncio.sleep(0.2)  # it would have been asked three times by now
         assert older.asked == []
         assert statuses.fact(SILENT).peers_asked_at is None
@@ -140,7 +140,9 @@ async def test_of_many_silent_ones_only_some_are_asked_about_at_a_time(
         for number in range(MAX_NEVER_ANSWERED + 10):
             statuses.watch(f"silent-{number}", replace(nowhere, ip=f"127.0.0.{2 + number}"))
         await until(lambda: len(peer.asked) == MAX_NEVER_ANSWERED)
-        await until(lambda: all(statuses.fact(f"silent-{n}").refused for n in range(MAX_NEVER_ANSWERED + 10)))
+        await until(
+            lambda: all(statuses.fact(f"silent-{n}").connection_refused for n in range(MAX_NEVER_ANSWERED + 10))
+        )
         await asyncio.sleep(0.2)
         assert len(peer.asked) == MAX_NEVER_ANSWERED
         statuses.forget("pod-0")
@@ -151,7 +153,7 @@ async def test_silence_is_first_waited_for(statuses: AgentStatusCache, monkeypat
     async with AsyncExitStack() as stack:
         peer = Peer(False)
         await watched_with(statuses, stack, peer)
-        await until(lambda: statuses.fact(SILENT).refused)
+        await until(lambda: statuses.fact(SILENT).connection_refused)
         await asyncio.sleep(0.2)
         assert peer.asked == []
         statuses.forget("pod-0")

@@ -191,7 +191,7 @@ async def test_many_silent_agents_of_one_job_wake_it_no_oftener_than_one(
         address = agent.address
     for number in range(20):
         statuses.watch(f"pod-{number}", address)
-    await until(lambda: all(statuses.fact(f"pod-{number}").refused for number in range(20)))
+    await until(lambda: all(statuses.fact(f"pod-{number}").connection_refused for number in range(20)))
     assert wakes == [JOB]
 
 
@@ -200,7 +200,7 @@ async def test_an_agent_that_is_not_there_yet_is_tried_again(statuses: AgentStat
     async with serving(agent):
         address = agent.address
     statuses.watch(POD, address)
-    await until(lambda: statuses.fact(POD).refused)
+    await until(lambda: statuses.fact(POD).connection_refused)
     assert statuses.fact(POD).trying_since is not None
     assert statuses.fact(POD).last_answer is None
 
@@ -253,13 +253,13 @@ async def test_an_agent_that_does_not_know_us_is_told_of_at_once_and_once(
     agent.token = "theirs"
     statuses.watch(POD, shown(agent, "ours"))
     await until(lambda: len(agent.polls) >= 3)
-    assert statuses.fact(POD).denied
+    assert statuses.fact(POD).authentication_failed
     assert wakes == [JOB]
     assert caplog.text.count("HTTP 401") == 1
     assert "ours" not in caplog.text
     agent.token = "ours"
     await until(lambda: state(statuses) is AgentState.READY)
-    assert not statuses.fact(POD).denied
+    assert not statuses.fact(POD).authentication_failed
 
 
 async def test_after_close_nothing_is_left_running(agent: FakeAgent) -> None:

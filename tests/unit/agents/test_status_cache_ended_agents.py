@@ -40,7 +40,7 @@ async def test_what_an_agent_said_last_stays_known_after_its_end(statuses: Agent
         statuses.stop_polling(POD)
     polls = len(agent.polls)
     fact = statuses.fact(POD)
-    assert (fact.state, fact.generation, fact.refused) == (AgentState.COMPLETED, 3, False)
+    assert (fact.state, fact.generation, fact.connection_refused) == (AgentState.COMPLETED, 3, False)
     assert statuses.watches(POD, agent.address.ip, agent.address.port), "it is not asked again"
     assert len(agent.polls) == polls
     statuses.forget(POD)
@@ -83,4 +83,4 @@ async def test_only_a_refused_connection_tells_that_nobody_listens(
     monkeypatch.setattr(status_cache, "FIRST_RETRY_S", 0.01)
     statuses.watch(POD, replace(FakeAgent().address, job=JOB, ip="127.0.0.1", port=1))
     await until(lambda: len(tried) > 1)
-    assert statuses.fact(POD).refused is refused
+    assert statuses.fact(POD).connection_refused is refused

@@ -114,7 +114,7 @@ async def test_at_the_first_doubt_about_one_all_agents_of_its_job_are_asked(
         await held(statuses, agent)
         await held(statuses, other, OTHER)
         agent.status["worker"] = {"step": 7}  # no new version: only who asks learns of it
-    await until(lambda: statuses.fact(OTHER).refused)
+    await until(lambda: statuses.fact(OTHER).connection_refused)
     await until(lambda: statuses.fact(ONE).step == 7 and len(agent.polls) == 4)
     first, second = agent.polls[2:]
     assert (first, second["after"], float(second["wait"]) <= status_cache.LONG_POLL_S) == ({}, "1", True)
@@ -126,7 +126,7 @@ async def test_agents_of_other_jobs_are_left_alone(statuses: AgentStatusCache, a
         await held(statuses, agent)
         other.address = status_cache.Address("another job", other.address.ip, other.address.port)
         await held(statuses, other, OTHER)
-    await until(lambda: statuses.fact(OTHER).refused)
+    await until(lambda: statuses.fact(OTHER).connection_refused)
     assert len(agent.polls) == 2
     statuses.forget(OTHER)
 

@@ -51,7 +51,7 @@ Pairs = list[tuple[ObservedPod, ObservedAgent | None]]
 
 def with_sidecar(container: ObservedContainer = CRASHED, **changes: Any) -> ObservedPod:
     """Give a member whose agent's container is in this state while a sidecar runs."""
-    return pod(0, container=container, started=container.state is ContainerState.RUNNING, trouble=TROUBLE, **changes)
+    return pod(0, container=container, started=container.state is ContainerState.RUNNING, problem=TROUBLE, **changes)
 
 
 def decided(pairs: Pairs, record: Record | None = None, *nodes: ObservedNode, **wishes: Any) -> Plan:
@@ -79,7 +79,7 @@ def test_a_container_that_ended_beside_a_sidecar_is_a_failure_of_its_workers(
         pytest.param(with_sidecar(kill_at=NOW + seconds(60)), [], "PodFailed", id="its pod is being deleted"),
         pytest.param(with_sidecar(disruption="EvictionByEvictionAPI"), [], "PodFailed", id="its pod is evicted"),
         pytest.param(with_sidecar(), [NOT_READY], "NodeLost", id="its node is not ready"),
-        pytest.param(pod(0, phase="Failed", trouble=TROUBLE), [NOT_READY], "NodeLost", id="its pod failed on a node that is not ready"),
+        pytest.param(pod(0, phase="Failed", problem=TROUBLE), [NOT_READY], "NodeLost", id="its pod failed on a node that is not ready"),
     ],
 )  # fmt: skip
 def test_it_costs_no_retry_when_somebody_else_ended_it(
@@ -116,7 +116,7 @@ def test_its_log_is_kept_where_nothing_of_the_pod_runs_any_more() -> None:
 
 def test_its_quota_is_used_until_its_pod_is_gone() -> None:
     found = assess(observed(job(trains()), [(with_sidecar(), running()), (pod(1), running())])).by_id[pid(0)]
-    assert (found.health, found.gone, found.may_still_run) == (Health.ENDED, False, True)
+    assert (found.health, found.cannot_run_again, found.may_still_run) == (Health.ENDED, False, True)
     stopped = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True), queue="gpus")
     workloads = tuple(
         ObservedWorkload(
@@ -161,7 +161,7 @@ def test_a_job_whose_containers_end_after_they_completed_is_completed(phase: str
 # -- a shell that stays: the container runs, and nobody listens in it any more
 
 
-REFUSES = silent(20, refused=True)
+REFUSES = silent(20, connection_refused=True)
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["one replica", "two"])
@@ -182,9 +182,10 @@ def test_an_agent_whose_port_is_refused_on_a_lost_node_is_the_fault_of_that() ->
 @pytest.mark.parametrize(
     ("mine", "other"),
     [
-        pytest.param(silent(5, refused=True), running(), id="just now: it may be coming back"),
+        pytest.param(silent(5, connection_refused=True), running(), id="just now: it may be coming back"),
         pytest.param(
-            ObservedAgent(trying_since=NOW - seconds(20), refused=True), ObservedAgent(trying_since=NOW - seconds(20), refused=True),
+            ObservedAgent(trying_since=NOW - seconds(20), connection_refused=True),
+            ObservedAgent(trying_since=NOW - seconds(20), connection_refused=True),
             id="a new operator that nobody ever answered, whom a firewall may refuse",
         ),
     ],
@@ -203,7 +204,7 @@ def test_the_workers_of_others_that_failed_first_do_not_hide_whose_agent_ended()
     ("first", "mine", "cause"),
     [
         pytest.param(with_sidecar(), running(), "PodFailed", id="its container ended"),
-        pytest.param(pod(0, phase="Failed", trouble=TROUBLE), None, "PodFailed", id="its pod ended"),
+        pytest.param(pod(0, phase="Failed", problem=TROUBLE), None, "PodFailed", id="its pod ended"),
         pytest.param(pod(0), REFUSES, "AgentEnded", id="its agent ended"),
         pytest.param(with_sidecar(HELD_BACK), running(), "ContainerRestarted", id="its container is started again"),
         pytest.param(pod(0), ready(0), "AgentRestarted", id="its agent has begun anew"),
@@ -234,7 +235,7 @@ def test_the_retry_stays_booked_while_the_others_are_stopped(mine: tuple[Observe
 
 def test_what_already_ended_by_itself_is_not_blamed_on_another_one() -> None:
     begun = decided([(with_sidecar(), running()), (pod(1), running())])
-    todo = decided([(with_sidecar(), running()), (pod(1, container=CRASHED, trouble="x"), running())], begun.record)
+    todo = decided([(with_sidecar(), running()), (pod(1, container=CRASHED, problem="x"), running())], begun.record)
     assert [c.pod for c in todo.record.faulty_replicas] == [pid(0)]
 
 
@@ -276,7 +277,7 @@ def test_an_agent_that_takes_its_first_start_has_not_begun_anew() -> None:
 
 def test_an_agent_that_was_started_again_is_awaited_like_a_new_one() -> None:
     record = trains(2, transition=transition(TransitionKind.RECOVERY, uses_budget=True))
-    unheard = ObservedAgent(trying_since=NOW - seconds(20), refused=True)
+    unheard = ObservedAgent(trying_since=NOW - seconds(20), connection_refused=True)
     snapshot = observed(job(record), [(pod(0, container=RESTARTED), unheard), (pod(1), ready(1))])
     assert assess(snapshot).by_id[pid(0)].health is Health.PENDING
 

@@ -114,7 +114,7 @@ def observations(draw: st.DrawFn) -> Snapshot:
         drain_on_delete=draw(st.booleans()),
     )
     if draw(st.integers(0, 9)) == 0:
-        fact = replace(fact, policy=None, refusal="no")
+        fact = replace(fact, policy=None, spec_error="no")
     snapshot = observed(fact, [(p, found[p.name]) for p in present.values()])
     known = {node.name: node for node in draw(st.lists(nodes, max_size=2))}
     return replace(snapshot, nodes=known, pods_listed_at=draw(maybe_times))

@@ -48,7 +48,7 @@ def first(*pods: Seen, **changes: Any) -> Replica:
 @pytest.mark.parametrize(
     ("mine", "node", "why", "detail"),
     [
-        pytest.param((pod(0, phase="Failed", trouble="oom"), None), None, "PodFailed", "oom", id="its own trouble"),
+        pytest.param((pod(0, phase="Failed", problem="oom"), None), None, "PodFailed", "oom", id="its own trouble"),
         pytest.param((pod(0, phase="Failed"), None), None, "PodFailed", f"pod {pod(0).name} ended", id="or that it ended"),
         pytest.param((pod(0), running()), ObservedNode(name="node-0", out_of_service=True), "NodeOutOfService",
                      "node node-0 is out of service", id="out of service"),
@@ -73,13 +73,13 @@ def first(*pods: Seen, **changes: Any) -> Replica:
 )  # fmt: skip
 def test_what_is_told(mine: Seen, node: ObservedNode | None, why: str, detail: str) -> None:
     replica = first(mine, (pod(1), STEPS), nodes=[node] if node else [])
-    assert (replica.why, replica.detail) == (why, detail)
+    assert (replica.cause, replica.detail) == (why, detail)
 
 
 def test_a_node_that_was_deleted_is_told_as_such() -> None:
     snapshot = observed(job(trains()), [(pod(0), silent(20)), (pod(1), STEPS)])
     replica = assess(replace(snapshot, nodes={"node-1": ObservedNode(name="node-1")})).by_id[pid(0)]
-    assert (replica.health, replica.why, replica.detail, replica.gone) == (
+    assert (replica.health, replica.cause, replica.detail, replica.cannot_run_again) == (
         Health.LOST,
         "NodeDeleted",
         "node node-0 was deleted",
@@ -90,16 +90,16 @@ def test_a_node_that_was_deleted_is_told_as_such() -> None:
 def test_a_pod_that_was_given_up_stays_lost_until_it_has_ended() -> None:
     record = trains(lost=(pid(0),))
     lost = first((pod(0), running()), (pod(1), running()), record=record)
-    assert (lost.health, lost.why, lost.gone, lost.may_still_run) == (Health.LOST, "GivenUp", False, True)
+    assert (lost.health, lost.cause, lost.cannot_run_again, lost.may_still_run) == (Health.LOST, "GivenUp", False, True)
     assert first((pod(0, node=""), None), (pod(1), running()), record=record).may_still_run
     assert not first((pod(0), None), (pod(1), running()), nodes=[AWAY], record=record).may_still_run
     dead = first((pod(0), silent(20)), (pod(1), STEPS), nodes=[AWAY])
     assert (dead.health, dead.may_still_run) == (Health.LOST, False)
     away = replace(AWAY, not_ready_since=LONG_AGO)
-    assert first((pod(0), None), (pod(1), running()), nodes=[away], record=record).gone
+    assert first((pod(0), None), (pod(1), running()), nodes=[away], record=record).cannot_run_again
     assert first((pod(0, phase="Failed"), None), record=record).health is Health.ENDED
     snapshot = observed(job(record), [(pod(0), silent(20)), (pod(1), STEPS)])
-    assert assess(replace(snapshot, nodes={})).by_id[pid(0)].gone, "its node was deleted"
+    assert assess(replace(snapshot, nodes={})).by_id[pid(0)].cannot_run_again, "its node was deleted"
 
 
 # ---- silence
@@ -137,11 +137,11 @@ def test_agents_that_fell_silent_together(before_s: float, health: Health) -> No
 )
 def test_when_an_agent_should_have_answered(trying_s: float, why: str) -> None:
     replica = first((pod(0), ObservedAgent(trying_since=NOW - seconds(trying_s))), record=Record())
-    assert (replica.health, replica.why) == (Health.PENDING, why)
+    assert (replica.health, replica.cause) == (Health.PENDING, why)
 
 
 def test_who_was_never_called_is_not_overdue() -> None:
-    assert first((pod(0), None), record=Record()).why == ""
+    assert first((pod(0), None), record=Record()).cause == ""
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_proves_that_a_silent_member_is_lost(others: list[ObservedAgent], h
     pods = [(pod(1 + n), other) for n, other in enumerate(others)]
     replica = first((pod(0), silent(20)), *pods, record=record)
     assert replica.health is health
-    assert replica.why == ("NodeLost" if health is Health.LOST else "AgentSilent")
+    assert replica.cause == ("NodeLost" if health is Health.LOST else "AgentSilent")
 
 
 def test_only_members_count_as_witnesses() -> None:
@@ -228,24 +228,24 @@ def test_when_all_are_silent(agents: list[ObservedAgent | None], all_silent: boo
 )
 def test_when_a_pod_is_gone_with_its_node(away_s: float, gone: bool) -> None:
     node = replace(AWAY, not_ready_since=NOW - seconds(away_s))
-    assert first((pod(0), silent(20)), (pod(1), STEPS), nodes=[node]).gone is gone
+    assert first((pod(0), silent(20)), (pod(1), STEPS), nodes=[node]).cannot_run_again is gone
     disrupted = first((pod(0, disruption="x"), running()), (pod(1), STEPS), nodes=[node])
-    assert (disrupted.health, disrupted.gone) == (Health.DISRUPTED, gone), "its agent answers yet"
+    assert (disrupted.health, disrupted.cannot_run_again) == (Health.DISRUPTED, gone), "its agent answers yet"
     back = replace(node, ready=True)
-    assert not first((pod(0), running()), (pod(1), STEPS), nodes=[back]).gone
+    assert not first((pod(0), running()), (pod(1), STEPS), nodes=[back]).cannot_run_again
 
 
 def test_a_pod_without_a_place_is_not_gone() -> None:
-    assert not first((pod(0, node="", started=False), None), record=Record()).gone
+    assert not first((pod(0, node="", started=False), None), record=Record()).cannot_run_again
 
 
 def test_a_job_whose_spec_cannot_be_read_has_ten_minutes() -> None:
     for away_s, gone in ((600, False), (601, True)):
         node = replace(AWAY, not_ready_since=NOW - seconds(away_s))
         snapshot = observed(
-            replace(job(trains()), policy=None, refusal="no"), [(pod(0), silent(30)), (pod(1), STEPS)], [node]
+            replace(job(trains()), policy=None, spec_error="no"), [(pod(0), silent(30)), (pod(1), STEPS)], [node]
         )
-        assert assess(snapshot).by_id[pid(0)].gone is gone
+        assert assess(snapshot).by_id[pid(0)].cannot_run_again is gone
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: st
     assert {Slot("workers", 0): 0, Slot("workers", 1): 0, Slot("workers", 2): 1} == dict(after.incarnations)
     assert after.transition is not None
     assert (after.transition.recreates_pods, after.transition.is_budget_checked) == (True, True)
-    assert [(a.name, a.why) for a in found.actions if isinstance(a, DeletePod)] == [
+    assert [(a.name, a.reason) for a in found.actions if isinstance(a, DeletePod)] == [
         (pod(p).name, "full job restart") for p in (pid(0), pid(1), pid(2, 1))
     ]
     assert len([a for a in found.actions if isinstance(a, ShutDownAgent)]) == 2, "a lost one is not called"

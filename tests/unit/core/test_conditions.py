@@ -35,8 +35,8 @@ UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient cpu"
 
 
 def waits(ordinal: int, **changes: object) -> tuple[object, None]:
-    pending = {"phase": "Pending", "ip": "", "node": "", "started": False, "trouble": UNSCHEDULABLE,
-               "trouble_reason": "Unschedulable"}  # fmt: skip
+    pending = {"phase": "Pending", "ip": "", "node": "", "started": False, "problem": UNSCHEDULABLE,
+               "problem_reason": "Unschedulable"}  # fmt: skip
     return pod(ordinal, **{**pending, **changes}), None
 
 
@@ -78,9 +78,9 @@ RECOVERING = trains(transition=transition(TransitionKind.RECOVERY, cause="Worker
                      id="completed"),
         pytest.param(observed(job(trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW))), ("Failed", True, "WorkerCrash"),
                      id="failed"),
-        pytest.param(observed(replace(job(), policy=None, refusal="no size is left")), ("Suspended", True, "InvalidSpec"),
+        pytest.param(observed(replace(job(), policy=None, spec_error="no size is left")), ("Suspended", True, "InvalidSpec"),
                      id="a spec that cannot be used"),
-        pytest.param(observed(replace(job(trains()), policy=None, refusal="no size is left"), RUN), ("Running", True, "Training"),
+        pytest.param(observed(replace(job(trains()), policy=None, spec_error="no size is left"), RUN), ("Running", True, "Training"),
                      id="a running job whose spec cannot be used any more"),
     ],
 )  # fmt: skip
@@ -98,7 +98,7 @@ EVERY_SNAPSHOT = [
     observed(job(trains()), [(pod(0), faulted()), (pod(1), running())]),
     observed(job(trains(), policy(suspend=True)), RUN),
     observed(job(trains(), deleting_since=NOW), RUN),
-    observed(replace(job(trains()), policy=None, refusal="no"), RUN),
+    observed(replace(job(trains()), policy=None, spec_error="no"), RUN),
 ]
 
 
@@ -166,11 +166,11 @@ def test_scaling_says_why_the_job_has_its_size(
 @pytest.mark.parametrize(
     ("snapshot", "reason", "words"),
     [
-        pytest.param(observed(job(STARTING), [waits(0, trouble="image x cannot be pulled", trouble_reason="ImagePullFailed")]),
+        pytest.param(observed(job(STARTING), [waits(0, problem="image x cannot be pulled", problem_reason="ImagePullFailed")]),
                      "ImagePullFailed", "image x", id="an image"),
         pytest.param(observed(job(STARTING), [(pod(0), ObservedAgent(trying_since=LONG_AGO))]), "AgentNotAnswering", "hyperpodrun",
                      id="a container without an agent"),
-        pytest.param(observed(job(STARTING), refusal="2 pods were refused: quota"), "PodsRefused", "quota", id="a quota"),
+        pytest.param(observed(job(STARTING), pod_creation_error="2 pods were refused: quota"), "PodsRefused", "quota", id="a quota"),
         pytest.param(observed(job(trains()), [(pod(0), silent(99)), (pod(1), silent(99))]), "OperatorCutOff", "training goes on",
                      id="an operator that is cut off"),
     ],

@@ -32,7 +32,7 @@ DRAINS = transition(TransitionKind.RECOVERY, not_before=NOW + seconds(5), gracef
 RECORDS = {
     "trains": trains(),
     "in transition": trains(transition=DRAINS),
-    "gives places back": trains(transition=DRAINS, gang=PartialGang(NOW, rest_until=NOW + seconds(20))),
+    "gives places back": trains(transition=DRAINS, gang=PartialGang(NOW, released_until=NOW + seconds(20))),
     "has a past": trains(
         window_since=NOW, resized_at=NOW, recovered_at=NOW, fault_at=NOW, started_at=NOW, first_pod_at=NOW, resize_began_at=NOW,
         resize_failed_at=NOW, suspended_time=timedelta(seconds=5), node_faults=(NodeFaults("node-1", 1, NOW),),

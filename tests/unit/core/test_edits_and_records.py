@@ -194,5 +194,5 @@ def test_such_a_job_can_be_deleted_all_the_same() -> None:
 
 
 def test_a_spec_that_cannot_be_used_touches_nothing_of_a_job_that_trains() -> None:
-    todo = plan(observed(replace(job(trains()), policy=None, refusal="no"), BOTH))
+    todo = plan(observed(replace(job(trains()), policy=None, spec_error="no"), BOTH))
     assert (todo.actions, todo.record.members) == ((), (pid(0), pid(1)))

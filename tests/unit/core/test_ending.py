@@ -94,7 +94,7 @@ def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_f
 
 
 def test_a_job_whose_spec_cannot_be_read_has_no_deadlines() -> None:
-    unread = observed(replace(job(trains(), created_at=ACCEPTED), policy=None, refusal="no"))
+    unread = observed(replace(job(trains(), created_at=ACCEPTED), policy=None, spec_error="no"))
     assert (overdue(unread, trains(), None), next_deadline(unread, trains(), None)) == (None, None)
 
 
@@ -326,7 +326,7 @@ def test_the_finalizer_goes_with_the_last_pod() -> None:
 
 
 def test_a_job_that_cannot_be_read_has_no_time_for_checkpoints() -> None:
-    fact = replace(job(trains(), deleting_since=NOW, drain_on_delete=True), policy=None, refusal="no")
+    fact = replace(job(trains(), deleting_since=NOW, drain_on_delete=True), policy=None, spec_error="no")
     look = observed(fact, RUN)
     _, actions, wake = plan_deletion(look, trains(), assess(look))
     assert len([a for a in actions if isinstance(a, DeletePod)]) == 2

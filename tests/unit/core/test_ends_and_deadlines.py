@@ -183,7 +183,7 @@ def test_what_becomes_of_a_pod_at_the_end(
 
 
 def test_pods_of_an_ended_job_whose_spec_cannot_be_read_any_more_are_left() -> None:
-    unreadable = replace(job(COMPLETED), policy=None, refusal="no")
+    unreadable = replace(job(COMPLETED), policy=None, spec_error="no")
     todo = plan(observed(unreadable, [(pod(1), DONE), (ENDED, None)]))
     assert not acts(todo, DeletePod)
     assert len(acts(todo, ShutDownAgent)) == 1, "the accelerator is free all the same"

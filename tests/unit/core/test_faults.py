@@ -57,7 +57,7 @@ def test_a_pod_that_is_gone_is_named_with_its_rank() -> None:
 
 
 def test_pods_that_ended_by_themselves_count_and_the_first_tells_why() -> None:
-    pods = [(pod(n, phase="Failed", trouble=f"trouble {n}"), None) for n in (1, 0)]
+    pods = [(pod(n, phase="Failed", problem=f"trouble {n}"), None) for n in (1, 0)]
     assert find(trains(), *pods) == Fault(
         "PodFailed", "trouble 0", True, (), (FaultyReplica(pid(0), 0, "node-0"), FaultyReplica(pid(1), 1, "node-1"))
     )
@@ -81,7 +81,7 @@ def test_lost_nodes_are_the_cause_whatever_else_is_missing(lost: list[int], more
 
 
 def test_pods_that_ended_come_before_pods_that_are_gone() -> None:
-    found = find(trains(3), (pod(2, phase="Failed", trouble="oom"), None), (pod(1), running()))
+    found = find(trains(3), (pod(2, phase="Failed", problem="oom"), None), (pod(1), running()))
     assert found is not None
     assert (found.cause, [c.rank for c in found.faulty_replicas]) == ("PodFailed", [2])
 

@@ -98,7 +98,10 @@ def test_growth_after_failures(failures: int, ago_s: float, grows: bool) -> None
 # ---- refusals
 
 
-REFUSED: dict[str, Any] = {"refusal": "2 pods were refused: exceeded quota: team", "refused_until": NOW + seconds(30)}
+REFUSED: dict[str, Any] = {
+    "pod_creation_error": "2 pods were refused: exceeded quota: team",
+    "pod_creation_retry_at": NOW + seconds(30),
+}
 
 
 def test_a_refused_pod_is_not_asked_for_again_too_soon() -> None:
@@ -106,7 +109,7 @@ def test_a_refused_pod_is_not_asked_for_again_too_soon() -> None:
     assert not acts(todo, CreatePod)
     assert not {pid(2).slot, pid(3).slot} & set(todo.record.incarnations), "nor is a name used up for it"
     assert todo.wake_at == NOW + seconds(30)
-    later = plan(observed(job(trains()), MORE[:2], refusal="exceeded", refused_until=NOW))
+    later = plan(observed(job(trains()), MORE[:2], pod_creation_error="exceeded", pod_creation_retry_at=NOW))
     assert len(acts(later, CreatePod)) == 2
 
 

@@ -36,7 +36,7 @@ SLOW = running(step=50, step_at=NOW - seconds(60), step_pace=seconds(50))
 
 def health_of_the_first(snapshot: Snapshot) -> tuple[Health, str]:
     replica = assess(snapshot).by_id[pid(0)]
-    return replica.health, replica.why
+    return replica.health, replica.cause
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_agents_that_fall_silent_together_are_not_taken_for_dead(mine: ObservedA
 @pytest.mark.parametrize(
     ("changes", "health", "why"),
     [
-        pytest.param({"phase": "Failed", "trouble": "x"}, Health.ENDED, "PodFailed", id="failed"),
+        pytest.param({"phase": "Failed", "problem": "x"}, Health.ENDED, "PodFailed", id="failed"),
         pytest.param({"phase": "Succeeded"}, Health.ENDED, "PodFailed", id="ended well is ended too"),
         pytest.param({"kill_at": NOW + seconds(60)}, Health.DISRUPTED, "PodDeleted", id="deleted"),
         pytest.param(
@@ -162,7 +162,7 @@ def test_a_silent_member_in_a_recovery(other: ObservedAgent, health: Health) -> 
 def test_a_node_that_is_not_ready(away_s: float, mine: ObservedAgent | None, health: Health, gone: bool) -> None:
     node = ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(away_s))
     replica = assess(observed(job(trains()), [(pod(0), mine), (pod(1), running())], [node])).by_id[pid(0)]
-    assert (replica.health, replica.gone) == (health, gone)
+    assert (replica.health, replica.cannot_run_again) == (health, gone)
 
 
 def test_the_operator_looks_again_when_a_node_has_been_away_too_long() -> None:
@@ -185,7 +185,7 @@ def test_a_node_that_is_not_known(mine: ObservedAgent | None, health: Health, go
         observed(job(trains()), [(pod(0), mine), (pod(1), STEPS)]), nodes={"node-1": ObservedNode(name="node-1")}
     )
     replica = assess(snapshot).by_id[pid(0)]
-    assert (replica.health, replica.gone) == (health, gone)
+    assert (replica.health, replica.cannot_run_again) == (health, gone)
 
 
 def test_a_pod_that_was_given_up_is_never_taken_back() -> None:
@@ -206,5 +206,5 @@ def test_an_agent_that_never_answers_is_told_of() -> None:
 
 def test_the_pods_of_a_job_that_is_refused_are_judged_too() -> None:
     lone: ObservedPod = pod(0)
-    snapshot = observed(replace(job(), policy=None, refusal="no"), [(lone, ready())])
+    snapshot = observed(replace(job(), policy=None, spec_error="no"), [(lone, ready())])
     assert health_of_the_first(snapshot)[0] is Health.GOOD

@@ -80,7 +80,7 @@ def test_places_are_given_back_after_two_minutes() -> None:
     gang = late.record.gang
     assert gang is not None
     assert (gang.since, gang.tries) == (NOW, 1)
-    assert gang.rest_until is not None
+    assert gang.released_until is not None
     assert [n.reason for n in late.events] == ["PlacesGivenBack"]
     assert late.wake_at is not None
     assert late.wake_at <= NOW + seconds(20)
@@ -114,7 +114,7 @@ def test_the_rest(gang: PartialGang, pods: list[Seen], made: int, rests: bool) -
     assert len(acts(todo, CreatePod)) == made
     after = todo.record.gang
     assert after is not None
-    assert (after.rest_until is not None) is rests
+    assert (after.released_until is not None) is rests
     assert after.tries == 1, "the next rest is longer"
 
 
@@ -123,8 +123,8 @@ def test_rests_grow_and_have_an_end() -> None:
     for tries in range(12):
         gang = look(since(999, 2, tries), HALF).record.gang
         assert gang is not None
-        assert gang.rest_until is not None
-        rests.append((gang.rest_until - NOW).total_seconds())
+        assert gang.released_until is not None
+        rests.append((gang.released_until - NOW).total_seconds())
     assert rests[0] <= 20 + 12.5
     assert 20 + 300 <= rests[-1] <= 20 + 375
     assert rests[3] > rests[0]
@@ -165,7 +165,7 @@ def test_a_recovery_that_finds_too_little_room_gives_back_what_it_has() -> None:
 
 def test_a_refused_pod_is_a_lack_of_room_too() -> None:
     pods = [has_place(0), has_place(1)]
-    todo = look(since(181), pods, refusal="exceeded quota", refused_until=NOW + seconds(60))
+    todo = look(since(181), pods, pod_creation_error="exceeded quota", pod_creation_retry_at=NOW + seconds(60))
     assert len(acts(todo, DeletePod)) == 2
 
 

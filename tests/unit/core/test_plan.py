@@ -61,7 +61,7 @@ def test_a_new_job_aims_at_its_first_size_from_now_on() -> None:
 
 
 def test_a_job_that_cannot_be_used_gets_a_record_and_no_pods() -> None:
-    todo = plan(observed(replace(job(None), policy=None, refusal="no")))
+    todo = plan(observed(replace(job(None), policy=None, spec_error="no")))
     assert todo.record.transition is not None
     assert todo.record.transition.target_size == 1
     assert todo.actions == ()
@@ -145,7 +145,7 @@ def test_new_pods_keep_off_offenders_wait_for_refusals_and_for_what_pays() -> No
     offended = policy(2, 4, max_offenders=1, eval_period=seconds(600))
     avoiding = plan(observed(job(trains(node_faults=(NodeFaults("bad", 2, NOW),)), offended), BOTH))
     assert [(a.pod.ordinal, a.avoids) for a in acts(avoiding, CreatePod)] == [(2, ("bad",)), (3, ("bad",))]
-    refused = plan(observed(job(trains()), BOTH, refused_until=NOW + seconds(9)))
+    refused = plan(observed(job(trains()), BOTH, pod_creation_retry_at=NOW + seconds(9)))
     assert (acts(refused, CreatePod), refused.wake_at) == ([], NOW + seconds(9))
     slow = ResizeStatistics(seconds(10), ((2, seconds(2)), (4, seconds(1))))
     held = plan(observed(job(trains(running_since=NOW, resize_statistics=slow)), BOTH))
@@ -246,7 +246,7 @@ def test_edits_before_the_first_start_give_up_the_pods_and_forget_their_gang() -
     record = replace(NEW, gang=PartialGang(LONG_AGO, 1))
     todo = plan(observed(job(record, PAIR, pending_edits=("a", "b")), stuck))
     assert (todo.record.gang, todo.record.lost, todo.adopts_spec) == (None, (pid(0), pid(1)), True)
-    assert [a.why for a in acts(todo, DeletePod)] == ["the template was edited before the training began"] * 2
+    assert [a.reason for a in acts(todo, DeletePod)] == ["the template was edited before the training began"] * 2
     assert [n.message for n in todo.events] == ["a, b: pods are made anew from the edited spec"]
     assert todo.wake_at == NOW + seconds(1)
     assert not acts(todo, CreatePod), "not before that is on record"
@@ -267,7 +267,7 @@ def test_a_job_that_is_left_alone_keeps_even_its_pods() -> None:
 
 
 def test_a_deletion_is_carried_out_whatever_else_is_the_case() -> None:
-    for changes in ({"unmanaged": "newer"}, {"policy": None, "refusal": "no"}, {"pending_edits": ("a",)}):
+    for changes in ({"unmanaged": "newer"}, {"policy": None, "spec_error": "no"}, {"pending_edits": ("a",)}):
         leaving = replace(job(trains(), PAIR, deleting_since=NOW), **changes)
         assert len(acts(plan(observed(leaving, BOTH)), DeletePod)) == 2
 

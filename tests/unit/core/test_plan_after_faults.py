@@ -36,7 +36,7 @@ CRASHED = ready(1, failure=Failure(0, 1, "", "ValueError: boom"), reason="Worker
     ("first", "mine", "cause", "counted"),
     [
         pytest.param(pod(0), faulted(), "WorkerCrash", True, id="a worker that crashes counts"),
-        pytest.param(pod(0, phase="Failed", trouble="out of memory"), None, "PodFailed", True, id="a pod that ends by itself counts"),
+        pytest.param(pod(0, phase="Failed", problem="out of memory"), None, "PodFailed", True, id="a pod that ends by itself counts"),
         pytest.param(pod(0, phase="Failed", kill_at=NOW), None, "PodFailed", False, id="a pod that was deleted does not"),
         pytest.param(pod(0, phase="Failed", disruption="Preempted"), None, "PodFailed", False, id="a pod that was evicted does not"),
         pytest.param(None, None, "PodLost", False, id="a pod that is gone does not"),

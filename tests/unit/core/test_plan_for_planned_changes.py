@@ -326,7 +326,7 @@ def test_growth_takes_nobody_on_a_cordoned_node(mine: ObservedAgent | None) -> N
     assert [a.name for a in acts(todo, DeletePod)] == ([pod(2).name] if is_idle else [])
     assert [a.pod for a in acts(todo, CreatePod)] == ([pid(2, 1)] if is_idle else [])
     if is_idle:
-        assert "was cordoned before" in acts(todo, DeletePod)[0].why
+        assert "was cordoned before" in acts(todo, DeletePod)[0].reason
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_the_end_of_a_job(outcome: str, warning: bool) -> None:
 
 
 def test_what_every_part_of_a_decision_looks_at() -> None:
-    context = scene_of(trains(), *RUN, refusal="no room")
+    context = scene_of(trains(), *RUN, pod_creation_error="no room")
     assert (context.now, context.key, context.is_refused) == (NOW, "job-uid", True)
     assert not scene_of(trains(), *RUN).is_refused
     assert PlanDraft(trains(), (ShutDownAgent("a"),)).with_actions(

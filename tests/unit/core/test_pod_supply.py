@@ -32,7 +32,7 @@ from elastipod_operator.core.incarnations import newest_incarnations, record_inc
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.pod_removal import remove
 from elastipod_operator.core.pod_supply import CreationLimits, supply_pods
-from elastipod_operator.core.ranks import rank_order, room_for, usable
+from elastipod_operator.core.ranks import count_trainable, rank_order, usable
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.slots import wanted_slots
@@ -74,7 +74,7 @@ def made(actions: list[Action]) -> list[PodId]:
 
 
 def removed(actions: list[Action]) -> list[tuple[str, str, bool]]:
-    return [(a.name, a.why, a.force) for a in actions if isinstance(a, DeletePod)]
+    return [(a.name, a.reason, a.force) for a in actions if isinstance(a, DeletePod)]
 
 
 # ---- who trains
@@ -108,7 +108,7 @@ def test_of_each_spec_no_more_train_than_it_may() -> None:
 )
 def test_room(number: dict[str, int], room: int) -> None:
     pods = [of(spec, n) for spec, most in number.items() for n in range(most)]
-    assert room_for(pods, grant_all(policy(sizes=Sizes((2, 3), 2), specs=TWO.specs))) == room
+    assert count_trainable(pods, grant_all(policy(sizes=Sizes((2, 3), 2), specs=TWO.specs))) == room
 
 
 # ---- which slots
@@ -202,11 +202,11 @@ def test_on_quota_a_pod_that_waits_with_old_nodes_to_avoid_goes_first() -> None:
     ("limits", "in_use_waits", "others_wait_s"),
     [
         pytest.param({}, False, None, id="nothing stands in the way"),
-        pytest.param({"refused_until": NOW + seconds(9)}, True, 9, id="a refusal concerns all"),
-        pytest.param({"refused_until": NOW}, False, None, id="until it is over"),
+        pytest.param({"pod_creation_retry_at": NOW + seconds(9)}, True, 9, id="a refusal concerns all"),
+        pytest.param({"pod_creation_retry_at": NOW}, False, None, id="until it is over"),
         pytest.param({"growth_until": NOW + seconds(7)}, False, 7, id="what does not pay concerns more replicas only"),
         pytest.param(
-            {"growth_until": NOW + seconds(7), "refused_until": NOW + seconds(9)}, True, 9, id="the later one"
+            {"growth_until": NOW + seconds(7), "pod_creation_retry_at": NOW + seconds(9)}, True, 9, id="the later one"
         ),
     ],
 )

@@ -190,7 +190,7 @@ def test_no_pod_before_the_base_is_admitted() -> None:
 
 
 def test_kueue_that_is_not_there_is_told() -> None:
-    todo = plan(look(None, [], queue_trouble=("KueueUnavailable", "the API server knows no Workloads")))
+    todo = plan(look(None, [], queue_problem=("KueueUnavailable", "the API server knows no Workloads")))
     state = todo.conditions[-1]
     assert (state.type, state.reason) == ("Suspended", "KueueUnavailable")
 

@@ -75,7 +75,7 @@ LIMIT_S = (DELETION_LIMIT + QUOTA_RETURN_PATIENCE).total_seconds()
 
 
 @pytest.mark.parametrize(
-    ("since_s", "workloads", "trouble", "goes"),
+    ("since_s", "workloads", "problem", "goes"),
     [
         pytest.param(2, FOUR, AWAY, False, id="it cannot be given back"),
         pytest.param(2, [], AWAY, False, id="nobody knows what there is"),
@@ -85,23 +85,23 @@ LIMIT_S = (DELETION_LIMIT + QUOTA_RETURN_PATIENCE).total_seconds()
     ],
 )
 def test_a_job_does_not_wait_for_ever(
-    since_s: float, workloads: list[ObservedWorkload], trouble: str, goes: bool
+    since_s: float, workloads: list[ObservedWorkload], problem: str, goes: bool
 ) -> None:
-    todo = plan(deleted(workloads, since_s=since_s, quota_return_trouble=trouble))
+    todo = plan(deleted(workloads, since_s=since_s, quota_return_error=problem))
     assert (SetFinalizer(False) in todo.actions) is goes
     if not goes:
         assert len(dropped(todo)) == len(workloads), "it is tried again"
         due = NOW + timedelta(seconds=LIMIT_S - since_s)
-        assert todo.wake_at == (due if trouble else None)
+        assert todo.wake_at == (due if problem else None)
 
 
 def test_pods_are_never_left_behind_for_that() -> None:
-    todo = plan(deleted(FOUR, *train(4), since_s=LIMIT_S + 60, quota_return_trouble=AWAY))
+    todo = plan(deleted(FOUR, *train(4), since_s=LIMIT_S + 60, quota_return_error=AWAY))
     assert SetFinalizer(False) not in todo.actions
 
 
 def test_the_user_reads_why_the_job_is_still_there() -> None:
-    todo = plan(deleted(FOUR, quota_return_trouble=AWAY))
+    todo = plan(deleted(FOUR, quota_return_error=AWAY))
     warning = next(c for c in todo.conditions if c.type == "Warning")
     assert (warning.status, warning.reason) == (False, "QuotaNotReturned")
     assert warning.message.startswith(f"{AWAY}; the job is deleted all the same")

@@ -17,7 +17,7 @@ from elastipod_operator.core.snapshot import Snapshot
 def unusable(workloads: list[Any], *pods: Any, **changes: Any) -> Snapshot:
     record = replace(trains(4), queue=QUEUE, **changes)
     fact = replace(
-        job(record, queue=QUEUE), policy=None, refusal="spec.elasticPolicy.minReplicas is 6 but the maximum is 4"
+        job(record, queue=QUEUE), policy=None, spec_error="spec.elasticPolicy.minReplicas is 6 but the maximum is 4"
     )
     return observed(fact, pods, workloads=tuple(workloads))
 

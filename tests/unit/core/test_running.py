@@ -264,7 +264,7 @@ def test_that_places_are_given_back_is_told() -> None:
 def test_a_refused_pod_makes_half_an_increment_too() -> None:
     pods = [*all_run(2), (pod(2), ready())]
     alone = step_of(observed(job(trains(), PAIRS), pods))
-    refused = step_of(observed(job(trains(), PAIRS), pods, refusal="exceeded quota"))
+    refused = step_of(observed(job(trains(), PAIRS), pods, pod_creation_error="exceeded quota"))
     assert (alone.record.gang, refused.record.gang) == (None, PartialGang(NOW, 1))
 
 

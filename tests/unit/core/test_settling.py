@@ -30,9 +30,9 @@ def after(record: Record, *, capacity_freed_at: datetime | None = None, wishes: 
 def rest_s(tries: int, record: Record | None = None) -> float:
     waiting = PartialGang(LONG_AGO, 1, tries)
     gang = after(trains(gang=waiting) if record is None else record)
-    assert gang.rest_until is not None
+    assert gang.released_until is not None
     assert gang.tries == tries + 1
-    return (gang.rest_until - NOW).total_seconds()
+    return (gang.released_until - NOW).total_seconds()
 
 
 def test_the_rests_of_a_job_that_trains_grow_to_an_hour() -> None:
@@ -53,8 +53,8 @@ def test_a_job_that_does_not_train_yet_asks_more_often() -> None:
     pods.append((pod(3, phase="Pending", node="", ip="", started=False), None))
     gang = plan(observed(job(held, policy(4, 4)), pods)).record.gang
     assert gang is not None
-    assert gang.rest_until is not None
-    assert gang.rest_until - NOW <= DEMAND_PAUSE + 1.25 * PAIRS.backoff_max
+    assert gang.released_until is not None
+    assert gang.released_until - NOW <= DEMAND_PAUSE + 1.25 * PAIRS.backoff_max
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_job_that_does_not_train_yet_asks_more_often() -> None:
 def test_more_room_ends_a_rest(room_ago_s: float | None, asks: bool) -> None:
     resting = PartialGang(NOW - seconds(100), 0, 7, NOW + seconds(3000))
     gang = after(trains(gang=resting), capacity_freed_at=None if room_ago_s is None else NOW - seconds(room_ago_s))
-    assert (gang.rest_until is None) is asks
+    assert (gang.released_until is None) is asks
     assert gang.tries == 7, "the next rest is longer all the same"
 
 

@@ -99,7 +99,7 @@ def test_who_is_silent_for_another_reason_than_its_node_still_makes_the_operator
 def test_the_word_of_other_agents_decides(mine: ObservedAgent, other: ObservedAgent, health: Health) -> None:
     replica = the_first(snapshot(mine, other))
     assert replica.health is health
-    assert replica.why == ("NodeLost" if health is Health.LOST else "AgentSilent")
+    assert replica.cause == ("NodeLost" if health is Health.LOST else "AgentSilent")
 
 
 def test_a_peer_that_cannot_reach_it_says_nothing_while_all_are_silent() -> None:
@@ -142,13 +142,16 @@ def test_a_spare_that_answers_does_not_speak_for_the_members() -> None:
     for mine in (silent(ENDED_LIMIT.total_seconds() + 1), reached(ENDED_LIMIT.total_seconds() + 1)):
         pairs = [(pod(0), mine), (pod(1), mine), (pod(2), ready(0))]
         replica = the_first(observed(job(trains(2), policy(1, 4)), pairs))
-        assert (replica.health, replica.until) == (Health.SILENT, NOW + UNDECIDED_LIMIT - ENDED_LIMIT - seconds(1))
+        assert (replica.health, replica.presumed_lost_at) == (
+            Health.SILENT,
+            NOW + UNDECIDED_LIMIT - ENDED_LIMIT - seconds(1),
+        )
 
 
 def test_training_that_goes_on_has_no_deadline() -> None:
     for mine in (silent(100_000), reached(100_000)):
         replica = the_first(snapshot(mine, STEPS))
-        assert (replica.health, replica.until) == (Health.SILENT, None)
+        assert (replica.health, replica.presumed_lost_at) == (Health.SILENT, None)
     assert the_first(snapshot(reached(100_000), EVALUATES)).until is None
 
 

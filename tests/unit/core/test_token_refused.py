@@ -10,7 +10,7 @@ from tests.unit.core.builders import NOW, agent, job, observed, pod, running, se
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import ObservedAgent
 
-DENIED = ObservedAgent(trying_since=NOW - seconds(1), denied=True)
+DENIED = ObservedAgent(trying_since=NOW - seconds(1), authentication_failed=True)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_it_is_said_at_once_with_what_to_do(secret: str, words: tuple[str, ...])
 
 
 def test_a_job_that_trains_goes_on_when_no_agent_knows_the_operator_any_more() -> None:
-    long_silent = replace(agent(), last_answer=NOW - seconds(60), denied=True)
+    long_silent = replace(agent(), last_answer=NOW - seconds(60), authentication_failed=True)
     pods = [(pod(0, key_secret="s"), long_silent), (pod(1, key_secret="s"), long_silent)]
     made = plan(observed(job(trains(2)), pods))
     assert next(c for c in made.conditions if c.type == "PodsReady").reason == "TokenRefused"

@@ -289,7 +289,7 @@ def test_a_gang_that_lacks_some_is_watched_with_the_patience_of_this_job() -> No
     alone = [(pod(0), ready(0))]
     record = Record(transition=transition(TransitionKind.START))
     assert step_of(observed(job(record), alone)).record.gang is None
-    assert step_of(observed(job(record), alone, refusal="no room")).record.gang == PartialGang(NOW, 1)
+    assert step_of(observed(job(record), alone, pod_creation_error="no room")).record.gang == PartialGang(NOW, 1)
 
 
 def test_that_a_gang_gives_its_places_back_is_told() -> None:

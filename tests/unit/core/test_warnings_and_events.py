@@ -109,11 +109,11 @@ BROKEN = replace(RECOVERS, fault_at=NOW, consecutive_failures=2)
         pytest.param(observed(job(trains(transition=transition(TransitionKind.SUSPEND)), policy(2, 2, suspend=True))),
                      [ACCEPTED, ("Suspended", True, "SuspendedByUser")], id="suspended"),
         pytest.param(observed(job(ENDED, FULL)), [ACCEPTED, ("Running", False, "Failed"), ("Failed", True, "WorkerCrash")], id="ended"),
-        pytest.param(observed(replace(job(STARTS), policy=None, refusal="no")), [ACCEPTED, ("Suspended", True, "InvalidSpec")],
+        pytest.param(observed(replace(job(STARTS), policy=None, spec_error="no")), [ACCEPTED, ("Suspended", True, "InvalidSpec")],
                      id="a spec that cannot be used"),
-        pytest.param(observed(replace(job(trains(transition=transition())), policy=None, refusal="no")),
+        pytest.param(observed(replace(job(trains(transition=transition())), policy=None, spec_error="no")),
                      [ACCEPTED, ("Suspended", True, "InvalidSpec")], id="in a change"),
-        pytest.param(observed(replace(job(trains()), policy=None, refusal="no")),
+        pytest.param(observed(replace(job(trains()), policy=None, spec_error="no")),
                      [ACCEPTED, ("Warning", False, "InvalidSpec"), ("Running", True, "Training")], id="while it trains"),
         pytest.param(observed(job(trains(), FULL, unmanaged="newer")),
                      [("Warning", False, "RecordOfNewerOperator"), ("Created", True, "Accepted")], id="left alone"),
@@ -124,8 +124,8 @@ def test_conditions(snapshot: Snapshot, expected: Told) -> None:
 
 
 def test_why_a_spec_cannot_be_used_is_told() -> None:
-    assert sentence(observed(replace(job(STARTS), policy=None, refusal="no size")), "Suspended") == "no size"
-    assert sentence(observed(replace(job(trains()), policy=None, refusal="no size")), "Warning") == "no size"
+    assert sentence(observed(replace(job(STARTS), policy=None, spec_error="no size")), "Suspended") == "no size"
+    assert sentence(observed(replace(job(trains()), policy=None, spec_error="no size")), "Warning") == "no size"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_why_a_spec_cannot_be_used_is_told() -> None:
     ],
 )
 def test_agents_that_do_not_know_the_operator_are_counted(number: int, whose: str) -> None:
-    pods = [(pod(n), ready(denied=n < number)) for n in (3, 2, 1, 0)]
+    pods = [(pod(n), ready(authentication_failed=n < number)) for n in (3, 2, 1, 0)]
     assert sentence(observed(job(STARTS), pods), "PodsReady").startswith(whose)
 
 
@@ -154,7 +154,7 @@ def test_agents_that_do_not_know_the_operator_are_counted(number: int, whose: st
         pytest.param(
             trains(), {}, [*RUN, (pod(2), ready(warming=True, answering_since=NOW))], "WarmingUp", id="one still loads"
         ),
-        pytest.param(trains(), {"refusal": "quota"}, RUN, "LimitReached", id="the API server refused one"),
+        pytest.param(trains(), {"pod_creation_error": "quota"}, RUN, "LimitReached", id="the API server refused one"),
         pytest.param(
             trains(gang=PartialGang(NOW, 0, 1, NOW + seconds(9))),
             {},
@@ -202,7 +202,7 @@ def sentence(snapshot: Snapshot, kind: str) -> str:
     [
         pytest.param(RUN, "2 more replicas are wanted and 0 pods wait", id="no pods"),
         pytest.param(
-            [*RUN, waits(2), waits(3, trouble="no room")],
+            [*RUN, waits(2), waits(3, problem="no room")],
             "2 more replicas are wanted and 2 pods wait: no room",
             id="two",
         ),
@@ -238,7 +238,7 @@ def test_a_growth_is_told_in_figures(failures: int, words: str) -> None:
     ("record", "pods", "words"),
     [
         pytest.param(
-            STARTS, [(pod(0), ready(0)), waits(1, trouble="no room")], "1 of 2 replicas are ready: no room", id="few"
+            STARTS, [(pod(0), ready(0)), waits(1, problem="no room")], "1 of 2 replicas are ready: no room", id="few"
         ),
         pytest.param(
             Record(transition=transition(TransitionKind.START, target_size=4)),
@@ -298,19 +298,21 @@ def test_a_recovery_is_looked_at_when_it_becomes_a_fault() -> None:
 @pytest.mark.parametrize(
     ("pods", "changes", "reason"),
     [
-        pytest.param([(pod(0), silent(20)), (pod(1), silent(20))], {"refusal": "quota"}, "OperatorCutOff", id="nobody answers"),
-        pytest.param([(pod(0), ready(denied=True)), (pod(1), silent(20))], {"refusal": "quota"}, "TokenRefused", id="one does not know us"),
-        pytest.param([waits(0, trouble="x", trouble_reason="ImagePullFailed")], {"refusal": "quota"}, "PodsRefused", id="a refusal"),
-        pytest.param([waits(0, trouble="x", trouble_reason="ImagePullFailed")], {}, "ImagePullFailed", id="an image"),
-        pytest.param([waits(0, trouble="x", trouble_reason="ImagePullFailed", kill_at=NOW), (pod(1), ready())], {}, "AgentsAnswer",
+        pytest.param([(pod(0), silent(20)), (pod(1), silent(20))], {"pod_creation_error": "quota"}, "OperatorCutOff", id="nobody answers"),
+        pytest.param([(pod(0), ready(authentication_failed=True)), (pod(1), silent(20))], {"pod_creation_error": "quota"},
+                     "TokenRefused", id="one does not know us"),
+        pytest.param([waits(0, problem="x", problem_reason="ImagePullFailed")], {"pod_creation_error": "quota"}, "PodsRefused",
+                     id="a refusal"),
+        pytest.param([waits(0, problem="x", problem_reason="ImagePullFailed")], {}, "ImagePullFailed", id="an image"),
+        pytest.param([waits(0, problem="x", problem_reason="ImagePullFailed", kill_at=NOW), (pod(1), ready())], {}, "AgentsAnswer",
                      id="not of a pod that goes"),
-        pytest.param([(pod(0, phase="Failed", trouble="x", trouble_reason="ContainerEnded"), None)], {}, "ContainerEnded", id="an end"),
-        pytest.param([waits(0, trouble="x", trouble_reason="Unschedulable"), (pod(1), ready())], {}, "AgentsAnswer", id="no room yet"),
-        pytest.param([(pod(1, trouble="x", trouble_reason="ImagePullFailed"), ready()), (pod(0), ready())], {}, "AgentsAnswer",
+        pytest.param([(pod(0, phase="Failed", problem="x", problem_reason="ContainerEnded"), None)], {}, "ContainerEnded", id="an end"),
+        pytest.param([waits(0, problem="x", problem_reason="Unschedulable"), (pod(1), ready())], {}, "AgentsAnswer", id="no room yet"),
+        pytest.param([(pod(1, problem="x", problem_reason="ImagePullFailed"), ready()), (pod(0), ready())], {}, "AgentsAnswer",
                      id="nor what is over"),
-        pytest.param([(pod(0), ObservedAgent(trying_since=LONG_AGO)), waits(1, trouble="x", trouble_reason="ImagePullFailed")], {},
+        pytest.param([(pod(0), ObservedAgent(trying_since=LONG_AGO)), waits(1, problem="x", problem_reason="ImagePullFailed")], {},
                      "AgentNotAnswering", id="the first pod counts"),
-        pytest.param([waits(1, trouble="x", trouble_reason="ImagePullFailed"), (pod(0), ObservedAgent(trying_since=LONG_AGO))], {},
+        pytest.param([waits(1, problem="x", problem_reason="ImagePullFailed"), (pod(0), ObservedAgent(trying_since=LONG_AGO))], {},
                      "AgentNotAnswering", id="in whatever order they are seen"),
         pytest.param([waits(0), (pod(1), ObservedAgent(trying_since=NOW))], {}, None, id="nothing yet"),
     ],
@@ -414,7 +416,7 @@ def test_size(record: Record, pods: list[Seen], size: str) -> None:
 
 
 def test_the_size_of_a_job_that_cannot_be_used() -> None:
-    snapshot = observed(replace(job(trains()), policy=None, refusal="no"), RUN)
+    snapshot = observed(replace(job(trains()), policy=None, spec_error="no"), RUN)
     assert size_text(snapshot, trains(), assess(snapshot), granted(snapshot)) == "2/2/0"
 
 
@@ -664,37 +666,37 @@ def test_when_steps_are_new_again(phase: str, best: int, agents: list[ObservedAg
     assert next_phase_change(record, replicas, NOW) == (None if wait_s is None else NOW + seconds(wait_s))
 
 
-PULLING = {"trouble": "image x cannot be pulled", "trouble_reason": "ImagePullFailed"}
-CANNOT_START = {"trouble": "no secret y", "trouble_reason": "ContainerCannotStart"}
+PULLING = {"problem": "image x cannot be pulled", "problem_reason": "ImagePullFailed"}
+CANNOT_START = {"problem": "no secret y", "problem_reason": "ContainerCannotStart"}
 
 
-@pytest.mark.parametrize("trouble", [PULLING, CANNOT_START], ids=["an image", "a container"])
+@pytest.mark.parametrize("problem", [PULLING, CANNOT_START], ids=["an image", "a container"])
 @pytest.mark.parametrize(
     ("since_s", "is_told"), [pytest.param(29.9, False, id="it may heal"), pytest.param(30, True, id="it lasts")]
 )
 def test_trouble_that_may_heal_is_told_when_it_lasts(trouble: dict[str, str], since_s: float, is_told: bool) -> None:
-    snapshot = observed(job(STARTS), [waits(0, trouble_since=NOW - seconds(since_s), **trouble), waits(1)])
+    snapshot = observed(job(STARTS), [waits(0, problem_since=NOW - seconds(since_s), **trouble), waits(1)])
     found = report(snapshot)
     reasons = [c.reason for c in found.conditions if c.type == "PodsReady"]
-    assert reasons == ([trouble["trouble_reason"]] if is_told else [])
+    assert reasons == ([trouble["problem_reason"]] if is_told else [])
     assert [note.reason for note in found.events] == reasons
     assert found.wake_at == (None if is_told else NOW + seconds(0.1)), "nothing else tells that it lasts"
-    assert trouble["trouble"] in found.conditions[-1].message, "what is waited for is said at once"
+    assert trouble["problem"] in found.conditions[-1].message, "what is waited for is said at once"
 
 
 def test_trouble_that_was_told_before_is_told_by_a_new_operator_too() -> None:
     before = (Condition("PodsReady", False, "ImagePullFailed", "image x cannot be pulled", LONG_AGO),)
-    found = report(observed(job(STARTS, conditions=before), [waits(0, trouble_since=NOW, **PULLING)]))
+    found = report(observed(job(STARTS, conditions=before), [waits(0, problem_since=NOW, **PULLING)]))
     assert [c.reason for c in found.conditions if c.type == "PodsReady"] == ["ImagePullFailed"]
     assert found.events == ()
-    other = report(observed(job(STARTS, conditions=before), [waits(0, trouble_since=NOW, **CANNOT_START)]))
+    other = report(observed(job(STARTS, conditions=before), [waits(0, problem_since=NOW, **CANNOT_START)]))
     assert [c.reason for c in other.conditions if c.type == "PodsReady"] == []
 
 
 def test_the_first_of_several_troubles_that_will_have_lasted_is_waited_for() -> None:
-    pods = [waits(n, trouble_since=NOW - seconds(age), **PULLING) for n, age in enumerate((5, 20, 10))]
+    pods = [waits(n, problem_since=NOW - seconds(age), **PULLING) for n, age in enumerate((5, 20, 10))]
     assert report(observed(job(STARTS), pods)).wake_at == NOW + seconds(10)
-    ended = (pod(3, phase="Failed", trouble="it ended", trouble_reason="ContainerEnded", trouble_since=NOW), None)
+    ended = (pod(3, phase="Failed", problem="it ended", problem_reason="ContainerEnded", problem_since=NOW), None)
     found = report(observed(job(STARTS), [*pods, ended]))
     assert [c.reason for c in found.conditions if c.type == "PodsReady"] == ["ContainerEnded"], "an end does not heal"
     assert found.wake_at == NOW + seconds(10)
@@ -708,8 +710,8 @@ KEPT = "the API server refuses to delete pod job-workers-0, which is tried again
     [
         pytest.param({"record": trains()}, ["PodsNotDeleted", "SpecWarning"], id="beside other warnings"),
         pytest.param({"record": replace(trains(), outcome="Failed", outcome_reason="x")}, ["PodsNotDeleted"], id="at the end"),
-        pytest.param({"policy": None, "refusal": "y"}, ["PodsNotDeleted", "InvalidSpec"], id="of a spec that cannot be used"),
-        pytest.param({"policy": None, "refusal": "y", "record": trains()}, ["PodsNotDeleted", "InvalidSpec"],
+        pytest.param({"policy": None, "spec_error": "y"}, ["PodsNotDeleted", "InvalidSpec"], id="of a spec that cannot be used"),
+        pytest.param({"policy": None, "spec_error": "y", "record": trains()}, ["PodsNotDeleted", "InvalidSpec"],
                      id="of one that trains on all the same"),
         pytest.param({"record": trains(), "deleting_since": NOW}, ["PodsNotDeleted", "QuotaNotReturned"], id="in a deletion"),
         pytest.param({"record": trains(queue="a")}, ["PodsNotDeleted", "QuotaNotReturned", "SpecWarning"], id="beside quota"),
@@ -717,14 +719,14 @@ KEPT = "the API server refuses to delete pod job-workers-0, which is tried again
 )  # fmt: skip
 def test_what_cannot_be_deleted_comes_first_and_the_state_last(changes: dict[str, Any], reasons: list[str]) -> None:
     trouble = "no quota back" if "QuotaNotReturned" in reasons else ""
-    plain = observed(job(**{"wishes": policy(warnings=("w",)), **changes}), RUN, quota_return_trouble=trouble)
-    found, without = report(replace(plain, pod_deletion_trouble=KEPT)), report(plain)
+    plain = observed(job(**{"wishes": policy(warnings=("w",)), **changes}), RUN, quota_return_error=trouble)
+    found, without = report(replace(plain, pod_deletion_error=KEPT)), report(plain)
     warning = next(c for c in found.conditions if c.type == "Warning")
     assert (warning.reason, warning.message.split("; ")[0]) == ("PodsNotDeleted", KEPT)
     assert [note.reason for note in found.events] == reasons
     assert found.conditions[-1] == without.conditions[-1]
     again = replace(
-        plain, pod_deletion_trouble=KEPT.replace("0-0", "1-0"), job=replace(plain.job, conditions=found.conditions)
+        plain, pod_deletion_error=KEPT.replace("0-0", "1-0"), job=replace(plain.job, conditions=found.conditions)
     )
     assert [note.reason for note in report(again).events] == [], "another pod is no news"
 
@@ -742,5 +744,5 @@ def test_agents_that_tell_more_than_is_taken_are_named() -> None:
 
 
 def test_a_message_that_repeats_something_endless_is_cut() -> None:
-    told = plan(observed(replace(job(STARTS), policy=None, refusal="x" * 100_000)))
+    told = plan(observed(replace(job(STARTS), policy=None, spec_error="x" * 100_000)))
     assert max(len(c.message) for c in told.conditions) < 10_000

@@ -79,7 +79,7 @@ def test_a_mistake_in_an_edit_that_does_not_act_yet_does_no_harm() -> None:
 def test_other_groups_of_pods_are_refused(after: list[Body]) -> None:
     fact = observe_job(edited(OLD, {"replicaSpecs": after}))
     assert fact.policy is None
-    assert "spec.replicaSpecs were workers when the job began" in fact.refusal
+    assert "spec.replicaSpecs were workers when the job began" in fact.spec_error
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_two_templates_start_as_many_workers(first: Body, second: Body, nproc: s
     fact = observe_job(body)
     assert (fact.policy is None) is is_refused
     if is_refused:
-        assert "different numbers of workers (base: " in fact.refusal
+        assert "different numbers of workers (base: " in fact.spec_error
 
 
 @pytest.mark.parametrize(("wish", "warned"), [("Never", False), (None, False), ("OnFailure", True), ("Always", True)])

@@ -122,12 +122,12 @@ def test_a_container_that_is_held_back_is_restarting() -> None:
 def test_a_container_that_ended_beside_a_sidecar_is_told_of() -> None:
     ended = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no such file: train.py"}}
     fact = read(container(**ended), container("sidecar", **RUNNING))
-    assert fact.trouble_reason == "ContainerEnded"
-    assert "container train of pod job-workers-0 ended with exit code 3: “no such file: train.py”" in fact.trouble
+    assert fact.problem_reason == "ContainerEnded"
+    assert "container train of pod job-workers-0 ended with exit code 3: “no such file: train.py”" in fact.problem
 
 
 def test_a_container_that_is_started_again_is_told_of() -> None:
     held_back = {**container(waiting={"reason": "CrashLoopBackOff"}), "restartCount": 1, "lastState": CRASHED}
     fact = read(held_back, restartPolicy="Always")
-    assert fact.trouble_reason == "ContainerEnded"
-    assert fact.trouble == "container train of pod job-workers-0 ended with exit code 1; its kubelet starts it again"
+    assert fact.problem_reason == "ContainerEnded"
+    assert fact.problem == "container train of pod job-workers-0 ended with exit code 1; its kubelet starts it again"

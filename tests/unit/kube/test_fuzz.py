@@ -140,7 +140,7 @@ def outcome(world: World) -> str:
     job = operator.see()
     if job is None:
         return "ignored"
-    assert (job.fact.policy is None) == bool(job.fact.refusal)
+    assert (job.fact.policy is None) == bool(job.fact.spec_error)
     todo = plan(operator.observed(job))
     assert todo.conditions
     operator.carry_out(job, todo)
@@ -158,7 +158,7 @@ def outcome(world: World) -> str:
     assert again.record.generation >= todo.record.generation
     if job.fact.unmanaged:
         return "left alone"
-    return "edit refused" if job.fact.refused_edit else "refused" if job.fact.policy is None else "decided"
+    return "edit refused" if job.fact.edit_error else "refused" if job.fact.policy is None else "decided"
 
 
 def run(seeds: range, *, trace: bool = False) -> tuple[Counter[str], float, int]:

@@ -104,8 +104,8 @@ def test_what_was_good_last_follows_every_good_edit() -> None:
 
 def test_a_good_edit_ends_it() -> None:
     body = trained()
-    assert edited(body, {"nprocPerNode": "many"}).fact.refused_edit
-    assert not edited(body, {"elasticPolicy": {"minReplicas": 2}}).fact.refused_edit
+    assert edited(body, {"nprocPerNode": "many"}).fact.edit_error
+    assert not edited(body, {"elasticPolicy": {"minReplicas": 2}}).fact.edit_error
 
 
 def test_a_job_that_was_never_good_says_so() -> None:

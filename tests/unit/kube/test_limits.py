@@ -63,8 +63,8 @@ def with_script(text: str, **meta: Any) -> dict[str, Any]:
 def test_what_is_too_large_is_refused_and_named(body: dict[str, Any], field: str, figure: int) -> None:
     fact = observe_job(body)
     assert fact.policy is None
-    assert field in fact.refusal
-    assert str(figure) in fact.refusal
+    assert field in fact.spec_error
+    assert str(figure) in fact.spec_error
 
 
 def test_a_large_manifest_that_fits_is_accepted() -> None:
@@ -72,7 +72,7 @@ def test_a_large_manifest_that_fits_is_accepted() -> None:
     body = with_script(script)
     body["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(body["spec"])}
     assert len(script) > 50_000
-    assert observe_job(body).refusal == ""
+    assert observe_job(body).spec_error == ""
     assert applied_of({"metadata": {"annotations": {"elastipod.io/applied": encode_applied(body["spec"])}}}) is not None
 
 
@@ -89,7 +89,7 @@ def test_of_a_job_that_is_refused_for_its_size_the_templates_are_not_kept() -> N
         return [store.put_job(body) for body in bodies]
 
     assert kept_bytes(take) < MIB
-    assert all("at most" in job.fact.refusal for job in store.jobs.values())
+    assert all("at most" in job.fact.spec_error for job in store.jobs.values())
 
 
 def test_who_wrote_which_field_is_not_kept_and_what_is_needed_is() -> None:

@@ -107,9 +107,9 @@ def read(body: dict[str, Any]) -> ObservedPod:
 
 def test_a_pod_that_no_scheduler_has_looked_at_names_its_scheduler() -> None:
     fact = read(pending(schedulerName="gang-scheduler"))
-    assert fact.trouble_reason == NOT_CONSIDERED
-    assert "nobody seems to serve schedulerName gang-scheduler" in fact.trouble
-    assert "schedulerName default-scheduler" in read(pending()).trouble
+    assert fact.problem_reason == NOT_CONSIDERED
+    assert "nobody seems to serve schedulerName gang-scheduler" in fact.problem
+    assert "schedulerName default-scheduler" in read(pending()).problem
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_pod_that_no_scheduler_has_looked_at_names_its_scheduler() -> None:
     ],
 )
 def test_other_pods_were_looked_at(body: dict[str, Any]) -> None:
-    assert read(body).trouble_reason != NOT_CONSIDERED
+    assert read(body).problem_reason != NOT_CONSIDERED
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 3600.0], ids=["their clock behind", "alike", "their clock ahead"])

@@ -34,7 +34,7 @@ def test_a_job_is_read_with_all_that_the_core_needs() -> None:
     ], "elasticScalingStatus": {"podsScaled": True}}  # fmt: skip
     fact = observe_job(body)
     assert fact.scaling == {"podsScaled": True}
-    assert (fact.namespace, fact.name, fact.record, fact.refusal) == ("team", "job", record, "")
+    assert (fact.namespace, fact.name, fact.record, fact.spec_error) == ("team", "job", record, "")
     assert (fact.has_finalizer, fact.drain_on_delete) == (True, True)
     assert fact.deleting_since == datetime(2026, 3, 1, 12, 10, tzinfo=UTC)
     assert [(c.type, c.status, c.reason, c.message) for c in fact.conditions] == [("Running", True, "Training", "m")]
@@ -76,7 +76,7 @@ def test_the_history_tells_of_the_newest_generation() -> None:
 def test_a_job_that_cannot_be_used_says_why_and_never_raises(spec: dict[str, Any], words: str) -> None:
     fact = observe_job(job_body(spec))
     assert fact.policy is None
-    assert words in fact.refusal
+    assert words in fact.spec_error
 
 
 def test_the_defaults_are_filled_in() -> None:
@@ -166,7 +166,7 @@ def test_a_pod_is_read() -> None:
         True,
         False,
     )
-    assert (fact.trouble, fact.disruption, fact.deletion_grace) == ("", "", None)
+    assert (fact.problem, fact.disruption, fact.deletion_grace) == ("", "", None)
 
 
 def test_a_pod_starts_with_the_container_of_its_agent() -> None:
@@ -229,10 +229,10 @@ def test_a_pod_that_is_about_to_go_says_so() -> None:
 def test_troubles_are_told_in_plain_words(status: dict[str, Any], reason: str, words: tuple[str, ...]) -> None:
     fact = observe_pod(pod_body(status={"phase": "Pending", **status}), "train")
     assert fact is not None
-    assert fact.trouble_reason == reason
-    assert all(word in fact.trouble for word in words), fact.trouble
-    assert "\n" not in fact.trouble
-    is_about_launching = reason == "ContainerEnded" and "hyperpodrun" in fact.trouble
+    assert fact.problem_reason == reason
+    assert all(word in fact.problem for word in words), fact.problem
+    assert "\n" not in fact.problem
+    is_about_launching = reason == "ContainerEnded" and "hyperpodrun" in fact.problem
     assert is_about_launching is ("hyperpodrun" in words), "who was ended by others need not change its command"
 
 
@@ -240,7 +240,7 @@ def test_endless_messages_are_cut() -> None:
     status = {"phase": "Failed", "message": "x" * 5000}
     fact = observe_pod(pod_body(status=status), "train")
     assert fact is not None
-    assert len(fact.trouble) < 400
+    assert len(fact.problem) < 400
 
 
 @pytest.mark.parametrize(
@@ -311,8 +311,8 @@ def test_out_of_service_is_read_and_is_no_drain() -> None:
     ],
 )
 def test_who_tolerates_a_taint_may_stay(toleration: dict[str, Any], stays: bool) -> None:
-    doom = disruption_of(node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}]))
-    assert (doom.why([toleration]) == "") is stays
+    disruption = disruption_of(node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}]))
+    assert (disruption.reason_for([toleration]) == "") is stays
 
 
 def test_only_what_every_template_tolerates_counts() -> None:

@@ -18,7 +18,7 @@ def manifest(template: dict[str, Any] | None = None, key_secret: str = "", **spe
     wish = template if template is not None else {"spec": {"containers": [{"name": "train"}]}}
     body = job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "maxReplicas": 4, "template": wish}], **spec})
     fact = observe_job(body)
-    assert fact.policy is not None, fact.refusal
+    assert fact.policy is not None, fact.spec_error
     before = copy.deepcopy(body["spec"])
     made = pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 1, 2), 3, key_secret)
     assert body["spec"] == before, "the job's own template is left alone"

@@ -153,7 +153,7 @@ async def test_what_kueue_says_of_a_queue_has_it_read_at_once(reading: Reading) 
 
 
 async def test_a_queue_in_trouble_is_read_more_often(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_reader, "TROUBLED_AGAIN_S", 0.01)
+    monkeypatch.setattr(queue_reader, "PROBLEM_READ_AGAIN_S", 0.01)
     reading.cluster.pools = [pool(stopPolicy="Hold")]
     reading.know()
     reading.fact()
@@ -209,7 +209,7 @@ async def test_an_api_server_that_does_not_answer_changes_nothing(
 
 
 async def test_what_could_not_be_read_is_read_again_soon(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_reader, "TROUBLED_AGAIN_S", 0.01)
+    monkeypatch.setattr(queue_reader, "PROBLEM_READ_AGAIN_S", 0.01)
     reading.cluster.refuse["localqueues"] = ApiError(500, "out of order")
     reading.know()
     reading.fact()

@@ -50,9 +50,9 @@ def test_a_node_that_leaves_schedulable_is_left(status: str) -> None:
 @pytest.mark.parametrize("mine", [{}, {"value": ""}, {"value": None}])
 @pytest.mark.parametrize("theirs", [{}, {"value": ""}])
 def test_no_value_and_an_empty_one_are_the_same(mine: dict[str, str | None], theirs: dict[str, str]) -> None:
-    doom = disruption_of(node_body(taints=[{"key": "maintenance", "effect": "NoExecute", **theirs}]))
-    assert doom.why([{"key": "maintenance", **mine}]) == ""
-    assert doom.why([{"key": "maintenance", "value": "x"}]) == "taint maintenance:NoExecute"
+    disruption = disruption_of(node_body(taints=[{"key": "maintenance", "effect": "NoExecute", **theirs}]))
+    assert disruption.reason_for([{"key": "maintenance", **mine}]) == ""
+    assert disruption.reason_for([{"key": "maintenance", "value": "x"}]) == "taint maintenance:NoExecute"
 
 
 @pytest.mark.parametrize("status", ["True", "False", "Unknown"])
@@ -77,8 +77,8 @@ def test_what_keeps_a_container_from_its_start(kubelet: str, reason: str) -> Non
     status = {"phase": "Pending", "containerStatuses": [container(waiting={"reason": kubelet, "message": "so it is"})]}
     fact = observe_pod(pod_body(status=status), "train")
     assert fact is not None
-    assert fact.trouble_reason == reason
-    assert ("so it is" in fact.trouble) is bool(reason)
+    assert fact.problem_reason == reason
+    assert ("so it is" in fact.problem) is bool(reason)
 
 
 @pytest.mark.parametrize(

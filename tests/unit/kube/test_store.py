@@ -58,7 +58,7 @@ def test_trouble_is_known_since_it_was_first_seen_and_anew_when_it_is_another() 
         state = {"waiting": {"reason": reason}} if reason else {"running": {}}
         store.put_pod(pod_body(version=version, status={"containerStatuses": [container(**state)]}))
         (pod,) = store.jobs[JOB_UID].pods.values()
-        return pod.trouble_since - began if pod.trouble_since is not None else None
+        return pod.problem_since - began if pod.problem_since is not None else None
 
     told = [since(20, "ErrImagePull"), since(21, "ImagePullBackOff"), since(22, "CreateContainerError"), since(23, "")]
     assert told == [timedelta(seconds=10), timedelta(seconds=10), timedelta(seconds=30), None]

@@ -51,10 +51,10 @@ BROKEN = [
 def test_a_spec_that_cannot_be_read_is_told_of(spec: Any, words: str) -> None:
     fact = observe_job({**job_body(), "spec": spec})
     assert fact.policy is None
-    assert words in fact.refusal
+    assert words in fact.spec_error
     todo = plan(Snapshot(now=fact.created_at, job=fact))
     assert (todo.conditions[-1].type, todo.conditions[-1].reason) == ("Suspended", "InvalidSpec")
-    assert todo.conditions[-1].message == fact.refusal
+    assert todo.conditions[-1].message == fact.spec_error
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def mangled(draw: st.DrawFn) -> Any:
 @given(mangled())
 def test_whatever_an_object_holds_it_can_be_decided_on(body: Any) -> None:
     fact = observe_job(body)
-    assert (fact.policy is None) is bool(fact.refusal)
+    assert (fact.policy is None) is bool(fact.spec_error)
     plan(Snapshot(now=fact.created_at, job=fact))
 
 
@@ -151,7 +151,7 @@ def test_a_spec_that_is_nested_too_deep_is_refused_and_the_field_named(levels: i
     store = Store()
     store.put_job(job_body(change(within(levels))))
     job = store.jobs[JOB_UID]
-    assert job.fact.refusal == f"{field} is nested more than 100 levels deep"
+    assert job.fact.spec_error == f"{field} is nested more than 100 levels deep"
     json.dumps(metadata_changes(job, plan(Snapshot(now=job.fact.created_at, job=job.fact))))
 
 

@@ -77,7 +77,7 @@ class Creating:
 
     @property
     def why(self) -> str:
-        return self.creation.refusal.why
+        return self.creation.backoff.refusal
 
 
 async def test_what_is_created_is_known_at_once_and_decided_about_once() -> None:

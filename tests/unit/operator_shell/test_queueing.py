@@ -82,8 +82,8 @@ class Shell:
     def next_gang_check(self) -> asyncio.TimerHandle | None:
         return self.queues._workloads.state(self.job).timer
 
-    def trouble(self) -> tuple[str, str] | None:
-        return self.queues.snapshot(self.job).trouble
+    def problem(self) -> tuple[str, str] | None:
+        return self.queues.snapshot(self.job).problem
 
     def asked(self, what: str) -> int:
         """Give how often something was called so far, as "GET workloads"."""
@@ -189,14 +189,14 @@ async def test_a_job_without_pods_is_told_of_and_looked_at_again(shell: Shell) -
     shell.know()
     shell.server.refuse["list"] = CANNOT_CONVERT
     await shell.queues.observe(shell.job)
-    trouble = shell.trouble()
-    assert trouble is not None
-    assert trouble[0] == "KueueUnavailable"
+    problem = shell.problem()
+    assert problem is not None
+    assert problem[0] == "KueueUnavailable"
     assert (shell.job.workloads.is_listed, shell.woken) == (False, 0), "a job that wakes itself would never rest"
     assert shell.next_gang_check() is not None, "nothing else may wake it"
     del shell.server.refuse["list"]
     await shell.queues.observe(shell.job)
-    assert (shell.job.workloads.is_listed, shell.trouble()) == (True, None)
+    assert (shell.job.workloads.is_listed, shell.problem()) == (True, None)
 
 
 async def test_where_kueue_is_missing_there_is_no_quota(shell: Shell) -> None:
@@ -204,10 +204,10 @@ async def test_where_kueue_is_missing_there_is_no_quota(shell: Shell) -> None:
     shell.store.replace_pods(JOB_UID, [pod_body()], 50)
     shell.server.refuse["list"] = (404, "the server could not find the requested resource")
     await shell.queues.observe(shell.job)
-    trouble = shell.trouble()
-    assert trouble is not None
-    assert trouble[0] == "KueueUnavailable"
-    assert "install Kueue 0.15" in trouble[1]
+    problem = shell.problem()
+    assert problem is not None
+    assert problem[0] == "KueueUnavailable"
+    assert "install Kueue 0.15" in problem[1]
     assert shell.job.workloads.is_listed
     assert shell.next_gang_check() is None
 
@@ -218,7 +218,7 @@ DELETED = {"deletionTimestamp": "2026-03-01T12:00:00Z", "resourceVersion": "900"
 def left(shell: Shell) -> tuple[int, str]:
     """Give how many Workloads of the job are known, and why they are still there."""
     seen = shell.queues.snapshot(shell.job)
-    return len(seen.workloads), seen.quota_return_trouble
+    return len(seen.workloads), seen.quota_return_error
 
 
 async def test_a_deleted_job_is_asked_for_what_it_has_and_again_when_its_pods_are_gone(shell: Shell) -> None:
@@ -338,7 +338,7 @@ async def test_asking_creates_a_workload_that_is_known_at_once(shell: Shell) -> 
     body = shell.server.workloads[BASE]
     assert (body["spec"]["queueName"], body["spec"]["priority"]) == ("gpus", 0)
     await shell.do(ASK_BASE)
-    assert (shell.asked("POST workloads"), len(shell.server.workloads), shell.trouble()) == (2, 1, None)
+    assert (shell.asked("POST workloads"), len(shell.server.workloads), shell.problem()) == (2, 1, None)
 
 
 async def test_increments_are_pinned_to_the_base_and_below_all_bases(shell: Shell) -> None:
@@ -382,9 +382,9 @@ async def test_what_is_refused_is_told_and_tried_again_later(
     shell.know()
     shell.server.refuse["create"] = answer
     await shell.do(ASK_BASE)
-    trouble = shell.trouble()
-    assert trouble is not None
-    assert (trouble[0], said in trouble[1]) == (reason, True)
+    problem = shell.problem()
+    assert problem is not None
+    assert (problem[0], said in problem[1]) == (reason, True)
     woken = shell.woken
     assert woken == 1
     await shell.do(ASK_BASE)
@@ -399,7 +399,7 @@ async def test_what_is_refused_is_told_and_tried_again_later(
     del shell.server.refuse["create"]
     later(1)
     await shell.do(ASK_BASE)
-    assert (shell.trouble(), len(shell.server.workloads)) == (None, 1)
+    assert (shell.problem(), len(shell.server.workloads)) == (None, 1)
 
 
 async def test_the_wait_ends_when_kueue_is_back(shell: Shell, later: Any) -> None:
@@ -411,7 +411,7 @@ async def test_the_wait_ends_when_kueue_is_back(shell: Shell, later: Any) -> Non
     shell.queues.retry_all()
     assert shell.woken == woken + 1
     await shell.do(ASK_BASE)
-    assert shell.trouble() is None
+    assert shell.problem() is None
 
 
 async def test_a_wish_that_is_gone_takes_its_trouble_along(shell: Shell) -> None:
@@ -419,15 +419,15 @@ async def test_a_wish_that_is_gone_takes_its_trouble_along(shell: Shell) -> None
     shell.server.refuse["create"] = (403, "no")
     await shell.do(ASK_BASE)
     await shell.do()
-    assert shell.trouble() is None
+    assert shell.problem() is None
 
 
 async def test_a_missing_priority_class_is_a_reason_of_its_own(shell: Shell) -> None:
     shell.know(labels={**QUEUED, "kueue.x-k8s.io/priority-class": "none"})
     await shell.do(ASK_BASE)
-    trouble = shell.trouble()
-    assert trouble is not None
-    assert trouble[0] == "PriorityClassMissing"
+    problem = shell.problem()
+    assert problem is not None
+    assert problem[0] == "PriorityClassMissing"
 
 
 async def test_a_strange_workload_of_that_name_is_told_of(shell: Shell) -> None:
@@ -438,9 +438,9 @@ async def test_a_strange_workload_of_that_name_is_told_of(shell: Shell) -> None:
     shell.server.put(shell.server.workloads, strange)
     shell.job.workloads.clear()
     await shell.do(ASK_BASE)
-    trouble = shell.trouble()
-    assert trouble is not None
-    assert "exists and does not belong to this job" in trouble[1]
+    problem = shell.problem()
+    assert problem is not None
+    assert "exists and does not belong to this job" in problem[1]
 
 
 # -- pods
@@ -483,10 +483,10 @@ async def test_a_clash_is_told_and_no_pod_is_made(shell: Shell) -> None:
     ready, problem = await shell.queues.place_pods(shell.job, [create(BASE)])
     assert ready == []
     assert "ResourceFlavor gone" in problem
-    assert shell.trouble() == ("PodPlacementFailed", problem)
+    assert shell.problem() == ("PodPlacementFailed", problem)
     shell.server.admit(BASE)
     assert len((await shell.queues.place_pods(shell.job, [create(BASE)]))[0]) == 1
-    assert shell.trouble() is None
+    assert shell.problem() is None
 
 
 async def test_a_flavor_that_may_not_be_read_is_told_and_no_pod_is_made(shell: Shell) -> None:
@@ -495,7 +495,7 @@ async def test_a_flavor_that_may_not_be_read_is_told_and_no_pod_is_made(shell: S
     shell.server.refuse["resourceflavors/gpus"] = (403, "resourceflavors is forbidden")
     ready, problem = await shell.queues.place_pods(shell.job, [create(BASE)])
     assert (ready, problem) == ([], f"the flavors of Workload {BASE} cannot be read: resourceflavors is forbidden")
-    assert shell.trouble() == ("PodPlacementFailed", problem)
+    assert shell.problem() == ("PodPlacementFailed", problem)
     shell.server.refuse["resourceflavors/gpus"] = (503, "later")
     with pytest.raises(ApiError):
         await shell.queues.place_pods(shell.job, [create(BASE)])
@@ -673,7 +673,7 @@ async def test_a_job_is_looked_at_once_for_all_who_wait(shell: Shell) -> None:
     shell.server.refuse["create"] = AWAY
     await shell.do(ASK_BASE)
     assert shell.next_gang_check() is second, "what failed has a time of its own"
-    await until(lambda: shell.woken == 3)  # for the trouble, and a second later to try again
+    await until(lambda: shell.woken == 3)  # for the problem, and a second later to try again
 
 
 async def test_a_released_base_is_in_the_queue_again(shell: Shell) -> None:
@@ -742,14 +742,14 @@ async def test_quota_that_may_not_be_given_back_is_told_until_it_was(shell: Shel
         shell.server.refuse["delete"] = answer
         later(60)
         await shell.do(order)
-        told.append(shell.queues.snapshot(shell.job).quota_return_trouble)
+        told.append(shell.queues.snapshot(shell.job).quota_return_error)
     refused = "the job's quota could not be given back: forbidden"
     assert told == ["", "", refused, refused]
-    assert shell.trouble() is None, "that is no reason for which quota is not asked for"
+    assert shell.problem() is None, "that is no reason for which quota is not asked for"
     shell.server.refuse.clear()
     del shell.server.workloads[BASE]  # somebody else did it
     await shell.do()
-    assert shell.queues.snapshot(shell.job).quota_return_trouble == ""
+    assert shell.queues.snapshot(shell.job).quota_return_error == ""
 
 
 async def test_a_workload_that_is_gone_or_another_one_by_now_is_forgotten(shell: Shell) -> None:
@@ -813,7 +813,7 @@ async def test_a_job_that_is_gone_is_forgotten(shell: Shell) -> None:
     await shell.do(ASK_BASE)
     shell.queues.forget(JOB_UID)
     shell.queues.retry_all()
-    assert shell.trouble() is None
+    assert shell.problem() is None
     await asyncio.sleep(0)
 
 
@@ -827,7 +827,7 @@ async def test_increments_that_must_be_beside_the_base_wait_for_its_place(shell:
     )
     await shell.granted()
     await shell.do(ASK_MORE)
-    assert (set(shell.server.workloads), shell.trouble()) == ({BASE}, None)
+    assert (set(shell.server.workloads), shell.problem()) == ({BASE}, None)
 
 
 # -- priorities that were edited
@@ -864,12 +864,12 @@ async def test_an_edited_class_reaches_the_base_and_then_the_increments(shell: S
     assert not any(w.has_outdated_priority for w in shell.queues.snapshot(shell.job).workloads)
     shell.know(labels={**QUEUED, CLASS: "none"}, version=100)
     await rank_all(shell)
-    assert shell.trouble() == (
+    assert shell.problem() == (
         "PriorityClassMissing", "WorkloadPriorityClass none, which label kueue.x-k8s.io/priority-class names, does not exist",
     )  # fmt: skip
     shell.know(labels={**QUEUED, CLASS: "high"}, version=101)
     await rank_all(shell)
-    assert shell.trouble() is None
+    assert shell.problem() is None
     assert ranks(shell) == {0: (1000, "high"), 1: (-999_999_000, None)}
 
 
@@ -883,7 +883,7 @@ async def test_a_priority_that_is_refused_is_tried_again_later(
         await shell.do(UpdateWorkloadPriority(BASE, first.uid))
     assert caplog.text.count("a priority could not be changed") == 1
     refused = "the API server refuses the edited priority: workloads is forbidden"
-    assert shell.trouble() == ("PriorityRefused", refused)
+    assert shell.problem() == ("PriorityRefused", refused)
     later(5)
     caplog.set_level("WARNING")
     shell.server.refuse["patch"] = (409, "the object has been modified")
@@ -905,11 +905,11 @@ async def test_a_priority_that_is_changed_back_is_told(shell: Shell, later: Any)
     first = await shell.granted()
     shell.server.keeps = {"priority": 3}
     await shell.do(UpdateWorkloadPriority(BASE, first.uid))
-    assert shell.trouble() == ("PriorityRefused", f"the priority of Workload {BASE} is changed back by somebody else")
+    assert shell.problem() == ("PriorityRefused", f"the priority of Workload {BASE} is changed back by somebody else")
     shell.server.keeps = {}
     later(5)
     await shell.do(UpdateWorkloadPriority(BASE, first.uid))
-    assert shell.trouble() is None
+    assert shell.problem() is None
 
 
 async def test_quota_that_should_be_back_is_counted(shell: Shell, later: Any) -> None:

@@ -93,7 +93,7 @@ def _drafts(
     if snapshot.job.unmanaged:
         return _unmanaged(snapshot, created), None
     if snapshot.job.policy is None or grant is None:
-        return _invalid_spec(created, record, snapshot.job.refusal), None
+        return _invalid_spec(created, record, snapshot.job.spec_error), None
     context = Context(snapshot, snapshot.job.policy, replicas, grant, quota)
     auxiliary = [condition(record, context) for condition in AUXILIARY]
     now, wake = state.describe(record, context)
@@ -115,13 +115,13 @@ def _unmanaged(snapshot: Snapshot, created: ConditionDraft) -> list[ConditionDra
     return [created, why, ConditionDraft(last.type, last.status, as_reason(last.reason), last.message)]
 
 
-def _invalid_spec(created: ConditionDraft, record: Record, refusal: str) -> list[ConditionDraft]:
+def _invalid_spec(created: ConditionDraft, record: Record, spec_error: str) -> list[ConditionDraft]:
     """An edit that cannot be used does not end a training that runs; it is only not looked after until it is mended."""
     if not record.members or record.transition is not None:
-        return [created, ConditionDraft("Suspended", True, Reason.INVALID_SPEC, refusal)]
+        return [created, ConditionDraft("Suspended", True, Reason.INVALID_SPEC, spec_error)]
     text = f"{len(record.members)} replicas train in generation {record.generation}"
     return [
         created,
-        ConditionDraft("Warning", False, Reason.INVALID_SPEC, refusal),
+        ConditionDraft("Warning", False, Reason.INVALID_SPEC, spec_error),
         ConditionDraft("Running", True, Reason.TRAINING, text),
     ]

@@ -23,10 +23,10 @@ class ConditionDraft:
     """Of several things that are told together: reason and sentence of each."""
 
 
-def first_trouble(replicas: Iterable[Replica]) -> str:
+def first_problem(replicas: Iterable[Replica]) -> str:
     """Give what keeps one of them, as the end of a sentence. What every new pod is in for a moment is no trouble yet."""
-    troubles = (r.pod.trouble for r in replicas if r.pod.trouble and r.pod.trouble_reason != NOT_CONSIDERED)
-    return next((f": {trouble}" for trouble in troubles), "")
+    problems = (r.pod.problem for r in replicas if r.pod.problem and r.pod.problem_reason != NOT_CONSIDERED)
+    return next((f": {problem}" for problem in problems), "")
 
 
 def time_of_day(at: datetime) -> str:

@@ -13,10 +13,10 @@ from ..time_order import earliest
 from .draft import ConditionDraft, time_of_day
 
 # A kubelet tries again 10 to 15 s after what did not work: what outlasts two more tries hardly heals by itself.
-TROUBLE_REPORTED_AFTER = timedelta(seconds=30)
+PROBLEM_REPORTED_AFTER = timedelta(seconds=30)
 
 
-TRANSIENT_TROUBLES = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CANNOT_START, NOT_CONSIDERED)
+TRANSIENT_PROBLEMS = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CANNOT_START, NOT_CONSIDERED)
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
@@ -28,29 +28,29 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
     if replicas.all_silent:
         text = "no agent answers the operator; training goes on by itself, nothing is changed until one answers"
         return ConditionDraft("PodsReady", False, Reason.OPERATOR_CUT_OFF, text + _replaced_at(replicas)), None
-    if snapshot.refusal:
-        return ConditionDraft("PodsReady", False, Reason.PODS_REFUSED, snapshot.refusal), None
+    if snapshot.pod_creation_error:
+        return ConditionDraft("PodsReady", False, Reason.PODS_REFUSED, snapshot.pod_creation_error), None
     told = next((c.reason for c in snapshot.job.conditions if c.type == "PodsReady"), "")
     wakes: list[datetime] = []
     for replica in sorted(replicas.newest.values(), key=lambda r: r.id):
         pod = replica.pod
         if pod.kill_at is not None:
             continue  # it goes because somebody wants it so; how it ends is nobody's trouble
-        if replica.health is Health.PENDING and pod.started and replica.why == Reason.AGENT_NOT_ANSWERING:
+        if replica.health is Health.PENDING and pod.started and replica.cause == Reason.AGENT_NOT_ANSWERING:
             text = (
                 f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port {policy.agent_port}: "
                 "start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
             )
             return ConditionDraft("PodsReady", False, Reason.AGENT_NOT_ANSWERING, text), earliest(*wakes)
-        if replica.health is Health.SILENT and replica.until is not None:
-            text = f"{replica.detail}; unless it answers, it is replaced at {time_of_day(replica.until)}"
+        if replica.health is Health.SILENT and replica.presumed_lost_at is not None:
+            text = f"{replica.detail}; unless it answers, it is replaced at {time_of_day(replica.presumed_lost_at)}"
             return ConditionDraft("PodsReady", False, Reason.AGENT_SILENT, text), earliest(*wakes)
-        if not pod.trouble or pod.trouble_reason == Reason.UNSCHEDULABLE:
+        if not pod.problem or pod.problem_reason == Reason.UNSCHEDULABLE:
             continue
         if replica.health in (Health.PENDING, Health.ENDED):
-            due = _persists_from(pod) if pod.trouble_reason != told else None  # what was told once has lasted
+            due = _persists_from(pod) if pod.problem_reason != told else None  # what was told once has lasted
             if due is None or snapshot.now >= due:
-                return ConditionDraft("PodsReady", False, as_reason(pod.trouble_reason), pod.trouble), earliest(*wakes)
+                return ConditionDraft("PodsReady", False, as_reason(pod.problem_reason), pod.problem), earliest(*wakes)
             wakes.append(due)
     good = len([r for r in replicas.newest.values() if r.health is Health.GOOD])
     line = ConditionDraft("PodsReady", False, Reason.AGENTS_ANSWER, f"{good} agents answer") if good else None
@@ -59,19 +59,19 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
 
 def _replaced_at(replicas: Replicas) -> str:
     """Say until when agents that are all silent are waited for."""
-    until = max((r.until for r in replicas.by_id.values() if r.until is not None), default=None)
+    until = max((r.presumed_lost_at for r in replicas.by_id.values() if r.presumed_lost_at is not None), default=None)
     return f"; if none does until {time_of_day(until)}, the replicas are replaced" if until is not None else ""
 
 
 def _persists_from(pod: ObservedPod) -> datetime | None:
     """Give when a pod's trouble is one that lasts; None: it does not heal, or began nobody knows when."""
-    if pod.trouble_reason not in TRANSIENT_TROUBLES or pod.trouble_since is None:
+    if pod.problem_reason not in TRANSIENT_PROBLEMS or pod.problem_since is None:
         return None
-    return pod.trouble_since + TROUBLE_REPORTED_AFTER
+    return pod.problem_since + PROBLEM_REPORTED_AFTER
 
 
 def _token_refused(replicas: Replicas) -> ConditionDraft | None:
-    pods = sorted((r.pod for r in replicas.newest.values() if r.agent.denied), key=lambda pod: pod.id)
+    pods = sorted((r.pod for r in replicas.newest.values() if r.agent.authentication_failed), key=lambda pod: pod.id)
     if not pods:
         return None
     pod, others = pods[0], f" (and those of {len(pods) - 1} more pods)" if len(pods) > 1 else ""

@@ -14,7 +14,7 @@ from ..reasons import Reason
 from ..record import Record
 from ..slots import wanted_slots
 from ..snapshot import Policy, Snapshot
-from .draft import ConditionDraft, first_trouble, time_of_day
+from .draft import ConditionDraft, first_problem, time_of_day
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
@@ -43,15 +43,16 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
     if loading:
         text = f"{len(loading)} more replicas load what their workers will need; training goes on meanwhile"
         return ConditionDraft("Scaling", False, Reason.WARMING_UP, text)
-    if snapshot.refusal:
+    if snapshot.pod_creation_error:
         return ConditionDraft(
-            "Scaling", False, Reason.LIMIT_REACHED, f"{maximum - size} more replicas are wanted: {snapshot.refusal}"
+            "Scaling",
+            False,
+            Reason.LIMIT_REACHED,
+            f"{maximum - size} more replicas are wanted: {snapshot.pod_creation_error}",
         )
     gang = record.gang
-    if gang is not None and gang.rest_until is not None:
-        text = (
-            f"room for less than a whole increment was given back; asked again from {time_of_day(gang.rest_until)} on"
-        )
+    if gang is not None and gang.released_until is not None:
+        text = f"room for less than a whole increment was given back; asked again from {time_of_day(gang.released_until)} on"
         return ConditionDraft("Scaling", False, Reason.WAITING_FOR_CAPACITY, text)
     asked = [r for r in replicas.newest.values() if r.id not in members and r.health in (Health.PENDING, Health.GOOD)]
     hold = growth_hold(record, policy)
@@ -62,7 +63,7 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
         r for slot in wanted_slots(context.grant, record, replicas)
         if (r := replicas.newest.get(slot)) is not None and r.id not in members and not r.ready
     ]  # fmt: skip
-    text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{first_trouble(waiting)}"
+    text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{first_problem(waiting)}"
     return ConditionDraft("Scaling", False, Reason.WAITING_FOR_CAPACITY, text)
 
 
@@ -82,7 +83,7 @@ def _queued(snapshot: Snapshot, record: Record, policy: Policy, quota: Quota) ->
     if until is not None:
         text = f"{missing} more replicas are wanted; queue {quota.queue} is asked again from {time_of_day(until)} on"
         return ConditionDraft("Scaling", False, Reason.QUEUED, text)
-    why = f": {snapshot.queue_trouble[1]}" if snapshot.queue_trouble is not None else ""
+    why = f": {snapshot.queue_problem[1]}" if snapshot.queue_problem is not None else ""
     return ConditionDraft(
         "Scaling", False, Reason.QUEUED, f"{missing} more replicas are asked of queue {quota.queue}{why}"
     )

@@ -11,7 +11,7 @@ from ..ranks import base_minimum
 from ..reasons import Reason, as_reason
 from ..record import Record, TransitionKind
 from ..snapshot import AgentState
-from .draft import ConditionDraft, first_trouble, time_of_day
+from .draft import ConditionDraft, first_problem, time_of_day
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
 FAULT_REPORTED_AFTER = timedelta(seconds=30)
@@ -75,8 +75,8 @@ def _waiting_for(record: Record, replicas: Replicas, grant: Grant) -> str:
     ready = len(replicas.candidates())
     aim = max(grant.sizes.minimum, transition.target_size)
     gang = record.gang
-    if gang is not None and gang.rest_until is not None:
-        return f"there was room for too few replicas; one pod waits for room, the others follow from {time_of_day(gang.rest_until)} on"
+    if gang is not None and gang.released_until is not None:
+        return f"there was room for too few replicas; one pod waits for room, the others follow from {time_of_day(gang.released_until)} on"
     base = grant.specs[0].name
     of_base = sum(r.id.spec == base for r in replicas.candidates())
     if grant.sizes.minimum <= ready and of_base < (least := base_minimum(grant)):
@@ -87,4 +87,4 @@ def _waiting_for(record: Record, replicas: Replicas, grant: Grant) -> str:
 
 
 def _why_not_ready(replicas: Replicas) -> str:
-    return first_trouble(replicas.newest.values())
+    return first_problem(replicas.newest.values())

@@ -23,7 +23,7 @@ FOREIGN_RECORD = (
 )
 
 
-PRIORITY_TROUBLES = (Reason.PRIORITY_CLASS_MISSING, Reason.PRIORITY_REFUSED)
+PRIORITY_PROBLEMS = (Reason.PRIORITY_CLASS_MISSING, Reason.PRIORITY_REFUSED)
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
@@ -31,9 +31,9 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
     snapshot, policy, quota = context.snapshot, context.policy, context.quota
     late, due = overdue_evictions(snapshot, policy, context.replicas, quota)
     found: Warnings = []
-    if snapshot.job.refused_edit:
+    if snapshot.job.edit_error:
         found.append(
-            (Reason.INVALID_SPEC, f"{snapshot.job.refused_edit}; the last spec that could be used stays in force")
+            (Reason.INVALID_SPEC, f"{snapshot.job.edit_error}; the last spec that could be used stays in force")
         )
     if does_not_progress(record):
         text = (
@@ -60,9 +60,9 @@ def with_operator_warnings(
 ) -> list[ConditionDraft]:
     """Say first of all, also at the end of a job, what the operator failed at, and what is to go and cannot: pods, and quota."""
     found: Warnings = [(OPERATOR_ERROR, snapshot.operator_error)] if snapshot.operator_error else []
-    if stuck := snapshot.pod_deletion_trouble or blocked_deletion(snapshot, replicas):
+    if stuck := snapshot.pod_deletion_error or blocked_deletion(snapshot, replicas):
         found.append((Reason.PODS_NOT_DELETED, stuck))
-    if snapshot.quota_return_trouble:
+    if snapshot.quota_return_error:
         found.append((Reason.QUOTA_NOT_RETURNED, _not_returned(snapshot)))
     if _has_foreign_record(snapshot, record):
         found.append((Reason.RECORD_IGNORED, FOREIGN_RECORD))
@@ -84,9 +84,9 @@ def _has_foreign_record(snapshot: Snapshot, record: Record) -> bool:
 
 def _not_returned(snapshot: Snapshot) -> str:
     if snapshot.job.deleting_since is None:
-        return f"{snapshot.quota_return_trouble}; it is tried again"
+        return f"{snapshot.quota_return_error}; it is tried again"
     return (
-        f"{snapshot.quota_return_trouble}; the job is deleted all the same, once its pods are gone, from "
+        f"{snapshot.quota_return_error}; the job is deleted all the same, once its pods are gone, from "
         f"{time_of_day(quota_returned_until(snapshot))} on: then the garbage collector has its Workloads"
     )
 
@@ -124,9 +124,9 @@ def _outdated_base(policy: Policy, quota: Quota) -> Warnings:
 
 def _priorities(snapshot: Snapshot, quota: Quota) -> Warnings:
     """Say of priorities that were edited and do not act."""
-    trouble = snapshot.queue_trouble
-    if trouble is not None and trouble[0] in PRIORITY_TROUBLES and 0 in quota.present:
-        return [(as_reason(trouble[0]), f"{trouble[1]}; the Workloads keep their priority")]
+    problem = snapshot.queue_problem
+    if problem is not None and problem[0] in PRIORITY_PROBLEMS and 0 in quota.present:
+        return [(as_reason(problem[0]), f"{problem[1]}; the Workloads keep their priority")]
     if not any(w.is_priority_fixed for w in quota.present.values()):
         return []
     text = "Kueue lets nobody give a Workload another kind of priority class while it has quota"

@@ -25,7 +25,7 @@ PULL_TROUBLES = frozenset(
 START_TROUBLES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
-def pod_trouble(
+def pod_problem(
     pod: str,
     status: Mapping[str, Any],
     mine: Mapping[str, Any],
@@ -57,7 +57,7 @@ def pod_trouble(
     return "", ""
 
 
-def scheduler_trouble(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str]:
+def scheduler_problem(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str]:
     """Say that no scheduler has looked at a pod: one that has says so in condition PodScheduled, also where it finds no place."""
     is_known = any(c.get("type") == "PodScheduled" for c in mappings(status.get("conditions")))
     if is_known or spec.get("nodeName") or (status.get("phase") or "Pending") != "Pending":

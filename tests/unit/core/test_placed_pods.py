@@ -27,7 +27,13 @@ from elastipod_operator.core.backoff import jitter
 from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.names import Slot
-from elastipod_operator.core.partial_gangs import Places, follow_partial_gang, next_gang_check, places, restrict_slots
+from elastipod_operator.core.partial_gangs import (
+    PlacedPods,
+    count_placed_pods,
+    follow_partial_gang,
+    next_gang_check,
+    restrict_slots,
+)
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
@@ -53,24 +59,24 @@ def replicas_of(record: Record, *pods: Seen) -> Replicas:
 @pytest.mark.parametrize(
     ("record", "wishes", "pods", "expected"),
     [
-        pytest.param(STARTS, FOUR, [], Places(0, 0), id="none"),
-        pytest.param(STARTS, FOUR, [bound(0), waits(1)], Places(0, 1), id="one of four"),
-        pytest.param(STARTS, FOUR, [bound(n) for n in range(3)], Places(0, 3), id="three of four, the last is not made yet"),
-        pytest.param(STARTS, EVEN, [*(bound(n) for n in range(3)), waits(3)], Places(2, 0),
+        pytest.param(STARTS, FOUR, [], PlacedPods(0, 0), id="none"),
+        pytest.param(STARTS, FOUR, [bound(0), waits(1)], PlacedPods(0, 1), id="one of four"),
+        pytest.param(STARTS, FOUR, [bound(n) for n in range(3)], PlacedPods(0, 3), id="three of four, the last is not made yet"),
+        pytest.param(STARTS, EVEN, [*(bound(n) for n in range(3)), waits(3)], PlacedPods(2, 0),
                      id="before a start what goes beyond a size harms nobody"),
-        pytest.param(STARTS, FOUR, [bound(0), (pod(2, phase="Failed"), None)], Places(0, 1), id="who has ended holds none"),
-        pytest.param(STARTS, FOUR, [bound(0), (pod(1, disruption="x"), ready(0))], Places(0, 1), id="nor who is about to go"),
-        pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), waits(3)], Places(2, 1),
+        pytest.param(STARTS, FOUR, [bound(0), (pod(2, phase="Failed"), None)], PlacedPods(0, 1), id="who has ended holds none"),
+        pytest.param(STARTS, FOUR, [bound(0), (pod(1, disruption="x"), ready(0))], PlacedPods(0, 1), id="nor who is about to go"),
+        pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), waits(3)], PlacedPods(2, 1),
                      id="half an increment"),
-        pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), bound(3)], Places(4, 0),
+        pytest.param(trains(), EVEN, [(pod(0), running()), (pod(1), running()), bound(2), bound(3)], PlacedPods(4, 0),
                      id="a whole one"),
-        pytest.param(trains(), EVEN, [(pod(0), running())], Places(2, 0), id="members count, also one that is not seen"),
-        pytest.param(trains(3), EVEN, [], Places(3, 0), id="and at a size that is not allowed any more"),
-        pytest.param(trains(1), EVEN, [], Places(1, 0), id="or too small now"),
+        pytest.param(trains(), EVEN, [(pod(0), running())], PlacedPods(2, 0), id="members count, also one that is not seen"),
+        pytest.param(trains(3), EVEN, [], PlacedPods(3, 0), id="and at a size that is not allowed any more"),
+        pytest.param(trains(1), EVEN, [], PlacedPods(1, 0), id="or too small now"),
     ],
 )  # fmt: skip
-def test_places(record: Record, wishes: Policy, pods: list[Seen], expected: Places) -> None:
-    assert places(record, replicas_of(record, *pods), grant_all(wishes)) == expected
+def test_places(record: Record, wishes: Policy, pods: list[Seen], expected: PlacedPods) -> None:
+    assert count_placed_pods(record, replicas_of(record, *pods), grant_all(wishes)) == expected
 
 
 def follow(record: Record, replicas: Replicas, wishes: Policy, key: str) -> tuple[Record, tuple[JobEvent, ...]]:
@@ -88,7 +94,7 @@ def test_the_rest_is_twenty_seconds_and_the_backoff(tries: int, wait_s: float) -
     gang = given_back(tries).gang
     assert gang is not None
     assert (gang.since, gang.bound, gang.tries) == (NOW, 0, tries + 1)
-    assert gang.rest_until == NOW + seconds(20) + seconds(wait_s) * (1 + 0.25 * jitter("k", tries + 1))
+    assert gang.released_until == NOW + seconds(20) + seconds(wait_s) * (1 + 0.25 * jitter("k", tries + 1))
 
 
 def test_what_is_given_back_is_told_in_figures() -> None:
@@ -185,8 +191,8 @@ def test_a_job_that_trains_asks_ever_more_rarely() -> None:
     pods = [(pod(0), running()), (pod(1), running()), bound(2), waits(3)]
     gang = follow(record, replicas_of(record, *pods), EVEN, "k")[0].gang
     assert gang is not None
-    assert gang.rest_until is not None
-    assert seconds(3620) <= gang.rest_until - NOW <= seconds(20 + 1.25 * 3600)
+    assert gang.released_until is not None
+    assert seconds(3620) <= gang.released_until - NOW <= seconds(20 + 1.25 * 3600)
 
 
 def slots(*ordinals: int) -> list[Slot]:
