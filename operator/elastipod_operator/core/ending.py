@@ -11,7 +11,7 @@ from .actions import Action, DeleteJob, DeletePod, JobEvent, SetFinalizer, ShutD
 from .context import Context, PlanDraft
 from .health import Health, Replica, Replicas, drain_grace
 from .pod_removal import remove
-from .reasons import Reason, as_reason
+from .reasons import AnyReason, Reason, as_reason
 from .record import Record
 from .snapshot import AgentState, Snapshot
 from .time_order import earliest
@@ -183,7 +183,7 @@ KEPT_TEXT = (
 )
 
 
-def finish(record: Record, context: Context, outcome: str, reason: str, message: str) -> PlanDraft:
+def finish(record: Record, context: Context, outcome: str, reason: AnyReason, message: str) -> PlanDraft:
     """End the job."""
     ended = replace(
         record, outcome=outcome, outcome_reason=reason, outcome_message=message, ended_at=context.now, transition=None,

@@ -10,7 +10,7 @@ from .avoided_nodes import count_node_fault
 from .health import Health, Replicas
 from .incarnations import record_incarnations
 from .pod_removal import remove
-from .reasons import Reason
+from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
 from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .snapshot import Policy
 from .time_order import earliest
@@ -24,7 +24,7 @@ class BudgetCheck:
     """A recovery whose budgets were looked at. reason and message: why the job ends; empty when it goes on."""
 
     record: Record
-    reason: str = ""
+    reason: AnyReason = NO_REASON
     message: str = ""
     actions: tuple[Action, ...] = ()
     events: tuple[JobEvent, ...] = ()
@@ -83,7 +83,7 @@ def _is_full_restart_due(record: Record, policy: Policy) -> bool:
     return policy.restarts_before_full is not None and record.window.restarts > policy.restarts_before_full
 
 
-def _why_it_ends(record: Record, policy: Policy) -> tuple[str, str] | None:
+def _why_it_ends(record: Record, policy: Policy) -> ReasonAndMessage | None:
     transition, window = record.transition, record.window
     assert transition is not None
     if policy.max_retries is not None and record.retries > policy.max_retries:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from .health import Health, Replica, Replicas
 from .names import PodId
 from .quoted_output import quote_output
-from .reasons import AnyReason, Reason, as_reason
+from .reasons import AnyReason, Reason, ReasonAndMessage, as_reason
 from .record import FaultyReplica, Record
 from .silence import SILENCE_LIMIT
 from .snapshot import AgentState
@@ -95,7 +95,7 @@ def _missing(record: Record, replicas: Replicas) -> Fault | None:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         faulty_replicas = _culprits(record, *(r.id for r in hit), replicas=replicas)
         counted = all(r.ended_by_itself for r in hit)
-        return Fault(as_reason(first.cause), first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
+        return Fault(first.cause, first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
     if gone:
         return Fault(Reason.POD_LOST, gone_text(gone[0]), False, (), _culprits(record, *gone, replicas=replicas))
     return None
@@ -184,10 +184,8 @@ def _generation_mismatch(members: list[Replica], record: Record, replicas: Repli
             message = f"the agent of pod {name} runs generation {agent.generation}, the record says {record.generation}"
             return Fault(Reason.RECORD_BEHIND, message, uses_budget=False)
         if agent_restarted(replica, record):
-            cause, message = unprovoked_end(replica, record) or ("", "")
-            return Fault(
-                as_reason(cause), message, True, faulty_replicas=_culprits(record, replica.id, replicas=replicas)
-            )
+            cause, message = unprovoked_end(replica, record) or (AGENT_RESTARTED, "")
+            return Fault(cause, message, True, faulty_replicas=_culprits(record, replica.id, replicas=replicas))
         stopped = agent.state in (AgentState.READY, AgentState.SHUTDOWN) and not agent.drained
         if agent.generation == record.generation and stopped:
             return Fault(Reason.WORKERS_STOPPED, f"somebody else stopped the workers of pod {name}", uses_budget=False)
@@ -206,7 +204,7 @@ def agent_restarted(replica: Replica, record: Record) -> bool:
     )
 
 
-def unprovoked_end(replica: Replica, record: Record) -> tuple[str, str] | None:
+def unprovoked_end(replica: Replica, record: Record) -> ReasonAndMessage | None:
     """Give cause and sentence of the end of an agent, or of its container, that nobody else brought about; None without one."""
     if replica.ended_by_itself and not replica.finished(record.generation):
         return replica.cause, replica.detail

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .names import Slot
+from .reasons import AnyReason, ReasonAndMessage
 from .sizes import Sizes
 from .snapshot import Policy, SpecLimits
 
@@ -17,7 +18,7 @@ from .snapshot import Policy, SpecLimits
 class SuspendedBy:
     """Why a queue suspends a job: reason is CamelCase, message is Kueue's own sentence where there is one."""
 
-    reason: str
+    reason: AnyReason
     message: str
 
 
@@ -33,7 +34,7 @@ class Grant:
     sizes: Sizes
     specs: tuple[SpecLimits, ...]
     workloads: Mapping[Slot, str] | None = None
-    quota_lost: Mapping[Slot, tuple[str, str]] = field(default_factory=dict)
+    quota_lost: Mapping[Slot, ReasonAndMessage] = field(default_factory=dict)
     is_suspended: bool = False
     """The user or the queue suspends the job."""
     suspended_by: SuspendedBy | None = None

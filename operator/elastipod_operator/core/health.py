@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from .names import PodId, Slot
-from .reasons import Reason
+from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
 from .record import Record, TransitionKind
 from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, PeerReports, diagnose, is_answering, is_silent
 from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Snapshot
@@ -23,7 +23,7 @@ MAX_GENERATION = 10**9
 POD_FAILED, CONTAINER_RESTARTED = Reason.POD_FAILED, Reason.CONTAINER_RESTARTED
 
 NO_AGENT = ObservedAgent()
-NO_SLOTS: Mapping[Slot, tuple[str, str]] = MappingProxyType({})
+NO_SLOTS: Mapping[Slot, ReasonAndMessage] = MappingProxyType({})
 
 
 class Health(StrEnum):
@@ -44,7 +44,7 @@ class Replica:
     pod: ObservedPod
     agent: ObservedAgent
     health: Health
-    cause: str = ""
+    cause: AnyReason = NO_REASON
     """CamelCase cause when doomed or lost."""
     detail: str = ""
     cannot_run_again: bool = False
@@ -141,7 +141,7 @@ def drain_grace(snapshot: Snapshot) -> timedelta:
     return snapshot.job.policy.graceful_timeout if snapshot.job.policy is not None else timedelta(minutes=10)
 
 
-def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, tuple[str, str]] = NO_SLOTS) -> Replicas:
+def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, ReasonAndMessage] = NO_SLOTS) -> Replicas:
     """Judge every pod of the job."""
     record = snapshot.job.record
     given_up = frozenset(record.lost) if record else frozenset()
@@ -229,7 +229,7 @@ def _assess_pod(
     grace: timedelta,
     *,
     is_member: bool,
-    quota_lost: tuple[str, str] | None = None,
+    quota_lost: ReasonAndMessage | None = None,
 ) -> Replica:
     if pod.ended:
         is_kubelet_lost = _unattended(node, now, grace)
@@ -282,7 +282,7 @@ def _assess_pod(
             pod,
             agent,
             Health.PENDING,
-            Reason.AGENT_NOT_ANSWERING if _overdue(agent, now) else "",
+            Reason.AGENT_NOT_ANSWERING if _overdue(agent, now) else NO_REASON,
             cannot_run_again=cannot_run_again,
         )
     return Replica(pod, agent, Health.GOOD, cannot_run_again=cannot_run_again)
@@ -303,7 +303,7 @@ def _was_restarted(pod: ObservedPod) -> bool:
     return pod.container is not None and pod.container.restart_count > 0
 
 
-def _why_it_ended(pod: ObservedPod, node: ObservedNode | None) -> tuple[str, str]:
+def _why_it_ended(pod: ObservedPod, node: ObservedNode | None) -> ReasonAndMessage:
     """Give cause and sentence of a container's end: its node's failure explains it, else it ended by itself."""
     detail = pod.problem or f"pod {pod.name} ended"
     if node is not None and not node.ready:
@@ -340,7 +340,7 @@ def _unattended(node: ObservedNode | None, now: datetime, grace: timedelta) -> b
     return node.not_ready_since is not None and not node.ready and now - node.not_ready_since > grace
 
 
-def _disruption(pod: ObservedPod, node: ObservedNode | None, agent: ObservedAgent) -> tuple[str, str] | None:
+def _disruption(pod: ObservedPod, node: ObservedNode | None, agent: ObservedAgent) -> ReasonAndMessage | None:
     if node is not None and node.disruption:
         return Reason.NODE_DRAINED, f"node {node.name}: {node.disruption}"
     if pod.disruption:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from .reasons import AnyReason, as_reason
 from .record import TransitionKind
 from .record_codec import RecordError, format_time, parse_required_time, parse_time
 
@@ -20,7 +21,7 @@ class HistoryEntry:
     from_size: int
     to_size: int
     kind: TransitionKind
-    cause: str
+    cause: AnyReason
     at: datetime
     detected_at: datetime
     running_at: datetime | None = None
@@ -49,7 +50,7 @@ def decode_history(text: str) -> tuple[HistoryEntry, ...]:
         return tuple(
             HistoryEntry(
                 generation=int(e["generation"]), from_size=int(e["from"]), to_size=int(e["to"]), kind=TransitionKind(e["kind"]),
-                cause=str(e["cause"]), at=parse_required_time(e["at"]), detected_at=parse_required_time(e["detected_at"]),
+                cause=as_reason(str(e["cause"])), at=parse_required_time(e["at"]), detected_at=parse_required_time(e["detected_at"]),
                 running_at=parse_time(e["running_at"]), owner=str(e.get("uid", "")),
             )
             for e in json.loads(text)

@@ -11,7 +11,7 @@ from .faults import STOP_TIME
 from .health import Health, Replica
 from .payback import record_step_time
 from .ranks import count_trainable
-from .reasons import Reason
+from .reasons import AnyReason, Reason, ReasonAndMessage
 from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .snapshot import AgentState
 
@@ -32,7 +32,7 @@ def begin(
     record: Record,
     context: Context,
     kind: TransitionKind,
-    cause: str,
+    cause: AnyReason,
     message: str,
     *,
     target_size: int,
@@ -115,7 +115,7 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
     return None
 
 
-def _why_shrink(size: int, context: Context) -> tuple[str, str]:
+def _why_shrink(size: int, context: Context) -> ReasonAndMessage:
     """Give cause and message of a size that is too large now: the user scaled the job, or quota was lost."""
     policy, grant = context.policy, context.grant
     if policy.sizes.fit(size) < size:

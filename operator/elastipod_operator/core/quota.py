@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from .caches import limited_cache
 from .grant import Grant, SuspendedBy, grant_all
 from .names import Slot
-from .reasons import Reason
+from .reasons import Reason, ReasonAndMessage
 from .record import Record
 from .sizes import Allowed
 from .snapshot import ObservedPod, ObservedWorkload, Policy, Snapshot, SpecLimits
@@ -278,7 +278,7 @@ def _why_suspended(snapshot: Snapshot, base: ObservedWorkload | None, request: Q
     )
 
 
-def _lost_quota(slots: set[Slot], quota: Quota) -> dict[Slot, tuple[str, str]]:
+def _lost_quota(slots: set[Slot], quota: Quota) -> dict[Slot, ReasonAndMessage]:
     """Give the reason why slots have no quota."""
     if not slots:
         return {}
@@ -286,7 +286,7 @@ def _lost_quota(slots: set[Slot], quota: Quota) -> dict[Slot, tuple[str, str]]:
     return {slot: _why_quota_lost(slot, share_of.get(slot), quota) for slot in slots}
 
 
-def _why_quota_lost(slot: Slot, request: QuotaRequest | None, quota: Quota) -> tuple[str, str]:
+def _why_quota_lost(slot: Slot, request: QuotaRequest | None, quota: Quota) -> ReasonAndMessage:
     if request is None:
         return Reason.SCALED_BY_USER, f"replica {slot.spec}-{slot.ordinal} is beyond the largest size"
     workload = quota.present.get(request.number)

@@ -499,6 +499,9 @@ class Reason(StrEnum):
 
 
 AnyReason = Reason | OpenReason
+NO_REASON = OpenReason("")
+ReasonAndMessage = tuple[AnyReason, str]
+"""A reason, and the sentence that goes with it."""
 
 _BY_VALUE = {reason.value: reason for reason in Reason}
 
@@ -510,5 +513,4 @@ def as_reason(text: str) -> AnyReason:
 
 def writes_event_when_reported(reason: AnyReason) -> bool:
     """Whether a condition that newly has the reason is also reported as an Event."""
-    known = _BY_VALUE.get(reason)  # what was read from a record is a plain string
-    return known is not None and known.event is EventRule.WHEN_REPORTED
+    return isinstance(reason, Reason) and reason.event is EventRule.WHEN_REPORTED

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from .names import PodId, Slot
-from .reasons import Reason
+from .reasons import NO_REASON, AnyReason, Reason
 from .record_schema import Stored, TimeRule
 from .sizes import MAX_REPLICAS
 
@@ -51,7 +51,7 @@ class Transition:
     """A change of generation in progress: on record before the first /stop, removed when the next start is recorded."""
 
     kind: TransitionKind
-    cause: str
+    cause: AnyReason
     message: Annotated[str, Stored(max_length=MAX_TEXT)]
     from_size: int
     target_size: int
@@ -210,7 +210,7 @@ class Record:
     ceiling: Annotated[int, Stored("ceiling")] = 0
     """spec.replicas as the operator last saw it."""
     outcome: Annotated[str, Stored("outcome", 0)] = ""
-    outcome_reason: Annotated[str, Stored("outcome", 1)] = ""
+    outcome_reason: Annotated[AnyReason, Stored("outcome", 1)] = NO_REASON
     outcome_message: Annotated[str, Stored("outcome", 2, max_length=2 * MAX_TEXT)] = ""
     owner: Annotated[str, Stored("uid")] = ""
     """UID of the job; empty in records of earlier operators."""

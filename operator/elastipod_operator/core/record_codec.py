@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_origin
 
 from .names import PodId
 from .pod_runs import MAX_PODS, decode_pods, encode_pods
+from .reasons import AnyReason, as_reason
 from .record import Record
 from .record_schema import StoredField, stored_fields
 
@@ -161,6 +162,8 @@ def _own_fields(part: Any) -> tuple[StoredField, ...]:
 @lru_cache
 def _encoder(type_: Any) -> Convert:
     """Give what turns a value of this type into JSON."""
+    if type_ == AnyReason:
+        return str
     origin, arguments = get_origin(type_), get_args(type_)
     if origin in (UnionType, Union):
         inner = _encoder(arguments[0])
@@ -193,6 +196,8 @@ def _is_part(type_: Any) -> bool:
 
 def _decode(raw: Any, type_: Any, body: dict[str, Any], max_pods: int = MAX_PODS) -> Any:
     """Read a value of this type from JSON."""
+    if type_ == AnyReason:
+        return as_reason(str(raw))
     origin, arguments = get_origin(type_), get_args(type_)
     if origin in (UnionType, Union):
         if arguments[0] is datetime:

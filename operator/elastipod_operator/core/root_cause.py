@@ -7,7 +7,7 @@ from dataclasses import replace
 from .faults import AGENT_RESTARTED, first_line, gone_text, is_port_taken, unprovoked_end
 from .health import CONTAINER_RESTARTED, POD_FAILED, Health, Replica
 from .names import PodId
-from .reasons import Reason
+from .reasons import AnyReason, Reason
 from .record import FaultyReplica, Record, TransitionKind
 from .recovery import uncounted
 from .silence import AGENT_ENDED
@@ -40,7 +40,7 @@ def attribute_to_outside(record: Record, member: PodId, replica: Replica | None)
         return record
     if transition.cause in OWN_ENDS and member in (culprit.pod for culprit in record.faulty_replicas):
         return record  # that it was given up since says nothing new
-    cause: str
+    cause: AnyReason
     if replica is None:
         cause, message = Reason.POD_LOST, gone_text(member)
     elif replica.health is Health.LOST and not replica.ended_by_itself:

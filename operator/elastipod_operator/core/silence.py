@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .reasons import Reason
+from .reasons import NO_REASON, AnyReason, Reason
 from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
 
 # A little under 5 s, so that three of them and the time of the calls make 15 s at most.
@@ -47,7 +47,7 @@ class Diagnosis:
     until: when silence itself decides, because nothing else can; None where the job goes on without the agent's answers.
     """
 
-    cause: str
+    cause: AnyReason
     detail: str
     presumed_lost_at: datetime | None = None
 
@@ -109,14 +109,14 @@ def _diagnose_from_peers(agent: ObservedAgent, where: str, members: list[Observe
     busy = [a for a in members if a.state in (AgentState.RUNNING, AgentState.STOPPING)]
     # Who saves makes no steps, however long it takes.
     if busy and (any(a.saving for a in busy) or _steps_go_on(busy, now)):
-        return Diagnosis("", f"{where}; training goes on")
+        return Diagnosis(NO_REASON, f"{where}; training goes on")
     if not busy and states & {AgentState.READY, AgentState.INIT}:
         return Diagnosis(NODE_LOST, f"{where} and the workers of others have ended")
     is_reached = _reached_by_peers(agent, now)
     if is_reached is False:
         return Diagnosis(NODE_LOST, f"{where} and other agents cannot reach it either")
     if busy and is_reached:
-        return Diagnosis("", f"{where} to the operator, but other agents reach it")
+        return Diagnosis(NO_REASON, f"{where} to the operator, but other agents reach it")
     if busy or not members:
         why = "no other agent tells whether it reaches it" if busy else "no other member answers"
         return _undecided(agent, where, why, UNDECIDED_LIMIT, now)
@@ -127,7 +127,7 @@ def _undecided(agent: ObservedAgent, where: str, why: str, limit: timedelta, now
     assert agent.last_answer is not None
     until = agent.last_answer + limit
     if now < until:
-        return Diagnosis("", f"{where}; {why}", until)
+        return Diagnosis(NO_REASON, f"{where}; {why}", until)
     return Diagnosis(AGENT_SILENT, f"{where} for {limit.total_seconds():g} s; {why}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..api.models import CleanPodPolicy
 from .names import PodId
 from .queue_facts import QueueFact
-from .reasons import AnyReason, Reason
+from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
 from .record import Record
 from .sizes import Sizes
 
@@ -85,7 +85,7 @@ class Condition:
 
     type: str
     status: bool
-    reason: str
+    reason: AnyReason
     message: str
     since: datetime
 
@@ -190,7 +190,7 @@ class ObservedPod:
     """Reason of a true DisruptionTarget condition, empty when there is none."""
     problem: str = ""
     """Why it does not start or how it ended, as one sentence; empty when nothing is wrong."""
-    problem_reason: str = ""
+    problem_reason: AnyReason = NO_REASON
     problem_since: datetime | None = None
     """Since when there is trouble of this reason, as this operator saw it; None: not known."""
     key_secret: str = ""
@@ -298,7 +298,7 @@ class ObservedWorkload:
     reserved: bool = False
     admitted: bool = False
     admitted_at: datetime | None = None
-    eviction_reason: str = ""
+    eviction_reason: AnyReason = NO_REASON
     eviction_message: str = ""
     evicted_at: datetime | None = None
     pending_message: str = ""
@@ -341,7 +341,7 @@ class Snapshot:
     workloads: tuple[ObservedWorkload, ...] = ()
     default_queue: bool | None = None
     """Whether there is a LocalQueue `default` in the job's namespace; None: not asked."""
-    queue_problem: tuple[str, str] | None = None
+    queue_problem: ReasonAndMessage | None = None
     """Reason and sentence why the last call for quota came to nothing."""
     queue_fact: QueueFact | None = None
     """The job's queue as it was last read; None: not known."""

@@ -18,6 +18,7 @@ from ..core.names import (
     LABEL_QUEUE,
     PodId,
 )
+from ..core.reasons import as_reason
 from ..core.sizes import SizeError
 from ..core.snapshot import (
     Condition,
@@ -164,7 +165,7 @@ def _conditions_of(listed: Any, created_at: datetime) -> tuple[Condition, ...]:
     """Read the conditions as they were last written; what is none is left out."""
     return tuple(
         Condition(
-            text(c.get("type")), c.get("status") == "True", text(c.get("reason")), text(c.get("message")),
+            text(c.get("type")), c.get("status") == "True", as_reason(text(c.get("reason"))), text(c.get("message")),
             time_or(c.get("lastTransitionTime"), created_at),
         )
         for c in mappings(listed)

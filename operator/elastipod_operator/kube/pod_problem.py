@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.quoted_output import quote_output
-from ..core.reasons import Reason
+from ..core.reasons import NO_REASON, Reason, ReasonAndMessage
 from ..core.snapshot import (
     NOT_CONSIDERED,
     ObservedContainer,
@@ -19,10 +19,10 @@ from .reading import (
     text,
 )
 
-PULL_TROUBLES = frozenset(
+PULL_PROBLEMS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
-START_TROUBLES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+START_PROBLEMS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
 def pod_problem(
@@ -31,7 +31,7 @@ def pod_problem(
     mine: Mapping[str, Any],
     states: Mapping[str, Mapping[str, Any]],
     fact: ObservedContainer | None,
-) -> tuple[str, str]:
+) -> ReasonAndMessage:
     if status.get("phase") in ("Failed", "Succeeded") or (fact is not None and fact.ended):
         return Reason.CONTAINER_ENDED, _how_it_ended(pod, status, mine)
     if fact is not None and fact.is_restarting:
@@ -42,11 +42,11 @@ def pod_problem(
     for name, container in {**first, **states, text(mine.get("name")): mine}.items():
         waiting = mapping(mapping(container.get("state")).get("waiting"))
         reason, message = text(waiting.get("reason")), text(waiting.get("message"))
-        if reason in PULL_TROUBLES:
+        if reason in PULL_PROBLEMS:
             image = shortened(container.get("image"))
             what = f"image {image} of pod {pod} cannot be pulled ({reason}: {shortened(message)})"
             return Reason.IMAGE_PULL_FAILED, f"{what}; check its name, its tag and the pull secret"
-        if reason in START_TROUBLES:
+        if reason in START_PROBLEMS:
             return (
                 Reason.CONTAINER_CANNOT_START,
                 f"container {name} of pod {pod} cannot be started ({reason}): {shortened(message)}",
@@ -54,14 +54,14 @@ def pod_problem(
     for condition in mappings(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return Reason.UNSCHEDULABLE, shortened(condition.get("message") or "not scheduled yet")
-    return "", ""
+    return NO_REASON, ""
 
 
-def scheduler_problem(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str]:
+def scheduler_problem(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]) -> ReasonAndMessage:
     """Say that no scheduler has looked at a pod: one that has says so in condition PodScheduled, also where it finds no place."""
     is_known = any(c.get("type") == "PodScheduled" for c in mappings(status.get("conditions")))
     if is_known or spec.get("nodeName") or (status.get("phase") or "Pending") != "Pending":
-        return "", ""
+        return NO_REASON, ""
     wanted = shortened(text(spec.get("schedulerName")) or "default-scheduler")
     return NOT_CONSIDERED, (
         f"no scheduler has looked at pod {pod}: nobody seems to serve schedulerName {wanted}; start that scheduler, or change "

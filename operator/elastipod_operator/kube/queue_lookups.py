@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import clock
 from ..core.actions import CreateWorkload
-from ..core.reasons import Reason
+from ..core.reasons import AnyReason, Reason
 from .api import ApiError
 from .placement import first_domain, node_labels
 from .queue_api import QueueApi
@@ -33,7 +33,7 @@ Body = Mapping[str, Any]
 class QuotaError(Exception):
     """Quota cannot be asked for; reason is CamelCase, the text one sentence."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: AnyReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 

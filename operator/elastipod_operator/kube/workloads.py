@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.actions import CreateWorkload
 from ..core.names import API_VERSION, KIND, LABEL_INCREMENT, LABEL_JOB, LABEL_QUEUE_PRIORITY, workload_name
+from ..core.reasons import NO_REASON, as_reason
 from ..core.snapshot import ObservedJob, ObservedWorkload
 from .reading import mapping, mappings, name_of, text, uid_of
 from .times import time_or
@@ -232,7 +233,7 @@ def workload_fact(body: Body) -> ObservedWorkload | None:
         reserved=reserved,
         admitted=admitted,
         admitted_at=time_or(conditions["Admitted"].get("lastTransitionTime"), created) if admitted else None,
-        eviction_reason=text(evicted.get("reason")) or "Evicted" if evicted else "",
+        eviction_reason=as_reason(text(evicted.get("reason")) or "Evicted") if evicted else NO_REASON,
         eviction_message=text(evicted.get("message")),
         evicted_at=time_or(evicted.get("lastTransitionTime"), created) if evicted else None,
         pending_message=_waits(conditions, status),

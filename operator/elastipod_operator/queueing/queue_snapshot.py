@@ -10,6 +10,7 @@ from .. import clock, metrics
 from ..core.queue_facts import QueueFact
 from ..core.queue_warnings import eviction_due_at
 from ..core.quota import DEFAULT_QUEUE
+from ..core.reasons import ReasonAndMessage
 from ..core.snapshot import ObservedWorkload, Policy
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
@@ -37,7 +38,7 @@ class QueueSnapshot:
 
     workloads: tuple[ObservedWorkload, ...] = ()
     default_queue: bool | None = None
-    problem: tuple[str, str] | None = None
+    problem: ReasonAndMessage | None = None
     queue: QueueFact | None = None
     quota_return_error: str = ""
 
@@ -164,7 +165,7 @@ def _measure(state: QuotaState, workloads: Sequence[ObservedWorkload], policy: P
             state.waiting.setdefault(workload.uid, now)
         elif (since := state.waiting.pop(workload.uid, None)) is not None and workload.admitted:
             metrics.QUOTA_WAIT_SECONDS.labels(share).observe((now - since).total_seconds())
-        if workload.eviction_reason and workload.uid not in state.eviction_reason:
+        if workload.eviction_reason and workload.uid not in state.evicted:
             metrics.EVICTIONS.labels(share, metrics.eviction_cause(workload.eviction_reason)).inc()
     present = {workload.uid for workload in workloads}
     state.late = (
@@ -172,5 +173,5 @@ def _measure(state: QuotaState, workloads: Sequence[ObservedWorkload], policy: P
         if policy is not None
         else 0
     )
-    state.eviction_reason = {workload.uid for workload in workloads if workload.eviction_reason}
+    state.evicted = {workload.uid for workload in workloads if workload.eviction_reason}
     state.waiting = {uid: since for uid, since in state.waiting.items() if uid in present}

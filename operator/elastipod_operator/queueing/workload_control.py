@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from .. import clock, metrics
-from ..core.reasons import Reason
+from ..core.reasons import Reason, ReasonAndMessage
 from ..core.snapshot import ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.placement import PlacementError
@@ -61,7 +61,7 @@ class QuotaState:
     """The state of a job's quota between two passes. All of it can be lost without harm."""
 
     default_queue: bool | None = None
-    problems: dict[str, tuple[str, str]] = field(default_factory=dict)
+    problems: dict[str, ReasonAndMessage] = field(default_factory=dict)
     """Reasons and sentences by what came to nothing."""
     requesting: Retry = field(default_factory=Retry)
     releasing: Retry = field(default_factory=Retry)
@@ -75,7 +75,7 @@ class QuotaState:
     """Workloads as they were last read, by name: pods can be replaced while Kueue is away."""
     waiting: dict[str, datetime] = field(default_factory=dict)
     """Since when Workloads were seen to wait, by UID; for metrics, as are those that are being taken back."""
-    eviction_reason: set[str] = field(default_factory=set)
+    evicted: set[str] = field(default_factory=set)
     late: int = 0
     """How many of those should be back by now."""
 

@@ -152,7 +152,7 @@ def test_training_that_goes_on_has_no_deadline() -> None:
     for mine in (silent(100_000), reached(100_000)):
         replica = the_first(snapshot(mine, STEPS))
         assert (replica.health, replica.presumed_lost_at) == (Health.SILENT, None)
-    assert the_first(snapshot(reached(100_000), EVALUATES)).until is None
+    assert the_first(snapshot(reached(100_000), EVALUATES)).presumed_lost_at is None
 
 
 def test_a_silent_spare_is_replaced_unless_nobody_answers() -> None:

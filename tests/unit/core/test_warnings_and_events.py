@@ -674,14 +674,14 @@ CANNOT_START = {"problem": "no secret y", "problem_reason": "ContainerCannotStar
 @pytest.mark.parametrize(
     ("since_s", "is_told"), [pytest.param(29.9, False, id="it may heal"), pytest.param(30, True, id="it lasts")]
 )
-def test_trouble_that_may_heal_is_told_when_it_lasts(trouble: dict[str, str], since_s: float, is_told: bool) -> None:
-    snapshot = observed(job(STARTS), [waits(0, problem_since=NOW - seconds(since_s), **trouble), waits(1)])
+def test_trouble_that_may_heal_is_told_when_it_lasts(problem: dict[str, str], since_s: float, is_told: bool) -> None:
+    snapshot = observed(job(STARTS), [waits(0, problem_since=NOW - seconds(since_s), **problem), waits(1)])
     found = report(snapshot)
     reasons = [c.reason for c in found.conditions if c.type == "PodsReady"]
-    assert reasons == ([trouble["problem_reason"]] if is_told else [])
+    assert reasons == ([problem["problem_reason"]] if is_told else [])
     assert [note.reason for note in found.events] == reasons
     assert found.wake_at == (None if is_told else NOW + seconds(0.1)), "nothing else tells that it lasts"
-    assert trouble["problem"] in found.conditions[-1].message, "what is waited for is said at once"
+    assert problem["problem"] in found.conditions[-1].message, "what is waited for is said at once"
 
 
 def test_trouble_that_was_told_before_is_told_by_a_new_operator_too() -> None:
@@ -718,8 +718,8 @@ KEPT = "the API server refuses to delete pod job-workers-0, which is tried again
     ],
 )  # fmt: skip
 def test_what_cannot_be_deleted_comes_first_and_the_state_last(changes: dict[str, Any], reasons: list[str]) -> None:
-    trouble = "no quota back" if "QuotaNotReturned" in reasons else ""
-    plain = observed(job(**{"wishes": policy(warnings=("w",)), **changes}), RUN, quota_return_error=trouble)
+    problem = "no quota back" if "QuotaNotReturned" in reasons else ""
+    plain = observed(job(**{"wishes": policy(warnings=("w",)), **changes}), RUN, quota_return_error=problem)
     found, without = report(replace(plain, pod_deletion_error=KEPT)), report(plain)
     warning = next(c for c in found.conditions if c.type == "Warning")
     assert (warning.reason, warning.message.split("; ")[0]) == ("PodsNotDeleted", KEPT)

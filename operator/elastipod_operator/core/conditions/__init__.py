@@ -12,7 +12,7 @@ from ..context import Context
 from ..grant import Grant
 from ..health import Replicas
 from ..quota import Quota
-from ..reasons import Reason, as_reason, writes_event_when_reported
+from ..reasons import AnyReason, Reason, as_reason, writes_event_when_reported
 from ..record import Record
 from ..snapshot import Condition, Snapshot
 from ..status_fields import size_text, status_fields
@@ -70,7 +70,7 @@ def describe(
     )
 
 
-def _is_reported(before: Condition | None, reason: str, message: str) -> bool:
+def _is_reported(before: Condition | None, reason: AnyReason, message: str) -> bool:
     """Whether a condition says so already. message: of one of several things; "" where the reason tells enough."""
     return before is not None and (before.reason == reason or (bool(message) and message in before.message))
 
@@ -88,7 +88,7 @@ def _drafts(
 ) -> tuple[list[ConditionDraft], datetime | None]:
     created = ConditionDraft("Created", True, Reason.ACCEPTED, "the job was accepted")
     if record.outcome:
-        ended = ConditionDraft(record.outcome, True, as_reason(record.outcome_reason), record.outcome_message)
+        ended = ConditionDraft(record.outcome, True, record.outcome_reason, record.outcome_message)
         return [created, ConditionDraft("Running", False, as_reason(record.outcome), "the job has ended"), ended], None
     if snapshot.job.unmanaged:
         return _unmanaged(snapshot, created), None
@@ -112,7 +112,7 @@ def _unmanaged(snapshot: Snapshot, created: ConditionDraft) -> list[ConditionDra
     last = snapshot.job.conditions[-1] if snapshot.job.conditions else None
     if last is None or last.type in ("Created", "Warning"):
         return [why, created]
-    return [created, why, ConditionDraft(last.type, last.status, as_reason(last.reason), last.message)]
+    return [created, why, ConditionDraft(last.type, last.status, last.reason, last.message)]
 
 
 def _invalid_spec(created: ConditionDraft, record: Record, spec_error: str) -> list[ConditionDraft]:

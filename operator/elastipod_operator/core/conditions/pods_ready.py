@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from ..context import Context
 from ..health import Health, Replicas
-from ..reasons import Reason, as_reason
+from ..reasons import Reason
 from ..record import Record
 from ..snapshot import NOT_CONSIDERED, ObservedPod
 from ..time_order import earliest
@@ -50,7 +50,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         if replica.health in (Health.PENDING, Health.ENDED):
             due = _persists_from(pod) if pod.problem_reason != told else None  # what was told once has lasted
             if due is None or snapshot.now >= due:
-                return ConditionDraft("PodsReady", False, as_reason(pod.problem_reason), pod.problem), earliest(*wakes)
+                return ConditionDraft("PodsReady", False, pod.problem_reason, pod.problem), earliest(*wakes)
             wakes.append(due)
     good = len([r for r in replicas.newest.values() if r.health is Health.GOOD])
     line = ConditionDraft("PodsReady", False, Reason.AGENTS_ANSWER, f"{good} agents answer") if good else None

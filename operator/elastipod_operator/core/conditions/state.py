@@ -8,7 +8,7 @@ from ..context import Context
 from ..grant import Grant
 from ..health import Health, Replicas
 from ..ranks import base_minimum
-from ..reasons import Reason, as_reason
+from ..reasons import Reason
 from ..record import Record, TransitionKind
 from ..snapshot import AgentState
 from .draft import ConditionDraft, first_problem, time_of_day
@@ -23,9 +23,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
     transition = record.transition
     if transition is not None and transition.kind is TransitionKind.SUSPEND:
         if grant.suspended_by is not None:
-            return ConditionDraft(
-                "Suspended", True, as_reason(grant.suspended_by.reason), grant.suspended_by.message
-            ), None
+            return ConditionDraft("Suspended", True, grant.suspended_by.reason, grant.suspended_by.message), None
         text = "spec.runPolicy.suspend is true; set it to false to resume"
         if not policy.suspend:
             text = "the job resumes as soon as its workers are stopped"
@@ -45,7 +43,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
     shown_at = record.fault_at + FAULT_REPORTED_AFTER
     if context.now < shown_at and record.consecutive_failures < 2:
         return ConditionDraft("Running", True, Reason.RECOVERING, text), shown_at
-    cause = as_reason(transition.cause) if transition is not None else Reason.RECOVERING
+    cause = transition.cause if transition is not None else Reason.RECOVERING
     if record.consecutive_failures >= 2:
         text = f"{text} ({record.consecutive_failures} failures in a row without progress)"
         if transition is not None and transition.not_before is not None and context.now < transition.not_before:

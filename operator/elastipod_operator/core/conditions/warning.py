@@ -11,7 +11,7 @@ from ..health import Replicas
 from ..queue_warnings import Warnings, overdue_evictions, queue_warnings
 from ..quota import Quota
 from ..quota_requests import quota_returned_until
-from ..reasons import AnyReason, Reason, as_reason
+from ..reasons import AnyReason, Reason
 from ..record import Record
 from ..snapshot import Policy, Snapshot
 from .draft import ConditionDraft, time_of_day
@@ -126,7 +126,7 @@ def _priorities(snapshot: Snapshot, quota: Quota) -> Warnings:
     """Say of priorities that were edited and do not act."""
     problem = snapshot.queue_problem
     if problem is not None and problem[0] in PRIORITY_PROBLEMS and 0 in quota.present:
-        return [(as_reason(problem[0]), f"{problem[1]}; the Workloads keep their priority")]
+        return [(problem[0], f"{problem[1]}; the Workloads keep their priority")]
     if not any(w.is_priority_fixed for w in quota.present.values()):
         return []
     text = "Kueue lets nobody give a Workload another kind of priority class while it has quota"
