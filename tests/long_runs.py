@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+
+TESTS = Path(__file__).resolve().parent
+
+
+def long_names() -> list[str]:
+    """Give the names of all long runs, as the marks of the tests have them."""
+    marks = (
+        re.findall(r'mark\.long\("([^"]+)"\)', path.read_text(encoding="utf-8")) for path in TESTS.rglob("test_*.py")
+    )
+    return sorted({name for names in marks for name in names})
 
 
 @dataclass(slots=True)

@@ -40,23 +40,28 @@ SECONDS = re.compile(r"in ([0-9.]+)s")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one tier ended: its name, whether nothing failed, and the lines that say so."""
+    """How one tier ended: its name, whether nothing failed, the lines that say so, and whether there was a test to run."""
 
     tier: str
     ok: bool
     line: str
+    has_tests: bool = True
 
 
 def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
     """Run one tier with pytest, its output passed on as it comes."""
     folder = TESTS / tier
     if not any(folder.rglob("test_*.py")):
-        return Outcome(tier, True, f"skipped: there is no test in {folder.relative_to(TESTS.parent)}")
+        line = f"skipped: there is no test in {folder.relative_to(TESTS.parent)}"
+        return Outcome(tier, bool(arguments), line, has_tests=False)
     if not arguments and (failed := _prepare(tier)):
         return Outcome(tier, False, failed)
     parts = [arguments] if arguments else PARTS.get(tier, ((),))
     ends = [_run_pytest([str(folder), *part]) for part in parts]
-    return Outcome(tier, all(ok for ok, _ in ends), "\n".join(line for _, line in ends))
+    # A whole tier has tests in each of its parts; only who selects some may find none here.
+    has_tests = [status != NO_TESTS_COLLECTED for status, _ in ends]
+    ok = all(status == 0 or (arguments and status == NO_TESTS_COLLECTED) for status, _ in ends)
+    return Outcome(tier, ok, "\n".join(line for _, line in ends), any(has_tests))
 
 
 def _prepare(tier: str) -> str:
@@ -86,8 +91,8 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _run_pytest(arguments: Sequence[str]) -> tuple[bool, str]:
-    """Run pytest; gives whether nothing failed, and the line that says so."""
+def _run_pytest(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run pytest; gives its exit status, and the line that says how it ended."""
     command = [sys.executable, "-m", "pytest", "--color=no", *arguments]
     closing = ""
     started = time.monotonic()
@@ -103,16 +108,16 @@ def _run_pytest(arguments: Sequence[str]) -> tuple[bool, str]:
             process.wait()  # pytest got the signal too and takes its clusters down
             raise
     if process.returncode == NO_TESTS_COLLECTED:
-        return True, "skipped: no test was selected"
+        return process.returncode, "skipped: no test was selected"
     passed_s = time.monotonic() - started
     return (
-        process.returncode == 0,
+        process.returncode,
         closing or f"pytest ended with {process.returncode} after {passed_s:.0f} s without a summary",
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named tiers; give 0 when none failed, 1 otherwise, 130 on Ctrl-C."""
+    """Run the named tiers; give 0 when none failed, 1 otherwise, 2 when no test was named, 130 on Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--long", metavar="NAME", help="run the long test of this name only; empty: every long test")
     parser.add_argument("tiers", nargs="+", metavar="TIER")
@@ -122,6 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     run_whole = not arguments
     sys.path.insert(0, str(TESTS.parent))
+    if options.long and (unknown := _unknown_long_run(options.long)):
+        print(unknown, file=sys.stderr)
+        return 2
     try:
         if not arguments:
             _announce(options.tiers)
@@ -136,7 +144,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     print()
     for outcome in outcomes:
         print(f"{outcome.tier}\n{outcome.line}")
+    if not any(outcome.has_tests for outcome in outcomes):
+        print("no test was selected in any of these tiers", file=sys.stderr)
+        return 2
     return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+def _unknown_long_run(name: str) -> str:
+    """Say what there is in place of a long run that does not exist; empty for one that does."""
+    from tests.long_runs import long_names
+
+    names = long_names()
+    return "" if name in names else f"there is no long run {name!r}; there are {', '.join(names)}"
 
 
 def _write_report(outcome: Outcome) -> None:

@@ -68,8 +68,12 @@ class Lives:
         return found
 
 
-def live(cluster: Cluster, folder: Path, between: Callable[[], None] = lambda: None) -> Lives:
-    """Let all jobs live. between() is called when the last state of all is reached and everything is there yet."""
+def live(cluster: Cluster, folder: Path, while_all_train: Callable[[], None], between: Callable[[], None]) -> Lives:
+    """Let all jobs live.
+
+    while_all_train() is called before the first of them completes, between() when the last state of all is reached and
+    everything is there yet.
+    """
     lives = Lives()
     prepare(cluster)
     with (
@@ -96,6 +100,7 @@ def live(cluster: Cluster, folder: Path, between: Callable[[], None] = lambda: N
         with _timed(lives, "grown"):
             largest = {name_of(m): e.sizes[-1] for m, e in EXPECTED.items()}
             _collect(cluster, lives.grown, lambda b: _trains_at(b, largest[_name(b)]), elastic)
+        while_all_train()
         nodes.complete({name_of(m) for m in EXPECTED})
         with _timed(lives, "ended"):
             _collect(cluster, lives.ended, lambda b: _state(b) in ("Completed", "Failed"))

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests import peers
 from elastipod_local.cluster import Cluster
 
 LIST_EVERY_S = 0.5
+LISTED_WITHIN_S = 60.0
 
 
 class Hyp:
@@ -71,6 +73,12 @@ class Hyp:
         said = self.said[" ".join(words)]
         assert said.get("code") == 0, said
         return output
+
+    def wait_until_listed(self, states: Mapping[str, str]) -> None:
+        """Wait until each job was last listed with its state. One that never is, is left to whoever judges the order."""
+        end = time.monotonic() + LISTED_WITHIN_S
+        while time.monotonic() < end and any(self.order.get(name, [""])[-1] != states[name] for name in states):
+            time.sleep(LIST_EVERY_S)
 
     def close(self) -> None:
         """End the process."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator
 
 import pytest
 from tests.api.compat_jobs import EXPECTED, MANIFESTS, SPREAD, job_of, name_of
 from tests.api.compat_lives import NAMESPACES, STATES, Lives, last_condition, live
 from tests.api.hyp_client import Hyp
+from tests.nonempty import every
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
@@ -20,6 +20,7 @@ from elastipod_operator.kube.observed_job import observe_job
 pytestmark = pytest.mark.timeout(600)  # the lives of all jobs pass in the first test; a peer's environment is made once
 SEEN_BY_HYP = {"Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed"}
 QUEUE_GROUP = "kueue.x-k8s.io/"
+LISTED = [name_of(m) for m in EXPECTED if m not in SPREAD]  # by hyp, which looks at one of the two namespaces
 ELASTIC = [m for m, e in EXPECTED.items() if len(e.sizes) > 1]
 
 
@@ -35,7 +36,7 @@ def hyp(kueue_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="module")
 def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFactory) -> Lives:
     def ask_hyp() -> None:
-        time.sleep(1)  # the last states are listed
+        hyp.wait_until_listed(dict.fromkeys(LISTED, "Completed") | STATES)
         for verb in ("list", "list-pods", "describe"):
             name = () if verb == "list" else ("--job-name", "hyp-values")
             hyp.run(verb, "hyp-pytorch-job", *name)
@@ -51,7 +52,10 @@ def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFact
             what="the deleted job to be gone, while the operator runs",
         )
 
-    return live(kueue_server, tmp_path_factory.mktemp("lives"), ask_hyp)
+    def see_all_run() -> None:
+        hyp.wait_until_listed(dict.fromkeys(LISTED, "Running"))
+
+    return live(kueue_server, tmp_path_factory.mktemp("lives"), see_all_run, ask_hyp)
 
 
 def slots(pods: Iterable[str]) -> list[str]:
@@ -75,7 +79,7 @@ def test_sizes(manifest: str):
     assert (sizes.allowed, sizes.start) == (expected.sizes, expected.start)
     warnings = (*sizes.warnings, *fact.policy.warnings)
     assert len(warnings) == len(expected.warnings)
-    assert all(part in text for part, text in zip(expected.warnings, warnings, strict=True))
+    assert every(part in text for part, text in zip(expected.warnings, warnings, strict=True))
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)
@@ -95,7 +99,7 @@ def test_it_is_created_and_trains(lives: Lives, manifest: str):
     assert conditions["Created"]["status"] == "True"
     warning = conditions.get("Warning", {}).get("message", "")
     assert bool(warning) == bool(expected.warnings)
-    assert all(part in warning for part in expected.warnings)
+    assert every(part in warning for part in expected.warnings)
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)
@@ -201,13 +205,12 @@ class TestHyp:
         assert hyp.problems == []
         assert {state for states in hyp.order.values() for state in states} >= SEEN_BY_HYP
         assert {name: hyp.order[name][-1] for name in STATES} == STATES
-        names = [name_of(m) for m in EXPECTED if m not in SPREAD]
-        assert {name: hyp.order[name][-1] for name in names} == dict.fromkeys(names, "Completed")
+        assert {name: hyp.order[name][-1] for name in LISTED} == dict.fromkeys(LISTED, "Completed")
 
-    def test_once_running_a_job_is_never_shown_as_anything_else(self, lives: Lives, hyp: Hyp):
-        for name in (name_of(m) for m in EXPECTED if m not in SPREAD):
-            after = hyp.order[name][hyp.order[name].index("Running") :] if "Running" in hyp.order[name] else []
-            assert after in ([], ["Running", "Completed"]), name
+    @pytest.mark.parametrize("name", LISTED)
+    def test_once_running_a_job_is_never_shown_as_anything_else(self, lives: Lives, hyp: Hyp, name: str):
+        assert "Running" in hyp.order[name]
+        assert hyp.order[name][hyp.order[name].index("Running") :] == ["Running", "Completed"]
 
     def test_list(self, lives: Lives, hyp: Hyp):
         for words in ("list hyp-pytorch-job", "list hyp-pytorch-job --namespace compat-states"):

@@ -14,6 +14,7 @@ from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import get
 from tests.api.kueue_objects import API, COOKBOOK, apply, lay_out, queues, wait_for
 from tests.api.queue_jobs import FLAVOR_LABELS, KIND, QUICK, TOLERATION, Team, conditions
+from tests.nonempty import every
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.controlplane import KUEUE
@@ -73,7 +74,7 @@ def test_a_job_grows_gives_way_grows_back_and_ends(team: Team, played: PlayedNod
     workloads = team.workloads("elastic")
     assert {number: body["spec"]["podSets"][0]["count"] for number, body in workloads.items()} == {0: 2, 1: 1, 2: 1}
     assert [body["spec"]["priority"] for _, body in sorted(workloads.items())] == [0, -1_000_000_000, -1_000_000_000]
-    assert all("finalizers" not in body["metadata"] for body in workloads.values())
+    assert every("finalizers" not in body["metadata"] for body in workloads.values())
     names = {body["metadata"]["name"]: number for number, body in workloads.items()}
     for pod in team.pods("elastic"):
         assert pod["spec"]["nodeSelector"] == FLAVOR_LABELS
@@ -252,7 +253,7 @@ def test_the_label_of_a_template_becomes_the_jobs(team: Team) -> None:
     )
     workloads = team.workloads("templated")
     assert [w["spec"]["priority"] for _, w in sorted(workloads.items())] == [1000, -999_999_000, -999_999_000]
-    assert all("kueue.x-k8s.io/queue-name" not in pod["metadata"]["labels"] for pod in team.pods("templated"))
+    assert every("kueue.x-k8s.io/queue-name" not in pod["metadata"]["labels"] for pod in team.pods("templated"))
 
 
 def test_a_missing_priority_class_is_told(team: Team) -> None:
@@ -435,9 +436,9 @@ def test_kueue_places_pods_in_one_domain(team: Team, played: PlayedNodes) -> Non
     team.trains("racked", 4)
     pods = team.pods("racked")
     (domain,) = {racks[pod["spec"]["nodeName"]] for pod in pods}
-    assert all(pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] == pod["spec"]["nodeName"] for pod in pods)
+    assert every(pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] == pod["spec"]["nodeName"] for pod in pods)
     asked = {number: body["spec"]["podSets"][0] for number, body in team.workloads("racked").items()}
-    assert all(pod_set["topologyRequest"]["required"] == rack for pod_set in asked.values())
+    assert every(pod_set["topologyRequest"]["required"] == rack for pod_set in asked.values())
     assert [asked[number]["template"]["spec"]["nodeSelector"].get(rack) for number in (1, 2)] == [domain, domain]
     assert "nodeSelector" not in asked[0]["template"]["spec"]
 

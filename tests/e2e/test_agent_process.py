@@ -21,6 +21,7 @@ import psutil
 import pytest
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import PACKAGES, AgentProcess, until_gone
+from tests.nonempty import some
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -119,7 +120,7 @@ def test_two_pods_train_together_and_complete(run_agent: RunAgent) -> None:
     port = free_port()
     for rank, agent in enumerate(agents):
         assert agent.start(1, rank=rank, nnodes=2, master_port=str(port)) == (200, None)
-    for rank, agent in enumerate(agents):
+    for rank, agent in enumerate(some(agents)):
         seen = agent.until("completed", 40)
         assert seen["drained"] is False
         assert seen["failure"] is None

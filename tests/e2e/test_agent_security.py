@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import PACKAGES, AgentProcess
 from tests.e2e.test_agent_process import POLL, RunAgent, run_agent, worker_pids
+from tests.nonempty import every
 
 from elastipod_agent.authentication import Credentials
 
@@ -115,9 +116,9 @@ def test_no_line_of_the_agent_holds_a_key_or_a_value_of_the_environment(run_agen
     lines = own_lines(agent)
     assert any("path=/status status=200" in line for line in lines), "debug shows every call"
     assert not [line for line in lines if SECRET in line]
-    assert all("job=tests/agent" in line for line in lines)
+    assert every("job=tests/agent" in line for line in lines)
     begin = next(i for i, line in enumerate(lines) if "starting workers" in line)
-    assert all("group_rank=0" in line for line in lines[begin:])
+    assert every("group_rank=0" in line for line in lines[begin:])
 
 
 @contextmanager
@@ -296,4 +297,4 @@ def test_of_several_agents_the_pods_own_is_asked_or_all_are_named(run_agent: Run
     assert [one["status"] for one in seen] == ["running", "ready"]
     crowded = show("status")
     assert crowded.returncode == 2
-    assert all(f"{agent.port} (tests/agent)" in crowded.stderr for agent in agents)
+    assert every(f"{agent.port} (tests/agent)" in crowded.stderr for agent in agents)

@@ -17,6 +17,7 @@ import pytest
 from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.test_agent_process import FAMILY, POLL, RunAgent, run_agent, worker_pids
+from tests.nonempty import every
 
 __all__ = ["run_agent"]
 
@@ -250,7 +251,7 @@ def test_garbage_is_made_readable_in_the_message(start: Callable[..., AgentProce
     agent = start("import os\nos.write(2, bytes(range(256)) * 4)\nos._exit(7)\n")
     message = end_of(agent, "faulted")["message"]
     assert message.startswith("rank 0 (local rank 0) ended with exit code 7")
-    assert all(one.isprintable() or one in "\n\t" for one in message)
+    assert every(one.isprintable() or one in "\n\t" for one in message)
     assert last_words.read_text("utf-8") == message
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.e2e.rank_worlds import Cases
 from tests.long_runs import LongRun
+from tests.nonempty import every, some
 
 if TYPE_CHECKING:
     from tests.e2e.s3_server import S3Server
@@ -43,7 +44,7 @@ def test_one_state_goes_through_every_way_of_sharding(
 ) -> None:
     worlds = cases.run(case, tmp_path, path)
     before = ""
-    for number, ((_, size), ranks) in enumerate(zip(path, worlds, strict=True)):
+    for number, ((_, size), ranks) in enumerate(zip(some(path), worlds, strict=True)):
         resumes, loaded, saved, noises = zip(*ranks, strict=True)
         assert set(loaded) == {before}, path[number]
         if number:
@@ -58,8 +59,8 @@ def test_what_has_no_optimizer_state_yet_has_none_in_any_world(cases: Cases, tmp
     path += [["ddp", 4]] if in_memory else [["plain", 1], ["fsdp", 3]]
     worlds = cases.run("partial state", tmp_path, path, in_memory)
     unused = ["unused.bias", "unused.weight"]
-    for number, ranks in enumerate(worlds):
-        assert all(rank == ranks[0] for rank in ranks), path[number]
+    for number, ranks in enumerate(some(worlds)):
+        assert every(rank == ranks[0] for rank in ranks), path[number]
         loaded, saved, _ = ranks[0]
         assert saved[1:] == [*([] if number else ["experts.1.bias", "experts.1.weight"]), *unused]
         if number:

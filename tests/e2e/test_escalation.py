@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.job_run import JobRun
+from tests.nonempty import every
 
 from elastipod_local.cluster import Cluster
 
@@ -217,7 +218,7 @@ def test_jobs_that_cannot_train_say_why(troubles: dict[str, JobRun]) -> None:
         told = troubles[name].until(
             f"{kind} {reason}", lambda job=troubles[name], kind=kind, reason=reason: job.told(kind, reason), 90
         )
-        assert all(word in told for word in words), (name, told)
+        assert every(word in told for word in words), (name, told)
 
 
 def test_a_deaf_agent_loses_its_pod(deaf: JobRun) -> None:
@@ -225,7 +226,7 @@ def test_a_deaf_agent_loses_its_pod(deaf: JobRun) -> None:
     job = deaf
     job.until("the other replica to go on alone", lambda: job.size() == 1, 90)
     assert [e["to"] for e in job.history()] == [2, 1]
-    assert all(pod["metadata"]["name"].endswith("-worker-0") for pod in job.running_pods())
+    assert every(pod["metadata"]["name"].endswith("-worker-0") for pod in job.running_pods())
     assert job.body()["status"]["restartCount"] == 0, "nobody was at fault"
     job.be_quick()
     job.scale(2)

@@ -18,6 +18,7 @@ from tests.e2e.agent_process import AgentProcess, suspend, until_gone
 from tests.e2e.storm import PLAIN, STANDING, TORCH, Callers, Pod, Storm, Tally, bad_lines
 from tests.e2e.warm_start_run import make_bare_python, run_warm
 from tests.long_runs import LongRun
+from tests.nonempty import some
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -250,7 +251,7 @@ def test_a_fault_in_a_pod_that_is_terminated_is_its_end(tmp_path: Path, long_run
             until(lambda: pod.agent.status()["terminating"], "terminating")  # noqa: B023
             pod.below()["worker"][0].kill()
             pod.agent.until("faulted")
-        for pod in storm.pods:
+        for pod in some(storm.pods):
             assert pod.agent.process.wait(20) == 1
         storm.pods.clear()
 

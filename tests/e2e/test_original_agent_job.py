@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.e2e.host_view import workers_of_pod
 from tests.e2e.job_run import AGENT_PORT, JobRun
+from tests.nonempty import every
 from tests.peers import peer_packages
 
 from elastipod_local.cluster import Cluster
@@ -144,7 +145,7 @@ def assert_steps(steps: list[dict[str, Any]], last: int) -> None:
     assert {line["torch"].split("+")[0] for line in steps} == {"2.11.0"}
     runs = [[line["step"] for line in steps if line["restart"] == restart] for restart in range(3)]
     assert [{line["world_size"] for line in steps if line["restart"] == n} for n in range(3)] == [{2}, {3}, {3}]
-    assert all(run == list(range(run[0], run[-1] + 1)) for run in runs)
+    assert every(run == list(range(run[0], run[-1] + 1)) for run in runs)
     assert runs[0][0] == 1
     assert runs[1][0] == runs[0][-1] + 1, "the resize repeats no step and skips none"
     assert runs[2][0] == runs[1][-1] // SAVE_EVERY * SAVE_EVERY + 1, "the crash goes back to the last checkpoint"
@@ -165,5 +166,5 @@ def assert_plain_requests(job: JobRun) -> None:
         bodies = [json.loads(request["body"]) for request in requests if request["body"]]
         assert not any("generation" in body for body in bodies)
         assert not any(body.get("spare") for body in bodies)
-        assert all(type(body["timeout"]) is int for body in bodies if "timeout" in body)
+        assert every(type(body["timeout"]) is int for body in bodies if "timeout" in body)
         assert [body["faultCount"] for body in bodies if "rank" in body] in ([0, 1, 2], [1, 2])

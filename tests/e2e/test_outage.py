@@ -13,6 +13,7 @@ from tests.e2e.host_view import generations, overlaps, steps_between, training_p
 from tests.e2e.job_run import JobRun
 from tests.e2e.outages import OUTAGES, dead_api_server, frozen_api_server
 from tests.long_runs import LongRun
+from tests.nonempty import every
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import LocalClusterError
@@ -50,7 +51,7 @@ def while_training(job: JobRun, name: str, outage: Outage, before_s: float, seco
     pods, began = job.running_pods(), time.time()
     workers, history, restarts = training_processes(job.name), job.history(), job.body()["status"]["restartCount"]
     assert len(workers) == job.size()
-    assert all(len(of_pod) == 1 for of_pod in workers.values())
+    assert every(len(of_pod) == 1 for of_pod in workers.values())
     time.sleep(before_s - (time.time() - began))
     cut = time.time()
     outage(job.cluster, seconds)

@@ -25,7 +25,9 @@ def test_a_loop_of_the_guide_gives_the_gradient_of_one_process_on_four_ranks(
     if name == "stateful":
         pytest.importorskip("torchdata.stateful_dataloader", reason="the extra elastipod[data] is not installed")
     ((first, tail),) = cases.run("loop", tmp_path / "one", name, 1)
-    for rank, steps in enumerate(cases.run("loop", tmp_path / "four", name, 4)):
+    of_ranks = cases.run("loop", tmp_path / "four", name, 4)
+    assert len(of_ranks) == 4
+    for rank, steps in enumerate(of_ranks):
         for of_four, of_one in zip(steps, (first, tail), strict=True):
             assert of_four["loss"] == pytest.approx(of_one["loss"], rel=1e-9), f"the loss on rank {rank}"
             assert of_four["gradient"] == pytest.approx(of_one["gradient"], rel=1e-9), f"the gradient on rank {rank}"

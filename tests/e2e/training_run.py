@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.agent_client import free_port
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
+from tests.nonempty import every
 
 from elastipod.worker_file import EventLevel, WorkerFile
 
@@ -96,7 +97,7 @@ class TrainingRun:
         self.files[rank].set_event(EventLevel.DRAIN)
         self.workers[rank].send_signal(signal.SIGUSR1)
         self.finish()
-        assert all(file.acknowledged(0) for file in self.files), "every worker acknowledges the event"
+        assert every(file.acknowledged(0) for file in self.files), "every worker acknowledges the event"
         return self.step()
 
     def finish(self) -> None:

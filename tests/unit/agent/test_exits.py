@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nonempty import every
 
 from elastipod_agent.core.exits import (
     Outcome,
@@ -61,7 +62,7 @@ one_exit = st.builds(
 def test_completed_and_drained_need_a_clean_end_of_all(ends: list[WorkerExit], stop: StopMode) -> None:
     if classify(ends, stop) in (Outcome.COMPLETED, Outcome.DRAINED):
         assert ends
-        assert all(one.status == 0 and not one.killed for one in ends)
+        assert every(one.status == 0 and not one.killed for one in ends)
     if classify(ends, stop) is Outcome.COMPLETED:
         assert not any(one.acknowledged for one in ends)
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.nonempty import every
 
 from elastipod_agent.workers.failure import (
     MAX_MESSAGE_BYTES,
@@ -137,7 +138,7 @@ def test_a_line_that_is_too_long_for_a_sentence_stands_below(tmp_path: Path) -> 
 def test_colours_progress_bars_and_garbage_become_plain_text(tmp_path: Path) -> None:
     assert printable("\x1b[1;31mred\x1b[0m\r50 %\r\n\tend\x00\x1b") == "red\n50 %\n\tend\ufffd\ufffd"
     message = report(7, tmp_path, bytes(range(256)).decode("utf-8", "replace")).message
-    assert all(one.isprintable() or one in "\n\t" for one in message)
+    assert every(one.isprintable() or one in "\n\t" for one in message)
 
 
 def test_what_the_system_refused_names_the_file() -> None:

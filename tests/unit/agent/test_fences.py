@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nonempty import every
 
 from elastipod_agent.core.fences import CallVerdict, FenceState, decide_start, decide_stop, decide_update
 from elastipod_agent.core.states import AgentState as S
@@ -95,4 +96,4 @@ def test_a_call_from_the_past_never_acts(state: S, draining: bool, graceful: boo
         decide_stop(current, older, is_graceful=graceful),
         decide_update(current, older),
     )
-    assert all(answer.verdict is REFUSE and answer.why for answer in answers)
+    assert every(answer.verdict is REFUSE and answer.why for answer in answers)

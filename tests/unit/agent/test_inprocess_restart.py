@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from tests.nonempty import every
 
 from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.core.inprocess_restart import (
@@ -73,7 +74,7 @@ def test_gathering_converges_when_what_it_orders_is_done() -> None:
                 ranks[i] = GatheringRank(position=RankPosition.AT_BARRIER)
             plan = plan_gathering(ranks, now=now, deadline=max(SOON, now))
         assert (plan.is_done, plan.is_given_up) == (True, False), pair
-        assert all(rank.position in WAITING for rank in ranks)
+        assert every(rank.position in WAITING for rank in ranks)
 
 
 def test_a_process_that_fails_again_and_again_is_tried_later_each_time() -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from tests.nonempty import every
 
 import elastipod.ipc.clients
 from hyperpod_elastic_agent import ipc
@@ -99,7 +100,7 @@ def test_values(path: str, value: str) -> None:
 
 @pytest.mark.parametrize(("module", "names"), HOMES.items(), ids=HOMES)
 def test_modules_export(module: str, names: list[str]) -> None:
-    assert all(hasattr(import_module(module), name) for name in names)
+    assert every(hasattr(import_module(module), name) for name in names)
     assert sorted(import_module(module).__all__) == names
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.nonempty import every
 
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.metrics import FAMILIES, Metrics, MetricsPage, Sources, count_changes
@@ -23,7 +24,7 @@ FAILURE = Failure(global_rank=0, local_rank=0, exitcode=1, signal=None, message=
 def parsed(text: str) -> dict[tuple[str, ...], float]:
     """Read the text as Prometheus does: {(name, label value, ...): value}."""
     families = list(text_string_to_metric_families(text))
-    assert all(family.type in ("counter", "gauge") and family.documentation for family in families)
+    assert every(family.type in ("counter", "gauge") and family.documentation for family in families)
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 

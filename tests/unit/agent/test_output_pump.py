@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nonempty import every
 
 from elastipod_agent.settings import parse_filters
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
@@ -110,7 +111,7 @@ def test_taps_get_whole_lines_whatever_the_chunks(chunks: list[bytes]) -> None:
     for chunk in [*chunks, b"\n"]:
         lines.take(chunk)
     assert b"".join(given_lines) == b"".join(chunks) + b"\n"
-    assert all(part.endswith((b"\n", b"\r")) for part in given_lines)
+    assert every(part.endswith((b"\n", b"\r")) for part in given_lines)
 
 
 def test_taps_get_a_line_without_end_in_pieces() -> None:

@@ -181,7 +181,7 @@ def test_settings_that_end_kept_processes_are_warned_of(environ: dict[str, str],
     settings, warnings = read_settings(parse(["--inprocess-restart", "t.py"], {}), environ)
     assert settings.layout.keeps_processes
     assert [warning.split()[0] for warning in warnings] == warned_of
-    assert all("--inprocess-restart" in warning for warning in warnings)
+    assert ["--inprocess-restart" in warning for warning in warnings] == [True] * len(warned_of)
     settings, warnings = read_settings(parse(["t.py"], {}), environ)
     assert not settings.layout.keeps_processes
     assert not warnings, "workers that are replaced may end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.nonempty import every
 
 from elastipod_agent.core.states import NEXT, AgentState, IllegalTransition, move
 
@@ -16,7 +17,7 @@ def test_every_state_can_be_reached_and_every_one_can_leave() -> None:
     while more := {to for state in reached for to in NEXT[state]} - reached:
         reached |= more
     assert reached == set(AgentState)
-    assert all(AgentState.SHUTDOWN in NEXT[state] for state in AgentState if state is not AgentState.SHUTDOWN)
+    assert every(AgentState.SHUTDOWN in NEXT[state] for state in AgentState if state is not AgentState.SHUTDOWN)
 
 
 @pytest.mark.parametrize("state", list(AgentState))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.nonempty import every
 
 from elastipod.worker_file import EventLevel, Progress, WorkerFile, WorkerFileError
 
@@ -114,7 +115,7 @@ def test_a_reader_never_mixes_two_reports(tmp_path: Path) -> None:
             stop.set()
             writer.join()
     assert seen
-    assert all(one.samples == 2 * one.step == 2 * one.time for one in seen)
+    assert every(one.samples == 2 * one.step == 2 * one.time for one in seen)
 
 
 def test_a_writer_that_died_half_way_hides_its_report_until_the_next(tmp_path: Path) -> None:

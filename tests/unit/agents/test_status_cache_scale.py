@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from aiohttp import web
+from tests.nonempty import every
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_operator.agents import polls as polls_module
@@ -63,7 +64,7 @@ async def test_polls_of_many_agents_last_longer_and_not_equally_long(
         statuses.forget(OTHER)
     longest = status_cache.LONGEST_POLL_S
     shortest = (1 - status_cache.SPREAD) * longest - status_cache.TICK_S
-    assert all(shortest <= wait <= longest for wait in waits)
+    assert every(shortest <= wait <= longest for wait in waits)
     assert waits[0] != waits[1]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from tests.nonempty import every
 from tests.unit.checkpoint.test_save_and_load import Trainer, entries
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -65,7 +66,7 @@ def test_training_goes_on_while_its_copy_is_written(tmp_path: Path, monkeypatch:
     assert manager.wait() == tmp_path / CheckpointId(1, 1).name
     again = Trainer(seed=4)
     assert again.load(CheckpointManager(tmp_path)) == 1
-    assert all(torch.equal(mine, saved) for mine, saved in zip(again.weights(), wanted, strict=True))
+    assert every(torch.equal(mine, saved) for mine, saved in zip(again.weights(), wanted, strict=True))
 
 
 def test_the_newest_and_every_so_many_are_kept(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_torchs_own_reader_can_load_it(tmp_path: Path) -> None:
     path = trainer.save(CheckpointManager(tmp_path), 1)
     state = {"model": {name: torch.zeros_like(value) for name, value in trainer.model.state_dict().items()}}
     dcp.load(state, storage_reader=dcp.FileSystemReader(path))
-    assert all(torch.equal(value, state["model"][name]) for name, value in trainer.model.state_dict().items())
+    assert every(torch.equal(value, state["model"][name]) for name, value in trainer.model.state_dict().items())
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def test_the_freshest_tier_wins(tmp_path: Path) -> None:
         resume = manager.load_latest(model=again.model, optimizer=again.optimizer, scheduler=again.scheduler)
         assert resume is not None
         assert (resume.tier, resume.step, resume.generation) == ("memory", 2, 1)
-        assert all(torch.equal(mine, saved) for mine, saved in zip(again.weights(), trainer.weights(), strict=True))
+        assert every(torch.equal(mine, saved) for mine, saved in zip(again.weights(), trainer.weights(), strict=True))
         again.step(3)
         again.save(manager, 3)
     with CheckpointManager(tmp_path / "disk", memory=False) as manager:
@@ -157,7 +158,7 @@ def test_a_damaged_image_is_passed_over(
     if harm == "no plan":
         said = said.replace("that of step 1 there", "the durable one of step 1")
     assert [text for text in caplog.messages if "resuming" in text] == ([said] if words else [])
-    assert all(torch.equal(mine, saved) for mine, saved in zip(trainer.weights(), wanted, strict=True))
+    assert every(torch.equal(mine, saved) for mine, saved in zip(trainer.weights(), wanted, strict=True))
 
 
 def test_a_damaged_image_without_another_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -398,7 +399,7 @@ def test_another_model_is_refused_and_nothing_is_overwritten(
     optimizer = torch.optim.AdamW(other.parameters())
     with pytest.raises(CheckpointError, match=words):
         CheckpointManager(tmp_path).load_latest(model=other, optimizer=optimizer)
-    assert all(torch.equal(mine, old) for mine, old in zip(other.parameters(), before, strict=True))
+    assert every(torch.equal(mine, old) for mine, old in zip(other.parameters(), before, strict=True))
     assert entries(tmp_path)[-1] == CheckpointId(1, 1).name
 
 
@@ -437,8 +438,8 @@ def test_a_new_optimizer_has_room_for_moments_as_torch_makes_it(make: Optimizers
     if has_state:
         assert described(made) == described(theirs.state)
     assert len(made) == len(theirs.state) == (3 if has_state else 0)
-    assert all(torch.equal(mine, before) for mine, before in zip(trained, weights, strict=True))
-    assert all(parameter.grad is None for parameter in trained)
+    assert every(torch.equal(mine, before) for mine, before in zip(trained, weights, strict=True))
+    assert every(parameter.grad is None for parameter in trained)
 
 
 def test_a_refused_checkpoint_leaves_a_new_optimizer_new(tmp_path: Path) -> None:

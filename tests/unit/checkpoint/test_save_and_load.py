@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.nonempty import every
 from tests.unit.library.sample_logs import PLAN
 
 from elastipod import SampleLog
@@ -135,7 +136,7 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     path = Trainer().save(CheckpointManager(tmp_path), 1)
     manifest = Manifest.from_json((path / "elastipod.json").read_text())
     assert set(manifest.files) == {each.name for each in path.iterdir()} - {"elastipod.json"}
-    assert all(measure_file(path / name) == record for name, record in manifest.files.items())
+    assert every(measure_file(path / name) == record for name, record in manifest.files.items())
 
 
 def test_a_part_of_memory_is_written_alone_and_summed_on_the_way(tmp_path: Path) -> None:

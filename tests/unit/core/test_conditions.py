@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.nonempty import every
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
@@ -160,7 +161,7 @@ def test_scaling_says_why_the_job_has_its_size(
 ) -> None:
     told = condition(plan(observed(job(trains()), pods)), "Scaling")  # type: ignore[arg-type]
     assert told.reason == reason
-    assert all(word in told.message for word in words), told.message
+    assert every(word in told.message for word in words), told.message
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def test_an_incident(first: ObservedPod | None, mine: ObservedAgent | None, caus
         False,
     )
     assert (todo.record.restarts, todo.record.retries, todo.record.fault_at) == (1, int(counted), NOW)
-    assert all(not a.graceful for a in acts(todo, StopWorkers))
+    asked = [pod(0).name] if mine is not None and mine.state is not AgentState.READY else []
+    assert {a.pod: a.graceful for a in acts(todo, StopWorkers)} == dict.fromkeys([*asked, pod(1).name], False)
 
 
 @pytest.mark.parametrize(

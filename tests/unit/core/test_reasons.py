@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.nonempty import every
 
 import elastipod_operator
 from elastipod_operator.api.reasons_reference import render
@@ -74,4 +75,4 @@ def test_which_conditions_are_reported_as_events() -> None:
 
 def test_the_reference_lists_every_reason() -> None:
     text = render()
-    assert all(f"| `{reason.value}` |" in text and reason.meaning in text for reason in Reason)
+    assert every(f"| `{reason.value}` |" in text and reason.meaning in text for reason in Reason)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any, get_args
 
 import pytest
+from tests.nonempty import some
 
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_schema import Stored, StoredField, TimeRule, stored_fields, timed_fields
@@ -39,7 +40,7 @@ def test_fields_that_share_a_key_are_numbered() -> None:
     groups: dict[str, list[StoredField]] = {}
     for declared in stored_fields(Record):
         groups.setdefault(declared.storage.key, []).append(declared)
-    for key, group in groups.items():
+    for key, group in some(groups.items()):
         indexes = [f.storage.index for f in group]
         assert indexes in ([None], [*range(len(group))]), key
         assert len({f.storage.is_required for f in group}) == 1, key

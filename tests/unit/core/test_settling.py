@@ -6,6 +6,7 @@ import itertools
 from datetime import datetime
 
 import pytest
+from tests.nonempty import every
 from tests.unit.core.builders import LONG_AGO, NOW, job, observed, pid, pod, policy, running, seconds, trains
 
 from elastipod_operator.core.partial_gangs import DEMAND_PAUSE, LONGEST_REST
@@ -39,7 +40,7 @@ def test_the_rests_of_a_job_that_trains_grow_to_an_hour() -> None:
     rests = [rest_s(tries) for tries in range(12)]
     pauses = DEMAND_PAUSE.total_seconds()
     assert rests[0] <= pauses + 12.5
-    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(rests[2:9]))
+    assert every(later > 1.5 * earlier for earlier, later in itertools.pairwise(rests[2:9]))
     assert pauses + LONGEST_REST.total_seconds() <= rests[-1] <= pauses + 1.25 * LONGEST_REST.total_seconds()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nonempty import every
 
 from elastipod_operator.core.sizes import SizeError, SizeRequest, Sizes, resolve
 
@@ -67,7 +68,7 @@ def test_allowed_sizes(wish: SizeRequest, allowed: tuple[int, ...], start: int) 
 def test_a_refusal_names_fields_and_figures(wish: SizeRequest, words: tuple[str, ...]) -> None:
     with pytest.raises(SizeError) as refusal:
         resolve(wish)
-    assert all(word in str(refusal.value) for word in words), str(refusal.value)
+    assert every(word in str(refusal.value) for word in words), str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_refusal_names_fields_and_figures(wish: SizeRequest, words: tuple[str,
 )  # fmt: skip
 def test_what_is_odd_is_said(wish: SizeRequest, words: tuple[str, ...]) -> None:
     told = " ".join(resolve(wish).warnings)
-    assert all(word in told for word in words), told
+    assert every(word in told for word in words), told
 
 
 def test_what_is_odd_is_said_under_a_ceiling_too() -> None:

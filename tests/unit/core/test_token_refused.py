@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.nonempty import every
 from tests.unit.core.builders import NOW, agent, job, observed, pod, running, seconds, trains
 
 from elastipod_operator.core.plan import plan
@@ -30,7 +31,7 @@ def test_it_is_said_at_once_with_what_to_do(secret: str, words: tuple[str, ...])
     told = next(c for c in made.conditions if c.type == "PodsReady")
     assert (told.reason, told.status) == ("TokenRefused", False)
     assert "agent of pod job-workers-0 (and those of 1 more pods)" in told.message
-    assert all(word in told.message for word in words)
+    assert every(word in told.message for word in words)
     assert [note.reason for note in made.events if note.warning] == ["TokenRefused"]
     again = plan(observed(job(made.record, conditions=made.conditions), pods))
     assert [note for note in again.events if note.warning] == [], "said once"

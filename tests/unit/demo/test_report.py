@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tests.nonempty import every
 from tests.unit.demo.runs import (
     CREATED,
     CREATED_AT,
@@ -75,7 +76,7 @@ def test_phases_follow_each_other_without_holes(story: Run) -> None:
         JobPhase.RESTARTING, JobPhase.TRAINING, JobPhase.RECOVERING, JobPhase.TRAINING,
     ]  # fmt: skip
     assert found[0].start_s == 0
-    assert all(before.end_s == after.start_s for before, after in pairwise(found))
+    assert every(before.end_s == after.start_s for before, after in pairwise(found))
     assert found[-1].end_s == 40.0
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tests.nonempty import every
 from tests.unit.demo.runs import (
     BOTH_ACTS,
     BOTH_ACTS_LOGS,
@@ -136,4 +137,4 @@ def test_the_urgent_job_is_drawn_on_the_elastic_jobs_clock() -> None:
     assert urgent_spans(run, urgent) == (Span(JobPhase.TRAINING, 64.5, 76.0, 2),)
     [curve] = urgent_losses(run, urgent)
     assert curve[0] == (64.5, 4.0)
-    assert all(before[0] < after[0] for before, after in pairwise(curve))
+    assert every(before[0] < after[0] for before, after in pairwise(curve))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import yaml
 from prometheus_client import REGISTRY
+from tests.nonempty import some
 from tests.unit.docs.pages import ROOT, Page, page, pages, sources
 
 from elastipod_agent.metrics import FAMILIES
@@ -90,12 +92,15 @@ def test_the_operations_guide_lists_every_metric_of_the_agent_and_no_other() -> 
     assert set(names_in_table("`elastipod_agent_...`")) == set(FAMILIES)
 
 
+def named_metrics(page: Page) -> set[str]:
+    named = set(re.findall(r"(?<![\w./])elastipod_[a-z_]+[a-z](?![\w/.])", page.text))
+    return named - {"elastipod_operator", "elastipod_agent", "elastipod_local"}
+
+
 @PAGES
 def test_metrics_that_are_named_in_full_exist(page: Page) -> None:
     known = {f"elastipod_{name}" for name in operator_metrics()} | {f"elastipod_agent_{name}" for name in FAMILIES}
-    packages = {"elastipod_operator", "elastipod_agent", "elastipod_local"}
-    for name in re.findall(r"(?<![\w./])elastipod_[a-z_]+[a-z](?![\w/.])", page.text):
-        assert name in known | packages or name.removesuffix("_bucket") in known, name
+    assert {name.removesuffix("_bucket") for name in named_metrics(page) - known} <= known
 
 
 @cache
@@ -118,10 +123,13 @@ def constants() -> frozenset[str]:
 OF_OTHERS = frozenset({"BestEffortFIFO", "FileSystemReader", "IterableDataset"})
 
 
+def named_classes(page: Page) -> set[str]:
+    return {span for span in page.spans() if re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}(?:[A-Z]+)?", span)}
+
+
 @PAGES
 def test_reasons_and_classes_exist(page: Page) -> None:
-    words = {span for span in page.spans() if re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}(?:[A-Z]+)?", span)}
-    assert words <= constants() | OF_OTHERS
+    assert named_classes(page) <= constants() | OF_OTHERS
 
 
 @cache
@@ -165,18 +173,27 @@ OWN_BLOCKS = r"(?:spec|status|elasticPolicy|runPolicy|replicaSpecs(?:\[\])?|rest
 OTHER_PATHS = frozenset({"spec.template", "status.admission"})
 
 
+def named_fields(page: Page) -> set[str]:
+    own = re.compile(rf"\.?({OWN_BLOCKS}(?:\.[a-zA-Z]+(?:\[\])?)+)(?=$|[: =])")
+    return {path[1] for span in page.spans() if (path := own.match(span))} - OTHER_PATHS
+
+
 @PAGES
 def test_fields_of_the_resource_exist(page: Page) -> None:
-    for span in page.spans():
-        path = re.match(rf"\.?({OWN_BLOCKS}(?:\.[a-zA-Z]+(?:\[\])?)+)(?=$|[: =])", span)
-        if path and path[1] not in OTHER_PATHS:
-            assert is_field(path[1]), path[1]
+    assert [path for path in named_fields(page) if not is_field(path)] == []
+
+
+@pytest.mark.parametrize("found", [named_metrics, named_classes, named_fields])
+def test_the_pages_are_searched_with_success(found: Callable[[Page], set[str]]) -> None:
+    assert len({one for page in pages() for one in found(page)}) >= 5, (
+        "a page that names nothing passes every test here"
+    )
 
 
 def test_the_table_of_fields_in_the_user_guide_names_fields() -> None:
-    for row in page("docs/user-guide.md").table_rows("## The job"):
-        for name in re.findall(r"`([a-z][a-zA-Z.\[\]]+)`", row[0]):
-            assert is_field(name.removesuffix("[]")), name
+    rows = page("docs/user-guide.md").table_rows("## The job")
+    for name in some(name for row in rows for name in re.findall(r"`([a-z][a-zA-Z.\[\]]+)`", row[0])):
+        assert is_field(name.removesuffix("[]")), name
 
 
 def test_the_job_of_the_readme_is_valid() -> None:
@@ -187,11 +204,8 @@ def test_the_job_of_the_readme_is_valid() -> None:
 
 def test_the_values_in_the_operations_guide_are_the_charts() -> None:
     values = yaml.safe_load((ROOT / "charts" / "elastipod" / "values.yaml").read_text())
-    for name in (
-        name
-        for row in page("docs/operations.md").table_rows("## Install")
-        for name in re.findall(r"`([a-zA-Z.]+)`", row[0])
-    ):
+    rows = page("docs/operations.md").table_rows("## Install")
+    for name in some(name for row in rows for name in re.findall(r"`([a-zA-Z.]+)`", row[0])):
         found = values
         for part in name.split("."):
             assert part in found, name

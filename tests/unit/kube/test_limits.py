@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.nonempty import every
 from tests.unit.core.test_bounds import MIB, kept_bytes
 from tests.unit.kube.bodies import JOB_UID, job_body
 
@@ -89,7 +90,7 @@ def test_of_a_job_that_is_refused_for_its_size_the_templates_are_not_kept() -> N
         return [store.put_job(body) for body in bodies]
 
     assert kept_bytes(take) < MIB
-    assert all("at most" in job.fact.spec_error for job in store.jobs.values())
+    assert every("at most" in job.fact.spec_error for job in store.jobs.values())
 
 
 def test_who_wrote_which_field_is_not_kept_and_what_is_needed_is() -> None:

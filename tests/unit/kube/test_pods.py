@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from tests.nonempty import every
 from tests.unit.kube.bodies import job_body
 
 from elastipod_operator.core.names import PodId
@@ -83,7 +84,7 @@ def test_key_and_token_go_into_the_agents_container_only_and_replace_the_users()
     assert env_of(train)["ELASTIPOD_POD"] == "job-workers-1-2", "every MAC is over it"
     assert "env" not in side
     without = manifest(template)["spec"]["containers"][0]["env"]
-    assert all(entry in without for entry in own), "without authentication it is the user's"
+    assert every(entry in without for entry in own), "without authentication it is the user's"
 
 
 @pytest.mark.parametrize("wish", ["Always", "OnFailure", "Never", None])

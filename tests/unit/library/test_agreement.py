@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nonempty import every
 from tests.unit.library.memory_store import MemoryServer
 
 from elastipod.agreement import Agreement, stop_call
@@ -208,7 +209,7 @@ def test_a_store_out_of_reach_is_said_at_the_first_call() -> None:
 
 @given(st.lists(st.integers(1, 10**9), min_size=1))
 def test_nobody_has_passed_the_stop_call(next_calls: list[int]) -> None:
-    assert all(call <= stop_call(next_calls) for call in next_calls)
+    assert every(call <= stop_call(next_calls) for call in next_calls)
     assert stop_call(next_calls) in next_calls
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.nonempty import every
 from tests.unit.library.sample_logs import PLAN, Job
 
 from elastipod import cli
@@ -74,7 +75,7 @@ def test_importing_costs_no_torch_and_no_other_part(statement: str) -> None:
 def test_every_public_name_loads() -> None:
     import elastipod
 
-    assert all(callable(getattr(elastipod, name)) for name in elastipod.__all__)
+    assert every(callable(getattr(elastipod, name)) for name in elastipod.__all__)
     assert set(elastipod.__all__) <= set(dir(elastipod))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'; it exports Batch, "):
         _ = elastipod.nonsense  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nonempty import every
 
 from elastipod.data import BatchSplit, ElasticBatches, even_part
 from elastipod.data.plan_check import check_in_store
@@ -117,9 +118,9 @@ def test_passes_are_equally_many_on_every_rank_and_weigh_as_one_process(
     plan = ElasticBatches(dataset_size=global_size, global_batch=global_size)
     passes = [list(plan.batch(1, rank, world_size).micro_batches(micro_size)) for rank in range(world_size)]
     assert len({len(each) for each in passes}) == 1
-    assert all([part.is_last for part in each] == [False] * (len(each) - 1) + [True] for each in passes)
+    assert every([part.is_last for part in each] == [False] * (len(each) - 1) + [True] for each in passes)
     parts = [part for each in passes for part in each]
-    assert all(1 <= len(part.indices) <= micro_size for part in parts)
+    assert every(1 <= len(part.indices) <= micro_size for part in parts)
     real = [part for part in parts if part.weight]
     assert sorted(index for part in real for index in part.indices) == list(range(global_size))
     for part in real:  # mean over the pass x weight / world = the pass's part of the global mean
@@ -144,7 +145,7 @@ def test_rows_cut_what_was_loaded_for_the_whole_batch(
         batch = ElasticBatches(dataset_size=50, global_batch=global_size).batch(1, rank, world_size)
         passes = list(batch.micro_batches(micro_size))
         assert len(passes) == batch.num_passes(micro_size)
-        assert all(tuple(batch.indices_or_spare[part.rows]) == tuple(part.indices) for part in passes)
+        assert every(tuple(batch.indices_or_spare[part.rows]) == tuple(part.indices) for part in passes)
         assert sum(part.weight for part in passes) == pytest.approx(batch.weight, rel=1e-12)
 
 
@@ -247,7 +248,7 @@ def test_any_split_covers_once_in_whole_groups(sizes: list[int], grain: int, siz
     parts = [split.part(size, rank) for rank in range(len(sizes))]
     assert [index for part in parts for index in part] == list(range(size))
     assert max(map(len, parts)) == split.largest(size)
-    assert all(part.start % grain == 0 for part in parts if part)
+    assert every(part.start % grain == 0 for part in parts if part)
     if not is_even and size == sum(sizes) * grain:
         assert [len(part) for part in parts] == [each * grain for each in sizes]
 

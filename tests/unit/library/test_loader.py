@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tests.nonempty import some
 
 from elastipod.data import ElasticBatches
 from elastipod.data.loader import ElasticBatchSampler, ElasticLoader
@@ -316,9 +317,12 @@ def test_token_windows_come_as_one_tensor_for_each_pass(
     with ElasticLoader[torch.Tensor](
         windows, plan, rank=0, world_size=1, micro_batch=3, num_workers=num_workers
     ) as loader:
+        num_batches = 0
         for _, passes in loader:
-            for part, data in passes:
+            for part, data in some(passes):
                 assert torch.equal(data, torch.stack([windows[index] for index in part.indices]))
+            num_batches += 1
+    assert num_batches == plan.total_steps
 
 
 SHARDS = Shards([13, 29, 7, 20], lanes=4, seed=1)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.nonempty import every, some
 
 import elastipod
 import elastipod.audit
@@ -37,12 +38,12 @@ def test_all_errors_of_the_library_are_exported() -> None:
     from elastipod import errors
 
     defined = [name for name, value in vars(errors).items() if inspect.isclass(value)]
-    assert all(getattr(elastipod, name) is getattr(errors, name) for name in defined)
+    assert every(getattr(elastipod, name) is getattr(errors, name) for name in defined)
 
 
 def test_the_proof_tools_have_packages_of_their_own() -> None:
     for package in (elastipod.audit, elastipod.testing):
-        for name in set(package.__all__) & set(elastipod.__all__):
+        for name in some(set(package.__all__) & set(elastipod.__all__)):
             assert getattr(package, name) is getattr(elastipod, name)
 
 

@@ -8,6 +8,7 @@ from ipaddress import IPv4Address, IPv4Network
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nonempty import every
 
 from elastipod_local.addressing import (
     BLOCKS,
@@ -26,7 +27,7 @@ IFNAMSIZ = 15
 def test_everything_of_a_cluster_lies_in_its_block_and_nowhere_twice(block: int, index: int) -> None:
     where = Addressing.for_block(block)
     networks = [where.node_network, where.service_network, where.pod_network(index)]
-    assert all(network.subnet_of(BLOCKS[block]) and network.subnet_of(RANGE) for network in networks)
+    assert every(network.subnet_of(BLOCKS[block]) and network.subnet_of(RANGE) for network in networks)
     assert not any(a.overlaps(b) for a in networks for b in networks if a is not b)
     assert where.node_address(index) in where.node_network
     assert where.node_address(index) != where.api_address
@@ -49,7 +50,7 @@ def test_clusters_never_share_a_loopback_address() -> None:
     rng = random.Random(1)
     loose = {Addressing.on_loopback(rng).loopback for _ in range(1000)}
     assert not blocks & loose
-    assert all(address in LOOPBACK_RANGE for address in blocks | loose)
+    assert every(address in LOOPBACK_RANGE for address in blocks | loose)
 
 
 def test_without_a_block_the_api_server_listens_on_loopback() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.nonempty import every
 from tests.unit.local.release_hosts import ReleaseHosts, archive, release_hosts, wait_for_threads
 
 from elastipod_local import binaries, downloads, gobuild, httpfetch, kubewheel
@@ -88,7 +89,7 @@ def test_everything_of_a_cluster_is_downloaded_and_nothing_built(all_releases: R
     paths = binaries.ensure(wanted)
     assert built == []
     assert {name: paths[name].read_bytes() for name in wanted} == {name: program(name) for name in wanted}
-    assert all(path.stat().st_mode & 0o111 == 0o111 for path in paths.values())
+    assert every(path.stat().st_mode & 0o111 == 0o111 for path in paths.values())
     assert (binaries.kueue_chart() / "values.yaml").read_text() == "a: 1\n"
     hosts_asked = {path.split("/")[1] for path in all_releases.asked}
     assert hosts_asked == {"dl.k8s.io", "github.com", "registry.k8s.io", "get.helm.sh"}
@@ -187,7 +188,7 @@ def test_proxies_of_the_environment_are_used(
     all_releases.files = {f"http://mirror.invalid{path}": body for path, body in all_releases.files.items()}
     binaries.ensure(["etcd"])
     assert built == []
-    assert all(path.startswith("http://mirror.invalid/github.com/") for path in all_releases.asked)
+    assert every(path.startswith("http://mirror.invalid/github.com/") for path in all_releases.asked)
 
 
 def test_a_mirror_that_is_no_address_is_told(

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.nonempty import some
 
 from elastipod_local.kueue_config import (
     USER,
@@ -93,7 +94,7 @@ def test_webhooks_are_called_at_the_process() -> None:
         }
         for kind in ("Mutating", "Validating")
     ]
-    for item in localized(objects, address="127.18.1.4:9443", secret={"ca.crt": b"authority"}):
+    for item in some(localized(objects, address="127.18.1.4:9443", secret={"ca.crt": b"authority"})):
         assert item["webhooks"] == [
             {"name": "a", "failurePolicy": "Fail", "clientConfig": called_at("https://127.18.1.4:9443/a")},
             {"name": "b", "clientConfig": called_at("https://127.18.1.4:9443/b")},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests import peers
+from tests.nonempty import every
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def keep(_: int = 0) -> list[str]:
 def test_an_environment_is_made_once_by_whoever_is_first(cache: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         seen = pool.map(keep, range(4))
-    assert all(len(names) == 1 for names in seen), "never half made"
+    assert every(len(names) == 1 for names in seen), "never half made"
     assert len({names[0] for names in seen}) == 1
 
 

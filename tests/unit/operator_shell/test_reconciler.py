@@ -71,12 +71,11 @@ async def decide_again(shell: Shell, decisions: Decisions) -> None:
         await until(lambda made=made: len(decisions) > made)  # type: ignore[misc]
 
 
-async def test_the_record_comes_before_pods_and_the_status_which_do_not_wait_for_each_other(shell: Shell) -> None:
+async def test_the_record_is_written_first_then_the_status_then_the_pods(shell: Shell) -> None:
     shell.submit()
     await settled(shell)
     writes = [call for call in shell.server.calls if call[0] != "GET"]
-    assert writes[0] == ("PATCH", "job")
-    assert sorted(writes[1:3]) == [("PATCH", "status"), ("POST", "pods")]
+    assert writes[:3] == [("PATCH", "job"), ("PATCH", "status"), ("POST", "pods")]
     assert writes.count(("POST", "pods")) == 4
     meta = shell.server.jobs["job"]["metadata"]
     assert FINALIZER in meta["finalizers"]

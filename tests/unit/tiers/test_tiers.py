@@ -1,0 +1,69 @@
+"""Running the tiers says no more than what was run: names that do not exist and tiers without a test are no success."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests import tiers
+from tests.long_runs import long_names
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What pytest is called with. It ends as `ends` of the module says: 0 when nothing else is set."""
+    made: list[list[str]] = []
+    monkeypatch.setattr(tiers, "_announce", lambda names: None)
+    monkeypatch.setattr(tiers, "_prepare", lambda tier: "")
+    monkeypatch.setattr(tiers, "_write_report", lambda outcome: None)
+
+    def run(arguments: Sequence[str]) -> tuple[int, str]:
+        made.append(list(arguments))
+        return ENDS.get(arguments[0].rsplit("/", 1)[-1], 0), "a line"
+
+    monkeypatch.setattr(tiers, "_run_pytest", run)
+    ENDS.clear()
+    return made
+
+
+ENDS: dict[str, int] = {}
+
+
+def test_a_long_run_that_does_not_exist_is_refused_with_the_names_of_all(
+    calls: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tiers.main(["--long", "kil-storm", "unit", "e2e"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("there is no long run 'kil-storm'; there are ")
+    assert {"save-kill", "power-loss", "mutation", "sim"} <= set(said.split("there are ")[1].strip().split(", "))
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", ["sim", ""])
+def test_a_long_run_that_exists_and_all_of_them_are_run(calls: list[list[str]], name: str) -> None:
+    assert name == "" or name in long_names()
+    ENDS["unit"] = tiers.NO_TESTS_COLLECTED
+    assert tiers.main(["--long", name, "unit", "sim"]) == 0
+    assert [call[-1] for call in calls] == [f"--long={name}"] * 2
+
+
+def test_a_filter_that_selects_nothing_in_any_tier_is_no_success(
+    calls: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ENDS.update(unit=tiers.NO_TESTS_COLLECTED, sim=tiers.NO_TESTS_COLLECTED)
+    assert tiers.main(["unit", "sim", "--", "-k", "typo"]) == 2
+    assert "no test was selected" in capsys.readouterr().err
+    ENDS.pop("sim")
+    assert tiers.main(["unit", "sim", "--", "-k", "name"]) == 0
+
+
+@pytest.mark.parametrize("status", [1, 2, 3, 4, tiers.NO_TESTS_COLLECTED, -9])
+def test_a_whole_tier_succeeds_only_if_pytest_does(calls: list[list[str]], status: int) -> None:
+    ENDS["sim"] = status
+    assert tiers.main(["unit", "sim"]) == 1
+    assert tiers.main(["unit"]) == 0
+
+
+def test_a_tier_without_a_test_is_no_success(calls: list[list[str]]) -> None:
+    assert tiers.main(["lint"]) != 0
+    assert calls == []
