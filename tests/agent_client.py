@@ -93,9 +93,9 @@ class AgentClient:
         """POST /stop."""
         return self.call("POST", "/stop", fields if generation is None else {**fields, "generation": generation})
 
-    def drain(self, generation: int | None = None, timeout: float = 10) -> tuple[int, Any]:
+    def drain(self, generation: int | None = None, timeout: float = 10, **fields: Any) -> tuple[int, Any]:
         """POST a graceful /stop."""
-        return self.stop(generation, is_graceful=True, timeout=timeout)
+        return self.stop(generation, is_graceful=True, timeout=timeout, **fields)
 
     def status(self) -> dict[str, Any]:
         """GET /status."""

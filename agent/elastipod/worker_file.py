@@ -5,6 +5,7 @@ whose level is authoritative (SIGUSR1 only wakes a worker). Each worker writes o
 Layout, all little-endian (docs/design/contracts.md, 5)::
 
     header, 64 bytes    magic "ELPW" | u32 layout | u32 local ranks | u32 event level | f64 event deadline | u32 leaves
+                        | u32 kept
     slot, 64 bytes each u32 acknowledged | u32 sequence | u64 step | u64 samples | f64 loss | f64 samples/s
                         | u32 world size | u32 signal for stacks | f64 time | u32 in a checkpoint call | u32 asks
 
@@ -33,14 +34,14 @@ _RECORD: Final = 64  # bytes of the header and of each slot
 # Indices into the file seen as 32-bit words (header, then within a slot) and as 64-bit words.
 _WORD_LAYOUT, _WORD_RANKS, _WORD_LEVEL = 1, 2, 3
 _DOUBLE_DEADLINE: Final = 2
-_WORD_LEAVES: Final = 6
+_WORD_LEAVES, _WORD_KEPT = 6, 7
 _SLOT_ACKNOWLEDGED, _SLOT_SEQUENCE = 0, 1
 _SLOT_STEP, _SLOT_SAMPLES, _SLOT_LOSS, _SLOT_RATE = 1, 2, 3, 4
 _SLOT_WORLD_SIZE: Final = 10
 _SLOT_STACKS: Final = 11
 _SLOT_TIME: Final = 6
 _SLOT_CHECKPOINT: Final = 14
-_LEAVES: Final = {0: None, 1: False, 2: True}  # by the word's value; 0 also where an older agent wrote the file
+_ANSWERS: Final = {0: None, 1: False, 2: True}  # by the word's value; 0 also where an older agent wrote the file
 _SLOT_ASKS: Final = 15
 _READ_ATTEMPTS: Final = 64
 
@@ -139,13 +140,17 @@ class WorkerFile:
             raise
         return cls(os.fspath(path), memory)
 
-    def set_event(self, level: EventLevel | int, deadline: float = 0.0, *, leaves: bool | None = None) -> None:
+    def set_event(
+        self, level: EventLevel | int, deadline: float = 0.0, *, leaves: bool | None = None, kept: bool | None = None
+    ) -> None:
         """Raise or clear the event. The level is stored last, so a reader that sees it also sees the other fields.
 
-        leaves: True when this pod ends after the drain, False when it stays, None when that is not known.
+        leaves: True when this pod ends after the drain, False when it stays, None when that is not known. kept: True when
+        workers that return to the barrier keep their process, False when the processes end, None when that is not known.
         """
         self._doubles[_DOUBLE_DEADLINE] = deadline
-        self._words[_WORD_LEAVES] = next(word for word, value in _LEAVES.items() if value is leaves)
+        self._words[_WORD_LEAVES] = next(word for word, value in _ANSWERS.items() if value is leaves)
+        self._words[_WORD_KEPT] = next(word for word, value in _ANSWERS.items() if value is kept)
         self._words[_WORD_LEVEL] = int(level)
 
     def set_deadline(self, deadline: float) -> None:
@@ -160,7 +165,14 @@ class WorkerFile:
 
     def leaves(self) -> bool | None:
         """True when this pod ends after the drain, False when it stays, None when that is not known."""
-        return _LEAVES.get(self._words[_WORD_LEAVES])
+        return _ANSWERS.get(self._words[_WORD_LEAVES])
+
+    def kept(self) -> bool | None:
+        """True when workers that return to the barrier keep their process, False when it ends, None when that is not known.
+
+        Unless it is True, a worker must save a checkpoint before it returns or exits.
+        """
+        return _ANSWERS.get(self._words[_WORD_KEPT])
 
     def set_in_checkpoint(self, local_rank: int, is_in: bool) -> None:
         """Set whether this worker is inside a call that saves or loads a checkpoint. Called by the worker."""

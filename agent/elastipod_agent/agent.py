@@ -18,14 +18,15 @@ from elastipod_agent import __version__
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, StopMode, agent_exit_code, signal_name
 from elastipod_agent.core.fences import CallDecision, CallVerdict, FenceState, decide_start, decide_stop, decide_update
-from elastipod_agent.core.inprocess_restart import parse_restart_mode
+from elastipod_agent.core.inprocess_restart import keeps_processes, parse_restart_mode
 from elastipod_agent.core.requests import StartRequest, StopRequest, UpdateRequest
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.fork_server.fork_server_manager import ForkServerManager
 from elastipod_agent.generation.faults import Fault
 from elastipod_agent.generation.generation_run import GenerationRun, RunEvents
-from elastipod_agent.generation.process_workers import ProcessWorkers
 from elastipod_agent.generation.supervisor import GenerationSupervisor
+from elastipod_agent.inprocess.keepable_workers import KeepableWorkers
+from elastipod_agent.inprocess.kept_pool import KeptPool
 from elastipod_agent.inprocess.pooled_workers import PooledWorkers
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.link import SOCKET_NAME, WorkerLink
@@ -40,6 +41,8 @@ from elastipod_agent.workers.reaper import Reaper
 
 # How long the end of a run can still be read once the pod is being terminated; an operator's /shutdown makes it shorter.
 FINAL_STATUS_S = 5.0
+# How long kept workers of a pod that is being terminated give their state to others, unless a /shutdown or the pod's end comes first.
+GIVING_LIMIT_S = 120.0
 
 T = TypeVar("T")
 
@@ -62,12 +65,13 @@ class Agent:
             settings=settings, root=root, environ=environ, reaper=self._reaper, pump=pump, log=log
         )
         self._fork_server = ForkServerManager(settings, environ, self._reaper, pump, log)
-        self._link = WorkerLink(settings.layout, root, self.status, self._on_reported_fault)
+        self._link = WorkerLink(settings.layout, environ, root, self.status, self._on_reported_fault)
         self._coordinator = self._link.coordinator
         usual = RestartMode.IN_PROCESS_RESTART if settings.is_inprocess else RestartMode.PROCESS_LEVEL_RESTART
         self._usual_mode = usual
         self._reporter = StatusReporter(self.status, log, usual, self._link.reported)
         self._pool: WorkerPool | None = None  # with --inprocess-restart
+        self._kept = KeptPool(self._runtime, self._coordinator, self._guarded, self._kept_workers_changed)
         self._pool_task: asyncio.Task[None] | None = None
         self._supervisor: GenerationSupervisor | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,7 +99,7 @@ class Agent:
         if self.status.current.state is not S.INIT:
             return  # a shutdown was requested meanwhile
         if self._settings.is_inprocess:
-            self._pool = self._reporter.pool = WorkerPool(self._runtime, self._coordinator)
+            self._pool = self._reporter.pool = WorkerPool.standing(self._runtime, self._coordinator)
             self._pool.on_change = self._reporter.workers_gathered
             self._pool_task = asyncio.ensure_future(self._guarded(self._pool.run()))
         self._reporter.ready()
@@ -106,7 +110,8 @@ class Agent:
         """Wait for /shutdown or a signal, end what runs, and give the exit code of the process."""
         await self._shutdown_requested.wait()
         is_faulted = self._has_failed or self.status.current.failure is not None
-        left = [task for task in (self._task, self._pool_task) if task is not None and not task.done()]
+        tasks = (self._task, self._pool_task, self._kept.task)
+        left = [task for task in tasks if task is not None and not task.done()]
         if left:
             await asyncio.wait(left, timeout=self._settings.server_shutdown_timeout_s)
         await self._link.close()
@@ -135,10 +140,8 @@ class Agent:
             self.log.info("held as a spare", generation=request.run_generation)
             return decision
         self._last_outcome = None
-        if self._pool is None:
-            self._coordinator.begin_run(request, progress=request.progress, is_fresh=True)
-        self._reporter.started(request, self._settings.layout.nproc)
         self._supervisor = self._new_supervisor(request)
+        self._reporter.started(request, self._settings.layout.nproc)
         self._task = asyncio.ensure_future(self._run_generation(self._supervisor))
         return decision
 
@@ -147,7 +150,9 @@ class Agent:
         events = RunEvents(on_fault=self._on_fault, on_saving=reporter.saving, on_unanswered=reporter.unanswered)
         run = GenerationRun(self._runtime, request, events)
         if self._pool is None:
-            return GenerationSupervisor(run, ProcessWorkers(self._runtime, run))
+            keepable = KeepableWorkers(self._runtime, run, kept=self._kept, coordinator=self._coordinator)
+            keepable.begin()
+            return GenerationSupervisor(run, keepable)
         workers = PooledWorkers(self._settings, run, pool=self._pool, coordinator=self._coordinator)
         return GenerationSupervisor(run, workers)
 
@@ -162,7 +167,11 @@ class Agent:
         if self.status.current.state is not S.SHUTDOWN:
             self._reporter.ended(end)
         if self.status.current.terminating:
-            asyncio.get_running_loop().call_later(FINAL_STATUS_S, self._begin_shutdown)
+            limit_s = FINAL_STATUS_S if self._kept.pool is None else GIVING_LIMIT_S
+            asyncio.get_running_loop().call_later(limit_s, self._begin_shutdown)
+
+    def _kept_workers_changed(self, pool: WorkerPool | None) -> None:
+        self._reporter.pool = pool
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Do a part of the agent's own work; gives None if it failed by an error of the agent."""
@@ -183,7 +192,8 @@ class Agent:
     def _on_fault(self, fault: Fault) -> None:
         """The generation has a fault; the rest of it is torn down next."""
         self._reporter.fault(fault)
-        if self.status.current.terminating and self._pool is not None:  # pooled workers would wait for a /stop
+        is_pooled = self._pool is not None or self._kept.pool is not None
+        if self.status.current.terminating and is_pooled:  # pooled workers would wait for a /stop
             asyncio.get_running_loop().call_later(FINAL_STATUS_S, self._begin_shutdown)
 
     def stop(self, request: StopRequest) -> CallDecision:
@@ -195,6 +205,8 @@ class Agent:
         if decision.verdict is CallVerdict.NOTHING and request.is_graceful and request.timeout_s is not None:
             self._shorten_drain(request.timeout_s)
         if decision.verdict is not CallVerdict.ACT:
+            if decision.verdict is CallVerdict.NOTHING:
+                self._end_kept_workers(request)
             return decision
         is_graceful = request.is_graceful and self.status.current.state is S.RUNNING
         timeout_s = self._settings.shutdown_timeout_s if request.timeout_s is None else request.timeout_s
@@ -208,6 +220,12 @@ class Agent:
                 self._pool.recall(frozenset(), is_faulty=False)
             self._reporter.stopped()
         return decision
+
+    def _end_kept_workers(self, request: StopRequest) -> None:
+        """End workers that wait for the next start, as a /stop asks that reaches beyond them."""
+        is_ready = self.status.current.state is S.READY
+        if is_ready and not keeps_processes(request.restart_mode, is_graceful=request.is_graceful):
+            self._kept.close()
 
     def _shorten_drain(self, timeout_s: float) -> None:
         """Give a drain that is under way less time, as a repeated /stop asks; it never gets more."""
@@ -255,6 +273,7 @@ class Agent:
             self.status.enter(S.SHUTDOWN)
         if self._pool is not None:
             self._pool.close()
+        self._kept.close()
         if self._supervisor is not None:
             self._supervisor.stop(StopMode.HARD, 0)
         self._shutdown_requested.set()

@@ -11,6 +11,7 @@ from typing import Any
 
 from elastipod.worker_file import Progress
 from elastipod_agent import __version__
+from elastipod_agent.core.inprocess_restart import StateKind
 from elastipod_agent.core.states import AgentState, move
 from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import Failure
@@ -37,6 +38,8 @@ class Status:
     worker_data: Sequence[Mapping[str, Any]] = ()
     rank_labels: Mapping[str, str] = field(default_factory=dict)
     has_priority: bool = False  # its processes survived the last run
+    kept_state: StateKind | None = None  # what all workers here keep in memory beyond a run
+    num_kept: int | None = None  # how many processes survived the last run; None during a run
     generation: int = 0
     drained: bool = False
     warming: bool = False
@@ -110,10 +113,17 @@ class StatusStore:
             "saving": status.saving,
             "unanswered": status.unanswered,
             "terminating": status.terminating,
+            "in_memory": _in_memory_json(status),
             "boot_id": self.boot_id,
             "failure": None if status.failure is None else status.failure.as_json(),
             "worker": _worker_json(progress),
         }
+
+
+def _in_memory_json(status: Status) -> dict[str, Any] | None:
+    if status.kept_state is None:
+        return None
+    return {"kind": status.kept_state.value, "kept": status.num_kept}
 
 
 def _worker_json(progress: Progress | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class StatusReporter:
     """Moves the agent through its states. Belongs to the event loop's thread.
 
     usual_mode: how this agent restarts when nothing else is asked. reported: gives the fields of the status that workers fill. pool:
-    set with --inprocess-restart.
+    workers that live over generations, if there are any.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class StatusReporter:
             restart_mode=self._usual_mode.value,
             drained=False,
             has_priority=False,
+            num_kept=None,
             failure=None,
         )
         write_termination_message("")
@@ -79,7 +80,8 @@ class StatusReporter:
         """The generation cannot continue: FAULTED. During a stop the state stays STOPPING, and READY comes without `drained`."""
         failure, status = fault.failure, self._status
         if status.current.state is S.RUNNING:
-            mode = fault.restart_mode or self._usual_mode
+            pooled = RestartMode.IN_PROCESS_RESTART  # enough for workers that live on, unless one asks for more
+            mode = fault.restart_mode or (self._usual_mode if self.pool is None else pooled)
             fields = {"reason": fault.reason, "message": failure.message, "failure": failure}
             status.enter(S.FAULTED, **fields, restart_mode=mode.value, **self._reported())
         elif status.current.state is S.STOPPING:
@@ -139,7 +141,7 @@ class StatusReporter:
             status.enter(S.READY, drained=False, **self._pool_fields())
             self._log.info("stopped", generation=generation, reason=status.current.reason)
         elif end.outcome is Outcome.COMPLETED:
-            status.enter(S.COMPLETED, message=end.note or None)
+            status.enter(S.COMPLETED, message=end.note or None, **self._reported())
             write_termination_message(end.note)
             self._log.info("completed", generation=generation, note=end.note or None)
 
@@ -164,9 +166,10 @@ class StatusReporter:
     def _pool_fields(self) -> dict[str, Any]:
         """Give what a READY agent says about workers that live on: whether all of them do, and why some cannot be started."""
         if self.pool is None:
-            return {}
+            return self._reported()
         fields = {
             "has_priority": self.pool.kept_all_processes,
+            "num_kept": self.pool.num_kept,
             "restart_mode": self._usual_mode.value,  # the mode that a stop asked for has been carried out
             **self._reported(),
         }

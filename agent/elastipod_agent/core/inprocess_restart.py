@@ -6,6 +6,7 @@ ends when they have exited, returned, or failed. Both decisions are made here fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,13 @@ _MODE_ALIASES = {  # names that operators use besides the values of RestartMode
     "plr": RestartMode.PROCESS_LEVEL_RESTART,
     "jlr": RestartMode.JOB_LEVEL_RESTART,
 }
+
+
+class StateKind(Enum):
+    """How the workers of a pod hold the training state that outlives a generation in their memory."""
+
+    REPLICATED = "replicated"  # every rank has all of it
+    SHARDED = "sharded"  # a rank has a part of it
 
 
 class RankPosition(Enum):
@@ -49,6 +57,29 @@ def parse_restart_mode(text: str) -> RestartMode:
         return RestartMode.PROCESS_LEVEL_RESTART
 
 
+def keeps_processes(restart_mode: str, *, is_graceful: bool) -> bool:
+    """Tell whether a /stop leaves their processes to workers that were started for one generation and can live through several.
+
+    An operator that knows nothing of such workers names no mode. After a hard stop it expects new processes; after a drain it cannot
+    tell whether there are any.
+    """
+    if not restart_mode.strip():
+        return is_graceful
+    return parse_restart_mode(restart_mode) in (RestartMode.IN_PROCESS_RESTART, RestartMode.LOCAL_PRL)
+
+
+def kept_after_drain(restart_mode: str) -> bool | None:
+    """Tell workers whether their processes live on after a drain; None if the operator does not say."""
+    return keeps_processes(restart_mode, is_graceful=True) if restart_mode.strip() else None
+
+
+def pod_state(announced: Sequence[StateKind | None]) -> StateKind | None:
+    """Give the kind of state that a pod's workers keep together; None unless each of them has announced one."""
+    if not announced or None in announced:
+        return None
+    return StateKind.SHARDED if StateKind.SHARDED in announced else StateKind.REPLICATED
+
+
 def ranks_to_replace(mode: RestartMode, num_ranks: int, requested: frozenset[int]) -> frozenset[int]:
     """Give the local ranks that get a new process even if theirs is alive.
 
@@ -64,14 +95,15 @@ def ranks_to_replace(mode: RestartMode, num_ranks: int, requested: frozenset[int
 class GatheringRank:
     """One local rank while the ranks are being gathered.
 
-    num_failures: its processes in a row that ended or were late before they reached the barrier. gone_at: when its process ended,
-    monotonic.
+    deadline: from when on a rank that is not at the barrier counts as stuck, monotonic. num_failures: its processes in a row that ended
+    or were late before they reached the barrier. gone_at: when its process ended, monotonic.
     """
 
     position: RankPosition
     num_failures: int = 0
     to_be_replaced: bool = False
     gone_at: float = 0.0
+    deadline: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +122,8 @@ class GatherPlan:
     wake_at: float | None = None
 
 
-def plan_gathering(ranks: Sequence[GatheringRank], *, now: float, deadline: float) -> GatherPlan:
-    """Plan how to bring all ranks to the barrier. deadline: from when on a rank that is not there counts as stuck.
+def plan_gathering(ranks: Sequence[GatheringRank], *, now: float) -> GatherPlan:
+    """Plan how to bring all ranks to the barrier.
 
     A late rank shows that something is broken, so all processes of the pod are restarted then.
     """
@@ -103,22 +135,23 @@ def plan_gathering(ranks: Sequence[GatheringRank], *, now: float, deadline: floa
     if unwanted:
         return GatherPlan(kill=unwanted)
     gone = {index: rank for index, rank in enumerate(ranks) if rank.position is RankPosition.NO_PROCESS}
-    away = frozenset(
-        index
+    away = {
+        index: rank.deadline
         for index, rank in enumerate(ranks)
         if not rank.position.is_waiting and rank.position is not RankPosition.NO_PROCESS
-    )
+    }
     if any(rank.num_failures >= MAX_ATTEMPTS for rank in gone.values()):
         return GatherPlan(is_done=True, is_given_up=True)
-    if away and now >= deadline:
-        return GatherPlan(kill=frozenset(range(len(ranks))) - gone.keys(), late=away)
+    late = frozenset(index for index, deadline in away.items() if now >= deadline)
+    if late:
+        return GatherPlan(kill=frozenset(range(len(ranks))) - gone.keys(), late=late)
     due = {index: rank.gone_at + retry_delay_s(rank.num_failures) for index, rank in gone.items()}
     spawn = frozenset(index for index, at in due.items() if at <= now)
     if spawn:
         return GatherPlan(spawn=spawn)
     if not gone and not away:
         return GatherPlan(is_done=True)
-    return GatherPlan(wake_at=min([*due.values(), *([deadline] if away else [])]))
+    return GatherPlan(wake_at=min([*due.values(), *away.values()]))
 
 
 def retry_delay_s(num_failures: int) -> float:

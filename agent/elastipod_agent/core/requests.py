@@ -57,12 +57,13 @@ class StartRequest(UpdateRequest):
 class StopRequest:
     """A request to end the workers. timeout_s: the time for a graceful stop; None for the agent's default.
 
-    leaves: True if this pod goes afterwards, False if it stays, None if the operator does not say.
+    restart_mode: "" if the operator does not say. leaves: True if this pod goes afterwards, False if it stays, None if the operator
+    does not say.
     """
 
     is_graceful: bool = False
     timeout_s: float | None = None
-    restart_mode: str = "ipr"
+    restart_mode: str = ""
     generation: int | None = None
     leaves: bool | None = None
 
@@ -92,7 +93,7 @@ def parse_stop(body: object) -> StopRequest:
     return StopRequest(
         is_graceful=_boolean(fields, "is_graceful"),
         timeout_s=None if timeout is None else _seconds("timeout", timeout),
-        restart_mode=_text(fields, "restart_mode") or "ipr",
+        restart_mode=_text(fields, "restart_mode") or "",
         generation=_generation(fields),
         leaves=None if fields.get("leaves") is None else _boolean(fields, "leaves"),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from elastipod.worker_file import Progress
 from elastipod_agent.core.exits import StopMode, is_port_taken
+from elastipod_agent.core.inprocess_restart import kept_after_drain
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import pod_env
 from elastipod_agent.generation.faults import Fault, describe_worker_failure, failure_without_worker
@@ -88,7 +89,8 @@ class GenerationRun:
             self.stop_mode = mode
             self._unanswered_check_at = max(time.monotonic() + ANSWER_TIME_S, self._began_at + IMPORT_TIME_S)
             if self.group is not None:
-                self.group.raise_event(time.time() + timeout_s, signal.SIGUSR1, leaves=leaves)
+                kept = kept_after_drain(restart_mode)
+                self.group.raise_event(time.time() + timeout_s, signal.SIGUSR1, leaves=leaves, kept=kept)
         elif mode is StopMode.HARD:
             self.stop_mode = mode
         self.wake.set()

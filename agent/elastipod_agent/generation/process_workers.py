@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 from elastipod_agent.core.exits import Outcome, StopMode, classify, is_late_drain
 from elastipod_agent.generation.faults import LATE_DRAIN, GenerationEnd
@@ -19,6 +20,7 @@ from elastipod_agent.scripts import failed_script
 from elastipod_agent.settings import missing_script
 from elastipod_agent.workers.failure import describe_error
 from elastipod_agent.workers.group import KILL_AGAIN_S, WorkerGroup
+from elastipod_agent.workers.output_tap import OutputTap
 
 GIVE_UP_S = 30.0  # how long the agent tries to end a worker that hangs in its start
 
@@ -27,26 +29,27 @@ class ProcessWorkers:
     """Starts one process per local rank, and ends all of them. See `GenerationWorkers`."""
 
     def __init__(self, runtime: AgentRuntime, run: GenerationRun) -> None:
+        self.tap: OutputTap | None = None if run.output_tap is None else OutputTap(run.output_tap)
+        self.directory = runtime.root / f"gen-{run.start.run_generation:06d}"
         self._runtime = runtime
         self._settings = runtime.settings
         self._run = run
-        self._directory = runtime.root / f"gen-{run.start.run_generation:06d}"
 
     async def start(self) -> bool:
         """Run the pre-train script and start the workers; False if the generation has already ended."""
         try:
-            shutil.rmtree(self._directory, ignore_errors=True)  # an operator without generations may restart its count
-            self._directory.mkdir(mode=0o700, parents=True)
+            shutil.rmtree(self.directory, ignore_errors=True)  # an operator without generations may restart its count
+            self.directory.mkdir(mode=0o700, parents=True)
             return await self._start()
         except OSError as error:
             self._run.fail("StartFailed", f"the workers could not be started: {describe_error(error)}")
             return False
 
-    async def supervise(self) -> None:
-        """Wait until a worker fails, all have ended, or a stop ends them."""
+    async def supervise(self, is_handed_over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until a worker fails, all have ended, a stop ends them, or somebody else is to supervise them from now on."""
         run, group = self._run, self._run.group
         assert group is not None
-        while True:
+        while not is_handed_over():
             failed = group.first_failure()
             if failed is not None:
                 return await run.fail_with(group, failed)
@@ -57,6 +60,7 @@ class ProcessWorkers:
             if not group.living or run.stop_mode is StopMode.HARD or run.is_late():
                 return None
             await run.wait_for_change()
+        return None
 
     async def finish(self) -> GenerationEnd:
         """End what is left, and name the end."""
@@ -78,7 +82,7 @@ class ProcessWorkers:
         if self._run.group is not None:
             self._run.group.close()
             self._run.group = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _start(self) -> bool:
         """Start the workers after everything that comes before them. Raises OSError."""
@@ -100,9 +104,7 @@ class ProcessWorkers:
             run.fail("WorkerFault", run.port_taken_message())
             return False
         runtime = self._runtime
-        run.group = WorkerGroup(
-            self._settings, run.start, self._directory, runtime.reaper, runtime.pump, tap=run.output_tap
-        )
+        run.group = WorkerGroup(self._settings, run.start, self.directory, runtime.reaper, runtime.pump, tap=self.tap)
         await self._spawn(run.group)
         METRICS.set("last_start_seconds", time.monotonic() - began)
         run.begin_monitors(run.group)

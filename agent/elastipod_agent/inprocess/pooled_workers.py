@@ -52,12 +52,19 @@ class PooledWorkers:
             await self._wait_for_stop()
             return False
         run.group = pool.group
+        pool.left.clear()
         run.reports_before = {rank: pool.group.file.num_reports(rank) for rank in self._local_ranks}
-        pool.tap = run.output_tap
+        pool.tap.target = run.output_tap
         pool.release(run.start)
         self._join_by = time.monotonic() + self._settings.inprocess_timeout_s
         run.begin_monitors(pool.group)
         return True
+
+    def take_over(self) -> None:
+        """Supervise a run that is under way, instead of starting one."""
+        self._pool.on_change = self._run.wake.set
+        self._pool.left.clear()
+        self._join_by = time.monotonic() + self._settings.inprocess_timeout_s
 
     async def supervise(self) -> None:
         """Wait until all workers have left the run, or a stop ends it."""
@@ -78,8 +85,8 @@ class PooledWorkers:
         """Bring the ranks back as the stop asks, and name the end of the run."""
         run, pool = self._run, self._pool
         await run.end_monitors()
-        pool.tap = None
-        outcome = self._outcome()
+        pool.tap.target = None
+        outcome = self.outcome()
         if pool.is_closing:
             return self._end(outcome)
         if outcome is Outcome.COMPLETED:
@@ -97,12 +104,12 @@ class PooledWorkers:
         """Let the pool keep the workers."""
         self._pool.on_change = lambda: None
         self._run.group = None
+        self._pool.left.set()
 
     async def _gather(self, outcome: Outcome) -> GenerationEnd:
         """Wait until every rank is at the barrier again; those that the stop or a fault names get a new process."""
         run, pool = self._run, self._pool
-        has_begun = run.group is not None
-        is_late = run.is_draining and has_begun and not self._has_ended and run.fault is None
+        is_late = self.is_late
         mode = RestartMode.PROCESS_LEVEL_RESTART if is_late else parse_restart_mode(run.restart_mode)
         replace = ranks_to_replace(mode, len(self._local_ranks), self._requested_replacement())
         run.drop_deadline()
@@ -150,7 +157,13 @@ class PooledWorkers:
             return False
         return True
 
-    def _outcome(self) -> Outcome:
+    @property
+    def is_late(self) -> bool:
+        """True if a drain ran out of time."""
+        run = self._run
+        return run.is_draining and run.group is not None and not self._has_ended and run.fault is None
+
+    def outcome(self) -> Outcome:
         """Name the end. A rank that is back at the barrier has ended its run like one that exited with 0."""
         if self._run.fault is not None:
             return Outcome.CRASHED

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from elastipod_agent.clock import utc_now
+from elastipod_agent.core.nccl_env import nccl_env
 from elastipod_agent.core.worker_env import Layout
 from elastipod_agent.generation.faults import Fault
 from elastipod_agent.ipc.ipc_server import IpcServer
@@ -20,10 +21,22 @@ SOCKET_NAME = "ipc.sock"
 
 
 class WorkerLink:
-    """Connects the workers of this pod with the status store. root: the agent's private folder."""
+    """Connects the workers of this pod with the status store. environ: the agent's own. root: its private folder."""
 
-    def __init__(self, layout: Layout, root: Path, status: StatusStore, on_fault: Callable[[Fault], None]) -> None:
-        self.coordinator = RunCoordinator(layout, on_fault=self._on_reported_fault, on_report=self._schedule_report)
+    def __init__(
+        self,
+        layout: Layout,
+        environ: Mapping[str, str],
+        root: Path,
+        status: StatusStore,
+        on_fault: Callable[[Fault], None],
+    ) -> None:
+        self.coordinator = RunCoordinator(
+            layout,
+            on_fault=self._on_reported_fault,
+            on_report=self._schedule_report,
+            keep_env=nccl_env(environ, keeps_processes=True),
+        )
         self._server = IpcServer(self.coordinator, root / SOCKET_NAME)
         self._status = status
         self._on_fault = on_fault
@@ -45,6 +58,7 @@ class WorkerLink:
             "worker_data": self.coordinator.worker_data(),
             "rank_labels": self.coordinator.labels(),
             "progress": self.coordinator.checkpoints.progress(),
+            "kept_state": self.coordinator.kept_state,
         }
 
     def _schedule_report(self) -> None:

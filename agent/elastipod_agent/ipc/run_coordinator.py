@@ -14,7 +14,7 @@ from typing import Any
 
 from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.core.checkpoint_series import CheckpointSeries
-from elastipod_agent.core.inprocess_restart import RankPosition
+from elastipod_agent.core.inprocess_restart import RankPosition, StateKind, pod_state
 from elastipod_agent.core.requests import UpdateRequest
 from elastipod_agent.core.run_env import run_env
 from elastipod_agent.core.worker_env import Layout
@@ -36,10 +36,16 @@ class ReportedFault:
 
 @dataclass(slots=True)
 class _Rank:
-    """One local rank. known_run: the last run that its process knows; past_run: the last run whose code it has entered."""
+    """One local rank.
+
+    known_run: the last run that its process knows; joined_run: the run in which it announced that its process can live through
+    several; past_run: the last run whose code it has entered. kept_state: what it announced.
+    """
 
     known_run: int = 0
+    joined_run: int = 0
     past_run: int = 0
+    kept_state: StateKind | None = None
     num_at_barrier: int = 0
     num_awaiting: int = 0
     has_failed: bool = False
@@ -64,7 +70,8 @@ class RunCoordinator:
     Answers that may be large (a start) are JSON texts, built once for all ranks.
 
     on_fault: called at once when a worker of the current run reports a fault. on_position_change: called when the position of a rank may
-    have changed. on_report: called when worker data, labels or checkpoints changed.
+    have changed. on_report: called when worker data, labels or checkpoints changed. on_keep: called when a worker announced that its
+    process can live through several runs. keep_env: the variables that such a worker sets before it builds a process group.
     """
 
     def __init__(
@@ -74,8 +81,11 @@ class RunCoordinator:
         on_fault: Callable[[ReportedFault], None],
         on_report: Callable[[], None],
         on_position_change: Callable[[], None] = lambda: None,
+        keep_env: Mapping[str, str] | None = None,
     ) -> None:
         self.on_position_change = on_position_change
+        self.on_keep: Callable[[], None] = lambda: None
+        self.keep_env = dict(keep_env or {})
         self.run = 0
         self.nproc = layout.nproc
         self.is_running = False
@@ -106,7 +116,7 @@ class RunCoordinator:
         for rank in self._ranks:
             rank.data, rank.has_failed = None, False
             if is_fresh:
-                rank.known_run = self.run - 1
+                rank.known_run, rank.kept_state = self.run - 1, None
         self._wake()
         self._on_report()
 
@@ -134,6 +144,17 @@ class RunCoordinator:
         self._ranks[local_rank] = renewed
         self._on_report()
 
+    @property
+    def kept_state(self) -> StateKind | None:
+        """The kind of state that all workers of this pod keep in memory together; None unless each has announced one."""
+        return pod_state([rank.kept_state for rank in self._ranks])
+
+    def forget_kept_state(self) -> None:
+        """Forget what was announced: the processes end."""
+        for rank in self._ranks:
+            rank.kept_state = None
+        self._on_report()
+
     def mark_failed(self, local_rank: int) -> None:
         """Mark the data of a rank as that of a failed rank."""
         self._ranks[local_rank].has_failed = True
@@ -151,8 +172,9 @@ class RunCoordinator:
         return RankPosition.RELEASED if self.is_running and self.has_joined(local_rank) else RankPosition.STARTING
 
     def has_joined(self, local_rank: int) -> bool:
-        """Tell whether this rank has received the start of the current run."""
-        return self._ranks[local_rank].known_run == self.run
+        """Tell whether this rank takes part in the current run: it received the start, or was started for it and has called since."""
+        rank = self._ranks[local_rank]
+        return self.run in (rank.known_run, rank.joined_run)
 
     def worker_data(self) -> list[dict[str, Any]]:
         """Give the data that ranks share with all others, as /status shows it. The operator distributes it."""
@@ -220,6 +242,15 @@ class RunCoordinator:
             rank.past_run = max(rank.past_run, run)
         self.on_position_change()
         return run
+
+    def announce(self, local_rank: int, kind: StateKind) -> None:
+        """Record that the process of a rank can live through several runs."""
+        rank = self._ranks[local_rank]
+        rank.kept_state = kind
+        if self.is_running:
+            rank.joined_run = self.run
+        self._on_report()
+        self.on_keep()
 
     def store_data(self, local_rank: int, data: Any) -> None:
         """Store the data that a rank shares with all others."""

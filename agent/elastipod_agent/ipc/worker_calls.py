@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from elastipod.ipc.protocol import MAX_WAIT_S, PROTOCOL, CheckpointType, RestartMode
+from elastipod_agent.core.inprocess_restart import StateKind
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 
 MAX_LABELS = 64
@@ -37,6 +38,7 @@ class WorkerCalls:
             "hello": self._hello,
             "began": self._began,
             "past_barrier": self._past_barrier,
+            "keep": self._keep,
             "data": self._data,
             "send_fault": self._send_fault,
             "labels": self._labels,
@@ -76,6 +78,14 @@ class WorkerCalls:
 
     def _past_barrier(self, local_rank: int, call: Fields) -> None:
         self._coordinator.note_run(local_rank, _integer(call, "run"), is_past=True)
+
+    def _keep(self, local_rank: int, call: Fields) -> Fields:
+        try:
+            kind = StateKind(call.get("kind"))
+        except ValueError as error:
+            raise BadCall(f"kind must be {' or '.join(kind.value for kind in StateKind)}") from error
+        self._coordinator.announce(local_rank, kind)
+        return {"env": self._coordinator.keep_env}
 
     def _data(self, local_rank: int, call: Fields) -> Fields | None:
         if _integer(call, "run") != self._coordinator.run:

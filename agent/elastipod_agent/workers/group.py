@@ -58,21 +58,25 @@ class WorkerGroup:
         self._given_up = asyncio.Event()
         self._wake_signal: int | None = None  # of the event that was raised
         self._num_replacements = 0
+        self._on_exit: Callable[[], None] = lambda: None
         self._file = WorkerFile.create(directory / "workers", settings.layout.nproc)
 
     async def spawn(self, base: Mapping[str, str], on_exit: Callable[[], None]) -> None:
         """Start all workers; ``on_exit`` is called when one ends. Raises OSError; workers that were started keep running then."""
-        await self._spawn_all(base, range(self._settings.layout.nproc), on_exit)
+        self.notify_exits(on_exit)
+        await self._spawn_all(base, range(self._settings.layout.nproc))
 
-    async def replace_workers(
-        self, base: Mapping[str, str], start: StartRequest, local_ranks: Collection[int], on_exit: Callable[[], None]
-    ) -> None:
+    def notify_exits(self, on_exit: Callable[[], None]) -> None:
+        """Call this, and nothing else, when a worker ends."""
+        self._on_exit = on_exit
+
+    async def replace_workers(self, base: Mapping[str, str], start: StartRequest, local_ranks: Collection[int]) -> None:
         """Start or restart these workers, whose previous processes have ended. Raises OSError.
 
         For workers that live over generations: each process after the first one gets a log directory of its own.
         """
         self._start = start
-        await self._spawn_all(base, sorted(local_ranks), on_exit, is_replacement=True)
+        await self._spawn_all(base, sorted(local_ranks), is_replacement=True)
 
     def begin_run(self, start: StartRequest) -> None:
         """Begin the next generation of workers that live over generations: new ranks, and no event."""
@@ -108,9 +112,14 @@ class WorkerGroup:
         failed = {one.local_rank for one in self.exits() if one.is_failure}
         return next((worker for worker in self.workers if worker.local_rank in failed), None)
 
-    def raise_event(self, deadline: float, wake_signal: int, *, leaves: bool | None) -> None:
+    @property
+    def has_tap(self) -> bool:
+        """True if the output of local rank 0 can be read."""
+        return self._tap is not None
+
+    def raise_event(self, deadline: float, wake_signal: int, *, leaves: bool | None, kept: bool | None) -> None:
         """Ask for a drain: store the event level, then send the signal to each worker, also to workers that start later."""
-        self._file.set_event(EventLevel.DRAIN, deadline, leaves=leaves)
+        self._file.set_event(EventLevel.DRAIN, deadline, leaves=leaves, kept=kept)
         self._wake_signal = wake_signal
         for worker in self.living:
             worker.child.send(wake_signal)
@@ -181,7 +190,6 @@ class WorkerGroup:
         self,
         base: Mapping[str, str],
         local_ranks: Collection[int],
-        on_exit: Callable[[], None],
         *,
         is_replacement: bool = False,
     ) -> None:
@@ -199,7 +207,7 @@ class WorkerGroup:
                 if self._wake_signal is not None:
                     worker.child.send(self._wake_signal)
                 task = asyncio.ensure_future(worker.child.ended.wait())
-                task.add_done_callback(lambda _: on_exit())
+                task.add_done_callback(lambda _: self._on_exit())
         finally:
             for pending in waiting:
                 pending.discard()

@@ -15,8 +15,12 @@ from elastipod_agent.core.inprocess_restart import (
     RankInRun,
     RankPosition,
     RunState,
+    StateKind,
+    keeps_processes,
+    kept_after_drain,
     parse_restart_mode,
     plan_gathering,
+    pod_state,
     ranks_to_replace,
     retry_delay_s,
     run_state,
@@ -37,7 +41,7 @@ RANKS = [
 def test_every_pair_of_ranks_is_brought_to_the_barrier_or_given_up(deadline: float) -> None:
     """The rules, in their order: unwanted processes go, hopeless ranks end it, late ones cost all, missing ones come."""
     for pair in product(RANKS, RANKS):
-        plan = plan_gathering(pair, now=NOW, deadline=deadline)
+        plan = plan_gathering([replace(rank, deadline=deadline) for rank in pair], now=NOW)
         alive = frozenset(i for i, rank in enumerate(pair) if rank.position is not RankPosition.NO_PROCESS)
         unwanted = frozenset(i for i in alive if pair[i].to_be_replaced)
         away = frozenset(i for i in alive if pair[i].position not in WAITING)
@@ -60,7 +64,8 @@ def test_gathering_converges_when_what_it_orders_is_done() -> None:
     """Whatever the start: with processes that come to the barrier it ends with all there, and not in hopelessness."""
     for pair in product(RANKS, RANKS):
         ranks = [replace(rank, num_failures=min(rank.num_failures, MAX_ATTEMPTS - 1)) for rank in pair]
-        now, plan = NOW, plan_gathering(ranks, now=NOW, deadline=SOON)
+        ranks = [replace(rank, deadline=SOON) for rank in ranks]
+        now, plan = NOW, plan_gathering(ranks, now=NOW)
         for _ in range(8):
             if plan.is_done:
                 break
@@ -72,16 +77,53 @@ def test_gathering_converges_when_what_it_orders_is_done() -> None:
                 )
             for i in plan.spawn:
                 ranks[i] = GatheringRank(position=RankPosition.AT_BARRIER)
-            plan = plan_gathering(ranks, now=now, deadline=max(SOON, now))
+            plan = plan_gathering(ranks, now=now)
         assert (plan.is_done, plan.is_given_up) == (True, False), pair
         assert every(rank.position in WAITING for rank in ranks)
 
 
 def test_a_process_that_fails_again_and_again_is_tried_later_each_time() -> None:
     gone = GatheringRank(position=RankPosition.NO_PROCESS, gone_at=NOW, num_failures=2)
-    plan = plan_gathering([gone, GatheringRank(position=RankPosition.AT_BARRIER)], now=NOW + 1, deadline=SOON)
+    plan = plan_gathering([gone, GatheringRank(position=RankPosition.AT_BARRIER)], now=NOW + 1)
     assert (plan.spawn, plan.wake_at) == (frozenset(), NOW + 2)
-    assert plan_gathering([gone], now=NOW + 2, deadline=SOON).spawn == {0}
+    assert plan_gathering([gone], now=NOW + 2).spawn == {0}
+
+
+def test_a_rank_that_has_more_time_than_another_is_waited_for_until_its_own_deadline() -> None:
+    back = GatheringRank(position=RankPosition.PAST_BARRIER, deadline=SOON)
+    new = GatheringRank(position=RankPosition.STARTING, deadline=SOON + 50)
+    assert plan_gathering([back, new], now=NOW).wake_at == SOON
+    plan = plan_gathering([back, new], now=SOON)
+    assert (plan.late, plan.kill) == ({0}, ALL)
+    assert plan_gathering([replace(back, position=RankPosition.AT_BARRIER), new], now=SOON).wake_at == SOON + 50
+
+
+@pytest.mark.parametrize(
+    ("said", "after_drain", "after_hard_stop", "told"),
+    [
+        pytest.param("", True, False, None, id="an operator that knows of no kept workers"),
+        pytest.param("in_process_restart", True, True, True, id="in process"),
+        pytest.param("ipr", True, True, True, id="in process, in short"),
+        pytest.param("local_process_level_restart", True, True, True, id="but one"),
+        pytest.param("process_level_restart", False, False, False, id="new processes"),
+        pytest.param("job_level_restart", False, False, False, id="new pods"),
+        pytest.param("whatever comes next year", False, False, False, id="unknown"),
+    ],
+)
+def test_what_a_stop_leaves_to_workers_that_can_live_on(
+    said: str, after_drain: bool, after_hard_stop: bool, told: bool | None
+) -> None:
+    assert keeps_processes(said, is_graceful=True) is after_drain
+    assert keeps_processes(said, is_graceful=False) is after_hard_stop
+    assert kept_after_drain(said) is told
+
+
+def test_a_pod_keeps_what_all_its_workers_announced() -> None:
+    replicated, sharded = StateKind.REPLICATED, StateKind.SHARDED
+    assert pod_state([]) is None
+    assert pod_state([replicated, None]) is None
+    assert pod_state([replicated, replicated]) is replicated
+    assert pod_state([replicated, sharded]) is sharded
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""Holds workers that were started for one generation and are kept for the next ones, because all of them announced that they can be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from elastipod_agent.core.requests import StartRequest
+from elastipod_agent.inprocess.worker_pool import WorkerPool
+from elastipod_agent.ipc.run_coordinator import RunCoordinator
+from elastipod_agent.runtime import AgentRuntime
+from elastipod_agent.workers.group import WorkerGroup
+from elastipod_agent.workers.output_tap import OutputTap
+
+# How long a worker may take to come back to the barrier after a fault elsewhere: one step, and the end of its process groups.
+RETURN_LIMIT_S = 30.0
+
+
+class KeptPool:
+    """At most one pool of kept workers. Belongs to the event loop's thread.
+
+    guard: runs a part of the agent's own work. on_change: called when the pool begins or has ended, with it or None.
+    """
+
+    def __init__(
+        self,
+        runtime: AgentRuntime,
+        coordinator: RunCoordinator,
+        guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]],
+        on_change: Callable[[WorkerPool | None], None],
+    ) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._runtime = runtime
+        self._coordinator = coordinator
+        self._guard = guard
+        self._on_change = on_change
+        self._pool: WorkerPool | None = None
+
+    @property
+    def pool(self) -> WorkerPool | None:
+        """The kept workers; None if there are none, or their processes are about to end."""
+        return None if self._pool is None or self._pool.is_closing else self._pool
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no process of kept workers is left."""
+        return self._pool is None
+
+    def adopt(self, group: WorkerGroup, directory: Path, start: StartRequest, tap: OutputTap | None) -> WorkerPool:
+        """Keep the workers of a run that is under way. tap: what reads the output of local rank 0; None if nothing can."""
+        assert self._pool is None
+        pool = WorkerPool(
+            self._runtime,
+            self._coordinator,
+            group=group,
+            directory=directory,
+            start=start,
+            tap=tap or OutputTap(),
+            return_limit_s=min(RETURN_LIMIT_S, self._runtime.settings.inprocess_timeout_s),
+            is_standing=False,
+        )
+        self._pool = pool
+        self.task = asyncio.ensure_future(self._guard(self._run(pool)))
+        self._on_change(pool)
+        return pool
+
+    def close(self) -> None:
+        """Let the processes end; `wait_until_ended` waits for it."""
+        if self._pool is not None:
+            self._pool.close()
+
+    async def wait_until_ended(self) -> None:
+        """Wait for the end of the processes, which is limited by the time that a process has to end."""
+        if self.task is not None:
+            await asyncio.wait([self.task])
+
+    async def _run(self, pool: WorkerPool) -> None:
+        try:
+            await pool.run()
+        finally:
+            self._pool = None
+            self._coordinator.on_position_change = lambda: None
+            self._coordinator.forget_kept_state()
+            self._on_change(None)

@@ -1,0 +1,348 @@
+"""Workers of a plain start that announce that they can live on, the agent in the process of the test."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+from tests.agent_client import until
+from tests.unit.agent.agent_in_process import AgentInProcess
+
+# Each rank does what the file order-<rank> in its home says, once. Arguments: "silent" announces nothing, "exit" ends after a drain.
+LOOP = """
+import os, sys, time
+from pathlib import Path
+from hyperpod_elastic_agent.ipc import HyperPodIPCException, RestartMode, TrainingManager
+from elastipod.ipc.connections import Connections
+from elastipod.worker_file import WorkerFile
+
+def order(rank):
+    file = Path(os.environ["HOME"]) / f"order-{rank}"
+    text = file.read_text() if file.exists() else ""
+    if text:
+        file.unlink()
+    return text
+
+page = WorkerFile.open(os.environ["ELASTIPOD_WORKER_FILE"])
+local_rank = int(os.environ["LOCAL_RANK"])
+
+def train(rank):
+    step = 0
+    while True:
+        step += 1
+        page.report(local_rank, step=step)
+        try:
+            agent.hyperpod_wait_fault(timeout=0.05)
+            return "called back"
+        except HyperPodIPCException:
+            pass
+        todo = order(rank)
+        if page.event().level:
+            page.acknowledge(local_rank)
+            print("told", page.leaves(), page.kept(), flush=True)
+            if "exit" in sys.argv:
+                sys.exit(0)
+            return "drained"
+        if todo == "crash":
+            os.kill(os.getpid(), 9)
+        if todo == "stuck":
+            time.sleep(600)
+        if todo == "end":
+            sys.exit(0)
+        if todo:
+            agent.hyperpod_send_fault(rank, RestartMode(todo), "LostItsMind", f"rank {rank} says so")
+
+agent = TrainingManager().InProcessRestart
+if "silent" not in sys.argv:
+    print("env", Connections.from_env().call("keep", kind=sys.argv[1])["env"], flush=True)
+while True:
+    start = agent.hyperpod_barrier()[1]
+    os.environ.update(start["worker_envs"])
+    e = os.environ
+    rank = int(e["RANK"])
+    agent.hyperpod_past_rcb_barrier()
+    agent.hyperpod_send_data(rank, f"data of {rank}")
+    print("run", e["ELASTIPOD_GENERATION"], "restarts", e["JOB_RESTART_COUNT"], "rank", rank, "of", e["WORLD_SIZE"],
+          "pid", os.getpid(), flush=True)
+    print(train(rank), rank, flush=True)
+"""
+KEEP = "in_process_restart"
+
+
+class Job:
+    """One agent with two workers that run LOOP."""
+
+    def __init__(self, agent: AgentInProcess) -> None:
+        self.agent = agent
+
+    def run(self, scenario: Any, *script_args: str, options: tuple[str, ...] = ()) -> int:
+        return self.agent.run(
+            LOOP, scenario, "--nproc-per-node=2", *options, script_args=script_args or ("replicated",)
+        )
+
+    def start(self, generation: int, **fields: Any) -> dict[int, int]:
+        """Start a run and wait until both ranks are in it; gives their pids by rank."""
+        group_rank, nnodes = fields.pop("rank", 0), fields.pop("nnodes", 1)
+        assert self.agent.start(generation, rank=group_rank, nnodes=nnodes, **fields) == (200, None)
+        until(lambda: len(self.pids(generation)) == 2, f"both ranks in run {generation}:\n{self.agent.printed()}")
+        return self.pids(generation)
+
+    def stop(self, generation: int, **fields: Any) -> dict[str, Any]:
+        """Stop the run and wait for a ready agent; gives its status."""
+        assert self.agent.stop(generation, **fields) == (200, None)
+        return self.agent.until("ready")
+
+    def drain(self, generation: int, **fields: Any) -> dict[str, Any]:
+        assert self.agent.drain(generation, **fields) == (200, None)
+        return self.agent.until("ready")
+
+    def announced(self, kept: int | None = None, kind: str = "replicated") -> None:
+        until(lambda: self.agent.status()["in_memory"] == {"kind": kind, "kept": kept}, "what the workers announced")
+
+    def pids(self, generation: int) -> dict[int, int]:
+        lines = re.findall(rf"run {generation} restarts .* rank (\d+) .* pid (\d+)", self.agent.printed())
+        return {int(rank): int(pid) for rank, pid in lines}
+
+    def order(self, rank: int, todo: str) -> None:
+        draft = self.agent.folder / f"order-{rank}.new"
+        draft.write_text(todo)
+        draft.rename(self.agent.folder / f"order-{rank}")
+
+
+@pytest.fixture
+def job(agent: AgentInProcess) -> Job:
+    return Job(agent)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_workers_that_can_live_on_keep_their_processes_over_a_planned_change(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        seen = job.drain(1, restart_mode=KEEP, leaves=False)
+        assert (seen["drained"], seen["reason"], seen["restartMode"]) == (True, "Drained", "process_level_restart")
+        assert seen["in_memory"] == {"kind": "replicated", "kept": 2}
+        assert [one["data"] for one in seen["worker_data"]] == ["data of 0", "data of 1"]
+        second = job.start(2, rank=1, nnodes=2)
+        assert {rank - 2: pid for rank, pid in second.items()} == first
+        assert job.agent.status()["in_memory"] == {"kind": "replicated", "kept": None}
+        assert job.agent.status()["worker"]["step"] >= 1
+        job.drain(2, restart_mode=KEEP, leaves=True)
+        assert all(map(is_alive, first.values())), "a leaver gives its state until it is told to go"
+
+    assert job.run(scenario) == 0
+    printed = job.agent.printed()
+    assert "told False True" in printed
+    assert "told True True" in printed
+    assert "'TORCH_NCCL_ASYNC_ERROR_HANDLING': '0'" in printed
+    assert not any(map(is_alive, job.pids(1).values()))
+
+
+def test_a_dead_rank_is_replaced_beside_the_ones_that_live_on(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.order(1, "crash")
+        seen = job.agent.until("faulted")
+        assert (seen["reason"], seen["failure"]["signal"]) == ("WorkerCrash", "SIGKILL")
+        assert seen["restartMode"] == "in_process_restart"
+        assert is_alive(first[0]), "it may hold the only copy of the state"
+        seen = job.stop(1, restart_mode=KEEP)
+        assert seen["in_memory"] == {"kind": "replicated", "kept": 1}
+        assert job.agent.printed().count("env {") == 3, "the new process is at the barrier before the agent is ready"
+        second = job.start(2)
+        assert (second[0] == first[0], second[1] == first[1]) == (True, False)
+        job.announced()
+        assert job.stop(2, restart_mode=KEEP)["in_memory"]["kept"] == 2, "a fault elsewhere"
+        assert job.start(3) == second
+
+    job.run(scenario)
+    assert job.agent.printed().count("called back 0") == 2
+
+
+@pytest.mark.parametrize(
+    ("is_graceful", "mode"),
+    [
+        pytest.param(False, "process_level_restart", id="new processes"),
+        pytest.param(False, "job_level_restart", id="new pods"),
+        pytest.param(False, None, id="an operator that names no mode"),
+        pytest.param(True, "process_level_restart", id="a drain, then new processes"),
+    ],
+)
+def test_a_stop_that_goes_deeper_ends_all_processes(job: Job, is_graceful: bool, mode: str | None) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        fields = {} if mode is None else {"restart_mode": mode}
+        seen = job.drain(1, **fields) if is_graceful else job.stop(1, **fields)
+        assert (seen["drained"], seen["in_memory"]) == (is_graceful, None)
+        assert not any(map(is_alive, first.values()))
+        second = job.start(2)
+        assert not set(first.values()) & set(second.values())
+        job.announced()
+        job.drain(2, restart_mode=KEEP)
+        assert job.start(3) == second, "they can be kept again"
+
+    job.run(scenario)
+    if is_graceful:
+        assert "told None False" in job.agent.printed()
+
+
+def test_a_drain_of_an_operator_that_knows_of_no_kept_workers_keeps_who_returns(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        assert job.drain(1)["drained"] is True
+        assert job.start(2) == first
+
+    job.run(scenario)
+    assert "told None None" in job.agent.printed(), "so that they save a checkpoint first"
+
+
+def test_workers_that_exit_after_a_drain_are_started_by_the_next_start(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        seen = job.drain(1, restart_mode=KEEP)
+        assert (seen["drained"], seen["in_memory"]) == (True, None)
+        assert not set(first.values()) & set(job.start(2).values())
+
+    job.run(scenario, "replicated", "exit")
+
+
+def test_a_worker_that_does_not_come_back_costs_the_processes_of_its_pod(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastipod_agent.inprocess.kept_pool.RETURN_LIMIT_S", 0.5)
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.order(0, "stuck")
+        until(lambda: not (job.agent.folder / "order-0").exists(), "the order")
+        seen = job.stop(1, restart_mode=KEEP)
+        assert seen["in_memory"] is None
+        assert not any(map(is_alive, first.values()))
+        assert not set(first.values()) & set(job.start(2).values())
+
+    job.run(scenario)
+    assert "local rank 0 did not reach the barrier within 0.5 s" in job.agent.printed()
+
+
+def test_a_drain_without_answer_ends_the_processes(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.order(0, "stuck")
+        until(lambda: not (job.agent.folder / "order-0").exists(), "the order")
+        seen = job.drain(1, restart_mode=KEEP, timeout=0.3)
+        assert (seen["drained"], seen["reason"], seen["in_memory"]) == (False, "DrainTimedOut", None)
+        assert not any(map(is_alive, first.values()))
+
+    job.run(scenario)
+
+
+def test_kept_workers_that_wait_are_ended_by_a_stop_that_goes_deeper(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.drain(1, restart_mode=KEEP)
+        assert job.agent.stop(1, restart_mode=KEEP) == (200, None)
+        assert all(map(is_alive, first.values()))
+        assert job.agent.stop(1, restart_mode="process_level_restart") == (200, None)
+        assert job.agent.status()["status"] == "ready"
+        assert not set(first.values()) & set(job.start(2).values())
+
+    job.run(scenario)
+
+
+def test_a_worker_that_dies_while_it_waits_is_replaced(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.drain(1, restart_mode=KEEP)
+        os.kill(first[0], signal.SIGKILL)
+        job.agent.until_printed("env {", 3)
+        second = job.start(2)
+        assert (second[0] == first[0], second[1] == first[1]) == (False, True)
+
+    job.run(scenario)
+
+
+def test_a_worker_may_ask_for_new_processes_of_all(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.order(1, "process_level_restart")
+        seen = job.agent.until("faulted")
+        assert (seen["restartMode"], seen["reason"]) == ("process_level_restart", "LostItsMind")
+        assert all(map(is_alive, first.values()))
+        job.stop(1, restart_mode="process_level_restart")
+        assert not set(first.values()) & set(job.start(2).values())
+
+    job.run(scenario)
+
+
+def test_a_training_that_ends_is_completed_and_leaves_nothing(job: Job) -> None:
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        job.order(0, "end")
+        job.order(1, "end")
+        seen = job.agent.until("completed")
+        assert seen["in_memory"] is None
+        job.stop(1)
+        job.start(2)
+
+    job.run(scenario, options=("--post-train-script=/bin/sh", "--post-train-args=-c 'echo post ran'"))
+    assert job.agent.printed().count("post ran") == 1
+
+
+def test_workers_that_announce_nothing_end_as_ever(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.order(0, "crash")
+        job.agent.until("faulted")
+        until(lambda: not is_alive(first[1]), "the end of the other rank")
+        seen = job.stop(1, restart_mode=KEEP)
+        assert seen["in_memory"] is None
+        assert not set(first.values()) & set(job.start(2).values())
+        job.stop(2, restart_mode=KEEP)
+        assert not set(job.pids(2).values()) & set(job.start(3).values())
+
+    job.run(scenario, "replicated", "silent")
+
+
+def test_what_is_announced_must_be_known(job: Job) -> None:
+    def scenario() -> None:
+        assert job.agent.start(1, rank=0, nnodes=1) == (200, None)
+        seen = job.agent.until("faulted")
+        assert "keep: kind must be replicated or sharded" in seen["message"]
+
+    job.run(scenario, "whatever")
+
+
+def test_rules_that_must_read_the_output_start_processes_whose_output_can_be_read(job: Job) -> None:
+    rules = [{"name": "spike", "logPattern": "no such line", "faultOnMatch": True}]
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.drain(1, restart_mode=KEEP)
+        second = job.start(2, log_monitoring_configuration=rules)
+        assert not set(first.values()) & set(second.values())
+        job.announced()
+        job.drain(2, restart_mode=KEEP)
+        assert job.start(3, log_monitoring_configuration=rules) == second
+
+    job.run(scenario)
