@@ -20,7 +20,7 @@ from statistics import median
 
 from bench.common.machine import busy_share, describe, wait_for_quiet
 from bench.common.processes import Failed, Processes
-from bench.common.report import report, rounded, table, write_json
+from bench.common.report import conclude, report, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.launchers.idle import IdleSession
 from bench.launchers.nodes import Launcher, launchers
@@ -88,9 +88,7 @@ def _write(name: str, samples: Samples, load_1m: float, noise: list[float], vers
     print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
     if max(noise) > NOISY:
         print("WARNING: the machine was not quiet; measure again before these figures are quoted")
-    missed = [row.metric + (f" ({row.peer})" if row.peer else "") for row in drawn if not row.met]
-    print(f"{len(drawn) - len(missed)} of {len(drawn)} rows met" + (f"; not: {', '.join(missed)}" if missed else ""))
-    return 0 if all(row.ours and (row.theirs or not row.peer) for row in drawn) else 1
+    return conclude(drawn)
 
 
 def _versions(plain: Path, original: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.machine import busy_share, describe
-from bench.common.report import Reach, Row, Spread, report, rounded, table, write_json
+from bench.common.report import Reach, Row, Spread, conclude, report, rounded, table, write_json
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 PEER = "everybody's JSON on every rank"
@@ -38,7 +38,7 @@ def main() -> int:
     )
     write_json(RUN / "checkpoint_scale.json", content | {"busy_before": rounded(noise)})
     print(table(rows))
-    return 0
+    return conclude(rows)
 
 
 def _rows(ranks: int, tensors: int, found: dict[str, list[dict[str, Any]]]) -> list[Row]:

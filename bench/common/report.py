@@ -92,12 +92,17 @@ class Row:
         return above / below if below else None
 
     @property
-    def met(self) -> bool:
-        """Tell whether what is to be reached was reached; a row that only informs is met once it was measured."""
+    def is_measured(self) -> bool:
+        """Whether there is a figure of ours, and of the peer where there is one."""
+        return self.ours is not None and (self.theirs is not None or not self.peer)
+
+    @property
+    def met(self) -> bool | None:
+        """Tell whether what is to be reached was reached; None where the row only informs."""
+        if self.reach is None:
+            return None
         if self.ours is None:
             return False
-        if self.reach is None:
-            return True
         if self.reach.by is Judged.RATIO:
             return self.ratio is not None and self.ratio >= self.reach.number
         is_small = self.better is Better.SMALLER
@@ -133,6 +138,18 @@ def report(
     }
 
 
+def conclude(rows: Sequence[Row]) -> int:
+    """Print how many rows reached what they are to reach; give the exit status: 1 when one was missed or not measured."""
+    wanted = [row for row in rows if row.reach is not None]
+    print(f"{sum(row.met is True for row in wanted)} of {len(wanted)} rows with a number to reach met it")
+    missed = [_name(row) for row in wanted if row.met is False and row.is_measured]
+    absent = [_name(row) for row in rows if not row.is_measured]
+    for what, names in (("missed", missed), ("not measured", absent)):
+        if names:
+            print(f"{what}: {', '.join(names)}")
+    return 1 if missed or absent or not rows else 0
+
+
 def write_json(path: Path, content: object) -> None:
     """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,6 +182,10 @@ def table(rows: Sequence[Row]) -> str:
 def rounded(number: float) -> float:
     """Keep four digits: more is noise in a file that people read."""
     return float(f"{number:.4g}")
+
+
+def _name(row: Row) -> str:
+    return row.metric + (f" ({row.peer})" if row.peer else "")
 
 
 def _shown(spread: Spread | None) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-import re
 import resource
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,53 +21,49 @@ from bench.common.processes import Failed, Process, Processes, free_port
 from bench.operator_load.api import ApiClient
 from bench.operator_load.cluster import LoadCluster, cluster, kwok_command, node
 from bench.operator_load.jobs import JOBS
+from bench.operator_load.timed_operator import read_times
 
 T = TypeVar("T")
 OPEN_FILES = 100_000
-BUCKET = re.compile(r'elastipod_(\w+)_seconds_bucket\{le="([^"]+)"(?:,what="(\w+)")?\} (\S+)')
+TIMES = "operator-times"
 RECONCILE, DECISION, API_WRITE, POD_ORDER = "reconcile", "decision", "api_write", "pod_order"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """What the operator used by one moment.
-
-    buckets: how often it did something so far, by what and the limit of its time in seconds; writes also by their kind.
-    """
+    """What the operator used by one moment."""
 
     at: float
     cpu_s: float
     rss_mib: float
-    buckets: dict[str, dict[float, float]] = field(default_factory=dict)
 
-    def decisions_since(self, before: Usage) -> float:
-        """Count the passes over jobs."""
-        return self._since(before, RECONCILE)[-1][1]
 
-    def quantile_since(self, before: Usage, share: float, what: str = RECONCILE) -> float:
-        """Give the time in seconds below which this share of what was done since then took, as Prometheus works it out."""
-        counts = self._since(before, what)
-        wanted = share * counts[-1][1]
-        below, lower = 0.0, 0.0
-        for limit, count in counts:
-            if count >= wanted:
-                if limit == float("inf"):
-                    return lower
-                return lower + (limit - lower) * ((wanted - below) / (count - below) if count > below else 1)
-            below, lower = count, limit
-        return lower
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long each thing took that the operator did in a while, in seconds: by what, writes also by their kind."""
 
-    def _since(self, before: Usage, what: str) -> list[tuple[float, float]]:
-        then = before.buckets.get(what, {})
-        now = self.buckets.get(what, {float("inf"): 0.0})
-        return [(limit, count - then.get(limit, 0)) for limit, count in sorted(now.items())]
+    seconds: Mapping[str, Sequence[float]]
+
+    def count(self, what: str) -> int:
+        return len(self.seconds.get(what, ()))
+
+    def quantile_ms(self, what: str, share: float) -> float:
+        """Give the smallest time that at least this share of them do not exceed. Raises Failed where nothing was done."""
+        if not self.count(what):
+            raise Failed(f"the operator did no {what} in that time")
+        return 1000 * quantile(self.seconds[what], share)
+
+
+def quantile(times: Sequence[float], share: float) -> float:
+    """Give the smallest of some times that at least this share of them do not exceed."""
+    return sorted(times)[max(0, math.ceil(share * len(times)) - 1)]
 
 
 class Load:
     """A running whole. All waits have deadlines and raise Failed."""
 
     def __init__(self, made: LoadCluster, api: ApiClient, operator: Process, fleet: Process, session: aiohttp.ClientSession,
-                 agent_port: int, control_port: int, metrics_port: int) -> None:  # fmt: skip
+                 agent_port: int, control_port: int, times: Path) -> None:  # fmt: skip
         self.cluster = made
         self.api = api
         self.operator = operator
@@ -75,7 +71,7 @@ class Load:
         self._fleet = fleet
         self._session = session
         self._control = f"http://127.0.0.1:{control_port}"
-        self._metrics = f"http://127.0.0.1:{metrics_port}/metrics"
+        self._times = times
 
     async def control(self, method: str, path: str) -> dict[str, Any]:
         """Ask the fleet of agents."""
@@ -124,20 +120,12 @@ class Load:
 
     async def usage(self) -> Usage:
         """Say what the operator used so far."""
-        async with self._session.get(self._metrics) as answer:
-            text = await answer.text()
         pid = self.operator.pid
-        return Usage(at=time.monotonic(), cpu_s=cpu_s(pid), rss_mib=resident_mib(pid), buckets=buckets_of(text))
+        return Usage(at=time.monotonic(), cpu_s=cpu_s(pid), rss_mib=resident_mib(pid))
 
-
-def buckets_of(text: str) -> dict[str, dict[float, float]]:
-    """Read the histograms of times off a page of metrics; those with kinds also by "what kind"."""
-    buckets: dict[str, dict[float, float]] = {}
-    for what, limit, kind, count in BUCKET.findall(text):
-        for name in (what, f"{what} {kind}") if kind else (what,):
-            counts = buckets.setdefault(name, {})
-            counts[float(limit)] = counts.get(float(limit), 0.0) + float(count)
-    return buckets
+    def times(self, since: Usage, until: Usage) -> Times:
+        """Give how long everything took that the operator finished between two moments."""
+        return Times(read_times(self._times, since.at, until.at))
 
 
 @asynccontextmanager
@@ -148,7 +136,7 @@ async def load(folder: Path, nodes: int) -> AsyncIterator[Load]:
         operator_config = made.prepare()
         agent_port, control_port, metrics_port = free_port(), free_port(), free_port()
         env = {**os.environ, "PYTHONPATH": os.getcwd()}
-        operator_env = operator_environment(operator_config, folder)
+        operator_env = {**operator_environment(operator_config, folder), "PYTHONPATH": os.getcwd()}
         processes.start("kwok", kwok_command(made), env, folder / "kwok.log")
         command = [
             sys.executable,
@@ -164,11 +152,11 @@ async def load(folder: Path, nodes: int) -> AsyncIterator[Load]:
             await api.all_of(*(("POST", "/api/v1/nodes", node(f"node-{n}")) for n in range(nodes)))
             operator = processes.start(
                 "the operator",
-                operator_command(metrics_port),
+                [*timed_command(folder / TIMES), *operator_command(metrics_port)[3:]],
                 operator_env,
                 folder / "operator.log",
             )
-            it = Load(made, api, operator, fleet, session, agent_port, control_port, metrics_port)
+            it = Load(made, api, operator, fleet, session, agent_port, control_port, folder / TIMES)
 
             async def is_up() -> bool:
                 with suppress(aiohttp.ClientError):
@@ -191,6 +179,11 @@ async def load(folder: Path, nodes: int) -> AsyncIterator[Load]:
 def operator_command(metrics_port: int) -> list[str]:
     """Give the command line of the real operator."""
     return [sys.executable, "-m", "elastipod.cli", "operator", f"--metrics-port={metrics_port}", "--log-level=warning"]
+
+
+def timed_command(times: Path) -> list[str]:
+    """Give the beginning of a command line of elastipod whose process writes down the times of what it does."""
+    return [sys.executable, "-m", "bench.operator_load.timed_operator", str(times)]
 
 
 def operator_environment(kubeconfig: Path, folder: Path) -> dict[str, str]:

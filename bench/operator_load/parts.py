@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from bench.operator_load.api import ApiClient
 from bench.operator_load.bare import POD_ORDERS, WHOLE, Taken, bare_writes
 from bench.operator_load.cluster import count_by_kind
 from bench.operator_load.jobs import JOBS, PODS, bare_pod, job
-from bench.operator_load.load import API_WRITE, DECISION, POD_ORDER, Load
+from bench.operator_load.load import API_WRITE, DECISION, POD_ORDER, RECONCILE, Load, quantile
 
 from elastipod_operator.core.names import ANNOTATION_STATE, LABEL_JOB
 
@@ -26,6 +25,7 @@ Event = Callable[[Load, str, int, int], Coroutine[None, None, None]]
 OURS, BARE, OTHER = "operator", "bare loop", "another client"
 PER_POD_S = 0.1  # so long may a pod take at most before a wait is given up
 IDLE_S, SETTLE_S = 60.0, 15.0
+ONCE = frozenset({"fleet"})  # parts that measure once and are repeated from an empty control plane
 QUIET_CALLS = frozenset({"get leases", "update leases"})
 
 
@@ -167,7 +167,7 @@ def _rate(seen: Mapping[str, Any]) -> float:
 
 
 async def fleet(it: Load, sizes: Sizes, samples: Samples) -> None:
-    """Many jobs: how long until all train, what the operator costs at rest, and in motion."""
+    """Many jobs: how long until all train, what the operator costs at rest, and in motion; one run."""
     each = sizes.pods // sizes.jobs
     names = [f"fleet-{n}" for n in range(sizes.jobs)]
     began, before = time.monotonic(), await it.usage()
@@ -176,7 +176,7 @@ async def fleet(it: Load, sizes: Sizes, samples: Samples) -> None:
     samples.add(OURS, "fleet trains", time.monotonic() - began)
     after = await it.usage()
     samples.add(OURS, "fleet trains, processor", after.cpu_s - before.cpu_s)
-    samples.add(OURS, "fleet trains, pass p99", 1000 * after.quantile_since(before, 0.99))
+    samples.add(OURS, "fleet trains, pass without pods p99", it.times(before, after).quantile_ms(RECONCILE, 0.99))
     await asyncio.sleep(SETTLE_S)
     await _rest(it, samples)
     like = await it.api.call("GET", f"{JOBS}/{names[0]}")
@@ -206,7 +206,7 @@ async def _rest(it: Load, samples: Samples) -> None:
     samples.add(OURS, "idle processor", 100 * (after.cpu_s - before.cpu_s) / lasted)
     samples.add(OURS, "idle memory", after.rss_mib)
     samples.add(OURS, "idle heartbeats", asked / lasted)
-    samples.add(OURS, "idle passes", after.decisions_since(before) / lasted)
+    samples.add(OURS, "idle passes", it.times(before, after).count(RECONCILE) / lasted)
     await asyncio.sleep(0.5)  # the audit log is written in batches
     counts = count_by_kind(it.cluster.calls(offset))
     samples.add(OURS, "idle calls, leases", sum(counts[what] for what in QUIET_CALLS) / lasted)
@@ -239,30 +239,25 @@ async def _motion(it: Load, sizes: Sizes, names: list[str], each: int, samples: 
     samples.add(OURS, "churn events in vain", len(failures))
     for why in failures:
         samples.fail(OURS, "churn events in vain", why)
-    lasted = after.at - before.at
+    lasted, ours = after.at - before.at, it.times(before, after)
     samples.add(OURS, "churn processor", 100 * (after.cpu_s - before.cpu_s) / lasted)
     samples.add(OURS, "churn events", len(tasks) / lasted)
-    samples.add(OURS, "churn passes", after.decisions_since(before) / lasted)
+    samples.add(OURS, "churn passes", ours.count(RECONCILE) / lasted)
     passes, ordered = bare.pop(WHOLE), bare.pop(POD_ORDERS)
-    samples.add(OURS, "churn decision p99", 1000 * after.quantile_since(before, 0.99, DECISION))
+    samples.add(OURS, "churn decision p99", ours.quantile_ms(DECISION, 0.99))
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        samples.add(OURS, f"churn pass {name}", 1000 * after.quantile_since(before, share))
-        samples.add(OTHER, f"churn pass {name}", 1000 * quantile(passes, share))
-        samples.add(OURS, f"churn pod {name}", 1000 * after.quantile_since(before, share, POD_ORDER))
+        samples.add(OURS, f"churn pass without pods {name}", ours.quantile_ms(RECONCILE, share))
+        samples.add(OTHER, f"churn pass without pods {name}", 1000 * quantile(passes, share))
+        samples.add(OURS, f"churn pod {name}", ours.quantile_ms(POD_ORDER, share))
         samples.add(OTHER, f"churn pod {name}", 1000 * quantile(ordered, share))
-        samples.add(OURS, f"churn write {name}", 1000 * after.quantile_since(before, share, API_WRITE))
+        samples.add(OURS, f"churn write {name}", ours.quantile_ms(API_WRITE, share))
         samples.add(OTHER, f"churn write {name}", 1000 * quantile([t for times in bare.values() for t in times], share))
         for kind, times in bare.items():
-            samples.add(OURS, f"churn {kind} {name}", 1000 * after.quantile_since(before, share, f"{API_WRITE} {kind}"))
+            samples.add(OURS, f"churn {kind} {name}", ours.quantile_ms(f"{API_WRITE} {kind}", share))
             samples.add(OTHER, f"churn {kind} {name}", 1000 * quantile(times, share))
     samples.add(OURS, "churn memory", after.rss_mib)
     calls = it.cluster.calls(offset)
     samples.add(OURS, "churn calls", len(calls) / lasted)
-
-
-def quantile(times: Sequence[float], share: float) -> float:
-    """Give the smallest of some times that at least this share of them do not exceed."""
-    return sorted(times)[max(0, math.ceil(share * len(times)) - 1)]
 
 
 async def _event(kind: Event, it: Load, name: str, each: int, number: int, free: deque[int]) -> str:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import operator as bench_operator
+from bench.common.processes import Failed
 from bench.common.samples import Samples
 from bench.operator_load.cluster import Call, LoadCluster, count_by_kind
 from bench.operator_load.fake_agent import FakeAgent
 from bench.operator_load.fleet import Fleet
-from bench.operator_load.load import DECISION, RECONCILE, Usage, buckets_of
-from bench.operator_load.parts import BARE, OURS, Sizes, quantile
+from bench.operator_load.load import Times, quantile
+from bench.operator_load.parts import BARE, OURS, Sizes
 from bench.operator_load.rows import rows
+from bench.operator_load.timed_operator import read_times
 from tests.unit.core.builders import job
 
 from elastipod_agent.authentication import Credentials, challenge_in, signed
@@ -90,31 +99,66 @@ def test_a_fleets_agent_holds_the_key_of_the_pods_secret() -> None:
     guard.admit(Head("GET", "/status", {"authorization": proof["Authorization"]}, True))
 
 
-def test_quantiles_are_of_the_decisions_since() -> None:
-    inf = float("inf")
-    before = Usage(0, 0, 0, {RECONCILE: {0.01: 50, 0.1: 50, inf: 50}})
-    after = Usage(1, 0, 0, {RECONCILE: {0.01: 140, 0.1: 150, inf: 150}, DECISION: {0.01: 7, inf: 7}})
-    assert after.decisions_since(before) == 100
-    assert after.quantile_since(before, 0.45) == pytest.approx(0.005)
-    assert after.quantile_since(before, 0.95) == pytest.approx(0.055)
-    assert after.quantile_since(before, 0.5, DECISION) == pytest.approx(0.005)
-    assert Usage(1, 0, 0, {RECONCILE: {0.01: 50, 0.1: 50, inf: 60}}).quantile_since(before, 0.99) == 0.1
-
-
-def test_writes_are_counted_together_and_by_their_kind() -> None:
-    page = """# HELP elastipod_api_write_seconds Time of one write to the API server
-elastipod_api_write_seconds_bucket{le="0.01",what="record"} 3.0
-elastipod_api_write_seconds_bucket{le="+Inf",what="record"} 4.0
-elastipod_api_write_seconds_bucket{le="0.01",what="event"} 5.0
-elastipod_api_write_seconds_bucket{le="+Inf",what="event"} 5.0
-elastipod_reconcile_seconds_bucket{le="+Inf"} 2.0
-elastipod_api_write_seconds_count{what="record"} 4.0
-"""
-    inf = float("inf")
-    assert buckets_of(page) == {
-        "api_write": {0.01: 8, inf: 9}, "api_write record": {0.01: 3, inf: 4}, "api_write event": {0.01: 5, inf: 5},
-        "reconcile": {inf: 2},
+def test_times_are_of_what_ended_between_two_moments_and_by_kind(tmp_path: Path) -> None:
+    path = tmp_path / "times"
+    lines = [
+        "1.0 reconcile 0.5",
+        "2.0 reconcile 0.03",
+        "2.5 api_write record 0.07",
+        "2.6 api_write status 0.01",
+        "3.0 reconcile 9.0",
+    ]
+    path.write_text("\n".join(lines) + "\n2.9 reconc")
+    times = Times(read_times(path, 2.0, 3.0))
+    assert times.seconds == {
+        "reconcile": [0.03], "api_write": [0.07, 0.01], "api_write record": [0.07], "api_write status": [0.01]
     }  # fmt: skip
+    assert (times.count("api_write"), times.count("decision")) == (2, 0)
+    assert (times.quantile_ms("api_write", 0.5), times.quantile_ms("api_write", 0.99)) == (10, 70)
+    with pytest.raises(Failed, match="did no decision"):
+        times.quantile_ms("decision", 0.5)
+
+
+def test_the_timed_operator_notes_what_its_histograms_observe(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\n"
+        "from bench.operator_load import timed_operator\n"
+        "timed_operator.note_times(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT))\n"
+        "from elastipod_operator import metrics\n"
+        "with metrics.API_SECONDS.labels('record').time(): time.sleep(0.01)\n"
+        "metrics.RECONCILE_SECONDS.observe(0.0725)\n"
+    )
+    path, began = tmp_path / "times", time.monotonic()
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+    found = read_times(path, began, time.monotonic())
+    assert found.keys() == {"api_write", "api_write record", "reconcile"}
+    assert found["reconcile"] == [0.0725], "no limit of a bucket"
+    assert found["api_write record"][0] >= 0.01
+
+
+def test_a_fleet_is_measured_as_often_as_is_asked_each_time_from_an_empty_control_plane(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    brought_up: list[Path] = []
+
+    @asynccontextmanager
+    async def load(folder: Path, nodes: int) -> AsyncIterator[None]:
+        brought_up.append(folder)
+        yield
+
+    async def part(it: object, sizes: Sizes, samples: Samples) -> None:
+        samples.add(OURS, "runs", 1)
+
+    monkeypatch.setattr(bench_operator, "RUN", tmp_path)
+    monkeypatch.setattr(bench_operator, "load", load)
+    monkeypatch.setattr(bench_operator, "PARTS", {"starts": part, "fleet": part})
+    samples = Samples()
+    asyncio.run(bench_operator._measure(["starts", "fleet"], replace(SIZES, repeat=5), samples))
+    assert [folder.relative_to(tmp_path / "operator") for folder in brought_up] == [
+        Path("starts/0"), *(Path("fleet") / str(number) for number in range(5))
+    ]  # fmt: skip
+    assert len(samples.values[OURS, "runs"]) == 6
+    assert bench_operator.WHOLE.repeat >= 5
 
 
 def test_a_quantile_of_times_is_one_of_them() -> None:

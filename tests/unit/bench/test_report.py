@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.common.report import Better, Reach, Row, Spread, report, table, write_json
+from bench.common.report import Better, Reach, Row, Spread, conclude, report, table, write_json
 
 TWO, FOUR, EIGHT = Spread(1, 2, 3), Spread(4, 4, 4), Spread(6, 8, 20)
 
@@ -64,12 +64,12 @@ def test_ratio_is_of_the_medians_and_larger_is_better(drawn: Row, ratio: float |
             row(TWO, None, Reach.worst(1), Better.LARGER), True, id="the worst is the smallest where more is better"
         ),
         pytest.param(row(TWO, None, Reach.median(2.1), Better.LARGER), False, id="too little where more is better"),
-        pytest.param(row(TWO, EIGHT), True, id="a row that only informs is met once measured"),
-        pytest.param(row(None, EIGHT), False, id="not measured is never met"),
+        pytest.param(row(TWO, EIGHT), None, id="a row that only informs is neither met nor missed"),
+        pytest.param(row(None, EIGHT), None, id="nor is one that was not measured"),
         pytest.param(row(None, EIGHT, Reach.median(5)), False, id="not measured meets no limit"),
     ],
 )
-def test_met(drawn: Row, met: bool) -> None:
+def test_met(drawn: Row, met: bool | None) -> None:
     assert drawn.met is met
 
 
@@ -92,9 +92,33 @@ def test_the_file_has_the_agreed_format(tmp_path: Path) -> None:
     }
     assert written["rows"][1] | {"ours": 0} == {
         **{"metric": "gap", "unit": "s", "ours": 0, "peer": None, "theirs": None},
-        **{"ratio": None, "reach": None, "met": True, "how": "by hand"},
+        **{"ratio": None, "reach": None, "met": None, "how": "by hand"},
     }
     assert [entry.name for entry in path.parent.iterdir()] == ["agent.json"]
+
+
+INFORMS, GOOD, BAD = row(TWO, EIGHT), row(TWO, EIGHT, Reach.ratio(4)), row(TWO, EIGHT, Reach.ratio(5))
+ABSENT = row(None, None)
+NO_PEER = Row(metric="gap", unit="s", ours=TWO, peer="original-agent")
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "said"),
+    [
+        pytest.param([INFORMS, GOOD], 0, ["1 of 1 rows with a number to reach met it"], id="all is well"),
+        pytest.param([INFORMS], 0, ["0 of 0 rows with a number to reach met it"], id="nothing is to be reached"),
+        pytest.param([GOOD, BAD], 1, ["1 of 2 rows with a number to reach met it", "missed: gap (torchrun-tuned)"], id="missed"),
+        pytest.param([GOOD, ABSENT], 1, ["1 of 1 rows with a number to reach met it", "not measured: gap"], id="not measured"),
+        pytest.param([NO_PEER], 1, ["0 of 0 rows with a number to reach met it", "not measured: gap (original-agent)"],
+                     id="the peer was not"),
+        pytest.param([], 1, ["0 of 0 rows with a number to reach met it"], id="no row at all"),
+    ],
+)  # fmt: skip
+def test_the_exit_status_tells_of_missed_rows(
+    rows: list[Row], status: int, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert conclude(rows) == status
+    assert capsys.readouterr().out.splitlines() == said
 
 
 def test_the_table_has_a_line_for_every_row_and_says_what_was_missed() -> None:
