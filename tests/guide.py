@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "user-guide.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+BLOCKS: list[str] = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 LOOP, SAVES, LOADER, STATEFUL, ACCUMULATE, SUMMED, RATE, LOG = BLOCKS
 
 

@@ -253,7 +253,7 @@ class PlayedNodes:
         user = self._kubeconfig["users"][0]["user"]
         cluster = self._kubeconfig["clusters"][0]["cluster"]
         context = ssl.create_default_context(cadata=_plain(cluster, "certificate-authority-data"))
-        files = [self._folder / "played-nodes.crt", self._folder / "played-nodes.key"]
+        files = (self._folder / "played-nodes.crt", self._folder / "played-nodes.key")
         for path, key in zip(files, ("client-certificate-data", "client-key-data"), strict=True):
             path.touch(mode=0o600)
             path.write_text(_plain(user, key), encoding="utf-8")

@@ -10,7 +10,7 @@ from elastipod_operator.core import quota_requests
 from elastipod_operator.queueing import quota_release
 
 
-def no_pods(*_: Any) -> list[Any]:
+def no_pods(*_: Any, **__: Any) -> list[Any]:
     """Say that no pod lives on a Workload's quota."""
     return []
 

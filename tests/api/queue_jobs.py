@@ -105,7 +105,8 @@ class Team:
             state = self.state(name)
             return state if state.get("type") == "Suspended" and (not reason or state["reason"] == reason) else None
 
-        return self.until(does, f"{name} to be Suspended {reason}", name)
+        condition: Body = self.until(does, f"{name} to be Suspended {reason}", name)
+        return condition
 
     def until(self, holds: Callable[[], Any], what: str, name: str) -> Any:
         """Wait, and tell what there was of a job when that was in vain."""

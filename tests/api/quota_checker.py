@@ -389,4 +389,4 @@ def _is(body: Body, kind: str) -> bool:
 
 
 def _millis(quantity: str) -> int:
-    return int(1000 * parse_quantity(quantity))
+    return int(1000 * parse_quantity(quantity))  # type: ignore[no-untyped-call]  # the client has no annotations here

@@ -38,8 +38,8 @@ def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFact
     def ask_hyp() -> None:
         hyp.wait_until_listed(dict.fromkeys(LISTED, "Completed") | STATES)
         for verb in ("list", "list-pods", "describe"):
-            name = () if verb == "list" else ("--job-name", "hyp-values")
-            hyp.run(verb, "hyp-pytorch-job", *name)
+            chosen = () if verb == "list" else ("--job-name", "hyp-values")
+            hyp.run(verb, "hyp-pytorch-job", *chosen)
         hyp.run("list", "hyp-pytorch-job", "--namespace", "compat-states")
         for name in STATES:
             hyp.run("describe", "hyp-pytorch-job", "--job-name", name, "--namespace", "compat-states")
@@ -63,12 +63,12 @@ def slots(pods: Iterable[str]) -> list[str]:
     return sorted(re.sub(r"(-\d+)-\d+$", r"\1", name) for name in pods)
 
 
-def test_every_manifest_is_told_of():
+def test_every_manifest_is_told_of() -> None:
     assert {path.stem for path in MANIFESTS} == EXPECTED.keys()
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)
-def test_sizes(manifest: str):
+def test_sizes(manifest: str) -> None:
     body = job_of(manifest)
     HyperPodPyTorchJob.model_validate(body)
     body["metadata"] |= {"uid": "u", "namespace": "n", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -83,7 +83,7 @@ def test_sizes(manifest: str):
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)
-def test_it_is_created_and_trains(lives: Lives, manifest: str):
+def test_it_is_created_and_trains(lives: Lives, manifest: str) -> None:
     name, expected = name_of(manifest), EXPECTED[manifest]
     assert f"hyperpodpytorchjob.sagemaker.amazonaws.com/{name} created" in lives.applied
     assert name in lives.running, last_condition(lives.ended.get(name, {}))
@@ -103,7 +103,7 @@ def test_it_is_created_and_trains(lives: Lives, manifest: str):
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)
-def test_its_pods(lives: Lives, manifest: str):
+def test_its_pods(lives: Lives, manifest: str) -> None:
     """Names, labels and environment that users' commands and tools read; the template's own fields are all there."""
     name, expected = name_of(manifest), EXPECTED[manifest]
     mine = {n: pod for n, pod in lives.pods.items() if pod["metadata"]["labels"]["HPJob"] == name}
@@ -134,7 +134,7 @@ def test_its_pods(lives: Lives, manifest: str):
 
 
 @pytest.mark.parametrize("manifest", ELASTIC)
-def test_it_grows(lives: Lives, manifest: str):
+def test_it_grows(lives: Lives, manifest: str) -> None:
     """From the smallest size, to which the user had it shrunk, to the largest; its trainer may be deaf to it."""
     name, expected = name_of(manifest), EXPECTED[manifest]
     assert name in lives.grown, last_condition(lives.ended.get(name, {}))
@@ -155,7 +155,7 @@ def test_it_grows(lives: Lives, manifest: str):
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)
-def test_it_completes(lives: Lives, manifest: str):
+def test_it_completes(lives: Lives, manifest: str) -> None:
     name, expected = name_of(manifest), EXPECTED[manifest]
     assert name in lives.ended
     body = lives.ended[name]
@@ -166,7 +166,7 @@ def test_it_completes(lives: Lives, manifest: str):
     assert len(pods) == (expected.sizes[-1] if expected.keeps_pods else 0)
 
 
-def test_nothing_else_was_warned_of(lives: Lives):
+def test_nothing_else_was_warned_of(lives: Lives) -> None:
     mine = {name_of(manifest) for manifest in EXPECTED}
     warned = {
         (e["involvedObject"]["name"], e["reason"])
@@ -186,7 +186,7 @@ def test_nothing_else_was_warned_of(lives: Lives):
     assert warned == {(name_of(m), "SpecWarning") for m, e in EXPECTED.items() if e.warnings}
 
 
-def test_no_spec_was_written_into(lives: Lives):
+def test_no_spec_was_written_into(lives: Lives) -> None:
     """What the user wrote stays as it is: the operator is the manager of no field of a spec."""
     mine = [
         entry
@@ -201,18 +201,18 @@ def test_no_spec_was_written_into(lives: Lives):
 class TestHyp:
     """The field's own client. It reads every object of a namespace with a strict model, and one that it cannot read fails all."""
 
-    def test_it_lists_the_jobs_all_the_time(self, lives: Lives, hyp: Hyp):
+    def test_it_lists_the_jobs_all_the_time(self, lives: Lives, hyp: Hyp) -> None:
         assert hyp.problems == []
         assert {state for states in hyp.order.values() for state in states} >= SEEN_BY_HYP
         assert {name: hyp.order[name][-1] for name in STATES} == STATES
         assert {name: hyp.order[name][-1] for name in LISTED} == dict.fromkeys(LISTED, "Completed")
 
     @pytest.mark.parametrize("name", LISTED)
-    def test_once_running_a_job_is_never_shown_as_anything_else(self, lives: Lives, hyp: Hyp, name: str):
+    def test_once_running_a_job_is_never_shown_as_anything_else(self, lives: Lives, hyp: Hyp, name: str) -> None:
         assert "Running" in hyp.order[name]
         assert hyp.order[name][hyp.order[name].index("Running") :] == ["Running", "Completed"]
 
-    def test_list(self, lives: Lives, hyp: Hyp):
+    def test_list(self, lives: Lives, hyp: Hyp) -> None:
         for words in ("list hyp-pytorch-job", "list hyp-pytorch-job --namespace compat-states"):
             said = hyp.said[words]
             assert said["code"] == 0, said
@@ -222,13 +222,13 @@ class TestHyp:
             state in hyp.said["list hyp-pytorch-job --namespace compat-states"]["output"] for state in STATES.values()
         )
 
-    def test_list_pods(self, lives: Lives, hyp: Hyp):
+    def test_list_pods(self, lives: Lives, hyp: Hyp) -> None:
         said = hyp.said["list-pods hyp-pytorch-job --job-name hyp-values"]
         assert said["code"] == 0, said
         listed = [word for word in said["output"].split() if word.startswith("hyp-values-pod-")]
         assert slots(listed) == slots(EXPECTED["hyp-1.1-values"].full)
 
-    def test_describe(self, lives: Lives, hyp: Hyp):
+    def test_describe(self, lives: Lives, hyp: Hyp) -> None:
         said = hyp.said["describe hyp-pytorch-job --job-name hyp-values"]
         assert said["code"] == 0, said
         assert "all 8 replicas finished" in said["output"]
@@ -237,7 +237,7 @@ class TestHyp:
             assert said["code"] == 0, said
             assert state in said["output"]
 
-    def test_delete_takes_the_config_map_along(self, lives: Lives, hyp: Hyp, kueue_server: Cluster):
+    def test_delete_takes_the_config_map_along(self, lives: Lives, hyp: Hyp, kueue_server: Cluster) -> None:
         said = hyp.said["delete hyp-pytorch-job --job-name recipe-elastic-a1b2c"]
         assert said["code"] == 0, said
         kept = kueue_server.kubectl("get", "configmap,hpjob", "-o", "name")

@@ -13,12 +13,15 @@ from tests.unit.core import builders as given
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Snapshot
 
 NAME = "rendered"
 PENDING = (
-    given.pod(2, phase="Pending", node="", ip="", started=False, problem="no room", problem_reason="Unschedulable"),
+    given.pod(
+        2, phase="Pending", node="", ip="", started=False, problem="no room", problem_reason=Reason.UNSCHEDULABLE
+    ),
     None,
 )
 RUN: list[tuple[ObservedPod, ObservedAgent | None]] = [(given.pod(n), given.running()) for n in range(2)]
@@ -59,7 +62,7 @@ def write_status(cluster: Cluster, namespace: str, status: dict[str, Any]) -> No
     )  # fmt: skip
 
 
-def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, chart: Path):
+def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, chart: Path) -> None:
     waiting = (NAME, str(chart), "--namespace", namespace, "--wait")
     api_server.helm("install", *waiting, "--timeout=20s")
     for state, seen in SNAPSHOTS.items():
@@ -74,7 +77,7 @@ def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, 
     assert [(r["status"], r["revision"]) for r in releases] == [("deployed", str(1 + len(SNAPSHOTS)))]
 
 
-def test_helm_would_wait_for_conditions_that_we_do_not_use(api_server: Cluster, namespace: str, chart: Path):
+def test_helm_would_wait_for_conditions_that_we_do_not_use(api_server: Cluster, namespace: str, chart: Path) -> None:
     waiting = (NAME, str(chart), "--namespace", namespace, "--wait")
     api_server.helm("install", *waiting, "--timeout=20s")
     write_status(api_server, namespace, {"conditions": [{"type": "Ready", "status": "False"}]})

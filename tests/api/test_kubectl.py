@@ -24,7 +24,7 @@ def table(cluster: Cluster, namespace: str, *options: str) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def test_columns(api_server: Cluster, namespace: str):
+def test_columns(api_server: Cluster, namespace: str) -> None:
     body = job(elasticPolicy=ELASTIC)
     body["metadata"] |= {
         "labels": {"kueue.x-k8s.io/queue-name": "team-a"},
@@ -43,12 +43,12 @@ def test_columns(api_server: Cluster, namespace: str):
 
 
 @pytest.mark.parametrize("kind", ["hpjob", "hyperpodjob", "hyperpodpytorchjob", "hyperpodpytorchjobs"])
-def test_names_of_the_kind(api_server: Cluster, namespace: str, kind: str):
+def test_names_of_the_kind(api_server: Cluster, namespace: str, kind: str) -> None:
     apply(api_server, namespace, job())
     assert api_server.kubectl("-n", namespace, "get", kind, "-o", "name").strip().endswith("/llm")
 
 
-def test_scale_sets_the_ceiling(api_server: Cluster, namespace: str):
+def test_scale_sets_the_ceiling(api_server: Cluster, namespace: str) -> None:
     apply(api_server, namespace, job(elasticPolicy=ELASTIC))
     api_server.kubectl("-n", namespace, "scale", "hyperpodjob/llm", "--replicas=4")
     assert get(api_server, namespace)["spec"]["replicas"] == 4
@@ -57,7 +57,7 @@ def test_scale_sets_the_ceiling(api_server: Cluster, namespace: str):
     assert get(api_server, namespace)["spec"]["replicas"] == 6
 
 
-def test_the_scale_subresource_tells_how_many_train(api_server: Cluster, namespace: str):
+def test_the_scale_subresource_tells_how_many_train(api_server: Cluster, namespace: str) -> None:
     """What HPA reads; the status is written as the operator writes it."""
     apply(api_server, namespace, job(elasticPolicy=ELASTIC))
     status: dict[str, object] = {
@@ -70,7 +70,7 @@ def test_the_scale_subresource_tells_how_many_train(api_server: Cluster, namespa
     assert scale["status"] == {"replicas": 3, "selector": "HPJob=llm"}
 
 
-def test_scale_below_the_minimum_is_refused(api_server: Cluster, namespace: str):
+def test_scale_below_the_minimum_is_refused(api_server: Cluster, namespace: str) -> None:
     apply(api_server, namespace, job(elasticPolicy=ELASTIC))
     assert "the smallest allowed size is 2" in refusal(api_server, namespace, job(elasticPolicy=ELASTIC, replicas=1))
     said = api_server.kubectl("-n", namespace, "scale", "hpjob/llm", "--replicas=1", check=False)
@@ -78,7 +78,7 @@ def test_scale_below_the_minimum_is_refused(api_server: Cluster, namespace: str)
     assert get(api_server, namespace)["spec"]["replicas"] == 0
 
 
-def test_the_ceiling_survives_another_apply(api_server: Cluster, namespace: str):
+def test_the_ceiling_survives_another_apply(api_server: Cluster, namespace: str) -> None:
     apply(api_server, namespace, job(elasticPolicy=ELASTIC))
     api_server.kubectl("-n", namespace, "scale", "hpjob/llm", "--replicas=4")
     apply(api_server, namespace, job(elasticPolicy=ELASTIC))
@@ -93,22 +93,22 @@ def test_the_ceiling_survives_another_apply(api_server: Cluster, namespace: str)
         ("hpjob.status.masterPort", "Port of global rank 0, as a string."),
     ],
 )
-def test_explain(api_server: Cluster, path: str, text: str):
+def test_explain(api_server: Cluster, path: str, text: str) -> None:
     assert text in api_server.kubectl("explain", path)
 
 
-def test_unknown_fields_of_status_are_pruned(api_server: Cluster, namespace: str):
+def test_unknown_fields_of_status_are_pruned(api_server: Cluster, namespace: str) -> None:
     apply(api_server, namespace, job())
     report(api_server, namespace, "llm", {"restartCount": 1, "goodput": 0.9})
     assert get(api_server, namespace)["status"] == {"restartCount": 1}
 
 
-def test_status_is_not_written_with_the_spec(api_server: Cluster, namespace: str):
+def test_status_is_not_written_with_the_spec(api_server: Cluster, namespace: str) -> None:
     apply(api_server, namespace, {**job(), "status": {"restartCount": 7}})
     assert "status" not in get(api_server, namespace)
 
 
-def test_the_pod_schema_is_the_servers(api_server: Cluster):
+def test_the_pod_schema_is_the_servers(api_server: Cluster) -> None:
     """The committed schema is what this Kubernetes describes; `generate --pod-schema-from` refreshes it."""
     served = json.loads(api_server.kubectl("get", "--raw", pod_schema.OPENAPI_PATH))
     assert pod_schema.extract(served) == pod_schema.load()

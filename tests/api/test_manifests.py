@@ -25,7 +25,7 @@ def specs_by_name(bodies: list[dict[str, Any]]) -> dict[str, JobSpec]:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
-def test_it_applies_twice_and_is_read(api_server: Cluster, namespace: str, path: Path):
+def test_it_applies_twice_and_is_read(api_server: Cluster, namespace: str, path: Path) -> None:
     first = api_server.kubectl("-n", namespace, "apply", "--validate=strict", "-f", str(path)).splitlines()
     again = api_server.kubectl("-n", namespace, "apply", "--validate=strict", "-f", str(path)).splitlines()
     assert [line.rsplit(" ", 1)[1] for line in first] == ["created"] * len(documents(path))
@@ -34,7 +34,7 @@ def test_it_applies_twice_and_is_read(api_server: Cluster, namespace: str, path:
     assert specs_by_name(stored) == specs_by_name(documents(path))
 
 
-def test_blanks_may_be_posted_as_null(api_server: Cluster, namespace: str):
+def test_blanks_may_be_posted_as_null(api_server: Cluster, namespace: str) -> None:
     """`kubectl apply` leaves nulls out, but Helm and Python clients post them."""
     (body,) = documents(Path(__file__).parent / "manifests" / "recipe-elastic.yaml")
     body["spec"]["replicaSpecs"][0]["template"]["spec"] |= {"tolerations": None, "dnsPolicy": None, "affinity": None}
@@ -44,7 +44,7 @@ def test_blanks_may_be_posted_as_null(api_server: Cluster, namespace: str):
     assert stored["elasticPolicy"]["faultyScaleDownTimeoutInSeconds"] == 30
 
 
-def test_defaults_are_written_into_the_object(api_server: Cluster, namespace: str):
+def test_defaults_are_written_into_the_object(api_server: Cluster, namespace: str) -> None:
     apply(api_server, namespace, job(elasticPolicy={}, runPolicy={"restartPolicy": {}}))
     spec = get(api_server, namespace)["spec"]
     assert (spec["nprocPerNode"], spec["replicas"]) == ("auto", 0)
@@ -64,7 +64,7 @@ def test_defaults_are_written_into_the_object(api_server: Cluster, namespace: st
     }
 
 
-def test_metadata_of_templates_is_kept(api_server: Cluster, namespace: str):
+def test_metadata_of_templates_is_kept(api_server: Cluster, namespace: str) -> None:
     wished = {"name": "x", "namespace": "y", "labels": {"a": "b"}, "annotations": {"c": "d"}}
     body = job(
         replica_specs=[{"name": "pods", "template": {"metadata": wished, "spec": {"containers": [{"name": "a"}]}}}]

@@ -62,7 +62,8 @@ class SlowNodes(PlayedNodes):
 
 @pytest.fixture(scope="module")
 def nodes(kueue_server: Cluster) -> Iterator[SlowNodes]:
-    with SlowNodes(kueue_server.kubeconfig) as played:
+    played = SlowNodes(kueue_server.kubeconfig)
+    with played:
         yield played
 
 

@@ -142,13 +142,13 @@ def template(**container: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_apply_refuses(api_server: Cluster, spec: dict[str, Any], field: str, sentence: str):
+def test_apply_refuses(api_server: Cluster, spec: dict[str, Any], field: str, sentence: str) -> None:
     said = refusal(api_server, "default", job(**spec))
     assert field in said
     assert sentence in said
 
 
-def test_a_name_too_long_for_a_label(api_server: Cluster, namespace: str):
+def test_a_name_too_long_for_a_label(api_server: Cluster, namespace: str) -> None:
     assert "metadata.name is longer than 63 characters" in refusal(api_server, namespace, job("x" * 64))
 
 
@@ -159,14 +159,14 @@ def test_a_name_too_long_for_a_label(api_server: Cluster, namespace: str):
         pytest.param([{"name": "pods", "replicas": 2}, {"name": "more"}], id="one more"),
     ],
 )
-def test_specs_cannot_be_renamed_or_added(api_server: Cluster, namespace: str, specs: list[dict[str, Any]]):
+def test_specs_cannot_be_renamed_or_added(api_server: Cluster, namespace: str, specs: list[dict[str, Any]]) -> None:
     apply(api_server, namespace, job())
     assert "the number and the names of replicaSpecs cannot change" in refusal(
         api_server, namespace, job(replica_specs=specs)
     )
 
 
-def test_bounds_can_be_changed(api_server: Cluster, namespace: str):
+def test_bounds_can_be_changed(api_server: Cluster, namespace: str) -> None:
     apply(api_server, namespace, job(elasticPolicy={"minReplicas": 1, "maxReplicas": 4}))
     apply(api_server, namespace, job(elasticPolicy={"minReplicas": 2, "maxReplicas": 8}))
 
@@ -214,7 +214,7 @@ def is_possible(spec: dict[str, Any]) -> bool:
     return True
 
 
-def test_rules_and_core_agree_on_what_is_possible(api_server: Cluster, namespace: str, seed: int):
+def test_rules_and_core_agree_on_what_is_possible(api_server: Cluster, namespace: str, seed: int) -> None:
     rng = random.Random(seed)
     specs = {f"case-{number}": random_spec(rng) for number in range(AGREEMENT_CASES)}
     bodies = [{**job(name), "spec": spec} for name, spec in specs.items()]

@@ -26,10 +26,10 @@ TEXTS = {
 async def api(api_server: Cluster) -> AsyncIterator[Api]:
     """The operator's calls, with the administrator's rights."""
     configuration = client.Configuration()
-    await config.load_kube_config(config_file=str(api_server.kubeconfig), client_configuration=configuration)
+    await config.load_kube_config(config_file=str(api_server.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
     calls = client.ApiClient(configuration)
     yield Api(calls)
-    await calls.close()
+    await calls.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
 
 
 async def test_any_text_can_be_told(api: Api, api_server: Cluster, namespace: str) -> None:

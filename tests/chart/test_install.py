@@ -65,7 +65,7 @@ def _review(verb: str, resource: str, subresource: str, namespace: str) -> dict[
     }
 
 
-def test_the_operator_may_do_what_it_needs_and_no_more(installed: Cluster):
+def test_the_operator_may_do_what_it_needs_and_no_more(installed: Cluster) -> None:
     """The API server learns of new roles through watches of its own, so rights come one after the other."""
     granted = [act for act, is_granted in RIGHTS.items() if is_granted]
     wait_until(
@@ -74,14 +74,14 @@ def test_the_operator_may_do_what_it_needs_and_no_more(installed: Cluster):
     assert allowed(installed, OPERATOR, RIGHTS) == RIGHTS
 
 
-def test_restricted_namespaces_admit_the_pod(installed: Cluster):
+def test_restricted_namespaces_admit_the_pod(installed: Cluster) -> None:
     def has_pod() -> bool:
         return installed.kubectl("-n", "aws-hyperpod", "get", "pods", "-o", "name") != ""
 
     wait_until(has_pod, deadline_s=60, what="the operator's pod to be created", every_s=0.1)
 
 
-def test_users_get_their_rights_through_the_clusters_roles(installed: Cluster):
+def test_users_get_their_rights_through_the_clusters_roles(installed: Cluster) -> None:
     installed.kubectl("create", "rolebinding", "ann", "--clusterrole=edit", "--user=ann", "-n", "default")
     installed.kubectl("create", "rolebinding", "bob", "--clusterrole=view", "--user=bob", "-n", "default")
     acts = [
@@ -104,7 +104,7 @@ def install_key(cluster: Cluster) -> str:
     return key
 
 
-def test_upgrade_and_uninstall_keep_jobs(cluster: Cluster, installed: Cluster):
+def test_upgrade_and_uninstall_keep_jobs(cluster: Cluster, installed: Cluster) -> None:
     """Runs last: takes the release away."""
     pod = {"spec": {"containers": [{"name": "trainer", "image": "train:1"}]}}
     job = {

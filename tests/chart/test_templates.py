@@ -92,13 +92,13 @@ def granted(objects: Objects, kind: str, namespace: str, name: str) -> set[tuple
 
 
 @pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
-def test_lint(values: dict[str, Any]):
+def test_lint(values: dict[str, Any]) -> None:
     done = helm("lint", "--strict", values=values)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
-def test_the_pod_is_restricted(values: dict[str, Any]):
+def test_the_pod_is_restricted(values: dict[str, Any]) -> None:
     objects = render(values)
     pod, only = deployment(objects)["spec"]["template"], container(objects)
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
@@ -113,7 +113,7 @@ def test_the_pod_is_restricted(values: dict[str, Any]):
     assert {"POD_NAME", "POD_NAMESPACE"} <= {one["name"] for one in only["env"]}
 
 
-def test_defaults():
+def test_defaults() -> None:
     objects = render()
     assert container(objects)["image"] == "docker.io/elastipod/operator:dev"
     assert environment(objects)["WATCH_NAMESPACES"] == ""
@@ -122,7 +122,7 @@ def test_defaults():
     assert container(objects)["ports"] == [{"name": "http", "containerPort": 8081}]
 
 
-def test_everything_set_is_used():
+def test_everything_set_is_used() -> None:
     objects = render(VALUE_SETS["everything set"])
     assert container(objects)["image"] == "registry.example.com/operator:1.2.3"
     assert environment(objects)["HTTPS_PROXY"] == "http://proxy:3128"
@@ -132,14 +132,14 @@ def test_everything_set_is_used():
     assert not [kind for kind, _, _ in objects if kind == "CustomResourceDefinition"]
 
 
-def test_the_crd_is_kept_unless_told_otherwise():
+def test_the_crd_is_kept_unless_told_otherwise() -> None:
     key = ("CustomResourceDefinition", "", crd.CRD_NAME)
     assert render()[key]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert "annotations" not in render({"crds": {"keep": False}})[key]["metadata"]
     assert render()[key]["spec"] == crd.build()["spec"]
 
 
-def test_rights_are_those_that_the_operator_needs():
+def test_rights_are_those_that_the_operator_needs() -> None:
     everywhere = granted(render(), "ClusterRole", "", "aws-hyperpod-elastipod")
     assert {verb for _, resource, verb in everywhere if resource == "pods"} == {
         "list",
@@ -178,7 +178,7 @@ def test_rights_are_those_that_the_operator_needs():
     assert {verb for _, resource, verb in leader if resource == "pods"} == {"patch"}
 
 
-def test_with_a_list_of_namespaces_rights_end_there():
+def test_with_a_list_of_namespaces_rights_end_there() -> None:
     objects = render({"watchNamespaces": ["team-a", "team-b"]})
     everywhere = granted(objects, "ClusterRole", "", "aws-hyperpod-elastipod")
     assert {verb for _, _, verb in everywhere} == {"get", "list", "watch"}
@@ -193,13 +193,13 @@ def test_with_a_list_of_namespaces_rights_end_there():
     assert environment(objects)["WATCH_NAMESPACES"] == "team-a,team-b"
 
 
-def test_an_account_of_the_users_own():
+def test_an_account_of_the_users_own() -> None:
     objects = render(VALUE_SETS["own account, no roles"])
     assert deployment(objects)["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
     assert {kind for kind, _, _ in objects} == {"CustomResourceDefinition", "ClusterRole", "Deployment", "Secret"}
 
 
-def test_kueue_may_read_jobs_only_when_asked_for():
+def test_kueue_may_read_jobs_only_when_asked_for() -> None:
     name = "aws-hyperpod-elastipod-kueue"
     assert ("ClusterRole", "", name) not in render()
     objects = render({"kueue": {"externalFramework": True}})
@@ -217,7 +217,7 @@ def key_file(objects: Objects) -> tuple[str, str]:
     return secret, environment(objects).get("ELASTIPOD_INSTALL_KEY_FILE", "")
 
 
-def test_the_install_key_is_made_once_and_outlives_the_release():
+def test_the_install_key_is_made_once_and_outlives_the_release() -> None:
     objects = render()
     secret = objects["Secret", "aws-hyperpod", "elastipod-install-key"]
     assert len(base64.b64decode(secret["data"]["install-key"])) == 64
@@ -227,13 +227,13 @@ def test_the_install_key_is_made_once_and_outlives_the_release():
     assert mounts["install-key"] == {"name": "install-key", "mountPath": "/etc/elastipod", "readOnly": True}
 
 
-def test_a_key_of_the_users_own():
+def test_a_key_of_the_users_own() -> None:
     objects = render({"authentication": {"existingSecret": "mine"}})
     assert key_file(objects) == ("mine", "/etc/elastipod/install-key")
     assert not [kind for kind, _, _ in objects if kind == "Secret"]
 
 
-def test_without_tokens_there_is_no_key_and_no_right_to_secrets():
+def test_without_tokens_there_is_no_key_and_no_right_to_secrets() -> None:
     objects = render({"authentication": {"enabled": False}})
     assert key_file(objects) == ("", "")
     assert not [kind for kind, _, _ in objects if kind == "Secret"]
@@ -252,13 +252,13 @@ def test_without_tokens_there_is_no_key_and_no_right_to_secrets():
         ({"image": {"repo": "x"}}, "/image"),
     ],
 )
-def test_wrong_values_are_refused_by_name(values: dict[str, Any], field: str):
+def test_wrong_values_are_refused_by_name(values: dict[str, Any], field: str) -> None:
     done = helm("template", "elastipod", values=values)
     assert done.returncode != 0
     assert field in done.stderr
 
 
-def test_notes_say_what_matters():
+def test_notes_say_what_matters() -> None:
     def notes(*arguments: Sequence[str], **values: Any) -> str:
         done = helm("install", "elastipod", "--dry-run=client", values=values)
         assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ Run as a file, a module, a folder's __main__ or by --run-path; the report goes t
 
 import ctypes
 import gc
-import inspect
 import json
 import locale
 import os
@@ -16,19 +15,20 @@ import stat
 import sys
 import threading
 import warnings
+from typing import Any
 
 
-def c_environ():
+def c_environ() -> list[str]:
     pointer = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-    found = []
+    found: list[str] = []
     while pointer[len(found)]:
-        found.append(pointer[len(found)].decode())
+        found.append(str(pointer[len(found)], "utf-8"))
     return sorted(found)
 
 
-def descriptors():
+def descriptors() -> dict[str, list[Any]]:
     """Kind and target of every open descriptor, but for the one that lists them."""
-    found = {}
+    found: dict[str, list[Any]] = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             mode = os.fstat(int(name)).st_mode
@@ -39,7 +39,7 @@ def descriptors():
     return found
 
 
-def stream(item):
+def stream(item: Any) -> dict[str, Any]:
     return {
         "type": type(item).__name__,
         "raw": type(getattr(item.buffer, "raw", item.buffer)).__name__,
@@ -57,17 +57,17 @@ def stream(item):
     }
 
 
-def status(*names):
+def status(*names: str) -> dict[str, str]:
     with open("/proc/self/status") as file:
         lines = dict(line.split(":", 1) for line in file)
     return {name: lines[name].strip() for name in names if name in lines}
 
 
-def described(value):
+def described(value: object) -> object:
     return value if isinstance(value, (str, int, float, bool, list, type(None))) else type(value).__name__
 
 
-def report(main):
+def report(main: Any) -> dict[str, Any]:
     return {
         "argv": sys.argv,
         "orig_argv": sys.orig_argv,
@@ -84,7 +84,7 @@ def report(main):
         "main_is_main": sys.modules["__main__"] is main,
         "main_loader": getattr(main.__loader__, "path", None),
         "main_spec": str(main.__spec__),
-        "code": inspect.currentframe().f_code.co_filename,
+        "code": report.__code__.co_filename,
         "builtins": main.__builtins__ is sys.modules["builtins"],
         "annotations": "__annotations__" in vars(main),
         "environ": dict(os.environ),
@@ -121,17 +121,17 @@ def report(main):
     }
 
 
-def death_signal():
+def death_signal() -> int:
     value = ctypes.c_int(-1)
     ctypes.CDLL(None).prctl(2, ctypes.byref(value))
     return value.value
 
 
-def write():
+def write() -> None:
     seen = report(sys.modules["__main__"])
     seen["luck"] = random.random()
-    with open("/proc/self/environ", "rb") as file:
-        seen["shown_environ"] = file.read().decode().split("\0")
+    with open("/proc/self/environ", "rb") as environ:
+        seen["shown_environ"] = environ.read().decode().split("\0")
     seen["parent"] = os.getppid()
     name = f"{os.environ['ELASTIPOD_GENERATION']}-{os.environ['LOCAL_RANK']}.json"
     with open(os.path.join(os.environ["PROBE_DIR"], name + ".new"), "w") as file:

@@ -26,7 +26,7 @@ from elastipod.gradients import accumulate
 try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:  # torch 2.4 and 2.5
-    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[no-redef]
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
 SCATTER = (
     "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
@@ -88,14 +88,15 @@ def compare(seed: int, parallel: str) -> tuple[float, int, int]:
     for batch in plan.iterate(rank, world_size, local_sizes=sizes):
         everything = list(plan.batch(batch.step, 0, 1).indices)
         whole.zero_grad()
-        nn.functional.cross_entropy(whole(inputs[everything]), targets[everything]).backward()
+        nn.functional.cross_entropy(whole(inputs[everything]), targets[everything]).backward()  # type: ignore[no-untyped-call]
         model.zero_grad()
         for part in accumulate(model, batch, size):
             chosen = list(part.indices)
-            (nn.functional.cross_entropy(model(inputs[chosen]), targets[chosen]) * part.weight).backward()
+            (nn.functional.cross_entropy(model(inputs[chosen]), targets[chosen]) * part.weight).backward()  # type: ignore[no-untyped-call]
         for mine, wanted in zip(spread.parameters(), whole.parameters(), strict=True):
             gradient: Any = mine.grad
             full = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+            assert wanted.grad is not None
             scale = max(wanted.grad.abs().max().item(), 1e-3)
             worst = max(worst, (full - wanted.grad).abs().max().item() / scale)
     buckets = 1 if parallel == "ddp" else len(widths) - 1  # FSDP2 reduces layer by layer
@@ -120,7 +121,7 @@ def distribute(model: nn.Sequential, parallel: str) -> tuple[nn.Module, list[int
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
 
-        def scatter(*arguments, **named):
+        def scatter(*arguments: Any, **named: Any) -> Any:
             counted[0] += 1
             return REDUCE_SCATTER(*arguments, **named)
 
@@ -128,7 +129,7 @@ def distribute(model: nn.Sequential, parallel: str) -> tuple[nn.Module, list[int
         return model, counted
     spread = DistributedDataParallel(model)
 
-    def reduce(state, bucket):  # without annotations: DDP compares them with types, and here they are texts
+    def reduce(state, bucket):  # type: ignore[no-untyped-def]  # without annotations: DDP compares them with types, and here they are texts
         counted[0] += bucket.is_last()
         handle = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
         assert handle is not None

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tests.e2e.rank_worlds import run_world, serve
 from tests.guide import LOADER, LOOP, SUMMED, function_of, stateful_script
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 import elastipod
@@ -68,7 +69,7 @@ class Training:
         return self._heard(loss)
 
     def _heard(self, loss: torch.Tensor) -> torch.Tensor:
-        loss.register_hook(lambda weight: self._weigh(loss.item(), weight.item()))
+        loss.register_hook(lambda weight: self._weigh(loss.item(), weight.item()))  # type: ignore[no-untyped-call]
         return loss
 
     def _weigh(self, loss: float, weight: float) -> None:
@@ -81,7 +82,9 @@ class Training:
         total = torch.tensor(self._loss, dtype=torch.float64)
         if dist.is_initialized():
             dist.all_reduce(total)
-        gradient = [value for each in self.plain.parameters() for value in each.grad.flatten().tolist()]
+        gradient = [
+            value for each in self.plain.parameters() if each.grad is not None for value in each.grad.flatten().tolist()
+        ]
         self.steps.append({"loss": total.item(), "gradient": gradient})
         self._loss, self._passes = 0.0, 0
 
@@ -92,7 +95,7 @@ def loop_over_a_world(folder: Path, name: str, world_size: int) -> list[list[dic
     def body(_: int) -> list[dict[str, Any]]:
         elastipod.elastic_event_detected = lambda: False
         if world_size == 1 and name == "summed":  # which calls a collective itself
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         training = Training()
         names: dict[str, Any] = {each: getattr(elastipod, each) for each in elastipod.__all__}
         names |= {each: getattr(training, each) for each in ("model", "optimizer", "rank", "world_size", "loss_of")}

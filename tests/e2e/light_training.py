@@ -54,7 +54,7 @@ class Ranks:
             return []
         with socket.create_server(("", port), backlog=self.world_size) as listener:
             listener.settimeout(MEETING_S)
-            return [listener.accept()[0].makefile("rwb") for _ in range(self.world_size - 1)]
+            return [cast(IO[bytes], listener.accept()[0].makefile("rwb")) for _ in range(self.world_size - 1)]
 
     def _join(self, address: tuple[str, int]) -> IO[bytes]:
         deadline = time.monotonic() + MEETING_S
@@ -67,7 +67,7 @@ class Ranks:
                 time.sleep(0.05)
             else:
                 connection.settimeout(None)
-                return connection.makefile("rwb")
+                return cast(IO[bytes], connection.makefile("rwb"))
 
 
 def _write(stream: IO[bytes], said: Said) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,11 +19,12 @@ from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.saver import Saver
 from elastipod.collectives import all_gather_json
 from elastipod.errors import CheckpointError
+from elastipod.torch_compat import DTensor
 
 try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:  # torch 2.4 and 2.5
-    from torch.distributed._composable.fsdp import fully_shard
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
 SILENCE_TIMEOUT_S = 2.0  # long enough for a loaded machine
 VICTIM = 2
@@ -42,8 +43,8 @@ class Shares:
         self.model.weight.fill_(step)
 
     def numbers(self) -> list[float]:
-        whole = self.model.weight.full_tensor()  # type: ignore[operator]
-        return [float(each) for each in whole.unique()]
+        whole = cast(DTensor, self.model.weight).full_tensor()
+        return [float(each) for each in whole.unique()]  # type: ignore[no-untyped-call]
 
 
 def lose_ranks(folder: Path) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def lose_ranks(folder: Path) -> dict[str, Any]:
     def resume_from_a_dying_one(rank: int) -> str:
         """Let the one who has the copy of the lost node's image die while it sends it."""
         if rank == 1:
-            Communicator._post_blocks = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign,return-value]
+            Communicator._post_blocks = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign]
         try:
             resume(rank, memory="node" if rank else "new")
         except CheckpointError as error:

@@ -20,7 +20,7 @@ from elastipod.torch_compat import DTensor
 try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:  # torch 2.4 and 2.5
-    from torch.distributed._composable.fsdp import fully_shard
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
 
 class Experts(torch.nn.Module):

@@ -313,7 +313,7 @@ class Pod:
 
     def _own_sockets(self) -> int:
         below = self.below()
-        calls = sum(one.laddr.endswith(SOCKET_NAME) for one in self.process.net_connections("unix")) - 1
+        calls = sum(str(one.laddr).endswith(SOCKET_NAME) for one in self.process.net_connections("unix")) - 1
         return len(below["ahead"]) + min(calls, 2 * len(below["worker"]))
 
 
@@ -524,7 +524,8 @@ class Storm:
 
     def _call(self, pod: Pod, call: str) -> None:
         generation, rank = self._generation, self.pods.index(pod)
-        agent, facts = pod.agent, {"rank": rank, "nnodes": len(self.pods), "faultCount": 0}
+        agent = pod.agent
+        facts: dict[str, Any] = {"rank": rank, "nnodes": len(self.pods), "faultCount": 0}
         facts |= {"master_addr": "127.0.0.1", "master_port": free_port()}
         self._note(call)
         if call == "again":

@@ -103,7 +103,7 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
 
     # What users type.
     table = job.until("the whole size", lambda: "2/2/2" in (text := cluster.kubectl("get", "hpjob", job.name)) and text)
-    assert "Running" in table
+    assert "Running" in str(table)
     job.until("the Event of the resize", lambda: "Resized" in job.events())
     told = cluster.kubectl("describe", "hpjob", job.name)
     assert all(word in told for word in ("Started", "Draining", "Resized", "2 replicas train in generation"))

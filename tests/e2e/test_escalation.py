@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ time.sleep(1000)
 # What a user gets to read when a job cannot train, and what the job is: (name, changes, condition, its reason, words in it).
 # Of the first two it takes half a minute to see.
 SLOW = 2
-TROUBLES = [
+TROUBLES: list[tuple[str, dict[str, Any], str, str, tuple[str, ...]]] = [
     (
         "no-agent",
         {"command": ["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"]},
@@ -215,9 +216,7 @@ def test_jobs_that_cannot_train_say_why(troubles: dict[str, JobRun]) -> None:
     for name, changes, *_ in TROUBLES[SLOW:]:
         troubles[name].apply(minimum=1, maximum=1, step=1, cpu="100m", **changes)
     for name, _, kind, reason, words in TROUBLES:
-        told = troubles[name].until(
-            f"{kind} {reason}", lambda job=troubles[name], kind=kind, reason=reason: job.told(kind, reason), 90
-        )
+        told = troubles[name].until(f"{kind} {reason}", partial(troubles[name].told, kind, reason), 90)
         assert every(word in told for word in words), (name, told)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -153,7 +154,7 @@ def test_a_missing_module_is_told_and_left_out(tmp_path: Path, python: Path) -> 
     ],
 )
 def test_some_workers_always_start_with_an_exec(
-    arguments: list[str], env: dict[str, str], why: str, tmp_path: Path, python: Path
+    arguments: list[str], env: dict[str, Any], why: str, tmp_path: Path, python: Path
 ) -> None:
     with run_warm(tmp_path, *arguments, script(tmp_path), python=python, **env) as run:
         assert run.generation(1)["status"] == "completed"

@@ -95,7 +95,7 @@ def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 def volume(cluster: Cluster) -> Path:
     """The folder on this machine that jobs see as /data."""
     claim = json.loads(cluster.kubectl("get", "pvc", "training-data", "-o", "json"))
-    folder = cluster.shared / claim["spec"]["volumeName"]
+    folder: Path = cluster.shared / claim["spec"]["volumeName"]
     folder.mkdir(exist_ok=True)
     return folder
 

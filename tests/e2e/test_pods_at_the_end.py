@@ -6,6 +6,7 @@ They report that a container has ended some time before the phase of its pod say
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,10 @@ SCRIPTS = {"Completed": "echo the last line of the log", "Failed": "echo the las
 POLICIES = ("All", "Running", "OnlyComplete", "None")
 KEPT = {("Running", "Completed"), ("OnlyComplete", "Failed"), ("None", "Completed"), ("None", "Failed")}
 CASES = [(policy, outcome) for policy in POLICIES for outcome in SCRIPTS]
+
+
+def has_state(job: JobRun, state: str) -> bool:
+    return job.state() == state
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +36,7 @@ def ended(cluster: Cluster) -> Iterator[dict[tuple[str, str], JobRun]]:
                 runPolicy={"cleanPodPolicy": policy, "jobMaxRetryCount": 0},
             )  # fmt: skip
         for (_, outcome), job in jobs.items():
-            job.until(f"{job.name} to end", lambda job=job, outcome=outcome: job.state() == outcome, 120)
+            job.until(f"{job.name} to end", partial(has_state, job, outcome), 120)
         yield jobs
     finally:
         for job in jobs.values():

@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,7 @@ def build(parallel: str) -> nn.Module:
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:  # torch 2.4 and 2.5
-        from torch.distributed._composable.fsdp import fully_shard
+        from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return model
 
@@ -63,7 +64,7 @@ def train(folder: Path, parallel: str) -> None:
         log.loaded(step, optimizer_norm(optimizer))
     print(f"python {sys.version.split()[0]} torch {torch.__version__} begins after step {step}", flush=True)
 
-    def leave(why: str) -> None:
+    def leave(why: Literal["drained", "completed"]) -> None:
         checkpoints.save(step, model=model, optimizer=optimizer, scheduler=schedule, sample_log=log)
         log.end(step, why)
         print(f"{why} after step {step}", flush=True)
@@ -75,7 +76,7 @@ def train(folder: Path, parallel: str) -> None:
             chosen = list(part.indices)
             with gradient_sync(model, part.is_last):
                 loss = nn.functional.mse_loss(model(data[chosen]), wanted[chosen]) * part.weight
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         optimizer.step()
         schedule.step()

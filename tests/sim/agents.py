@@ -160,7 +160,7 @@ class SimAgent:
             return {"status": self.state.value, "reason": self.reason}
         run = self._training.runs.get(self.generation)
         failure = self.failure
-        told = {
+        told: dict[str, Any] = {
             "status": self.state.value, "reason": self.reason, "message": failure.message if failure else None,
             "protocol": 1, "features": ["reach"] if self.tells_of_others else [],
             "version": self.version, "generation": self.generation, "drained": self.drained,

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -349,6 +350,11 @@ class ApiServer(ABC):
             raise ApiFailure(404, "the job is gone")
         return self.job
 
+    def _collect(self, pod: SimPod) -> None:
+        """Do what the garbage collector does with a pod whose job is gone."""
+        if pod.uid in self.pods:
+            self.delete(pod)
+
     def _job_changed(self) -> Body:
         job = self._the_job()
         job.version = self.bump()
@@ -357,7 +363,7 @@ class ApiServer(ABC):
             self.job = None
             self.tell("job", "DELETED", body)
             for pod in list(self.pods.values()):
-                self.kernel.after(self.rng.uniform(1.0, 5.0), lambda p=pod: p.uid in self.pods and self.delete(p))
+                self.kernel.after(self.rng.uniform(1.0, 5.0), partial(self._collect, pod))
             if self.tenant is not None:
                 self.tenant.server.watch.job_gone(self.tenant)
                 self.kernel.after(self.rng.uniform(1.0, 5.0), self.tenant.collect)

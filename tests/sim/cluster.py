@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -221,7 +222,7 @@ class Cluster(ApiServer):
         del self.nodes[node.name]
         self.node_changed(node, "DELETED")
         for pod in self.on_node(node):
-            self.kernel.after(self.rng.uniform(20.0, 60.0), lambda p=pod: self.drop(p))
+            self.kernel.after(self.rng.uniform(20.0, 60.0), partial(self.drop, pod))
 
     def kill_node(self, node: SimNode) -> None:
         """Power loss: everything there stops at once and says nothing."""

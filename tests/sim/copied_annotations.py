@@ -10,6 +10,7 @@ from tests.sim.kernel import EPOCH
 
 from elastipod_operator.core.history import HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.applied import applied_annotation
@@ -36,7 +37,7 @@ def copied_annotations(copied: Copied, spec: dict[str, Any]) -> dict[str, str]:
     applied = applied_annotation(body, adopts_spec=True, room=1 << 18)
     assert applied is not None
     start = HistoryEntry(
-        generation=GENERATION, from_size=1, to_size=2, kind=TransitionKind.RESIZE, cause="ReplicasReady", at=EPOCH,
+        generation=GENERATION, from_size=1, to_size=2, kind=TransitionKind.RESIZE, cause=OpenReason("ReplicasReady"), at=EPOCH,
         detected_at=EPOCH, owner=OTHER_UID,
     )  # fmt: skip
     return {
@@ -50,6 +51,6 @@ def _record(copied: Copied, spec: str) -> Record:
     ended = {Copied.COMPLETED: "Completed", Copied.FAILED: "Failed"}.get(copied, "")
     return Record(
         generation=GENERATION, members=tuple(PodId(spec, ordinal, 3) for ordinal in range(2)), owner=OTHER_UID,
-        accepted_at=EPOCH, started_at=EPOCH, running_since=EPOCH, outcome=ended, outcome_reason=ended,
+        accepted_at=EPOCH, started_at=EPOCH, running_since=EPOCH, outcome=ended, outcome_reason=OpenReason(ended),
         ended_at=EPOCH if ended else None,
     )  # fmt: skip

@@ -364,7 +364,8 @@ class Watchman:
             if ips is not None or data is not None:
                 raise Violation(f"{agent.pod.name} does not restart in process but is told of addresses")
             return
-        ranks = [entry["rank"] for entry in ips or ()]
+        ips = ips or []
+        ranks = [entry["rank"] for entry in ips]
         if ranks != list(range(body["nnodes"])) or ips[body["rank"]]["ip"] != agent.pod.ip:
             raise Violation(
                 f"{agent.pod.name} as rank {body['rank']} of {body['nnodes']} is told of the addresses {ips}"

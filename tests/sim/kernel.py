@@ -66,18 +66,18 @@ class Kernel:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
     def utc(self) -> datetime:
         """Give the true time."""
         return EPOCH + timedelta(seconds=self.now)
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
+    def at(self, time: float, action: Callable[[], object]) -> None:
         """Have something done at a time, now at the earliest."""
         heapq.heappush(self._queue, (max(time, self.now), next(self._order), action))
 
-    def after(self, delay: float, action: Callable[[], None]) -> None:
+    def after(self, delay: float, action: Callable[[], object]) -> None:
         """Have something done after some seconds."""
         self.at(self.now + delay, action)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.sim.agents import Crash, Lie, SimAgent
@@ -123,7 +124,7 @@ def crash_again_and_again(play: Play, event: Event) -> str:
     times = 2 + event.number % 4
     for nth in range(times):
         one = replace(event, number=event.number + 7 * nth)
-        play.kernel.after(nth * event.seconds, lambda one=one: _crash_on(play, node, one))
+        play.kernel.after(nth * event.seconds, partial(_crash_on, play, node, one))
     return f"{node.name}, {times} times, every {event.seconds:g} s"
 
 

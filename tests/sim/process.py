@@ -161,7 +161,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._kernel.now
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # gives no Handle
         step = _Step(callback, args, self._kernel.now)
         self._ready.append(step)
         if not self._is_due and not self._is_over:
@@ -169,10 +169,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._kernel.after(0.0, self._go_on)
         return step
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # gives no Handle
         return self.call_at(self._kernel.now + delay, callback, *args)
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # gives no Handle
         step = _Step(callback, args, when)
         self._timers.add(step)
 
@@ -190,7 +190,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Coroutine[Any, Any, Any], *, name: Any = None, context: Any = None) -> Any:
+    def create_task(
+        self, coro: Generator[Any, None, Any] | Coroutine[Any, Any, Any], *, name: Any = None, context: Any = None
+    ) -> Any:
         return asyncio.Task(coro, loop=self, name=name)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

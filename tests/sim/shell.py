@@ -96,7 +96,7 @@ class Shell:
         """Die after so many further calls."""
         self.held_until = 0.0
         """It stands still until then, and goes on where it was."""
-        self._loop = VirtualLoop(kernel, clock, self._held)
+        self._loop = VirtualLoop(kernel, clock, self._held)  # type: ignore[abstract]  # sockets and processes: the core uses none
         self.statuses = SimStatusCache(kernel, rng, cluster, clock.now, self.wake, self._held)
         self.commander = SimCommandSender(self, kernel, rng, cluster, watchman)
         self.api = ApiCalls(self, cluster)
@@ -141,7 +141,8 @@ class Shell:
     def decide(self, job: Job, job_task: JobTask) -> Plan:
         """Decide about a job as it is known now, and do nothing."""
         with self._loop.inside():
-            return reconciler.plan(Reconciler._observe(self.reconciler, job, job_task))
+            observed = Reconciler._observe(self.reconciler, job, job_task)
+            return reconciler.plan(observed)  # type: ignore[attr-defined]  # a test may have put another in its place
 
     def is_due_soon(self, job_task: JobTask, seconds: float) -> bool:
         """Whether a job is looked at within some seconds in any case."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 from tests.sim import faults, plain_workloads
 from tests.sim.cluster import Cluster
 from tests.sim.copied_annotations import copied_annotations
+from tests.sim.events import Event
 from tests.sim.fault_targets import BLINDNESS, HINDRANCES
 from tests.sim.invariants import Violation, Watchman, lineage
 from tests.sim.kernel import Kernel
@@ -124,9 +126,12 @@ class Play:
                 for shell in play.shells:
                     shell.die()
 
+    def _befall(self, event: Event) -> None:
+        faults.befall(self, event)
+
     def _run(self) -> Play:
         for event in self.story.events:
-            self.kernel.at(event.at, lambda e=event: faults.befall(self, e))
+            self.kernel.at(event.at, partial(self._befall, event))
         self.kernel.run(CHAOS_S)
         plays = [self, *self.rivals]
         if self.server is not None:

@@ -80,7 +80,7 @@ class SimStatusCache:
         if real is not None:
             self.agent_changed(real)
 
-    def watches(self, pod_uid: str, ip: str, port: int, restarts: int) -> bool:
+    def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
         """Whether the agent of a pod is asked at this address already. restarts: of its container."""
         polled = self._polled.get(pod_uid)
         return polled is not None and (polled.address.ip, polled.address.restarts) == (ip, restarts)

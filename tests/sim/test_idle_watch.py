@@ -29,7 +29,7 @@ STORY_OF = {
 
 @pytest.mark.parametrize("reason", STORY_OF)
 def test_a_forgotten_time_to_look_again_is_found(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = reconciler.plan
+    real = planning.plan
 
     def forgetful(seen: Any) -> Any:
         todo = real(seen)
@@ -50,7 +50,7 @@ def test_a_wait_for_pods_whose_end_the_watch_may_miss_is_found(monkeypatch: pyte
 
 
 def test_a_growth_window_that_ends_unseen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Callable[[PlanDraft, Any], PlanDraft] = planning._train
+    real: Callable[..., PlanDraft] = planning._train
 
     def without_time(*given: Any) -> PlanDraft:
         step = real(*given)

@@ -38,11 +38,12 @@ from elastipod_operator.core import (
     stopping,
     transition,
 )
-from elastipod_operator.core.actions import DeletePod
+from elastipod_operator.core.actions import DeletePod, Plan, StartWorkers
 from elastipod_operator.core.health import Replica
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record, RestartMode
 from elastipod_operator.core.snapshot import AgentState
-from elastipod_operator.kube import job_annotations, observed_job, store
+from elastipod_operator.kube import first_seen, job_annotations, observed_job, store
 
 TRIES = 150
 
@@ -85,7 +86,7 @@ def take_drained_for_completed(patch: pytest.MonkeyPatch) -> None:
     def gather(record: Record, seen: context.Context) -> context.PlanDraft:
         members = [r for m in record.members if (r := seen.replicas.get(m)) is not None]
         if completed(members, record):
-            return ending.finish(record, seen, "Completed", "Completed", "all replicas finished")
+            return ending.finish(record, seen, "Completed", Reason.COMPLETED, "all replicas finished")
         return real(record, seen)
 
     patch.setattr(transition, "_gather", gather)
@@ -111,7 +112,7 @@ def take_a_lost_pod_back(patch: pytest.MonkeyPatch) -> None:
 def stop_without_a_record(patch: pytest.MonkeyPatch) -> None:
     real = plan.plan
 
-    def forgetful(seen: Any) -> plan.Plan:
+    def forgetful(seen: Any) -> Plan:
         todo = real(seen)
         before = seen.job.record
         began = before is not None and before.transition is None and todo.record.transition is not None
@@ -121,7 +122,7 @@ def stop_without_a_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(health, "diagnose", lambda *_, **__: silence.Diagnosis("NodeLost", "silent"))
+    patch.setattr(health, "diagnose", lambda *_, **__: silence.Diagnosis(Reason.NODE_LOST, "silent"))
 
 
 def forget_who_drains(patch: pytest.MonkeyPatch) -> None:
@@ -159,9 +160,8 @@ def forget_the_growth_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_everybody_as_rank_zero(patch: pytest.MonkeyPatch) -> None:
-    real = transition.StartWorkers
     for module in (transition, running):
-        patch.setattr(module, "StartWorkers", lambda pod, rank: real(pod, 0))
+        patch.setattr(module, "StartWorkers", lambda pod, rank: StartWorkers(pod, 0))
 
 
 def count_a_restart_twice_in_its_window(patch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def train_without_the_base(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_the_workers_of_spares(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(running, "AssignSpare", running.StartWorkers)
+    patch.setattr(running, "AssignSpare", StartWorkers)
 
 
 def forget_the_labels_and_the_history(patch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def take_an_ended_container_for_one_that_never_ran(patch: pytest.MonkeyPatch) ->
 
 
 def overlook_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
-    real = health.diagnose
+    real = silence.diagnose
     patch.setattr(health, "_container_ended", lambda _: False)
     patch.setattr(
         health,
@@ -326,9 +326,9 @@ def overlook_an_agent_that_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def doubt_itself_over_a_lost_rack(patch: pytest.MonkeyPatch) -> None:
-    real = health.diagnose
+    real = silence.diagnose
 
-    def diagnose(pod: Any, agent: Any, node: Any, witnesses: Any, *rest: Any, **is_member: bool) -> silence.Diagnosis:
+    def diagnose(pod: Any, agent: Any, node: Any, witnesses: Any, *rest: Any, **is_member: Any) -> silence.Diagnosis:
         is_alone = witnesses.heard_at is None or witnesses.heard_at == agent.last_answer
         return real(pod, agent, None if is_alone else node, witnesses, *rest, **is_member)
 
@@ -377,7 +377,7 @@ def date_jobs_by_the_clock_of_the_api_server(patch: pytest.MonkeyPatch) -> None:
 
 
 def date_pods_by_the_clock_of_the_api_server(patch: pytest.MonkeyPatch) -> None:
-    real = store.pod_as_seen
+    real = first_seen.pod_as_seen
     patch.setattr(store, "pod_as_seen", lambda fact, *rest: replace(real(fact, *rest), created_at=fact.created_at))
 
 

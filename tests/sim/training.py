@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ class Training:
         run.phase = Phase.OVER
         for member in run.members.values():
             if member is not agent:
-                self._kernel.after(self._rng.uniform(0.05, 1.0), lambda m=member: m.peer_lost(generation))
+                self._kernel.after(self._rng.uniform(0.05, 1.0), partial(member.peer_lost, generation))
 
     def touched(self, agent: SimAgent, fault: str) -> None:
         """Remember that a fault was inflicted on a run's member."""
@@ -156,7 +157,7 @@ class Training:
         run.phase = Phase.OVER
         for member in run.members.values():
             self._kernel.after(
-                self._rng.uniform(0.0, 0.5), lambda m=member: m.workers_exited(run.generation, acknowledged=drained)
+                self._rng.uniform(0.0, 0.5), partial(member.workers_exited, run.generation, acknowledged=drained)
             )
 
     def _stalled(self, run: Run) -> Script:
@@ -174,7 +175,7 @@ class Training:
                 return False
         run.phase = Phase.OVER
         for member in run.members.values():
-            self._kernel.after(self._rng.uniform(0.0, 1.0), lambda m=member: m.peer_lost(run.generation))
+            self._kernel.after(self._rng.uniform(0.0, 1.0), partial(member.peer_lost, run.generation))
         return True
 
     def _all_there(self, run: Run) -> bool:

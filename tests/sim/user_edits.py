@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -141,7 +142,7 @@ def set_bounds(play: Play, event: Event) -> str:
 
 def suspend(play: Play, event: Event) -> str:
     play.cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=True))
-    play.kernel.after(event.seconds, lambda: resume(play, event))
+    play.kernel.after(event.seconds, partial(resume, play, event))
     return f"for {event.seconds:g} s"
 
 

@@ -76,7 +76,7 @@ class AgentInProcess(AgentClient):
         def has_begun() -> bool:
             assert not self._has_ended, f"the agent ended at once:\n{self.printed()}"
             with suppress(OSError):
-                return self.status()["status"] != "init"
+                return bool(self.status()["status"] != "init")
             return False
 
         try:

@@ -94,7 +94,7 @@ def test_a_rank_that_has_more_time_than_another_is_waited_for_until_its_own_dead
     new = GatheringRank(position=RankPosition.STARTING, deadline=SOON + 50)
     assert plan_gathering([back, new], now=NOW).wake_at == SOON
     plan = plan_gathering([back, new], now=SOON)
-    assert (plan.late, plan.kill) == ({0}, ALL)
+    assert (plan.late, plan.kill) == (frozenset({0}), ALL)
     assert plan_gathering([replace(back, position=RankPosition.AT_BARRIER), new], now=SOON).wake_at == SOON + 50
 
 

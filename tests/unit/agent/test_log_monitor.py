@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -226,7 +227,7 @@ async def test_no_hang_where_no_more_lines_are_expected() -> None:
 
 async def test_a_matcher_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(log_matcher.sys, "executable", "/nowhere/python")
+        patch.setattr(sys, "executable", "/nowhere/python")
         watching = Watching(LOSS)
         async with watching.running():
             watching.watch.take(b"loss: 1\n")

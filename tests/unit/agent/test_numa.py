@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.numa import binding
@@ -74,7 +75,7 @@ def test_torch_chooses_the_same(
     """The installed torch's own choice, made to read the same files."""
     real_open, real_list = open, os.listdir
 
-    def moved(path: object) -> object:
+    def moved(path: Any) -> Any:
         return str(machine.root) + path if isinstance(path, str) and path.startswith("/sys/") else path
 
     def numa_node(*, device_index: int) -> int:
@@ -106,7 +107,7 @@ def test_torch_chooses_the_same(
 def test_devices_are_numbered_as_the_workers_see_them(
     machine: Machine, visible: str | None, nodes: tuple[int, ...]
 ) -> None:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    environ: dict[str, Any] = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert machine.topology(**environ).device_nodes == nodes
 
 

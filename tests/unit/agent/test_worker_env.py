@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -105,7 +106,7 @@ def test_global_ranks_cover_the_world_once(nnodes: int, nproc: int) -> None:
         st.sampled_from(["PATH", "OMP_NUM_THREADS", "RANK", "NNODES", "ELASTIPOD_PROGRESS"]), st.text()
     ),
 )
-def test_all_workers_of_all_generations_share_the_steady_part(rank: int, local_rank: int, base: dict[str, str]) -> None:
+def test_all_workers_of_all_generations_share_the_steady_part(rank: int, local_rank: int, base: dict[str, Any]) -> None:
     start = StartRequest(rank=rank, nnodes=8, fault_count=rank, master_addr="m", master_port=1, generation=rank + 1)
     env = env_of(local_rank, start, **base)
     steady = steady_env(base, LAYOUT)

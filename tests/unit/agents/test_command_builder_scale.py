@@ -10,7 +10,6 @@ import aiohttp
 from tests.unit.agents.fake_agent import FakeAgent, serving
 from tests.unit.core.builders import pod, ready, trains
 
-from elastipod_operator.agents import commands as commands_module
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.commands import Command, CommandSender
 from elastipod_operator.agents.status_cache import Address
@@ -62,7 +61,7 @@ async def test_what_commands_share_is_written_once_and_arrives_whole(monkeypatch
         written.append(value)
         return write(value)
 
-    monkeypatch.setattr(commands_module.json, "dumps", dumps)
+    monkeypatch.setattr(json, "dumps", dumps)
     shared, data = [{"rank": rank, "ip": "10.0.0.1"} for rank in range(50)], {"ü": [None, True, 1.5]}
     async with serving(FakeAgent()) as agent, aiohttp.ClientSession() as session:
         bodies = [{"rank": rank, "rankIps": shared, "progress": data, "worker_data": None} for rank in range(20)]

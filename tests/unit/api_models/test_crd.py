@@ -52,11 +52,11 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[key], f"{path}[]")
 
 
-def test_generated_files_are_current():
+def test_generated_files_are_current() -> None:
     assert generate.stale(CHECKOUT) == []
 
 
-def test_a_stale_file_is_shown(tmp_path: Path):
+def test_a_stale_file_is_shown(tmp_path: Path) -> None:
     for path, text in generate.generated().items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
@@ -66,25 +66,25 @@ def test_a_stale_file_is_shown(tmp_path: Path):
     assert "+| `suspend`" in hint
 
 
-def test_the_chart_holds_the_same_crd():
+def test_the_chart_holds_the_same_crd() -> None:
     lines = (CHECKOUT / generate.CHART_CRD_FILE).read_text(encoding="utf-8").splitlines()
     assert lines[1] == "{{- if .Values.crds.install }}"
     plain = [line for line in lines if "{{" not in line and "resource-policy" not in line and line != "  annotations:"]
     assert yaml.safe_load("\n".join(plain)) == crd.build()
 
 
-def test_a_plain_apply_takes_it():
+def test_a_plain_apply_takes_it() -> None:
     assert len(json.dumps(crd.build())) < crd.MAX_JSON_BYTES
 
 
-def test_status_has_what_clients_know_and_no_more(schema: dict[str, Any]):
+def test_status_has_what_clients_know_and_no_more(schema: dict[str, Any]) -> None:
     status = schema["properties"]["status"]["properties"]
     assert set(status) == STATUS_FIELDS
     assert set(status["conditions"]["items"]["properties"]) == CONDITION_FIELDS
     assert status["masterPort"]["type"] == "string"
 
 
-def test_every_optional_field_takes_null_or_has_a_default(schema: dict[str, Any]):
+def test_every_optional_field_takes_null_or_has_a_default(schema: dict[str, Any]) -> None:
     fields = [
         (f"{path}.{name}", field, name in node.get("required", ()) or not path.count("."))
         for path, node in nodes(schema)
@@ -95,16 +95,16 @@ def test_every_optional_field_takes_null_or_has_a_default(schema: dict[str, Any]
         assert not ("enum" in field and field.get("nullable")), f"{path}: an enum refuses null"
 
 
-def test_every_list_says_how_it_is_merged(schema: dict[str, Any]):
+def test_every_list_says_how_it_is_merged(schema: dict[str, Any]) -> None:
     assert [path for path, node in nodes(schema) if "items" in node and "x-kubernetes-list-type" not in node] == []
 
 
 @pytest.mark.parametrize("model", [JobSpec, JobStatus])
-def test_every_field_of_ours_is_described(model: type[Model]):
+def test_every_field_of_ours_is_described(model: type[Model]) -> None:
     assert [name for name, field in model.model_fields.items() if not field.description] == []
 
 
-def test_pod_template():
+def test_pod_template() -> None:
     template = pod_schema.load()
     assert set(template["properties"]["metadata"]["properties"]) == {
         "annotations",

@@ -40,7 +40,7 @@ def with_rule(**fields: Any) -> dict[str, Any]:
     return {"logMonitoringConfiguration": [{"name": "rule", "logPattern": "loss", **fields}]}
 
 
-def test_defaults():
+def test_defaults() -> None:
     job = read(elasticPolicy={}, runPolicy={"restartPolicy": {}})
     policy, run = job.spec.elastic_policy, job.spec.run_policy
     assert job.key == "team/llm"
@@ -57,7 +57,7 @@ def test_defaults():
     assert (job.spec.elastipod.payback, job.spec.elastipod.backoff.max_seconds) == (Switch.AUTO, 600)
 
 
-def test_null_is_absent():
+def test_null_is_absent() -> None:
     job = read(
         nprocPerNode=None,
         elasticPolicy={"minReplicas": None, "replicaDiscreteValues": None, "scalingTimeoutInSeconds": None},
@@ -68,7 +68,7 @@ def test_null_is_absent():
     assert job == read(elasticPolicy={}, runPolicy={})
 
 
-def test_unknown_fields_are_ignored():
+def test_unknown_fields_are_ignored() -> None:
     assert read(elasticPolicy={"minReplicas": 2, "later": 1}, later={}) == read(elasticPolicy={"minReplicas": 2})
 
 
@@ -89,7 +89,7 @@ def test_unknown_fields_are_ignored():
         pytest.param({"runPolicy": {"ttlSecondsAfterFinished": -1}}, id="a negative time to live"),
     ],
 )
-def test_what_documents_print_is_read(spec: dict[str, Any]):
+def test_what_documents_print_is_read(spec: dict[str, Any]) -> None:
     read(**spec)
 
 
@@ -138,19 +138,19 @@ def test_what_documents_print_is_read(spec: dict[str, Any]):
         ),
     ],
 )
-def test_explain_names_field_value_and_demand(spec: dict[str, Any], sentence: str):
+def test_explain_names_field_value_and_demand(spec: dict[str, Any], sentence: str) -> None:
     assert refusal(**spec) == sentence
 
 
-def test_the_documents_own_rule_with_two_groups_is_taken():
+def test_the_documents_own_rule_with_two_groups_is_taken() -> None:
     assert read(runPolicy=with_rule(logPattern=r"'training_loss_step': (\d+(\.\d+)?)"))
 
 
-def test_a_broken_regex_is_told_with_its_error():
+def test_a_broken_regex_is_told_with_its_error() -> None:
     assert "it must be a regular expression (" in refusal(runPolicy=with_rule(logPattern="(loss"))
 
 
-def test_status_is_written_for_the_wire():
+def test_status_is_written_for_the_wire() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=1)))
     running = JobCondition(type="Running", status=ConditionStatus.TRUE, reason="Started", last_transition_time=at)
     status = JobStatus(start_time=at, conditions=(running,), master_port="10010")
@@ -165,7 +165,7 @@ def test_status_is_written_for_the_wire():
     assert JobStatus.model_validate(status.to_body()).to_body() == status.to_body()
 
 
-def test_the_last_condition_is_the_state():
+def test_the_last_condition_is_the_state() -> None:
     created, scaling = (JobCondition(type=name, status=ConditionStatus.FALSE) for name in ("Created", "Scaling"))
     assert JobStatus().state is None
     assert JobStatus(conditions=(scaling, created)).state == created

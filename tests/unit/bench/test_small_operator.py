@@ -54,7 +54,7 @@ class StandIn:
 
     def status(self, long_polls: bool) -> dict[str, object]:
         assert self.is_ours or not long_polls, "only agents that show a version are asked that way"
-        told = {"status": self.state} | ({"version": self.version} if self.is_ours else {})
+        told: dict[str, object] = {"status": self.state} | ({"version": self.version} if self.is_ours else {})
         if self.state == "stopping" and not self.stays_stopping:
             self.calls.append((self.number, "became ready", {}))
             self.state = "ready"

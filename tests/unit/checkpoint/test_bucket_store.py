@@ -9,7 +9,7 @@ import pytest
 
 fsspec = pytest.importorskip("fsspec")
 
-from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # noqa: E402
 
 from elastipod.checkpoint.bucket_store import BucketStore  # noqa: E402
 from elastipod.checkpoint.manifest import CheckpointId, FileRecord, Manifest  # noqa: E402

@@ -51,6 +51,9 @@ def test_words_arrive_whatever_the_teams(world_size: int, size: int, sizes: list
 
 @pytest.mark.parametrize("world_size", [3, 20])
 def test_a_failure_is_raised_on_all_and_names_the_first_rank(world_size: int) -> None:
+    def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
     def work(rank: int) -> int:
         if rank in (1, world_size - 1):
             raise OSError("the disk is gone")
@@ -58,8 +61,8 @@ def test_a_failure_is_raised_on_all_and_names_the_first_rank(world_size: int) ->
 
     def body(comm: SimulatedCommunicator) -> str:
         with pytest.raises(CheckpointError) as failure:
-            comm.training_all_reduce(lambda: work(comm.rank), sum)
-        assert comm.training_all_reduce(lambda: comm.rank, sum) == sum(range(world_size)), (
+            comm.training_all_reduce(lambda: work(comm.rank), total)
+        assert comm.training_all_reduce(lambda: comm.rank, total) == sum(range(world_size)), (
             "the next words are not disturbed"
         )
         return str(failure.value)

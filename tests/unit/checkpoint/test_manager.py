@@ -10,13 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from tests.nonempty import every
 from tests.unit.checkpoint.test_save_and_load import Trainer, entries
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from elastipod import load_checkpoint, save_checkpoint
 from elastipod.checkpoint import CheckpointManager
@@ -40,6 +43,11 @@ def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
         "ELASTIPOD_MEMORY_DIR",
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+def places_in(folder: Path) -> dict[str, Any]:
+    """Give the arguments of a manager that saves to a directory and to memory."""
+    return {"directory": folder / "disk", "memory": folder / "memory"}
 
 
 def save_async(trainer: Trainer, manager: CheckpointManager, step: int, *, durable: bool = True) -> None:
@@ -91,7 +99,7 @@ def test_torchs_own_reader_can_load_it(tmp_path: Path) -> None:
     trainer.step(1)
     path = trainer.save(CheckpointManager(tmp_path), 1)
     state = {"model": {name: torch.zeros_like(value) for name, value in trainer.model.state_dict().items()}}
-    dcp.load(state, storage_reader=dcp.FileSystemReader(path))
+    load_dcp(state, storage_reader=FileSystemReader(path))
     assert every(torch.equal(value, state["model"][name]) for name, value in trainer.model.state_dict().items())
 
 
@@ -162,7 +170,7 @@ def test_a_damaged_image_is_passed_over(
 
 
 def test_a_damaged_image_without_another_checkpoint_is_refused(tmp_path: Path) -> None:
-    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    trainer, places = Trainer(), places_in(tmp_path)
     with CheckpointManager(**places) as manager:
         save_async(trainer, manager, 1, durable=False)
     (image,) = (tmp_path / "memory").rglob("*-slot-0.bin")
@@ -175,7 +183,7 @@ def test_a_damaged_image_without_another_checkpoint_is_refused(tmp_path: Path) -
 
 
 def test_memory_does_not_override_a_roll_back_by_hand(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    trainer, places = Trainer(), places_in(tmp_path)
     with CheckpointManager(**places, keep=9) as manager:
         trainer.save(manager, 1)
         deleted = trainer.save(manager, 2)
@@ -202,7 +210,7 @@ def test_memory_does_not_override_a_roll_back_by_hand(tmp_path: Path, caplog: py
 
 
 def test_a_checkpoint_that_a_save_deleted_was_not_rolled_back(tmp_path: Path) -> None:
-    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    trainer, places = Trainer(), places_in(tmp_path)
     with CheckpointManager(**places, keep=1) as manager:
         trainer.save(manager, 1)
         save_async(trainer, manager, 2, durable=False)
@@ -249,7 +257,7 @@ def test_only_two_images_are_held(tmp_path: Path) -> None:
 
 
 def test_a_replaced_generation_adds_nothing_to_memory(tmp_path: Path) -> None:
-    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    trainer, places = Trainer(), places_in(tmp_path)
     with CheckpointManager(**places) as old, CheckpointManager(**places) as new:
         trainer.save(old, 1)
         assert trainer.load(new) == 1
@@ -263,7 +271,7 @@ def test_a_replaced_generation_adds_nothing_to_memory(tmp_path: Path) -> None:
 
 
 def test_a_claim_while_an_image_appears_takes_it_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    trainer, places = Trainer(), places_in(tmp_path)
     publish = MemoryDirectory.publish
     claims: list[int] = []
 
@@ -288,7 +296,7 @@ def test_a_claim_while_an_image_appears_takes_it_away(tmp_path: Path, monkeypatc
 def test_memory_that_refuses_takes_no_durable_checkpoint_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer, places = Trainer(), {"directory": tmp_path / "disk", "memory": tmp_path / "memory"}
+    trainer, places = Trainer(), places_in(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -418,7 +426,7 @@ Optimizers = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
     ],
 )
 def test_a_new_optimizer_has_room_for_moments_as_torch_makes_it(make: Optimizers, has_state: bool) -> None:
-    def described(states: Mapping[torch.nn.Parameter, Mapping[str, torch.Tensor]]) -> list[dict[str, object]]:
+    def described(states: Mapping[Any, Mapping[str, torch.Tensor]]) -> list[dict[str, object]]:
         return [
             {
                 name: (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
@@ -463,15 +471,17 @@ def test_values_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
 # -- the documents' calls --------------------------------------------------------------------------------------------
 
 
-def documents_save(model, optimizer, lr_scheduler, user_content, checkpoint_path):  # type: ignore[no-untyped-def]
+def documents_save(
+    model: Any, optimizer: Any, lr_scheduler: Any, user_content: dict[str, Any], checkpoint_path: str
+) -> None:
     """What the documents' sample does (003)."""
     state_dict = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler, **user_content}
-    dcp.save(state_dict=state_dict, storage_writer=dcp.FileSystemWriter(checkpoint_path))
+    save_dcp(state_dict=state_dict, storage_writer=FileSystemWriter(checkpoint_path))
 
 
-def documents_load(model, optimizer, lr_scheduler, checkpoint_path):  # type: ignore[no-untyped-def]
+def documents_load(model: Any, optimizer: Any, lr_scheduler: Any, checkpoint_path: str) -> tuple[Any, Any, Any]:
     state_dict = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
-    dcp.load(state_dict=state_dict, storage_reader=dcp.FileSystemReader(checkpoint_path))
+    load_dcp(state_dict=state_dict, storage_reader=FileSystemReader(checkpoint_path))
     return model, optimizer, lr_scheduler
 
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -50,9 +50,11 @@ class Trainer:
         self.scheduler.step()
 
     def save(self, manager: CheckpointManager, step: int, **extra: object) -> Path:
-        return manager.save(
+        path = manager.save(
             step, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, extra={"note": step, **extra}
         )
+        assert isinstance(path, Path)
+        return path
 
     def weights(self) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in self.model.parameters()]
@@ -241,11 +243,11 @@ def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_no_damage(
         trainer.save(manager, number)
     open_file, read = DirectoryStore.open_file, DirectoryStore._read
 
-    def throttled(*_: object) -> None:
+    def throttled(*_: object) -> NoReturn:
         raise OSError(errno.EIO, "Input/output error")
 
     def throttled_manifest(self: DirectoryStore, name: str) -> str:
-        return read(self, name) if name.startswith(".claims") else throttled()  # type: ignore[return-value]
+        return read(self, name) if name.startswith(".claims") else throttled()
 
     again, resumed = Trainer(seed=3), CheckpointManager(tmp_path)
     for name, broken, whole in (("open_file", throttled, open_file), ("_read", throttled_manifest, read)):
@@ -457,7 +459,8 @@ def test_the_sample_log_is_durable_before_the_checkpoint_appears(
 def test_moments_of_all_parameter_groups_are_kept_and_counted(tmp_path: Path) -> None:
     def made() -> tuple[torch.nn.Linear, torch.optim.Adam]:
         model = torch.nn.Linear(3, 2)
-        return model, torch.optim.Adam([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}])
+        groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}]
+        return model, torch.optim.Adam(groups)
 
     model, optimizer = made()
     model(torch.ones(4, 3)).square().sum().backward()

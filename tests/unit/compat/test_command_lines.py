@@ -54,7 +54,7 @@ def run_container(words: list[str], environ: dict[str, str], folder: Path) -> tu
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)
-def test_command_line(manifest: str, tmp_path: Path):
+def test_command_line(manifest: str, tmp_path: Path) -> None:
     container, environ = container_of(manifest)
     arguments, seen = run_container([*container["command"], *container.get("args", ())], environ, tmp_path)
     line = parse(arguments, seen)  # a second look into torch's options is never needed
@@ -67,7 +67,7 @@ def test_command_line(manifest: str, tmp_path: Path):
     assert not [text for text in warnings if "unknown" in text]
 
 
-def test_details_of_command_lines(tmp_path: Path):
+def test_details_of_command_lines(tmp_path: Path) -> None:
     """Spellings whose effect is easily lost: an abbreviation, a time-out, nodes that the pod's environment names."""
     container, environ = container_of("checkpointless-pretrain")
     arguments, seen = run_container([*container["command"], *container["args"]], environ, tmp_path)

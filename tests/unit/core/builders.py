@@ -12,6 +12,7 @@ from elastipod_operator.core.context import Context
 from elastipod_operator.core.grant import Grant, grant_all
 from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.names import PodId
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import (
@@ -89,7 +90,7 @@ def faulted(generation: int = 1, message: str = "ValueError: boom", **changes: A
     return agent(AgentState.FAULTED, generation, reason="WorkerCrash", failure=failure, **changes)
 
 
-def ready(generation: int = 0, **changes: Any) -> ObservedAgent:
+def ready(generation: int | None = 0, **changes: Any) -> ObservedAgent:
     """Give an agent that waits for a /start."""
     return agent(AgentState.READY, generation, **changes)
 
@@ -114,7 +115,7 @@ def transition(
     """Give a transition that began some seconds ago, with its time for checkpoints left."""
     began = NOW - seconds(began_s)
     graceful = kind in (TransitionKind.RESIZE, TransitionKind.SUSPEND)
-    cause = SUSPENDED_BY_USER if kind is TransitionKind.SUSPEND else "Test"
+    cause = SUSPENDED_BY_USER if kind is TransitionKind.SUSPEND else OpenReason("Test")
     base = Transition(
         kind=kind, cause=cause, message="a test", from_size=2, target_size=target_size, began_at=began, detected_at=began,
         deadline=began + seconds(600 if graceful else 30), graceful=graceful,

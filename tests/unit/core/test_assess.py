@@ -300,7 +300,7 @@ def test_the_highest_generation_that_anything_tells_of() -> None:
     assert replicas_of(record=Record()).highest_generation() == 0
     assert (
         replicas_of((pod(0), running(3)), (pod(1, generation=5), None), (pod(2), ready(None))).highest_generation() == 5
-    )  # type: ignore[arg-type]
+    )
     assert replicas_of((pod(0), running(7)), (pod(1, generation=5), None)).highest_generation() == 7
 
 

@@ -122,7 +122,7 @@ def test_the_last_ordinal_of_the_largest_job_is_ours() -> None:
     assert pod_id_of({LABEL_SPEC: "w", LABEL_ORDINAL: str(MAX_REPLICAS - 1), LABEL_INCARNATION: "3"}) is not None
 
 
-class Doubled(LimitedCache[int, int]):
+class Doubled(LimitedCache[[int], int]):
     """Doubles numbers, each as heavy as itself; notes what it worked out."""
 
     def __init__(self, most: int) -> None:
@@ -153,7 +153,7 @@ def test_a_cache_does_not_keep_what_is_too_heavy_by_itself_nor_what_failed() -> 
     def fail(number: int) -> int:
         raise ValueError(number)
 
-    failing = LimitedCache[int, int](fail, weigh=lambda *_: 1, most=10)
+    failing = LimitedCache[[int], int](fail, weigh=lambda *_: 1, most=10)
     with pytest.raises(ValueError, match="7"):
         failing(7)
     assert failing.weight == 0

@@ -53,6 +53,7 @@ from elastipod_operator.core.growth import (
 )
 from elastipod_operator.core.health import Replicas, assess
 from elastipod_operator.core.names import Slot
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, RestartMode, RestartWindow, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
@@ -207,7 +208,7 @@ def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: st
     ]  # fmt: skip
     found = weighed(record, policy(2, 4, **limits), *pods)
     after = found.record
-    assert found.events == (JobEvent("FullJobRestart", why, warning=True),)
+    assert found.events == (JobEvent(Reason.FULL_JOB_RESTART, why, warning=True),)
     assert (after.members, after.is_full_restart, after.window) == ((), True, window)
     assert after.lost == (pid(1), pid(0), pid(2, 1)), "who has a place and has not ended, each once"
     assert {Slot("workers", 0): 0, Slot("workers", 1): 0, Slot("workers", 2): 1} == dict(after.incarnations)
@@ -233,6 +234,7 @@ def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: st
 )
 def test_no_full_restart(changes: dict[str, Any], limits: dict[str, Any]) -> None:
     record = trains(**{"transition": RECOVERY, **changes})
+    assert record.transition is not None
     found = weighed(record, policy(2, 2, **limits), (pod(0), ready(1)))
     assert found == BudgetCheck(replace(record, transition=replace(record.transition, is_budget_checked=True)))
 
@@ -244,7 +246,7 @@ def test_a_node_that_is_avoided_now_is_told_with_the_end_and_with_the_restart() 
         node_faults=(NodeFaults("a", 1, NOW),),
         retries=9,
     )
-    told = JobEvent("NodeAvoided", "node a was behind 2 faults; new pods avoid it for 600 s", warning=True)
+    told = JobEvent(Reason.NODE_AVOIDED, "node a was behind 2 faults; new pods avoid it for 600 s", warning=True)
     assert weighed(record, replace(PERIOD, max_retries=0)).events == (told,)
     assert weighed(record).events == (told,)
     restarts = weighed(replace(record, window=RestartWindow(0, NOW, 1, 0)), replace(PERIOD, restarts_before_full=0))

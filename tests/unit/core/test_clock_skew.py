@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from tests.unit.core.builders import NOW, job, observed, pod, policy, ready, running, seconds, trains, transition
@@ -28,12 +29,14 @@ TIMES = [f.name for f in stored_fields(Record) if f.type == datetime | None]
 
 @pytest.mark.parametrize("name", TIMES)
 def test_what_lies_in_the_future_is_taken_for_now(name: str) -> None:
-    assert getattr(without_future_times(replace(Record(), **{name: LATER}), NOW), name) == NOW
+    later: dict[str, Any] = {name: LATER}
+    assert getattr(without_future_times(replace(Record(), **later), NOW), name) == NOW
 
 
 @pytest.mark.parametrize("name", TIMES)
 def test_the_little_by_which_clocks_differ_is_left_as_it_is(name: str) -> None:
-    record = replace(Record(), **{name: NOW + TOLERANCE})
+    within: dict[str, Any] = {name: NOW + TOLERANCE}
+    record = replace(Record(), **within)
     assert without_future_times(record, NOW) is record
 
 

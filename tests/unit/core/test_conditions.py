@@ -27,17 +27,18 @@ from tests.unit.core.builders import (
 from elastipod_operator.api.job_status import RUNNING, SELECTOR
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentState, Condition, ObservedAgent, Snapshot, SpecLimits
+from elastipod_operator.core.snapshot import AgentState, Condition, ObservedAgent, ObservedPod, Snapshot, SpecLimits
 
 RUN = [(pod(0), running()), (pod(1), running())]
 UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient cpu"
 
 
-def waits(ordinal: int, **changes: object) -> tuple[object, None]:
-    pending = {"phase": "Pending", "ip": "", "node": "", "started": False, "problem": UNSCHEDULABLE,
-               "problem_reason": "Unschedulable"}  # fmt: skip
+def waits(ordinal: int, **changes: object) -> tuple[ObservedPod, None]:
+    pending: dict[str, object] = {"phase": "Pending", "ip": "", "node": "", "started": False, "problem": UNSCHEDULABLE,
+               "problem_reason": Reason.UNSCHEDULABLE}  # fmt: skip
     return pod(ordinal, **{**pending, **changes}), None
 
 
@@ -135,14 +136,14 @@ def test_a_steady_job_asks_for_nothing_and_writes_nothing(snapshot: Snapshot) ->
 
 
 def test_the_time_of_a_condition_is_that_of_its_status() -> None:
-    before = Condition("Running", True, "Starting", "x", LONG_AGO)
+    before = Condition("Running", True, Reason.STARTING, "x", LONG_AGO)
     todo = plan(observed(job(trains(), conditions=(before,)), RUN))
     assert todo.conditions[-1].since == LONG_AGO
     assert plan(observed(job(trains()), RUN)).conditions[-1].since == NOW
 
 
 def test_a_job_that_trained_says_that_it_does_not_run_any_more() -> None:
-    before = (Condition("Running", True, "Training", "x", LONG_AGO),)
+    before = (Condition("Running", True, Reason.TRAINING, "x", LONG_AGO),)
     record = replace(RECOVERING, fault_at=NOW - seconds(60))
     todo = plan(observed(job(record, conditions=before), RUN))
     assert not condition(todo, "Running").status
@@ -167,7 +168,7 @@ def test_scaling_says_why_the_job_has_its_size(
 @pytest.mark.parametrize(
     ("snapshot", "reason", "words"),
     [
-        pytest.param(observed(job(STARTING), [waits(0, problem="image x cannot be pulled", problem_reason="ImagePullFailed")]),
+        pytest.param(observed(job(STARTING), [waits(0, problem="image x cannot be pulled", problem_reason=Reason.IMAGE_PULL_FAILED)]),
                      "ImagePullFailed", "image x", id="an image"),
         pytest.param(observed(job(STARTING), [(pod(0), ObservedAgent(trying_since=LONG_AGO))]), "AgentNotAnswering", "hyperpodrun",
                      id="a container without an agent"),
@@ -316,7 +317,7 @@ def test_a_shrink_after_a_fault_is_told_from_others(
 
 
 def test_the_time_of_the_scaling_status_is_that_of_its_last_change() -> None:
-    snapshot = observed(job(trains()), [*RUN, waits(2), waits(3)])  # type: ignore[list-item]
+    snapshot = observed(job(trains()), [*RUN, waits(2), waits(3)])
     first = plan(snapshot).status["elasticScalingStatus"]
     assert first["lastUpdated"] == "2026-03-01T12:00:00Z"
     later = replace(snapshot, now=NOW + seconds(60), job=replace(snapshot.job, scaling=first))

@@ -27,6 +27,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import NodeFaults, PartialGang, Record, TransitionKind
 from elastipod_operator.core.record_codec import RecordError, decode, encode
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod
 
 DRAINS = transition(TransitionKind.RECOVERY, not_before=NOW + seconds(5), graceful=True)
 RECORDS = {
@@ -39,8 +40,21 @@ RECORDS = {
     ),
     "has ended": trains(outcome="Failed", outcome_reason="WorkerCrash", ended_at=NOW),
 }  # fmt: skip
-EDITS = ("9999-12-31T23:59:59.999Z", "0001-01-01T00:00:00Z", "2999-12-31T00:00:00Z", 10**30, -1, None, [], "x")
-PODS = ([], [(pod(0), faulted()), (pod(1), running())], [(pod(n), ready()) for n in range(4)])
+EDITS: tuple[object, ...] = (
+    "9999-12-31T23:59:59.999Z",
+    "0001-01-01T00:00:00Z",
+    "2999-12-31T00:00:00Z",
+    10**30,
+    -1,
+    None,
+    [],
+    "x",
+)
+PODS: tuple[list[tuple[ObservedPod, ObservedAgent]], ...] = (
+    [],
+    [(pod(0), faulted()), (pod(1), running())],
+    [(pod(n), ready()) for n in range(4)],
+)
 
 
 def edited(body: Any, value: object) -> Iterator[Any]:

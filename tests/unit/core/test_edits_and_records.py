@@ -23,6 +23,7 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, SetFinalizer, StartWorkers, StopWorkers
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.snapshot import Condition, ObservedAgent
 
@@ -146,7 +147,7 @@ def test_who_has_nothing_to_tell_is_not_waited_for(gone: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("outcome", ["Completed", "Failed"])
 def test_a_job_that_has_ended_does_not_begin_again_when_its_record_is_lost(outcome: str) -> None:
-    end = Condition(outcome, True, "WorkerFault", "rank 0 exited with code 1", NOW - seconds(60))
+    end = Condition(outcome, True, Reason.WORKER_FAULT, "rank 0 exited with code 1", NOW - seconds(60))
     alone = replace(job(None, policy(2, 2), history_generation=7), conditions=(end,))
     todo = plan(observed(alone, [(pod(0), None)]))
     assert (todo.record.generation, todo.record.transition) == (7, None)
@@ -172,7 +173,7 @@ def test_pods_carry_the_generation_in_which_they_were_made() -> None:
 
 
 NEWER = "the state record has version 2; this operator reads version 1 and leaves the job alone"
-RUNS = Condition("Running", True, "Training", "2 replicas train in generation 1", NOW - seconds(60))
+RUNS = Condition("Running", True, Reason.TRAINING, "2 replicas train in generation 1", NOW - seconds(60))
 
 
 def test_the_record_of_a_newer_operator_is_left_alone() -> None:

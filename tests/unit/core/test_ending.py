@@ -31,6 +31,7 @@ from elastipod_operator.core.ending import deletion_notes, plan_deletion, plan_e
 from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.health import assess
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, Snapshot
@@ -38,7 +39,7 @@ from elastipod_operator.core.snapshot import AgentState, ObservedAgent, Observed
 Seen = tuple[ObservedPod, ObservedAgent | None]
 ACCEPTED = NOW - seconds(100)
 FAULT = trains(transition=transition(TransitionKind.RECOVERY), fault_at=NOW - seconds(40))
-ALL = {"active_deadline": seconds(150), "startup_deadline": seconds(130), "fault_deadline": seconds(60)}
+ALL: dict[str, Any] = {"active_deadline": seconds(150), "startup_deadline": seconds(130), "fault_deadline": seconds(60)}
 
 
 def snapshot(record: Record, wishes: Policy | None = None, *pods: Seen, **changes: Any) -> Snapshot:
@@ -77,18 +78,18 @@ def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_f
     record = trains(started_at=None, first_pod_at=ACCEPTED)
     assert overdue(snapshot(record, late), record, grant_all(late)) == Deadline(
         ACCEPTED + seconds(80.5),
-        "StartupDeadlineExceeded",
+        Reason.STARTUP_DEADLINE_EXCEEDED,
         "training did not begin within spec.runPolicy.startupDeadlineSeconds (80.5 s)",
     )
     assert overdue(snapshot(trains(), late), trains(), grant_all(late)) == Deadline(
         ACCEPTED + seconds(90),
-        "DeadlineExceeded",
+        Reason.DEADLINE_EXCEEDED,
         "the job ran for longer than spec.runPolicy.activeDeadlineSeconds (90 s)",
     )
     faulty = policy(fault_deadline=seconds(40))
     assert overdue(snapshot(FAULT, faulty), FAULT, grant_all(faulty)) == Deadline(
         NOW,
-        "FaultDeadlineExceeded",
+        Reason.FAULT_DEADLINE_EXCEEDED,
         "training did not go on within spec.runPolicy.faultDeadlineSeconds (40 s) after a fault",
     )
 

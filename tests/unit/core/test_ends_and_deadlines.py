@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.core.builders import (
@@ -208,7 +209,7 @@ def test_the_end_is_quiet_once_the_pods_have_ended() -> None:
     assert (todo.actions, todo.wake_at) == ((), None)
 
 
-DELETED = {"deleting_since": NOW - seconds(2)}
+DELETED: dict[str, Any] = {"deleting_since": NOW - seconds(2)}
 
 
 @pytest.mark.parametrize(

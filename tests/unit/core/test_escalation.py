@@ -266,6 +266,7 @@ def test_a_count_is_given_back_when_a_lost_node_was_behind_it() -> None:
 def test_nothing_is_given_back_once_the_budgets_were_looked_at() -> None:
     wishes = policy(2, 2)
     booked = plan(observed(job(trains(), wishes), CRASH))
+    assert booked.record.transition is not None
     weighed = plan(
         observed(
             job(
@@ -274,7 +275,7 @@ def test_nothing_is_given_back_once_the_budgets_were_looked_at() -> None:
             ),
             PAIR,
         )
-    )  # type: ignore[arg-type]
+    )
     assert weighed.record.transition is not None
     assert weighed.record.transition.is_budget_checked
     later = plan(observed(job(weighed.record, wishes), [(pod(1), ready(1))]))

@@ -27,6 +27,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.backoff import jitter
 from elastipod_operator.core.faults import Fault, failure_text, find_fault
 from elastipod_operator.core.health import Replicas, assess
+from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from elastipod_operator.core.recovery import begin_recovery, requested_restart, widen_restart
 from elastipod_operator.core.root_cause import attribute_to_outside
@@ -52,14 +53,18 @@ def find(record: Record, *pods: Seen, nodes: Any = ()) -> Fault | None:
 def test_a_pod_that_is_gone_is_named_with_its_rank() -> None:
     record = trains(members=(pid(0), pid(4, 2)))
     assert find(record, (pod(0), running())) == Fault(
-        "PodLost", "pod workers-4 (incarnation 2) is gone", False, (), (FaultyReplica(pid(4, 2), 1, ""),)
+        Reason.POD_LOST, "pod workers-4 (incarnation 2) is gone", False, (), (FaultyReplica(pid(4, 2), 1, ""),)
     )
 
 
 def test_pods_that_ended_by_themselves_count_and_the_first_tells_why() -> None:
     pods = [(pod(n, phase="Failed", problem=f"trouble {n}"), None) for n in (1, 0)]
     assert find(trains(), *pods) == Fault(
-        "PodFailed", "trouble 0", True, (), (FaultyReplica(pid(0), 0, "node-0"), FaultyReplica(pid(1), 1, "node-1"))
+        Reason.POD_FAILED,
+        "trouble 0",
+        True,
+        (),
+        (FaultyReplica(pid(0), 0, "node-0"), FaultyReplica(pid(1), 1, "node-1")),
     )
     deleted = (pod(1, phase="Failed", kill_at=NOW), None)
     found = find(trains(), (pod(0, phase="Failed"), None), deleted)
@@ -75,7 +80,7 @@ def test_lost_nodes_are_the_cause_whatever_else_is_missing(lost: list[int], more
     pods = [(pod(n), running()) for n in range(3)]
     found = find(trains(4), *pods, nodes=[OUT[n] for n in lost])
     assert found == Fault(
-        "NodeOutOfService", f"node node-{lost[0]} is out of service{more}", False, tuple(pid(n) for n in lost),
+        Reason.NODE_OUT_OF_SERVICE, f"node node-{lost[0]} is out of service{more}", False, tuple(pid(n) for n in lost),
         tuple(FaultyReplica(pid(n), n, f"node-{n}") for n in lost),
     )  # fmt: skip
 
@@ -93,7 +98,7 @@ def test_the_rank_of_a_fault_is_that_of_the_record() -> None:
     record = trains(members=(pid(1), pid(0)))
     found = find(record, (pod(0), faulted()), (pod(1), running()))
     assert found == Fault(
-        "WorkerCrash", f"group rank 1 (pod {pod(0).name}): rank 0 exited with code 1: “ValueError: boom”", True, (),
+        OpenReason("WorkerCrash"), f"group rank 1 (pod {pod(0).name}): rank 0 exited with code 1: “ValueError: boom”", True, (),
         (FaultyReplica(pid(0), 1, "node-0"),),
     )  # fmt: skip
 
@@ -186,7 +191,7 @@ def test_faults_in_a_drain(mine: ObservedAgent, cause: str | None) -> None:
     ("other", "is_found"),
     [
         pytest.param((pod(1), DRAINED), False, id="one stands at the checkpoint"),
-        pytest.param((pod(1), ready(None)), False, id="an agent of another make is stopped"),  # type: ignore[arg-type]
+        pytest.param((pod(1), ready(None)), False, id="an agent of another make is stopped"),
         pytest.param((pod(1), ready(1)), True, id="one was stopped otherwise"),
         pytest.param((pod(1), ready(2, drained=True)), True, id="one drained from another generation"),
         pytest.param((pod(1), agent(AgentState.STOPPING)), True, id="one is on its way"),
@@ -209,7 +214,7 @@ def test_a_member_that_is_missing_in_a_drain(other: Seen, is_found: bool) -> Non
         pytest.param(agent(AgentState.SHUTDOWN, 3), "WorkersStopped", id="or sent it away"),
         pytest.param(ready(3, drained=True), None, id="a drain is no fault"),
         pytest.param(ready(2), None, id="it was not started yet"),
-        pytest.param(ready(None), None, id="an agent of another make does not say"),  # type: ignore[arg-type]
+        pytest.param(ready(None), None, id="an agent of another make does not say"),
         pytest.param(agent(AgentState.INIT, 3), None, id="it is coming up"),
         pytest.param(running(4), "RecordBehind", id="it is ahead"),
         pytest.param(silent(20, generation=4), None, id="what a silent one said does not count"),
@@ -225,15 +230,17 @@ def test_an_agent_that_is_out_of_step(mine: ObservedAgent, cause: str | None) ->
 
 
 def test_the_second_member_is_looked_at_too() -> None:
-    first = (pod(0), ready(None))  # type: ignore[arg-type]
+    first = (pod(0), ready(None))
     found = find(trains(generation=3), first, (pod(1), running(4)))
-    assert found == Fault("RecordBehind", f"the agent of pod {pod(1).name} runs generation 4, the record says 3", False)
+    assert found == Fault(
+        Reason.RECORD_BEHIND, f"the agent of pod {pod(1).name} runs generation 4, the record says 3", False
+    )
 
 
 # ---- the recovery
 
-CRASH = Fault("WorkerCrash", "boom", True, (), (FaultyReplica(pid(0), 0, "node-0"),))
-LOSS = Fault("NodeLost", "gone", False, (pid(1),), (FaultyReplica(pid(1), 1, "node-1"),))
+CRASH = Fault(OpenReason("WorkerCrash"), "boom", True, (), (FaultyReplica(pid(0), 0, "node-0"),))
+LOSS = Fault(Reason.NODE_LOST, "gone", False, (pid(1),), (FaultyReplica(pid(1), 1, "node-1"),))
 
 
 def recover(record: Record, fault: Fault = CRASH, *pods: Seen, key: str = "k") -> Record:
@@ -244,7 +251,8 @@ def test_what_a_recovery_begins_with() -> None:
     record = trains(3, window_since=LONG_AGO, lost=(pid(9),), is_full_restart=True, window=RestartWindow(2, None, 0, 1))
     after = recover(record)
     assert after.transition == Transition(
-        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="boom", from_size=3, target_size=3, began_at=NOW, detected_at=NOW,
+        kind=TransitionKind.RECOVERY, cause=OpenReason("WorkerCrash"), message="boom", from_size=3, target_size=3,
+        began_at=NOW, detected_at=NOW,
         deadline=NOW + seconds(30), uses_budget=True,
     )  # fmt: skip
     assert (after.window_since, after.fault_at, after.lost, after.is_full_restart) == (None, NOW, (pid(9),), False)

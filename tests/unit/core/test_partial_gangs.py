@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.core.builders import (
@@ -43,7 +44,7 @@ def has_place(ordinal: int) -> Seen:
 HALF = [has_place(0), has_place(1), waits(2), waits(3)]
 
 
-def look(gang: PartialGang | None, pods: list[Seen], **changes: object) -> Plan:
+def look(gang: PartialGang | None, pods: list[Seen], **changes: Any) -> Plan:
     return plan(observed(job(replace(STARTS, gang=gang), FOUR), pods, **changes))
 
 

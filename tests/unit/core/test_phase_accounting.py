@@ -163,7 +163,7 @@ def test_goodput_is_the_share_of_training_in_the_time_out_of_queues() -> None:
 
 
 SITUATIONS: list[Snapshot] = [
-    observed(job(None), pods)  # type: ignore[arg-type]
+    observed(job(None), pods)
     for pods in (
         [],
         [(pod(0), ready(0)), WAITS],

@@ -68,7 +68,7 @@ def test_a_job_that_cannot_be_used_gets_a_record_and_no_pods() -> None:
 
 
 def test_a_lost_record_names_those_who_may_still_run() -> None:
-    pods = [(pod(2), running(6)), (pod(0), running(6)), (pod(1), ready(0)), (pod(3), ready(None))]  # type: ignore[arg-type]
+    pods = [(pod(2), running(6)), (pod(0), running(6)), (pod(1), ready(0)), (pod(3), ready(None))]
     todo = plan(observed(job(None), pods))
     assert todo.record.members == (pid(0), pid(2))
     assert todo.record.transition is not None

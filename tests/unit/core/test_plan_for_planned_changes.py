@@ -219,8 +219,8 @@ def test_a_resumed_job_wants_its_size_back_and_no_deadline_ran_meanwhile() -> No
         members=(), started_at=NOW - seconds(1000), fault_at=NOW - seconds(900),
         transition=transition(TransitionKind.SUSPEND, began_s=600, from_size=3),
     )  # fmt: skip
-    began = NOW - seconds(1000)
-    todo = plan(observed(job(suspended, policy(active_deadline=seconds(500)), created_at=began)))
+    created = NOW - seconds(1000)
+    todo = plan(observed(job(suspended, policy(active_deadline=seconds(500)), created_at=created)))
     began = todo.record.transition
     assert began is not None
     assert (began.kind, began.target_size, todo.record.outcome) == (TransitionKind.START, 3, "")

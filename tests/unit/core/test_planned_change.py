@@ -29,6 +29,7 @@ from elastipod_operator.core.context import Context, PlanDraft
 from elastipod_operator.core.ending import finish
 from elastipod_operator.core.health import assess
 from elastipod_operator.core.planned_change import awaits_start, begin
+from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod
 
@@ -43,13 +44,15 @@ def scene_of(record: Record, *pods: Seen, **changes: Any) -> Context:
 
 
 def began(record: Record, *pods: Seen, limit: datetime | None = None) -> Record:
-    return begin(record, scene_of(record, *pods), TransitionKind.RESIZE, "Cause", "words", target_size=3, limit=limit)
+    return begin(
+        record, scene_of(record, *pods), TransitionKind.RESIZE, OpenReason("Cause"), "words", target_size=3, limit=limit
+    )
 
 
 def test_a_change_begins_now_with_the_time_for_a_checkpoint() -> None:
     after = began(trains(window_since=LONG_AGO, gang=PartialGang(NOW, 1)), *RUN)
     assert after.transition == Transition(
-        kind=TransitionKind.RESIZE, cause="Cause", message="words", from_size=2, target_size=3, began_at=NOW, detected_at=NOW,
+        kind=TransitionKind.RESIZE, cause=OpenReason("Cause"), message="words", from_size=2, target_size=3, began_at=NOW, detected_at=NOW,
         deadline=NOW + seconds(600), graceful=True,
     )  # fmt: skip
     assert (after.window_since, after.gang) == (None, None)
@@ -97,7 +100,7 @@ def test_whether_there_is_something_to_save(record: Record, pods: list[Seen], gr
     [
         pytest.param(ready(1), True, id="of the generation before"),
         pytest.param(ready(2), False, id="of the present one"),
-        pytest.param(ready(None), True, id="one that does not say"),  # type: ignore[arg-type]
+        pytest.param(ready(None), True, id="one that does not say"),
         pytest.param(agent(AgentState.INIT, 1), True, id="coming up"),
         pytest.param(running(1), False, id="one that runs"),
         pytest.param(agent(AgentState.SHUTDOWN, 1), False, id="one that leaves"),
@@ -108,13 +111,13 @@ def test_who_awaits_its_start(mine: ObservedAgent, awaits: bool) -> None:
     assert awaits_start(next(iter(replicas.by_id.values())), trains(generation=2)) is awaits
 
 
-@pytest.mark.parametrize(("outcome", "warning"), [("Failed", True), ("Completed", False)])
-def test_the_end_of_a_job(outcome: str, warning: bool) -> None:
+@pytest.mark.parametrize(("outcome", "warning"), [(Reason.FAILED, True), (Reason.COMPLETED, False)])
+def test_the_end_of_a_job(outcome: Reason, warning: bool) -> None:
     record = trains(transition=transition(), window_since=LONG_AGO, fault_at=LONG_AGO, gang=PartialGang(NOW, 1))
-    step = finish(record, scene_of(record, *RUN), outcome, "Reason", "words")
+    step = finish(record, scene_of(record, *RUN), outcome, OpenReason("Reason"), "words")
     assert step == PlanDraft(
         replace(
-            record, transition=None, window_since=None, fault_at=None, gang=None, outcome=outcome, outcome_reason="Reason",
+            record, transition=None, window_since=None, fault_at=None, gang=None, outcome=outcome, outcome_reason=OpenReason("Reason"),
             outcome_message="words", ended_at=NOW,
         ),
         (ShutDownAgent(pod(0).name), ShutDownAgent(pod(1).name)),

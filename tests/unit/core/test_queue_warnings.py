@@ -14,6 +14,7 @@ from elastipod_operator.core.names import workload_name
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.queue_facts import ClusterQueueFact, QueueFact
 from elastipod_operator.core.queue_warnings import eviction_due_at
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import ObservedNode, ObservedWorkload, Snapshot
 
@@ -226,7 +227,7 @@ def test_who_holds_it_up(changes: dict[str, Any], agent: Any, node: ObservedNode
 def test_quota_that_could_not_be_given_back_is_an_alarm_too() -> None:
     what = snapshot(queue(), (*FOUR[:2], taken(evicted_at=LATE)))
     assert acts(plan(what), DeleteWorkload)
-    other = replace(what, queue_problem=("PriorityClassMissing", "WorkloadPriorityClass x does not exist"))
+    other = replace(what, queue_problem=(Reason.PRIORITY_CLASS_MISSING, "WorkloadPriorityClass x does not exist"))
     for one in (what, other):
         assert warning(one)[0] == "EvictionOverdue"
         assert (
@@ -261,6 +262,8 @@ def test_priorities_follow_the_job_where_kueue_allows_it() -> None:
 
 
 def test_a_priority_class_that_is_missing_is_told_while_the_job_trains() -> None:
-    what = replace(snapshot(queue()), queue_problem=("PriorityClassMissing", "WorkloadPriorityClass x does not exist"))
+    what = replace(
+        snapshot(queue()), queue_problem=(Reason.PRIORITY_CLASS_MISSING, "WorkloadPriorityClass x does not exist")
+    )
     assert warning(what)[0] == "PriorityClassMissing"
     assert "the Workloads keep their priority" in warning(what)[1]

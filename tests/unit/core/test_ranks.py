@@ -59,7 +59,7 @@ def extra(ordinal: int, incarnation: int = 0) -> PodId:
 )  # fmt: skip
 def test_group_ranks(before: tuple[PodId, ...], present: list[PodId], ranks: list[PodId]) -> None:
     replicas = assess(observed(job(), [(pod(identity), ready()) for identity in present]))
-    assert [r.id for r in rank_order(replicas.candidates(), Record(members=before), TWO_SPECS)] == ranks
+    assert [r.id for r in rank_order(replicas.candidates(), Record(members=before), grant_all(TWO_SPECS))] == ranks
 
 
 @given(

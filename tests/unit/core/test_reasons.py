@@ -43,7 +43,7 @@ def plain_reasons() -> Iterator[str]:
                 place = TAKE_REASONS[node.func.id]
                 given = node.args[place] if len(node.args) > place else None
                 if isinstance(given, ast.Constant) and given.value:
-                    yield f"{path.relative_to(PACKAGE)} line {node.lineno}: {given.value}"
+                    yield f"{path.relative_to(PACKAGE)} line {node.lineno}: {given.value!r}"
 
 
 def test_no_reason_is_written_as_a_plain_string() -> None:

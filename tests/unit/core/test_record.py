@@ -16,6 +16,7 @@ from tests.unit.core.builders import NOW, pid, trains, transition
 
 from elastipod_operator.core.history import MAX_HISTORY, HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot
+from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import (
     FaultyReplica,
     NodeFaults,
@@ -81,7 +82,7 @@ def test_what_was_written_is_read_again(record: Record) -> None:
 
 
 def test_an_outcome_is_read_again() -> None:
-    record = replace(trains(), outcome="Failed", outcome_reason="WorkerCrash", outcome_message="boom")
+    record = replace(trains(), outcome="Failed", outcome_reason=OpenReason("WorkerCrash"), outcome_message="boom")
     assert decode(encode(record)) == record
 
 
@@ -199,7 +200,7 @@ def entry(generation: int) -> HistoryEntry:
         from_size=2,
         to_size=4,
         kind=TransitionKind.RESIZE,
-        cause="CapacityAvailable",
+        cause=Reason.CAPACITY_AVAILABLE,
         at=NOW,
         detected_at=NOW,
     )

@@ -12,6 +12,7 @@ from tests.unit.core.builders import NOW, pid, seconds, trains, transition
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot, master_port
 from elastipod_operator.core.pod_runs import MAX_PODS
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import (
     FaultyReplica,
     NodeFaults,
@@ -86,7 +87,7 @@ FULL = Record(
     suspended_time=seconds(23),
     phase_times=PhaseTimes("training", AT[17], (("starting", 24),)),
     outcome="Failed",
-    outcome_reason="WorkerCrash",
+    outcome_reason=OpenReason("WorkerCrash"),
     outcome_message="o",
 )
 
@@ -283,7 +284,7 @@ ENTRY = HistoryEntry(
     from_size=2,
     to_size=3,
     kind=TransitionKind.RESIZE,
-    cause="C",
+    cause=OpenReason("C"),
     at=AT[1],
     detected_at=AT[0],
     running_at=AT[2],

@@ -29,6 +29,7 @@ from elastipod_operator.core.backoff import jitter
 from elastipod_operator.core.context import PlanDraft
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import NodeFaults, PartialGang, Record, RestartWindow, TransitionKind
 from elastipod_operator.core.running import running as decide
 from elastipod_operator.core.sizes import Sizes
@@ -165,7 +166,7 @@ def test_what_is_noted_when_all_run(
     after = todo.record
     assert (after.resized_at, after.recovered_at) == expected
     assert (after.running_since, after.started_at, after.fault_at, todo.running_since) == (NOW, LONG_AGO, None, NOW)
-    assert JobEvent("Running", f"2 replicas train in generation {generation}") in todo.events
+    assert JobEvent(Reason.RUNNING, f"2 replicas train in generation {generation}") in todo.events
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from elastipod_operator.core.actions import StartWorkers, StopWorkers
 from elastipod_operator.core.history import MAX_HISTORY, HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.snapshot import Policy, Snapshot
@@ -113,7 +114,7 @@ def test_a_job_of_4000_pods_at_the_end_of_its_days_is_a_small_object() -> None:
     )
     assert decode(encode(record)).members == members
     entry = HistoryEntry(
-        generation=900, from_size=4000, to_size=3999, kind=TransitionKind.RECOVERY, cause="ReplacementTimeout", at=NOW,
+        generation=900, from_size=4000, to_size=3999, kind=TransitionKind.RECOVERY, cause=OpenReason("ReplacementTimeout"), at=NOW,
         detected_at=NOW, running_at=NOW,
     )  # fmt: skip
     script = "\n".join(f"export SETTING_{n}={n * 7919 % 1000003:x}" for n in range(800))

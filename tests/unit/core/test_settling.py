@@ -11,6 +11,7 @@ from tests.unit.core.builders import LONG_AGO, NOW, job, observed, pid, pod, pol
 
 from elastipod_operator.core.partial_gangs import DEMAND_PAUSE, LONGEST_REST
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
@@ -46,7 +47,8 @@ def test_the_rests_of_a_job_that_trains_grow_to_an_hour() -> None:
 
 def test_a_job_that_does_not_train_yet_asks_more_often() -> None:
     start = Transition(
-        kind=TransitionKind.START, cause="JobCreated", message="x", from_size=0, target_size=4, began_at=LONG_AGO, detected_at=LONG_AGO,
+        kind=TransitionKind.START, cause=Reason.JOB_CREATED, message="x", from_size=0, target_size=4,
+        began_at=LONG_AGO, detected_at=LONG_AGO,
         deadline=LONG_AGO,
     )  # fmt: skip
     held = Record(transition=start, gang=PartialGang(LONG_AGO, 3, 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.core.builders import (
@@ -122,7 +123,7 @@ MORE = [(pod(0), running()), (pod(1), running()), (pod(2), ready())]
         pytest.param({"window_since": NOW - seconds(60), "running_since": None}, {}, False, id="not before all run"),
     ],
 )  # fmt: skip
-def test_growth(changes: dict[str, object], wishes: dict[str, object], grows: bool) -> None:
+def test_growth(changes: dict[str, Any], wishes: dict[str, Any], grows: bool) -> None:
     members = MORE if "running_since" not in changes else [MORE[0], (pod(1), ready()), MORE[2]]
     todo = plan(observed(job(trains(**changes), policy(**wishes)), members))
     began = todo.record.transition

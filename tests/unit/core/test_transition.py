@@ -31,6 +31,7 @@ from elastipod_operator.core.context import PlanDraft
 from elastipod_operator.core.history import HistoryEntry
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Snapshot
@@ -58,10 +59,10 @@ def stopped(number: int, mine: ObservedAgent = DRAINED) -> list[Seen]:
     ("kind", "target_size", "began_s", "told"),
     [
         pytest.param(
-            TransitionKind.RESIZE, 3, 0, [JobEvent("Draining", "2 -> 3: a test")], id="a resize, with both sizes"
+            TransitionKind.RESIZE, 3, 0, [JobEvent(Reason.DRAINING, "2 -> 3: a test")], id="a resize, with both sizes"
         ),
         pytest.param(
-            TransitionKind.SUSPEND, 0, 0, [JobEvent("Draining", "all workers stop: a test")], id="a suspension"
+            TransitionKind.SUSPEND, 0, 0, [JobEvent(Reason.DRAINING, "all workers stop: a test")], id="a suspension"
         ),
         pytest.param(TransitionKind.RECOVERY, 2, 0, [], id="not a recovery, whose fault was told"),
         pytest.param(TransitionKind.RESIZE, 3, 1, [], id="and nothing twice"),
@@ -80,7 +81,7 @@ def test_the_beginning_of_a_transition_is_told(
 def test_a_fault_is_told_first_and_as_a_warning() -> None:
     todo = plan(observed(job(trains(gang=PartialGang(NOW, 1))), [(pod(0), faulted()), (pod(1), running())]))
     assert todo.record.transition is not None
-    assert todo.events[0] == JobEvent("WorkerCrash", todo.record.transition.message, warning=True)
+    assert todo.events[0] == JobEvent(OpenReason("WorkerCrash"), todo.record.transition.message, warning=True)
     assert todo.record.gang is None
 
 
@@ -140,7 +141,7 @@ def test_a_resumed_job_begins_like_a_new_one() -> None:
         seconds(607),
     )
     assert (step.wake_at, step.adopts_spec, step.actions) == (NOW, True, ())
-    assert step.events == (JobEvent("Resumed", "the user resumed the job"),)
+    assert step.events == (JobEvent(Reason.RESUMED, "the user resumed the job"),)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +334,7 @@ def test_only_a_growth_leaves_newcomers_behind_that_still_load() -> None:
         ),
     ],
 )
-def test_what_a_start_notes(began: Any, reason: str, resize_began_at: datetime | None) -> None:
+def test_what_a_start_notes(began: Any, reason: Reason, resize_began_at: datetime | None) -> None:
     began = replace(began, detected_at=NOW - seconds(11))
     record = trains(
         generation=4,
@@ -354,7 +355,7 @@ def test_what_a_start_notes(began: Any, reason: str, resize_began_at: datetime |
     assert step.events == (JobEvent(reason, f"{began.from_size} -> 2 replicas, generation 5{why}"),)
     assert step.history == (
         HistoryEntry(
-            generation=5, from_size=began.from_size, to_size=2, kind=began.kind, cause="Test", at=NOW,
+            generation=5, from_size=began.from_size, to_size=2, kind=began.kind, cause=OpenReason("Test"), at=NOW,
             detected_at=NOW - seconds(11),
         ),
     )  # fmt: skip

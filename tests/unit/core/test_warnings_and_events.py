@@ -38,6 +38,7 @@ from elastipod_operator.core.phase_accounting import (
     total,
 )
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import (
     FaultyReplica,
     PartialGang,
@@ -301,18 +302,19 @@ def test_a_recovery_is_looked_at_when_it_becomes_a_fault() -> None:
         pytest.param([(pod(0), silent(20)), (pod(1), silent(20))], {"pod_creation_error": "quota"}, "OperatorCutOff", id="nobody answers"),
         pytest.param([(pod(0), ready(authentication_failed=True)), (pod(1), silent(20))], {"pod_creation_error": "quota"},
                      "TokenRefused", id="one does not know us"),
-        pytest.param([waits(0, problem="x", problem_reason="ImagePullFailed")], {"pod_creation_error": "quota"}, "PodsRefused",
+        pytest.param([waits(0, problem="x", problem_reason=Reason.IMAGE_PULL_FAILED)], {"pod_creation_error": "quota"}, "PodsRefused",
                      id="a refusal"),
-        pytest.param([waits(0, problem="x", problem_reason="ImagePullFailed")], {}, "ImagePullFailed", id="an image"),
-        pytest.param([waits(0, problem="x", problem_reason="ImagePullFailed", kill_at=NOW), (pod(1), ready())], {}, "AgentsAnswer",
+        pytest.param([waits(0, problem="x", problem_reason=Reason.IMAGE_PULL_FAILED)], {}, "ImagePullFailed", id="an image"),
+        pytest.param([waits(0, problem="x", problem_reason=Reason.IMAGE_PULL_FAILED, kill_at=NOW), (pod(1), ready())], {}, "AgentsAnswer",
                      id="not of a pod that goes"),
-        pytest.param([(pod(0, phase="Failed", problem="x", problem_reason="ContainerEnded"), None)], {}, "ContainerEnded", id="an end"),
-        pytest.param([waits(0, problem="x", problem_reason="Unschedulable"), (pod(1), ready())], {}, "AgentsAnswer", id="no room yet"),
-        pytest.param([(pod(1, problem="x", problem_reason="ImagePullFailed"), ready()), (pod(0), ready())], {}, "AgentsAnswer",
+        pytest.param([(pod(0, phase="Failed", problem="x", problem_reason=Reason.CONTAINER_ENDED), None)], {}, "ContainerEnded",
+                     id="an end"),
+        pytest.param([waits(0, problem="x", problem_reason=Reason.UNSCHEDULABLE), (pod(1), ready())], {}, "AgentsAnswer", id="no room yet"),
+        pytest.param([(pod(1, problem="x", problem_reason=Reason.IMAGE_PULL_FAILED), ready()), (pod(0), ready())], {}, "AgentsAnswer",
                      id="nor what is over"),
-        pytest.param([(pod(0), ObservedAgent(trying_since=LONG_AGO)), waits(1, problem="x", problem_reason="ImagePullFailed")], {},
+        pytest.param([(pod(0), ObservedAgent(trying_since=LONG_AGO)), waits(1, problem="x", problem_reason=Reason.IMAGE_PULL_FAILED)], {},
                      "AgentNotAnswering", id="the first pod counts"),
-        pytest.param([waits(1, problem="x", problem_reason="ImagePullFailed"), (pod(0), ObservedAgent(trying_since=LONG_AGO))], {},
+        pytest.param([waits(1, problem="x", problem_reason=Reason.IMAGE_PULL_FAILED), (pod(0), ObservedAgent(trying_since=LONG_AGO))], {},
                      "AgentNotAnswering", id="in whatever order they are seen"),
         pytest.param([waits(0), (pod(1), ObservedAgent(trying_since=NOW))], {}, None, id="nothing yet"),
     ],
@@ -358,7 +360,10 @@ def test_all_warnings_are_told_in_one_sentence() -> None:
 
 
 def test_a_job_that_ran_says_that_it_does_not_and_keeps_its_times() -> None:
-    before = (Condition("Created", True, "x", "x", LONG_AGO), Condition("Running", True, "Training", "x", LONG_AGO))
+    before = (
+        Condition("Created", True, OpenReason("x"), "x", LONG_AGO),
+        Condition("Running", True, Reason.TRAINING, "x", LONG_AGO),
+    )
     snapshot = observed(job(BROKEN, FULL, conditions=before), RUN)
     conditions = report(snapshot).conditions
     assert told(snapshot) == [
@@ -375,11 +380,11 @@ def test_a_job_that_ran_says_that_it_does_not_and_keeps_its_times() -> None:
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
-        pytest.param(Condition("Running", True, "Training", "x", LONG_AGO),
+        pytest.param(Condition("Running", True, Reason.TRAINING, "x", LONG_AGO),
                      [ACCEPTED, ("Warning", False, "RecordOfNewerOperator"), ("Running", True, "Training")], id="the state is kept"),
-        pytest.param(Condition("Created", True, "WaitingForPods", "x", LONG_AGO),
+        pytest.param(Condition("Created", True, Reason.WAITING_FOR_PODS, "x", LONG_AGO),
                      [("Warning", False, "RecordOfNewerOperator"), ACCEPTED], id="also the first one"),
-        pytest.param(Condition("Warning", False, "SpecWarning", "x", LONG_AGO),
+        pytest.param(Condition("Warning", False, Reason.SPEC_WARNING, "x", LONG_AGO),
                      [("Warning", False, "RecordOfNewerOperator"), ACCEPTED], id="of a warning nothing is"),
     ],
 )  # fmt: skip
@@ -390,7 +395,7 @@ def test_what_is_told_of_a_job_that_is_left_alone(last: Condition, expected: Tol
 def test_an_event_is_given_when_its_reason_is_new() -> None:
     snapshot = observed(job(trains(), policy(warnings=("w",))), RUN)
     assert [(n.reason, n.message, n.warning) for n in report(snapshot).events] == [("SpecWarning", "w", True)]
-    for before, events in (("SpecWarning", []), ("EditsPending", ["SpecWarning"])):
+    for before, events in ((Reason.SPEC_WARNING, []), (Reason.EDITS_PENDING, ["SpecWarning"])):
         known = replace(snapshot.job, conditions=(Condition("Warning", False, before, "x", LONG_AGO),))
         assert [n.reason for n in report(replace(snapshot, job=known)).events] == events
 
@@ -666,8 +671,8 @@ def test_when_steps_are_new_again(phase: str, best: int, agents: list[ObservedAg
     assert next_phase_change(record, replicas, NOW) == (None if wait_s is None else NOW + seconds(wait_s))
 
 
-PULLING = {"problem": "image x cannot be pulled", "problem_reason": "ImagePullFailed"}
-CANNOT_START = {"problem": "no secret y", "problem_reason": "ContainerCannotStart"}
+PULLING = {"problem": "image x cannot be pulled", "problem_reason": Reason.IMAGE_PULL_FAILED}
+CANNOT_START = {"problem": "no secret y", "problem_reason": Reason.CONTAINER_CANNOT_START}
 
 
 @pytest.mark.parametrize("problem", [PULLING, CANNOT_START], ids=["an image", "a container"])
@@ -685,7 +690,7 @@ def test_trouble_that_may_heal_is_told_when_it_lasts(problem: dict[str, str], si
 
 
 def test_trouble_that_was_told_before_is_told_by_a_new_operator_too() -> None:
-    before = (Condition("PodsReady", False, "ImagePullFailed", "image x cannot be pulled", LONG_AGO),)
+    before = (Condition("PodsReady", False, Reason.IMAGE_PULL_FAILED, "image x cannot be pulled", LONG_AGO),)
     found = report(observed(job(STARTS, conditions=before), [waits(0, problem_since=NOW, **PULLING)]))
     assert [c.reason for c in found.conditions if c.type == "PodsReady"] == ["ImagePullFailed"]
     assert found.events == ()
@@ -696,7 +701,7 @@ def test_trouble_that_was_told_before_is_told_by_a_new_operator_too() -> None:
 def test_the_first_of_several_troubles_that_will_have_lasted_is_waited_for() -> None:
     pods = [waits(n, problem_since=NOW - seconds(age), **PULLING) for n, age in enumerate((5, 20, 10))]
     assert report(observed(job(STARTS), pods)).wake_at == NOW + seconds(10)
-    ended = (pod(3, phase="Failed", problem="it ended", problem_reason="ContainerEnded", problem_since=NOW), None)
+    ended = (pod(3, phase="Failed", problem="it ended", problem_reason=Reason.CONTAINER_ENDED, problem_since=NOW), None)
     found = report(observed(job(STARTS), [*pods, ended]))
     assert [c.reason for c in found.conditions if c.type == "PodsReady"] == ["ContainerEnded"], "an end does not heal"
     assert found.wake_at == NOW + seconds(10)
@@ -709,7 +714,7 @@ KEPT = "the API server refuses to delete pod job-workers-0, which is tried again
     ("changes", "reasons"),
     [
         pytest.param({"record": trains()}, ["PodsNotDeleted", "SpecWarning"], id="beside other warnings"),
-        pytest.param({"record": replace(trains(), outcome="Failed", outcome_reason="x")}, ["PodsNotDeleted"], id="at the end"),
+        pytest.param({"record": replace(trains(), outcome="Failed", outcome_reason=OpenReason("x"))}, ["PodsNotDeleted"], id="at the end"),
         pytest.param({"policy": None, "spec_error": "y"}, ["PodsNotDeleted", "InvalidSpec"], id="of a spec that cannot be used"),
         pytest.param({"policy": None, "spec_error": "y", "record": trains()}, ["PodsNotDeleted", "InvalidSpec"],
                      id="of one that trains on all the same"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -133,13 +134,18 @@ def test_the_examples_that_are_applied_exist() -> None:
     assert all((root / name).is_file() for name in CLUSTER_MANIFESTS)
 
 
+def amount_of(quantity: str) -> Decimal:
+    amount: Decimal = parse_quantity(quantity)  # type: ignore[no-untyped-call]  # the client has no annotations here
+    return amount
+
+
 def test_the_queue_has_quota_for_both_jobs_at_their_smallest_and_for_the_elastic_one_at_its_largest() -> None:
     root = checkout_root()
     objects = yaml.safe_load_all((root / QUEUE).read_text())
     queue = next(one for one in objects if one["kind"] == "ClusterQueue")
     [flavor] = queue["spec"]["resourceGroups"][0]["flavors"]
-    quota = {resource["name"]: parse_quantity(resource["nominalQuota"]) for resource in flavor["resources"]}
+    quota = {resource["name"]: amount_of(resource["nominalQuota"]) for resource in flavor["resources"]}
     for name in (JOB, URGENT_JOB):
         [spec] = yaml.safe_load((root / name).read_text())["spec"]["replicaSpecs"]
         requests = spec["template"]["spec"]["containers"][0]["resources"]["requests"]
-        assert {resource: 4 * parse_quantity(amount) for resource, amount in requests.items()} == quota
+        assert {resource: 4 * amount_of(amount) for resource, amount in requests.items()} == quota

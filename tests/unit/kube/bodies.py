@@ -63,7 +63,7 @@ def pod_body(
     return {"metadata": metadata, "spec": {"nodeName": node}, "status": status or {"phase": "Running"}}
 
 
-def container(name: str = "train", **state: Body) -> Body:
+def container(name: str = "train", /, **state: Body) -> Body:
     """Give the status of a container."""
     return {"name": name, "image": "train:1", "state": state}
 

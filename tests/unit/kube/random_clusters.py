@@ -15,6 +15,7 @@ from tests.unit.kube.queue_bodies import workload_body
 
 from elastipod_operator.core.history import HistoryEntry, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, FINALIZER, PodId
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import (
     FaultyReplica,
     NodeFaults,
@@ -95,7 +96,8 @@ def record(rng: Random) -> Record:
     """Give a record with most parts set."""
     ago = NOW - timedelta(seconds=rng.choice((5, 40, 300)))
     begun = Transition(
-        kind=rng.choice(list(TransitionKind)), cause="WorkerCrash", message="it crashed", from_size=3, target_size=3, began_at=ago,
+        kind=rng.choice(list(TransitionKind)), cause=OpenReason("WorkerCrash"), message="it crashed", from_size=3, target_size=3,
+        began_at=ago,
         detected_at=ago, deadline=ago + timedelta(seconds=60), graceful=rng.random() < 0.5,
     )  # fmt: skip
     return Record(
@@ -138,7 +140,7 @@ def job(rng: Random) -> Body:
     """Give a job that has run for a while."""
     told = record(rng)
     entry = HistoryEntry(
-        generation=2, from_size=2, to_size=3, kind=TransitionKind.RESIZE, cause="C", at=NOW, detected_at=NOW
+        generation=2, from_size=2, to_size=3, kind=TransitionKind.RESIZE, cause=OpenReason("C"), at=NOW, detected_at=NOW
     )
     annotations = {
         ANNOTATION_STATE: encode(told), ANNOTATION_HISTORY: encode_history((entry,)), ANNOTATION_APPLIED: encode_applied(spec()),
@@ -148,7 +150,7 @@ def job(rng: Random) -> Body:
         {"type": "Created", "status": "True", "reason": "Accepted", "message": "m", "lastTransitionTime": CREATED},
         {"type": "Running", "status": "True", "reason": "Training", "message": "m", "lastTransitionTime": CREATED},
     ]
-    going = {"deletionTimestamp": "2026-03-01T12:09:50Z"} if rng.random() < 0.2 else {}
+    going: dict[str, Any] = {"deletionTimestamp": "2026-03-01T12:09:50Z"} if rng.random() < 0.2 else {}
     body = job_body(
         spec(), annotations=annotations if rng.random() < 0.9 else {}, finalizers=[FINALIZER],
         labels={"kueue.x-k8s.io/queue-name": "gpus"} if told.queue else {}, **going,
@@ -170,7 +172,7 @@ def pod(ordinal: int, rng: Random) -> Body:
         {"phase": "Running", "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "Preempted"}]},
     ]  # fmt: skip
     status = {"podIP": f"10.0.0.{ordinal + 1}", **rng.choice((*states[:1] * 4, *states))}
-    going = {"deletionTimestamp": "2026-03-01T12:09:50Z"} if rng.random() < 0.1 else {}
+    going: dict[str, Any] = {"deletionTimestamp": "2026-03-01T12:09:50Z"} if rng.random() < 0.1 else {}
     body = pod_body(ordinal, node=f"node-{ordinal % 3 + 1}", status=status, **going)
     body["metadata"]["annotations"] = {"elastipod.io/avoids": "node-2", "kueue.x-k8s.io/workload": ""}
     body["spec"]["containers"] = copy.deepcopy(spec()["replicaSpecs"][0]["template"]["spec"]["containers"])

@@ -63,7 +63,7 @@ def test_pods_are_made_as_the_job_was_taken_up() -> None:
 
 def test_a_mistake_in_an_edit_that_does_not_act_yet_does_no_harm() -> None:
     two = {"replicaSpecs": specs(("base", template()), ("extra", template()))}
-    gpus = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
+    gpus: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
     after = {"replicaSpecs": specs(("base", template()), ("extra", template(**gpus)))}
     assert observe_job(edited(two, after)).policy is not None
     assert observe_job(job_body(after)).policy is None

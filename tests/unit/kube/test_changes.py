@@ -8,6 +8,7 @@ from tests.unit.kube.bodies import job_body
 
 from elastipod_operator.core.actions import Plan, SetFinalizer
 from elastipod_operator.core.names import FINALIZER
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import Condition
 from elastipod_operator.kube.changes import metadata_changes
@@ -29,7 +30,7 @@ OTHERS = "foregroundDeletion"
 )
 def test_finalizers(present: list[str], is_wanted: bool, written: list[str] | None) -> None:
     body = job_body(finalizers=present)
-    conditions = (Condition("Running", True, "x", "x", NOW),)
+    conditions = (Condition("Running", True, OpenReason("x"), "x", NOW),)
     todo = Plan(record=Record(), actions=(SetFinalizer(is_wanted),), conditions=conditions, skips_record=True)
     assert metadata_changes(Job(body, observe_job(body), 10), todo).get("finalizers") == written
 

@@ -14,6 +14,7 @@ from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job
 
 from elastipod_operator.core.actions import JobEvent
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.kube import events as module
@@ -42,7 +43,7 @@ class Writer:
 
 
 def notes(*reasons: str) -> list[JobEvent]:
-    return [JobEvent(reason, "a test") for reason in reasons]
+    return [JobEvent(OpenReason(reason), "a test") for reason in reasons]
 
 
 def dropped() -> float:

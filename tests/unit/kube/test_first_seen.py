@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
@@ -55,7 +56,7 @@ def the_pod(store: Store) -> ObservedPod:
 @pytest.mark.parametrize("skew", SKEWS)
 def test_a_deletion_of_a_job_began_when_it_was_first_seen(store: Store, clock: Clock, skew: timedelta) -> None:
     assert the_job(store).deleting_since is None
-    deleted = {"deletionTimestamp": format_time(clock.at + skew)}
+    deleted: dict[str, Any] = {"deletionTimestamp": format_time(clock.at + skew)}
     first = clock.at
     store.put_job(job_body(version=11, **deleted))
     clock.at += timedelta(seconds=20)
@@ -102,7 +103,7 @@ def test_the_grace_of_a_pod_counts_from_the_first_sight_of_its_deletion(
     clock.at += timedelta(seconds=20)
     first = clock.at
 
-    def deletion(grace_s: int) -> dict[str, object]:
+    def deletion(grace_s: int) -> dict[str, Any]:
         return {
             "deletionTimestamp": format_time(first + skew + timedelta(seconds=grace_s)),
             "deletionGracePeriodSeconds": grace_s,

@@ -17,6 +17,7 @@ from elastipod_operator.core.actions import CreatePod, Plan, SetQueueLabel
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history
 from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.snapshot import Snapshot
@@ -31,9 +32,11 @@ SEEN = {
         {"type": "Created", "status": "True", "reason": "Accepted", "message": "m", "lastTransitionTime": CREATED}
     ]
 }
-ENDED = Record(generation=7, members=(PodId("workers", 0, 0),), outcome="Completed", outcome_reason="R", ended_at=NOW)
+ENDED = Record(
+    generation=7, members=(PodId("workers", 0, 0),), outcome="Completed", outcome_reason=OpenReason("R"), ended_at=NOW
+)
 START = HistoryEntry(
-    generation=7, from_size=0, to_size=1, kind=TransitionKind.START, cause="C", at=NOW, detected_at=NOW
+    generation=7, from_size=0, to_size=1, kind=TransitionKind.START, cause=OpenReason("C"), at=NOW, detected_at=NOW
 )
 
 

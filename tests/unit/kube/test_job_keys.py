@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.unit.kube.bodies import job_body, pod_body
 
+from elastipod_operator.agents.authentication import NO_CREDENTIALS
 from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.kube.job_keys import (
-    NO_CREDENTIALS,
     InvalidInstallKey,
     JobKeys,
     key_entries,

@@ -186,7 +186,7 @@ def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
 def test_a_pod_that_is_about_to_go_says_so() -> None:
     status = {"phase": "Running", "conditions": [
         {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}  # fmt: skip
-    deletion = {"deletionTimestamp": "2026-03-01T12:40:00Z", "deletionGracePeriodSeconds": 90}
+    deletion: dict[str, Any] = {"deletionTimestamp": "2026-03-01T12:40:00Z", "deletionGracePeriodSeconds": 90}
     fact = observe_pod(pod_body(status=status, **deletion), "train")
     assert fact is not None
     assert (fact.disruption, fact.deletion_grace) == ("EvictionByEvictionAPI", timedelta(seconds=90))

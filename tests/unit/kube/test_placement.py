@@ -128,7 +128,7 @@ def pod(template: Body, what: Placement | None) -> Body:
     return pod_manifest(fact, body["spec"], fact.policy, PodId("workers", 0, 0), 1, placed=what)
 
 
-KUEUES = {
+KUEUES: dict[str, Any] = {
     "metadata": {
         "labels": {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "p", "kueue.x-k8s.io/managed": "true", "a": "1"},
         "annotations": {"kueue.x-k8s.io/pod-group-total-count": "2", "kueue.x-k8s.io/podset-required-topology": "rack", "b": "2"},

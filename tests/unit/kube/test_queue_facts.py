@@ -9,6 +9,7 @@ from tests.unit.core.builders import NOW
 from tests.unit.kube.bodies import job_body, pod_body
 
 from elastipod_operator.core.actions import Plan, SetFinalizer, SetQueueLabel
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import Condition
 from elastipod_operator.kube.changes import metadata_changes
@@ -67,5 +68,5 @@ def test_the_workload_of_a_pod() -> None:
 )
 def test_a_named_queue_is_written_once(present: Any, finalizers: list[str], actions: Any, labels: Any) -> None:
     body = job_body(labels=present, finalizers=finalizers)
-    todo = Plan(record=Record(), actions=actions, conditions=(Condition("Created", True, "x", "x", NOW),))
+    todo = Plan(record=Record(), actions=actions, conditions=(Condition("Created", True, OpenReason("x"), "x", NOW),))
     assert metadata_changes(Job(body, observe_job(body), 10), todo).get("labels") == labels

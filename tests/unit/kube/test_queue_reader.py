@@ -48,7 +48,7 @@ class Cluster:
     async def list_cluster_queues(self) -> list[Body]:
         return self._read("clusterqueues", self.pools)
 
-    def _read(self, what: str, found: Any) -> Any:
+    def _read(self, what: str, found: list[Body]) -> list[Body]:
         self.calls.append(what)
         if what.split()[0] in self.refuse:
             raise self.refuse[what.split()[0]]

@@ -55,7 +55,7 @@ def test_trouble_is_known_since_it_was_first_seen_and_anew_when_it_is_another() 
     def since(version: int, reason: str) -> timedelta | None:
         nonlocal now
         now += timedelta(seconds=10)
-        state = {"waiting": {"reason": reason}} if reason else {"running": {}}
+        state: dict[str, Any] = {"waiting": {"reason": reason}} if reason else {"running": {}}
         store.put_pod(pod_body(version=version, status={"containerStatuses": [container(**state)]}))
         (pod,) = store.jobs[JOB_UID].pods.values()
         return pod.problem_since - began if pod.problem_since is not None else None

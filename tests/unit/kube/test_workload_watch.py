@@ -114,7 +114,7 @@ async def test_kueue_may_come_later() -> None:
 
 
 async def test_kueue_may_go_but_one_answer_does_not_prove_it() -> None:
-    seen = ([workload_body(0)], [])
+    seen: tuple[list[Body], list[Body]] = ([workload_body(0)], [])
     followed = Followed(Script(seen, MISSING))
     await followed.run()
     assert followed.numbers() == [0]

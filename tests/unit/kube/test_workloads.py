@@ -179,7 +179,7 @@ def test_where_the_priority_of_a_base_comes_from(labels: Body, base: Body, elast
     ],
 )
 def test_an_elastic_spec_with_a_class_of_its_own_uses_it(
-    number: int, counts: dict[str, int], base: str, elastic: str, name: str
+    number: int, counts: dict[str, Any], base: str, elastic: str, name: str
 ) -> None:
     spec = two_specs({"spec": {"priorityClassName": base}}, {"spec": {"priorityClassName": elastic}})
     assert own_priority_source(spec, ask(number, **counts)) == (PrioritySource(name=name) if name else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, cast
 
 from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint import Resume
@@ -35,9 +36,9 @@ class Job:
                     log.loaded(resumed_step, 1.5)
                 for step in steps:
                     log.step(self._sampler(step, rank, world_size), loss=1 / step)
-                if end == "drained" or end == "completed":
+                if end in ("drained", "completed"):
                     log.saved(steps.stop - 1, 1.5)
-                    log.end(steps.stop - 1, end)
+                    log.end(steps.stop - 1, cast(Literal["drained", "completed"], end))
 
     def file(self, generation: int, rank: int) -> Path:
         return self.directory / f"gen-{generation:06d}-rank-{rank:05d}.jsonl"

@@ -42,7 +42,7 @@ class Schedule:
         source, epochs, batch = draw_data(chance)
         plan = ElasticBatches.over(source, batch, epochs=epochs)
         grows = chance.random() < 0.3
-        worlds = []
+        worlds: list[int] = []
         while not self._generation(chance, plan, grows, worlds):
             assert self.generations < 200, "the job gets nowhere"
         self.resizes = sum(one != other for one, other in pairwise(worlds))

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.nonempty import every
+from torch._C._distributed_c10d import HashStore
 
 from elastipod.data import BatchSplit, ElasticBatches, even_part
 from elastipod.data.plan_check import check_in_store
@@ -209,7 +209,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def test_ranks_with_different_plans_or_the_same_rank_are_refused() -> None:
     """The store is torch's; whoever comes first is right."""
-    store = torch.distributed.HashStore()
+    store = HashStore()
     plan: dict[str, Any] = {"kind": "map", "size": 20, "seed": 0, "local_sizes": [1, 2], "sources": {"a": {"size": 3}}}
     for rank in (1, 0, 2):
         check_in_store(store, plan, rank, rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nonempty import every
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
 from elastipod.data import ElasticBatches
@@ -20,7 +22,7 @@ from elastipod.gradients import accumulate, gradient_sync
 try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:  # torch 2.4 and 2.5
-    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[no-redef]
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -77,6 +79,7 @@ def test_the_mean_over_ranks_is_the_gradient_of_one_process(
                 chosen = list(part.indices)
                 (loss_of(model, inputs[chosen], targets[chosen]) * part.weight).backward()  # type: ignore[no-untyped-call]
             for total, parameter in zip(summed, model.parameters(), strict=True):
+                assert parameter.grad is not None
                 total += parameter.grad
         for total, wanted in zip(summed, expected, strict=True):
             torch.testing.assert_close(total / world_size, wanted, rtol=1e-10, atol=1e-13)
@@ -85,7 +88,7 @@ def test_the_mean_over_ranks_is_the_gradient_of_one_process(
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
     """A process group, which is destroyed and no garbage afterwards: a process that is forked later would hang on that."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
     gc.collect()
@@ -94,7 +97,7 @@ def world_of_one() -> Iterator[None]:
 @pytest.mark.usefixtures("world_of_one")
 def test_a_compiled_model_is_held_back_from_reducing_too() -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-    compiled = torch.compile(model, backend="eager")
+    compiled = cast(torch.nn.Module, torch.compile(model, backend="eager"))
     for enabled in (False, True):
         with gradient_sync(compiled, enabled):
             assert model.require_backward_grad_sync == enabled
@@ -104,11 +107,11 @@ def test_a_compiled_model_is_held_back_from_reducing_too() -> None:
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["plain", "compiled"])
 def test_parts_that_are_sharded_below_a_plain_module_are_held_back(is_compiled: bool) -> None:
     inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    layers = [inner[0], inner, torch.nn.Linear(2, 1)]
+    layers: list[Any] = [inner[0], inner, torch.nn.Linear(2, 1)]
     for layer in layers:
         fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
     model = torch.nn.Sequential(torch.nn.Sequential(inner), torch.nn.ReLU(), layers[-1])
-    held = torch.compile(model, backend="eager") if is_compiled else model
+    held = cast(torch.nn.Module, torch.compile(model, backend="eager")) if is_compiled else model
     for enabled in (False, True):
         with gradient_sync(held, enabled):
             groups = [layer._get_fsdp_state()._fsdp_param_group for layer in layers]

@@ -59,7 +59,7 @@ def test_the_first_step_after_a_restart_has_the_new_rate(lr: float | torch.Tenso
     for step, batch in ((0, 512), (5, 64)):
         optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=copy(lr))
         rate = BatchScaledRate("linear", 64)
-        schedule = LambdaLR(optimizer, lambda step, rate=rate: rate.factor(step))
+        schedule = LambdaLR(optimizer, rate.factor)
         if states:
             optimizer.load_state_dict(states["optimizer"])
             schedule.load_state_dict(states["schedule"])

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def attempts(folder: Path) -> dict[str, Callable[[], object]]:
     return {
         "save, sealed": lambda: trainer.save(CheckpointManager(folder / "sealed"), 2),
         **{
-            f"load, {name}": lambda name=name: trainer.load(CheckpointManager(folder / name))
+            f"load, {name}": partial(trainer.load, CheckpointManager(folder / name))
             for name in ("claims", "hidden", "folder")
         },
         "save, later": save_later,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastipod_local import binaries, gobuild, golang, httpfetch, kubewheel, versions
+from elastipod_local.downloads import KUEUE_CHART
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.gobuild import GoModule
 from elastipod_local.golang import needed_version, parse_version
@@ -133,7 +134,7 @@ def go(assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_lies_beside_a_program_is_kept_with_it(go: Path) -> None:
     folder = gobuild.build(binaries.KUBERNETES, ["etcd", "kueue"])
-    assert sorted(path.name for path in folder.iterdir()) == ["etcd", "kueue", binaries.KUEUE_CHART]
+    assert sorted(path.name for path in folder.iterdir()) == ["etcd", "kueue", KUEUE_CHART]
     assert (binaries.kueue_chart() / "values.yaml").read_text() == "replicas: 1\n"
     assert binaries.kueue_chart().stat().st_mode & 0o200
 

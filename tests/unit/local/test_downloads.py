@@ -45,7 +45,7 @@ def program(name: str) -> bytes:
 
 def played(release: Release, hosts: ReleaseHosts) -> Release:
     """Serve a release at its own addresses with small programs; give it with their checksums."""
-    parts = []
+    parts: list[Archive | OciFiles] = []
     for part in release.parts:
         if isinstance(part, Archive):
             url = part.url.format(arch=ARCH)

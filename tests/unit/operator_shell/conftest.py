@@ -7,8 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.unit.operator_shell.api_server import ApiServer, serving
+from tests.unit.operator_shell.shells import Decisions, Shell, open_shell
 
 from elastipod_operator import clock
+from elastipod_operator import reconciler as reconciler_module
+from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.api import Api
 
 
@@ -35,3 +40,25 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         now[0] += timedelta(seconds=seconds)
 
     return pass_by
+
+
+@pytest.fixture
+async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
+    """A shell that knows no job."""
+    async with open_shell(api, server) as shell:
+        yield shell
+
+
+@pytest.fixture
+def decisions(monkeypatch: pytest.MonkeyPatch) -> Decisions:
+    """The real decisions, noted."""
+    seen = Decisions()
+
+    def noting(observed: Snapshot) -> Plan:
+        seen.append(observed)
+        if len(seen) <= seen.fail:
+            raise RuntimeError("not this time")
+        return plan(observed)
+
+    monkeypatch.setattr(reconciler_module, "plan", noting)
+    return seen

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
-from tests.unit.kube.bodies import job_body
+from tests.unit.agents.fake_agent import until
+from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.api_server import ApiServer
 
 from elastipod_operator.agents.agent_ports import agents_over
 from elastipod_operator.agents.status_cache import open_session
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Store
@@ -54,3 +57,25 @@ async def open_shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
         reconciler = Reconciler(api, store, agents_over(session), Events(api))
         yield Shell(reconciler, store, server)
         await reconciler.close()
+
+
+class Decisions(list[Snapshot]):
+    """What was decided on so far. `fail`: raise so many times first."""
+
+    fail = 0
+
+
+async def settled(shell: Shell) -> None:
+    await until(lambda: len(shell.server.pods) == 4 and bool(shell.state()) and "status" in shell.server.jobs["job"])
+
+
+async def decide_again(shell: Shell, decisions: Decisions) -> None:
+    """Have one more decision made and carried out: that it was is known when the one after it begins."""
+    for _ in range(2):
+        made = len(decisions)
+        shell.reconciler.wake(JOB_UID)
+        await until(partial(_is_longer, decisions, made))
+
+
+def _is_longer(decisions: Decisions, number: int) -> bool:
+    return len(decisions) > number

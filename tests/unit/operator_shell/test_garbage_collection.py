@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 from tests.unit.agents.fake_agent import until
@@ -44,6 +45,10 @@ def lost_thing() -> weakref.ref[Thing]:
     return weakref.ref(Thing())
 
 
+def is_gone(seen: weakref.ref[Thing]) -> bool:
+    return seen() is None
+
+
 async def test_nothing_is_looked_for_until_enough_is_new() -> None:
     async with looking():
         seen = lost_thing()
@@ -62,7 +67,7 @@ async def test_what_was_found_alive_is_looked_at_again_only_with_everything(monk
     async with looking():
         for _ in range(2):  # the first look finds it alive, the second one leaves it out
             seen = lost_thing()
-            await until(lambda seen=seen: seen() is None)
+            await until(partial(is_gone, seen))
             old = None  # type: ignore[assignment]
         assert seen_old() is not None
     monkeypatch.setattr(garbage_collection, "FULL_EVERY_S", 0.001)

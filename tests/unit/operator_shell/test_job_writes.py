@@ -13,7 +13,7 @@ from tests.unit.core.builders import LONG_AGO, job, pid, pod
 from tests.unit.kube.bodies import JOB_UID, container, job_body, pod_body
 from tests.unit.operator_shell.api_server import ApiServer
 from tests.unit.operator_shell.pod_controls import Told, pod_control_for
-from tests.unit.operator_shell.test_reconciler import Shell
+from tests.unit.operator_shell.shells import Shell
 
 from elastipod_operator import job_writes, pod_control
 from elastipod_operator import reconciler as reconciler_module
@@ -21,6 +21,7 @@ from elastipod_operator.agents.agent_ports import agents_over
 from elastipod_operator.agents.status_cache import open_session
 from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER
+from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.kube.api import Api, ApiError
@@ -163,7 +164,7 @@ async def test_the_user_sees_on_the_job_what_cannot_be_deleted(shell: Shell) -> 
 async def test_a_job_that_has_ended_or_is_deleted_says_what_cannot_be_deleted_too(shell: Shell) -> None:
     shell.server.refuse_deletions = BY_RIGHTS
     shell.server.put(shell.server.pods, pod_body(0))
-    ended = Record(generation=1, outcome="Failed", outcome_reason="WorkerCrash", ended_at=datetime.now(UTC))
+    ended = Record(generation=1, outcome="Failed", outcome_reason=OpenReason("WorkerCrash"), ended_at=datetime.now(UTC))
     shell.submit(annotations={ANNOTATION_STATE: encode(ended)}, finalizers=[FINALIZER])
     await until(lambda: shell.condition("Warning").get("reason") == "PodsNotDeleted")
     assert shell.state()["type"] == "Failed"
@@ -183,7 +184,7 @@ async def test_a_job_that_has_ended_or_is_deleted_says_what_cannot_be_deleted_to
 async def test_a_job_that_cannot_be_written_gets_one_event(shell: Shell, what: str, reason: str) -> None:
     shell.server.refuse_job[what] = (403, "admission webhook denied the request: no more writes today")
     ended = Record(
-        generation=1, outcome="Completed", outcome_reason="Completed", ended_at=datetime(2026, 3, 1, tzinfo=UTC)
+        generation=1, outcome="Completed", outcome_reason=Reason.COMPLETED, ended_at=datetime(2026, 3, 1, tzinfo=UTC)
     )
     annotations = {ANNOTATION_STATE: encode(ended)} if what == "job" else {}
     shell.submit({"runPolicy": {"ttlSecondsAfterFinished": 1}}, annotations=annotations)
@@ -232,7 +233,9 @@ async def test_it_is_told_again_when_the_event_is_gone_and_when_it_worked_meanwh
 
 
 async def test_that_a_pod_with_a_sidecar_is_deleted_is_an_event(shell: Shell) -> None:
-    ended = Record(generation=1, members=(pid(0),), outcome="Completed", outcome_reason="Completed", ended_at=LONG_AGO)
+    ended = Record(
+        generation=1, members=(pid(0),), outcome="Completed", outcome_reason=Reason.COMPLETED, ended_at=LONG_AGO
+    )
     running = {"phase": "Running", "containerStatuses": [container(running={})]}
     shell.server.put(shell.server.pods, pod_body(status=running))
     shell.submit({"runPolicy": {"cleanPodPolicy": "None"}}, annotations={ANNOTATION_STATE: encode(ended)})

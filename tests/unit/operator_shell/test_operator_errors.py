@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
-from tests.unit.operator_shell.api_server import ApiServer
-from tests.unit.operator_shell.shells import Shell, open_shell
+from tests.unit.operator_shell.shells import Shell
 
 from elastipod_operator import app, pod_creation
 from elastipod_operator import reconciler as reconciler_module
@@ -19,15 +17,7 @@ from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube import api as api_module
-from elastipod_operator.kube.api import Api
 from elastipod_operator.watch_events import WatchEvents
-
-
-@pytest.fixture
-async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
-    """A shell that knows no job."""
-    async with open_shell(api, server) as shell:
-        yield shell
 
 
 class Broken:
@@ -176,7 +166,7 @@ async def test_a_pattern_that_no_regular_expression_library_takes_is_refused_and
 
 async def test_a_watch_outlives_whatever_it_shows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that are none are left out; where taking one in fails all the same, that is counted and the next one comes."""
-    handlers = [
+    handlers: list[Any] = [
         handler.fn for handler in app.handlers(WatchEvents(shell.store, shell.reconciler))._watching.get_all_handlers()
     ]
     assert len(handlers) == 3

@@ -11,7 +11,7 @@ from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job, pid
 from tests.unit.kube.bodies import CREATED, JOB_UID, job_body
 from tests.unit.operator_shell.pod_controls import Told, pod_control_for
-from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_again, decisions, settled, shell
+from tests.unit.operator_shell.shells import Decisions, Shell, decide_again, settled
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, LABEL_SPEC
@@ -22,8 +22,6 @@ from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.store import Job
 from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
-
-__all__ = ["decisions", "shell"]
 
 Later = Callable[[float], None]
 

@@ -212,7 +212,7 @@ async def test_where_kueue_is_missing_there_is_no_quota(shell: Shell) -> None:
     assert shell.next_gang_check() is None
 
 
-DELETED = {"deletionTimestamp": "2026-03-01T12:00:00Z", "resourceVersion": "900"}
+DELETED: dict[str, Any] = {"deletionTimestamp": "2026-03-01T12:00:00Z", "resourceVersion": "900"}
 
 
 def left(shell: Shell) -> tuple[int, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,62 +12,17 @@ import pytest
 from prometheus_client import REGISTRY
 from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
-from tests.unit.operator_shell.api_server import ApiServer
-from tests.unit.operator_shell.shells import Shell, open_shell
+from tests.unit.operator_shell.shells import Decisions, Shell, decide_again, settled
 
 from elastipod_operator import pod_control
-from elastipod_operator import reconciler as reconciler_module
-from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER, PodId
 from elastipod_operator.core.phase_accounting import Phase
-from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import PhaseTimes, Record, Transition, TransitionKind
 from elastipod_operator.core.record_codec import encode
-from elastipod_operator.core.snapshot import Snapshot
-from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.applied import pending_edits
 
 Body = dict[str, Any]
-
-
-@pytest.fixture
-async def shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
-    """A shell that knows no job."""
-    async with open_shell(api, server) as shell:
-        yield shell
-
-
-class Decisions(list[Snapshot]):
-    """What was decided on so far. `fail`: raise so many times first."""
-
-    fail = 0
-
-
-@pytest.fixture
-def decisions(monkeypatch: pytest.MonkeyPatch) -> Decisions:
-    """The real decisions, noted."""
-    seen = Decisions()
-
-    def noting(observed: Snapshot) -> Plan:
-        seen.append(observed)
-        if len(seen) <= seen.fail:
-            raise RuntimeError("not this time")
-        return plan(observed)
-
-    monkeypatch.setattr(reconciler_module, "plan", noting)
-    return seen
-
-
-async def settled(shell: Shell) -> None:
-    await until(lambda: len(shell.server.pods) == 4 and bool(shell.state()) and "status" in shell.server.jobs["job"])
-
-
-async def decide_again(shell: Shell, decisions: Decisions) -> None:
-    """Have one more decision made and carried out: that it was is known when the one after it begins."""
-    for _ in range(2):
-        made = len(decisions)
-        shell.reconciler.wake(JOB_UID)
-        await until(lambda made=made: len(decisions) > made)  # type: ignore[misc]
 
 
 async def test_the_record_is_written_first_then_the_status_then_the_pods(shell: Shell) -> None:
@@ -271,7 +225,8 @@ async def test_the_metrics_tell_of_the_time_of_the_jobs(shell: Shell) -> None:
     began = datetime.now(UTC) - timedelta(seconds=100)
     phase_times = PhaseTimes(Phase.STARTING, began.replace(microsecond=0), (("starting", 5_000), ("training", 300_000)))
     begun = Transition(
-        kind=TransitionKind.RECOVERY, cause="WorkerCrash", message="", from_size=2, target_size=2, began_at=began, detected_at=began,
+        kind=TransitionKind.RECOVERY, cause=OpenReason("WorkerCrash"), message="", from_size=2, target_size=2,
+        began_at=began, detected_at=began,
         deadline=began, is_budget_checked=True,
     )  # fmt: skip
     record = Record(generation=1, members=(PodId("workers", 0, 0),), transition=begun, phase_times=phase_times)

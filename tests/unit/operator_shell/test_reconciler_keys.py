@@ -10,7 +10,7 @@ from tests.unit.agents.fake_agent import FakeAgent, serving, until
 from tests.unit.agents.test_authentication import Agent, running
 from tests.unit.kube.bodies import CREATED, container
 from tests.unit.operator_shell.api_server import ApiServer
-from tests.unit.operator_shell.test_reconciler import Shell, settled
+from tests.unit.operator_shell.shells import Shell, settled
 
 from elastipod_agent.authentication import Credentials
 from elastipod_operator import pod_control

@@ -7,17 +7,17 @@ import copy
 from typing import Any
 
 import pytest
+from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import pod
 from tests.unit.kube.bodies import JOB_UID
-from tests.unit.operator_shell.test_reconciler import Decisions, Shell, decide_again, decisions, settled, shell, until
+from tests.unit.operator_shell.shells import Decisions, Shell, decide_again, settled
 from tests.unit.operator_shell.test_reconciler_order import Notes, carried_out, decided
 
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import DeletePod, Plan, ShutDownAgent
+from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.api import ApiError
-
-__all__ = ["decisions", "shell"]
 
 
 async def test_an_edit_that_comes_with_the_answer_to_the_last_write_is_acted_on(
@@ -42,7 +42,7 @@ async def test_an_edit_that_comes_with_the_answer_to_the_last_write_is_acted_on(
 async def test_a_record_is_written_over_the_version_that_its_decision_saw_and_no_newer_one(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = reconciler_module.plan, list[bool]()
+    seen: list[bool] = []
 
     def edit() -> None:
         body = shell.server.jobs["job"]
@@ -53,7 +53,7 @@ async def test_a_record_is_written_over_the_version_that_its_decision_saw_and_no
         if not seen:
             asyncio.get_running_loop().call_soon(edit)
         seen.append(observed.job.policy is not None and observed.job.policy.suspend)
-        return real(observed)
+        return plan(observed)
 
     monkeypatch.setattr(reconciler_module, "plan", edited_right_after)
     shell.submit()

@@ -24,6 +24,7 @@ from elastipod_operator.core.actions import (
     StartWorkers,
     StopWorkers,
 )
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.snapshot import Condition
 from elastipod_operator.job_task import Decision, JobTask, actions_of
 from elastipod_operator.kube.api import Api, ApiError
@@ -62,7 +63,10 @@ RECORD = trains(generation=3)
 
 def decided(*actions: Action) -> Plan:
     return Plan(
-        record=RECORD, actions=actions, skips_record=True, conditions=(Condition("Running", True, "x", "x", NOW),)
+        record=RECORD,
+        actions=actions,
+        skips_record=True,
+        conditions=(Condition("Running", True, OpenReason("x"), "x", NOW),),
     )
 
 
@@ -107,7 +111,7 @@ async def carried_out(events: Notes, todo: Plan) -> list[str]:
         reconciler._command_sender = cast(Any, events)
         if isinstance(events, Queue):
             reconciler._queues = cast(Any, events)
-            reconciler._control = replace(reconciler._control, place=events.place_pods)
+            reconciler._control = replace(reconciler._control, place=cast(Any, events.place_pods))
         try:
             await carry_out(reconciler, todo)
         except ApiError:

@@ -22,6 +22,7 @@ from tests.api.quota_checker import (
     check,
 )
 
+from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import Record, Transition, TransitionKind
 from elastipod_operator.core.record_codec import encode
 
@@ -80,8 +81,10 @@ class Story:
         return self._put(WORKLOAD, {"metadata": meta, "spec": {"active": active}, "status": status})
 
     def job(self, name: str, *, drains: bool) -> Story:
-        at = {"began_at": NOON, "detected_at": NOON, "deadline": NOON}
-        drain = Transition(kind=TransitionKind.RESIZE, cause="Preempted", message="", from_size=2, target_size=1, **at)
+        drain = Transition(
+            kind=TransitionKind.RESIZE, cause=OpenReason("Preempted"), message="", from_size=2, target_size=1,
+            began_at=NOON, detected_at=NOON, deadline=NOON,
+        )  # fmt: skip
         state = {"elastipod.io/state": encode(Record(transition=drain if drains else None))}
         return self._put(JOB, {"metadata": {"name": name, "annotations": state}})
 
