@@ -322,12 +322,17 @@ def _is_exempt(original: ast.AST, changed: ast.AST) -> bool:
     """Whether two versions of a function differ only in something that no unit test has to hold (docs/design/testing.md).
 
     That is within one sentence for people, in what a log line of an expected event says, in the name of a thread or task, in the
-    spelling of the default encoding, or in what `cast` tells the type checker.
+    spelling of the default encoding, in what `cast` tells the type checker, or in a comparison of Python's version.
     """
-    if _is_sentence(original) or _is_exempt_call(original, changed):
+    if _is_sentence(original) or _is_exempt_call(original, changed) or _asks_for_the_version(original):
         return True
     pair = _only_difference(original, changed)
     return pair is not None and _is_exempt(*pair)
+
+
+def _asks_for_the_version(node: ast.AST) -> bool:
+    """Whether a node compares the version of Python, of which a run sees only one."""
+    return isinstance(node, ast.Compare) and ast.unparse(node.left) == "sys.version_info"
 
 
 def _is_exempt_call(original: ast.AST, changed: ast.AST) -> bool:

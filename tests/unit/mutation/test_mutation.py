@@ -74,6 +74,8 @@ def test_what_changes_only_a_sentence_does_not_count() -> None:
         ("path.write_text(text, encoding='utf-8')", "path.write_text(None, encoding='utf-8')", False),
         ("cast('Loop', loop)", "cast(None, loop)", True),
         ("cast('Loop', loop)", "cast('Loop', None)", False),
+        ("sys.version_info < (3, 14)", "sys.version_info < (3, 15)", True),
+        ("version < (3, 14)", "version < (3, 15)", False),
     ],
 )
 def test_what_no_test_has_to_hold_does_not_count(line: str, changed: str, is_exempt: bool) -> None:
