@@ -122,7 +122,7 @@ def test_a_program_finds_what_the_interpreter_would_give_it(kind: str, target: s
         "import sys\nsys.excepthook = lambda *_: print('hook', sys.last_type.__name__, sys.exc_info()[0])\n1 / 0",
         "import sys\nsys.excepthook = lambda kind, failure, trace: sys.exit(5)\n1 / 0",
         "import sys\nsys.excepthook = lambda kind, failure, trace: sys.exit('words')\n1 / 0",
-        "import sys\nsys.addaudithook(lambda event, args: event == 'sys.excepthook' and print([type(one).__name__ for one in args]))\n1 / 0",
+        "import sys\nsys.addaudithook(lambda event, args: event == 'sys.excepthook' and print(*map(type, args)))\n1 / 0",
         "import sys\nsys.excepthook = lambda kind, failure, trace: print(failure, sys.last_value is failure)\n1 / 0",
     ],
 )
