@@ -43,9 +43,12 @@ if TYPE_CHECKING:
     from elastipod.errors import FencedError as FencedError
     from elastipod.errors import RecipeError as RecipeError
     from elastipod.errors import SampleLogError as SampleLogError
+    from elastipod.errors import StateDiffersError as StateDiffersError
     from elastipod.errors import UnusableLogsError as UnusableLogsError
     from elastipod.gradients import accumulate as accumulate
     from elastipod.gradients import gradient_sync as gradient_sync
+    from elastipod.in_memory.elastic_state import State as State
+    from elastipod.in_memory.elastic_state import steps as steps
     from elastipod.progress import report as report
     from elastipod.testing.fixed_order import exact_sum as exact_sum
     from elastipod.testing.fixed_order import fixed_order_passes as fixed_order_passes
@@ -61,6 +64,7 @@ _ERRORS = (
     "FencedError",
     "RecipeError",
     "SampleLogError",
+    "StateDiffersError",
     "UnusableLogsError",
 )
 _HOME = {
@@ -80,6 +84,7 @@ _HOME = {
     "SampleLog": "audit.sample_log",
     "ShardReader": "data.shards",
     "Shards": "data.shards",
+    "State": "in_memory.elastic_state",
     "TokenFile": "data.tokens",
     "TokenWindows": "data.tokens",
     "UnevenBatch": "batches.batch_plan",
@@ -95,6 +100,7 @@ _HOME = {
     "report": "progress",
     "save_checkpoint": "checkpoint.hyperpod_functions",
     "shard_lengths": "data.shards",
+    "steps": "in_memory.elastic_state",
     "world_sizes": "batches.batch_plan",
 }
 

@@ -103,9 +103,13 @@ class Agreement:
             self._arrived = True
         return True
 
-    def close(self) -> None:
-        """End both threads. Called at interpreter exit, where a thread that outlives Python would crash the process."""
+    def close(self, *, is_abandoned: bool = False) -> None:
+        """End both threads. Called at interpreter exit, where a thread that outlives Python would crash the process.
+
+        is_abandoned: ranks may have died, so the store's host does not wait until all have signed off.
+        """
         self._closing = True
+        self._hosts_store = self._hosts_store and not is_abandoned
         self._wake.put(None)
         self._watcher.join(CLOSE_S)
         if self._listener.is_alive() or self._client is not None:

@@ -45,14 +45,15 @@ def elastic_event_detected() -> bool:
     return _detector.call()
 
 
-def reset_elastic_event() -> None:
+def reset_elastic_event(*, is_abandoned: bool = False) -> None:
     """Forget the event, in a process that has left one run and waits for the next (in-process restart).
 
-    The ranks of the next run agree through a store and a prefix of their own.
+    The ranks of the next run agree through a store and a prefix of their own. is_abandoned: other ranks may have died, so this
+    one does not wait for them to sign off.
     """
     global _detector
     if _detector is not None:
-        _detector.close()
+        _detector.close(is_abandoned=is_abandoned)
         _detector = None
 
 
@@ -85,9 +86,9 @@ class _Detector:
             return self._worker.file.event().level != EventLevel.NONE
         return self._signalled
 
-    def close(self) -> None:
+    def close(self, *, is_abandoned: bool = False) -> None:
         if self._agreement:
-            self._agreement.close()
+            self._agreement.close(is_abandoned=is_abandoned)
 
     def _handle_signal(self) -> None:
         """Handle SIGUSR1 where Python allows it. Without the handler the level is still seen, at most 50 ms later."""

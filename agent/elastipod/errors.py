@@ -23,6 +23,10 @@ class FencedError(CheckpointError):
     """A newer generation owns the checkpoint directory. This process must stop and must not delete anything."""
 
 
+class StateDiffersError(ElastipodError):
+    """This rank's state is not that of its replicas, or not that of its plan. Its process ends, and another takes its place."""
+
+
 class SampleLogError(ElastipodError):
     """A sample log cannot be written, or would overwrite an existing one."""
 

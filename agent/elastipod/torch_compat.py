@@ -6,6 +6,7 @@ Public names that moved between torch 2.4 and today, and the few private ones th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -27,6 +28,25 @@ def default_group_store(prefix: str) -> Any:
     """Give the default process group's store (a PrefixStore for keys below ``prefix``), None for a backend without one (MPI)."""
     store = dist.distributed_c10d._get_default_store()
     return None if store is None else dist.distributed_c10d.PrefixStore(prefix, store)
+
+
+def set_group_timeout(timeout: timedelta) -> None:
+    """Set how long a collective of the default process group may take from now on."""
+    named = getattr(dist.distributed_c10d, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    named(timeout)
+
+
+def abort_groups() -> None:
+    """Abort all process groups together, from any thread. Does nothing before torch 2.6, and little with gloo."""
+    abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    if abort is not None and dist.is_initialized():
+        abort()
+
+
+def detach_reducer(model: nn.Module) -> None:
+    """Take DDP's hooks off the parameters, so that another DDP can wrap them while somebody still holds this one."""
+    if isinstance(model, DistributedDataParallel):
+        model.reducer._remove_autograd_hooks()
 
 
 def without_compile_wrapper(model: nn.Module) -> nn.Module:

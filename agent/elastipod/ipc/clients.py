@@ -19,6 +19,8 @@ from elastipod.ipc.protocol import MAX_WAIT_S, CheckpointType, RestartMode
 
 _OUR_VARIABLES = ("ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS")
 
+_UNKNOWN_CALL = "there is no call"  # how an agent refuses what it does not know
+
 Message = tuple[str, dict[str, Any]]
 
 
@@ -123,6 +125,20 @@ class InProcessRestartSocketClient:
     def hyperpod_notify_labels(self, labels: Mapping[str, str]) -> None:
         """Publish labels of this rank for the operator, such as its role in the model's parallelism."""
         self._connections.call("labels", labels=dict(labels))
+
+    def keep(self, kind: str) -> bool:
+        """Announce that this rank's process can live on when its run ends; False from an agent that cannot keep it.
+
+        kind: "replicated" when every rank holds the whole state, "sharded" when it holds a part. Raises HyperPodIPCException when
+        the agent cannot be reached.
+        """
+        try:
+            self._connections.call("keep", kind=kind)
+        except HyperPodIPCException as error:
+            if _UNKNOWN_CALL in str(error):
+                return False
+            raise
+        return True
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""

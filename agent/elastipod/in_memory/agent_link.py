@@ -1,0 +1,126 @@
+"""A rank's link to its agent: where the next generation finds it, and whether this one is over. Imports no torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from elastipod.elastic_event import reset_elastic_event
+from elastipod.ipc.clients import InProcessRestartSocketClient
+from elastipod.ipc.connections import HyperPodIPCException
+from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
+from elastipod.local_worker import store_generation
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["replicated", "sharded"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldPlace:
+    """This rank's place in one generation, and where its ranks meet."""
+
+    generation: int
+    rank: int
+    world_size: int
+    address: str
+    port: int
+
+    @classmethod
+    def from_env(cls) -> WorldPlace | None:
+        """Give the place that the launcher set; None outside one, and for a process that has no rank yet."""
+        env = os.environ
+        if int(env.get("RANK", "-1")) < 0 or "MASTER_ADDR" not in env:
+            return None
+        return cls(
+            store_generation(),
+            int(env["RANK"]),
+            int(env.get("WORLD_SIZE", "1")),
+            env["MASTER_ADDR"],
+            int(env["MASTER_PORT"]),
+        )
+
+
+class AgentLink:
+    """The agent of this pod, for one rank. A thread waits for the agent to say that the generation is over."""
+
+    def __init__(self, client: InProcessRestartSocketClient) -> None:
+        self._client = client
+        self._is_over = threading.Event()
+        self._watched_generation = -1
+        self._began_at_barrier = int(os.environ.get("RANK", "-1")) < 0  # as workers of --inprocess-restart do
+        self.is_kept = False
+
+    @classmethod
+    def connect(cls) -> AgentLink | None:
+        """Give the link; None outside a pod that hyperpodrun started. Raises HyperPodIPCException."""
+        return cls(InProcessRestartSocketClient()) if os.environ.get(SOCKET_ENV) else None
+
+    def announce(self, kind: Kind) -> None:
+        """Tell the agent that this process can stay when its generation ends, and say once if it cannot be kept."""
+        self.is_kept = self._client.keep(kind) or self._began_at_barrier
+        if not self.is_kept:
+            log.warning(
+                "this agent ends worker processes with their generation, so every resize and recovery restarts this script; "
+                "a newer hyperpodrun, or one with --inprocess-restart, keeps them"
+            )
+
+    def park(self, *, after_fault: bool = False) -> WorldPlace:
+        """Wait at the barrier for the next generation, for as long as the operator takes; give this rank's place in it.
+
+        A process that was started for a generation is released into it at once.
+
+        after_fault: other ranks may be gone, so nobody waits for them to sign off from the agreement on an event.
+        """
+        reset_elastic_event(is_abandoned=after_fault)
+        _, start = self._client.hyperpod_barrier()
+        os.environ.update(start["worker_envs"])
+        self._client.hyperpod_past_rcb_barrier()
+        place = WorldPlace.from_env()
+        if place is None:
+            raise HyperPodIPCException(
+                "the agent released this rank from the barrier without a rank in the new generation"
+            )
+        return place
+
+    def watch(self, generation: int) -> None:
+        """Begin to wait for the end of a generation."""
+        self._is_over = is_over = threading.Event()
+        thread = threading.Thread(
+            target=self._watch, args=(generation, is_over), name="elastipod-generation-watcher", daemon=True
+        )
+        self._watched_generation = generation
+        thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the agent has said that the generation is over."""
+        return self._is_over.is_set()
+
+    def wait_until_over(self, timeout_s: float) -> bool:
+        """Wait until the agent says that the generation is over; False when it has not in time."""
+        return self._is_over.wait(timeout_s)
+
+    def report_fault(self, rank: int, message: str) -> None:
+        """Tell the agent that a collective failed, unless it has called this rank back already: the fault may be a network's."""
+        if self.is_over:
+            return
+        try:
+            self._client.hyperpod_send_fault(rank, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", message)
+        except HyperPodIPCException as error:
+            log.warning("the agent was not told of a failed collective: %s", error)
+
+    def _watch(self, generation: int, is_over: threading.Event) -> None:
+        while not is_over.is_set() and self._watched_generation == generation:
+            try:
+                self._client.hyperpod_wait_fault()
+            except HyperPodIPCException as error:
+                log.debug("the agent cannot be asked for the end of the generation: %s", error)
+                time.sleep(1.0)
+                continue
+            if self._watched_generation == generation:
+                is_over.set()

@@ -1,0 +1,51 @@
+"""Applies the gradients of a step to all members: the one part of a step that changes the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from elastipod.chaos import Moment, reached
+from elastipod.in_memory.members import Members
+
+
+def apply_gradients(members: Members) -> None:
+    """Run all optimizers (through the GradScaler if there is one), then schedules, then averages of the weights."""
+    (scaler, *more) = [*members.of_type(torch.amp.GradScaler), None]
+    if scaler is not None and more != [None]:
+        raise TypeError("there are several GradScalers; give State an apply function that runs them")
+    for optimizer in members.of_type(torch.optim.Optimizer):
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+    if scaler is not None:
+        scaler.update()
+    for schedule in members.of_type(LRScheduler):
+        schedule.step()
+    for average in members.of_type(AveragedModel):
+        average.update_parameters(members.model)
+
+
+class OptimizerWatch:
+    """Knows whether an optimizer has run since the step began, so that one that the script runs itself is not run twice."""
+
+    def __init__(self, members: Members) -> None:
+        self.has_run = False
+        self.rank = self.step = 0
+        for optimizer in members.of_type(torch.optim.Optimizer):
+            optimizer.register_step_pre_hook(self._note)
+            optimizer.register_step_post_hook(self._after)
+
+    def begin(self, rank: int, step: int) -> None:
+        """Begin a step."""
+        self.has_run, self.rank, self.step = False, rank, step
+
+    def _note(self, *_: Any) -> None:
+        self.has_run = True
+
+    def _after(self, *_: Any) -> None:
+        reached(Moment.APPLY, rank=self.rank, step=self.step)

@@ -1,0 +1,46 @@
+"""Tells a failed collective, from which a rank recovers in memory, from a failure of the script, from which it does not.
+
+gloo raises a plain RuntimeError, as do many mistakes of a script. So three things are asked, the cheap ones first: can the error
+come from a collective at all, does its text come from a transport, and does the agent say that the generation is over?
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+ASK_AGENT_S = 5.0  # for the agents to see that a process died and for the operator to call the others back
+_TRANSPORT = re.compile(
+    r"gloo/|gloo::|\bNCCL\b|ncclComm|ProcessGroup(?:Gloo|NCCL)|Connection (?:closed|reset) by peer|Application timeout caused pair closure"
+)
+_COLLECTIVE_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+_ENGINE_FILE = "/torch/autograd/graph.py"
+
+
+def is_collective_failure(error: BaseException, is_generation_over: Callable[[float], bool]) -> bool:
+    """Tell whether an exception is that of a collective whose peer is gone.
+
+    is_generation_over: waits up to a number of seconds for the agent to say so; asked only where the error itself does not tell.
+    """
+    if not isinstance(error, RuntimeError) or isinstance(
+        error, torch.OutOfMemoryError | NotImplementedError | RecursionError
+    ):
+        return False
+    if isinstance(error, dist.DistError):
+        return True
+    if not can_come_from_collective(error.__traceback__):
+        return False
+    return bool(_TRANSPORT.search(str(error))) or is_generation_over(ASK_AGENT_S)
+
+
+def can_come_from_collective(raised: TracebackType | None) -> bool:
+    """Tell whether code of torch.distributed was running, or autograd's engine, from which DDP and FSDP reduce gradients."""
+    files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(raised)]
+    return any(each in file for file in files for each in _COLLECTIVE_FILES) or bool(
+        files and files[-1].endswith(_ENGINE_FILE)
+    )

@@ -1,0 +1,82 @@
+"""The last resort of a state in memory: checkpoints, through a CheckpointManager for each generation."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastipod.audit.sample_log import SampleLog
+from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint.resume import Resume
+from elastipod.in_memory.members import MODEL, Members
+
+
+class _OtherMembers:
+    """The members that are neither modules nor optimizers, as one schedule to the CheckpointManager."""
+
+    def __init__(self, members: dict[str, Any]) -> None:
+        self._members = members
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: member.state_dict() for name, member in self._members.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, member in self._members.items():
+            member.load_state_dict(state_dict[name])
+
+
+class DurableTier:
+    """Saves and loads all members in one directory. Its methods are collective, in one generation at a time."""
+
+    def __init__(self, directory: str | os.PathLike[str], members: Members, keep: int) -> None:
+        """Raises TypeError for members that a checkpoint cannot hold."""
+        optimizers = members.of_type(torch.optim.Optimizer)
+        if len(optimizers) != 1:
+            raise TypeError(
+                f"checkpoints hold one optimizer, and build() gives {len(optimizers)}; leave checkpoints out, or save them yourself"
+            )
+        self._directory, self._keep = directory, keep
+        modules = {name: member for name, member in members.items() if isinstance(member, nn.Module)}
+        others = {
+            name: member
+            for name, member in members.items()
+            if not isinstance(member, nn.Module | torch.optim.Optimizer)
+        }
+        # One model and one schedule keep the names that a plain script's checkpoint has, so that either can read the other's.
+        self._live: dict[str, Any] = {
+            "model": modules[MODEL] if len(modules) == 1 else nn.ModuleDict(modules),
+            "optimizer": optimizers[0],
+            "scheduler": next(iter(others.values()), None) if len(others) <= 1 else _OtherMembers(others),
+        }
+        self._manager: CheckpointManager | None = None
+
+    def open(self) -> None:
+        """Begin a generation, whose process group is there."""
+        self._manager = CheckpointManager(self._directory, keep=self._keep)
+
+    def load(self) -> Resume | None:
+        """Load the newest checkpoint of any tier into the members; None when there is none."""
+        return self._opened().load_latest(**self._live)
+
+    def save(self, step: int, extra: dict[str, Any], log: SampleLog | None, *, waits: bool) -> None:
+        """Save a step; return once it is durable (waits), or once it is copied to host memory."""
+        manager = self._opened()
+        save = manager.save if waits else manager.save_async
+        save(step, **self._live, extra=extra, sample_log=log)
+
+    def claim(self) -> None:
+        """Claim the directory for this generation: no older one can commit from now on."""
+        self._opened().claim()
+
+    def close(self, error: BaseException | None) -> None:
+        """End a generation. error: what ended it; then no save in progress is awaited."""
+        if self._manager is not None:
+            manager, self._manager = self._manager, None
+            manager.__exit__(type(error) if error else None, error, None)
+
+    def _opened(self) -> CheckpointManager:
+        assert self._manager is not None, "a generation begins with open()"
+        return self._manager

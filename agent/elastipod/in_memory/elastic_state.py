@@ -1,0 +1,284 @@
+"""A training state that outlives its world: `State` resizes and recovers in memory (docs/design/in-memory.md)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch import nn
+
+from elastipod import chaos
+from elastipod.audit.sample_log import SampleLog
+from elastipod.checkpoint.rng import seed_new_rank
+from elastipod.data import Batch, ElasticBatches
+from elastipod.elastic_event import elastic_event_detected
+from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients
+from elastipod.in_memory.chaos_hooks import ChaosHooks
+from elastipod.in_memory.durable_tier import DurableTier
+from elastipod.in_memory.elastic_step import ElasticStep
+from elastipod.in_memory.exchange import all_texts
+from elastipod.in_memory.members import Members
+from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
+from elastipod.in_memory.phase_limit import PhaseLimit
+from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
+from elastipod.in_memory.world_life import WorldLife, Wrap
+from elastipod.local_worker import local_worker
+from elastipod.progress import report
+from elastipod.rank_in_world import RankInWorld
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a generation resumed, for its sample log."""
+
+    step: int
+    generation: int
+
+
+class State:
+    """Model, optimizers and whatever else a training consists of, kept in memory over resizes and recoveries.
+
+    ``for step in state.steps(plan): with step as batch: ...`` trains. The block computes gradients; leaving it applies them. When
+    the world changes, this process stays, rebuilds its process groups, gets what it lacks from its peers, and goes on at the
+    newest step that all of the state is there for: the same one after a planned change, at most one step back after a crash.
+
+    Members are attributes: ``state.optimizer``; ``state.model`` is the model as wrapped for the present generation, so do not
+    keep it in a variable outside of the loop.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], object],
+        *,
+        wrap: Wrap | None = None,
+        apply: Callable[[State], object] | None = None,
+        checkpoints: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 0,
+        keep: int = 2,
+        sample_log: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+        backend: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        """Build the members; nothing is sent or read yet.
+
+        build: gives (model, optimizer), (model, optimizer, scheduler), or a dictionary of everything that has state_dict and
+        load_state_dict, the model under "model". Called once in each process; no process group exists then. wrap: for example
+        DistributedDataParallel; called in every generation, with the bare model. apply: changes the members once gradients are
+        there; by default optimizers, schedules and averaged models, with the GradScaler if there is one. checkpoints: folder or
+        address for `CheckpointManager`, for a new start and when memory holds no whole state; saved every ``checkpoint_every``
+        steps and at the end, ``keep`` are kept. sample_log: folder for `SampleLog`. seed: of the random numbers, which follow
+        from it, the step and the rank alone. backend, timeout: as for init_process_group.
+        Raises TypeError when ``build`` gives something else.
+        """
+        self._members = Members(build())
+        self._apply = apply
+        durable = DurableTier(checkpoints, self._members, keep) if checkpoints is not None else None
+        self._limit = PhaseLimit()
+        self._memory = MemoryState(self._members, self._limit)
+        groups = ProcessGroups(backend, timeout)
+        self._world = WorldLife(self._memory, self._limit, groups, wrap, durable)
+        self._durable, self._checkpoint_every = durable, checkpoint_every
+        self._sample_log, self._log_of_generation = sample_log, None
+        self._seed = seed
+        self._optimizers = OptimizerWatch(self._members)
+        self._chaos = ChaosHooks(self._members.model)
+        self._started = 0.0
+        self._loss = math.nan
+        self._has_finished = False
+
+    _log_of_generation: SampleLog | None
+
+    # -- what a script uses --------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as it is wrapped for the present generation."""
+        return self._world.model
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the present generation."""
+        return self._world.place.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of the present generation."""
+        return self._world.place.world_size
+
+    @property
+    def generation(self) -> int:
+        """The number of the present generation."""
+        return self._world.place.generation
+
+    @property
+    def completed(self) -> int:
+        """The steps that the state has completed."""
+        return self._memory.rank.completed or 0
+
+    def __getattr__(self, name: str) -> Any:
+        members = self.__dict__.get("_members")
+        if members is not None and name in members:
+            return members[name]
+        raise AttributeError(f"the state has no member {name!r}; build() gave none of that name")
+
+    def steps(self, plan: ElasticBatches, *, grain: int = 1, local_sizes: Sequence[int] = ()) -> Iterator[ElasticStep]:
+        """Give the steps of a plan from where the job stands, through every change of the world, until its end.
+
+        Ends early, after a checkpoint, when the job must stop and this process cannot be kept. grain, local_sizes: as for
+        `ElasticBatches.iterate`. Raises StateDiffersError when this rank's state differs from its replicas'.
+        """
+        world = self._world
+        try:
+            while True:
+                try:
+                    world.join(plan, self._open_log)
+                    self._announce()
+                    assert world.plan is not None
+                    place = RankInWorld(self.rank, self.world_size, tuple(local_sizes))
+                    self._has_finished = yield from self._train(world.plan, place, grain)
+                    if self._has_finished:
+                        return
+                except (WorldLost, WorldNotBuilt) as error:
+                    self._leave(error)
+                    if not world.outlives_generation:
+                        raise
+        finally:
+            self._close()
+
+    # -- one step, for ElasticStep -------------------------------------------------------------------------------
+
+    def begin_step(self, batch: Batch) -> None:
+        """Begin a step: no gradients are left of another one, and its random numbers follow from its number."""
+        self._started = time.monotonic()
+        self._members.zero_grad()
+        seed_new_rank(batch.step + (self._seed << 40), self.rank)
+        # Logged before any gradient is given away: a step that counts has the samples of all ranks, whoever dies in it. The audit
+        # leaves out what a generation has logged beyond the step that the next one resumed at.
+        if self._log_of_generation is not None:
+            self._log_of_generation.step(batch)
+        self._optimizers.begin(self.rank, batch.step)
+        self._chaos.begin(self.rank, batch.step)
+
+    def commit_step(self, step: ElasticStep) -> None:
+        """The gradients of a step are there and good: apply them."""
+        batch = step.batch
+        chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
+        if not self._optimizers.has_run:
+            (self._apply or _apply_to_members)(self)
+        self._memory.commit()
+        self._optimizers.has_run = False
+        if step.loss is not None:
+            self._loss = step.loss
+        samples_per_s = batch.global_size / max(1e-9, time.monotonic() - self._started)
+        report(batch.step, batch.samples_seen, step.loss, samples_per_s)
+
+    def is_world_lost(self, error: BaseException) -> bool:
+        """Whether an exception is that of a collective whose peer is gone, from which this process can recover."""
+        return self._world.is_lost_to(error)
+
+    # -- generations ---------------------------------------------------------------------------------------------
+
+    def _train(self, plan: ElasticBatches, place: RankInWorld, grain: int) -> Generator[ElasticStep, None, bool]:
+        """Train in one world; give True when the loop is to end. Raises WorldLost."""
+        with lost_world("the plans could not be compared"):
+            batches = plan.iterate_at(place, grain=grain)
+        for batch in batches:
+            step = ElasticStep(self, batch)
+            yield step
+            if step.lost_to is not None:
+                raise WorldLost(str(step.lost_to)) from step.lost_to
+            if not step.is_done:
+                raise TypeError("the loop's body must be one block: `with step as batch:`")
+            if self._world.link is not None and self._world.link.is_over:
+                raise WorldLost("the agent has ended the generation")
+            if self._must_stop():
+                return self._stop_as_planned(batch.step)
+            if self._checkpoint_every and batch.step % self._checkpoint_every == 0:
+                self._save(batch.step, waits=False)
+        with lost_world("the ranks could not finish together"):
+            all_texts("finished")
+        self._save(self.completed, waits=True)
+        self._end_log("completed")
+        return True
+
+    def _must_stop(self) -> bool:
+        with self._world.collective_of_library():
+            return elastic_event_detected()
+
+    def _stop_as_planned(self, step: int) -> bool:
+        """All ranks have stopped after the same step. Give True when this process has to end."""
+        worker = local_worker()
+        leaves = worker.file.leaves() if worker is not None else None
+        with lost_world("the ranks could not stop together"):
+            stay = "stay" in all_texts("stay" if self._world.outlives_generation and leaves is False else "unknown")
+        if not stay:  # nobody is known to keep the state in memory
+            self._save(step, waits=True)
+        if not self._world.outlives_generation:
+            self._end_log("drained")
+            return True
+        self._leave(None)
+        return False
+
+    def _announce(self) -> None:
+        link = self._world.link
+        if link is not None and not link.is_kept:
+            link.announce("replicated")
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self._log_of_generation is not None:
+            self._log_of_generation.close()
+            self._log_of_generation = None
+        self._world.leave(error, is_torn=self._optimizers.has_run)
+        self._optimizers.has_run = False
+
+    def _open_log(self) -> None:
+        if self._sample_log is None:
+            return
+        assert self._world.plan is not None
+        self._log_of_generation = SampleLog(
+            self._sample_log,
+            self._world.plan,
+            generation=self.generation,
+            rank=self.rank,
+            world_size=self.world_size,
+            resume=_Origin(self.completed, self._memory.origin),
+        )
+        self._memory.origin = self.generation
+
+    def _end_log(self, why: Any) -> None:
+        if self._log_of_generation is not None:
+            self._log_of_generation.end(self.completed, why)
+
+    def _save(self, step: int, *, waits: bool) -> None:
+        if self._durable is None:
+            return
+        assert self._world.plan is not None
+        extra = {"data": self._world.plan.state_dict(step)}
+        with self._world.collective_of_library():
+            self._durable.save(step, extra, self._log_of_generation, waits=waits)
+
+    def _close(self) -> None:
+        """End without waiting for anybody."""
+        if self._log_of_generation is not None:
+            self._log_of_generation.close()
+            self._log_of_generation = None
+        self._world.close(self._has_finished)
+        self._limit.close()
+
+
+def _apply_to_members(state: State) -> None:
+    apply_gradients(state._members)
+
+
+def steps(state: State, plan: ElasticBatches, **options: Any) -> Iterator[ElasticStep]:
+    """Give the steps of a plan, as `State.steps`."""
+    return state.steps(plan, **options)

@@ -1,0 +1,55 @@
+"""One step of the loop: a block that computes gradients, and whose end applies them, or not at all."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol
+
+from elastipod.data import Batch
+
+
+class StepOwner(Protocol):
+    """What a step needs of the state that it belongs to."""
+
+    def begin_step(self, batch: Batch) -> None: ...
+
+    def commit_step(self, step: ElasticStep) -> None: ...
+
+    def is_world_lost(self, error: BaseException) -> bool: ...
+
+
+class ElasticStep:
+    """``with step as batch:`` computes the gradients of a batch; leaving the block applies them and commits the step.
+
+    A collective that fails because a peer is gone ends the block without an error, and nothing of the step is left; the loop
+    goes on with what comes next. loss: set it to have it reported.
+    """
+
+    def __init__(self, state: StepOwner, batch: Batch) -> None:
+        self.batch = batch
+        self.loss: float | None = None
+        self.is_done = False
+        self.lost_to: BaseException | None = None
+        self._state = state
+
+    def __enter__(self) -> Batch:
+        self._state.begin_step(self.batch)
+        return self.batch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        failed = error
+        if failed is None:
+            try:
+                self._state.commit_step(self)
+                self.is_done = True
+            except RuntimeError as raised:
+                if not self._state.is_world_lost(raised):
+                    raise
+                self.lost_to = raised
+            return True
+        if not self._state.is_world_lost(failed):
+            return False
+        self.lost_to = failed
+        return True

@@ -1,0 +1,188 @@
+"""The members of a training state: what the script built, by name, as tensors and plain values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from elastipod.checkpoint.image import checksum
+from elastipod.checkpoint.value_codec import decode_value, encode_value
+
+MODEL = "model"
+_SLOT = "__tensor_of_state__"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state can be taken and put back: modules, optimizers, schedules, scalers, loaders."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """What is known of a tensor of the state without its content."""
+
+    key: str
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype.itemsize * torch.Size(self.sizes).numel()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The state of all members at one moment. tensors: live ones, not copies, by key. values: all the rest, as JSON text."""
+
+    tensors: Mapping[str, torch.Tensor]
+    values: str
+
+    def shapes(self) -> list[TensorShape]:
+        return [TensorShape(key, _name(each.dtype), tuple(each.shape)) for key, each in self.tensors.items()]
+
+    def copied(self) -> Content:
+        """Give a copy that later steps do not change."""
+        return Content({key: each.clone() for key, each in self.tensors.items()}, self.values)
+
+
+class Members:
+    """What `build` gave. model: without any wrapper. Names are kept in the order of `build`."""
+
+    def __init__(self, built: object) -> None:
+        """Raises TypeError, with what is expected, for something that is no state."""
+        self._by_name = _by_name(built)
+        model = self._by_name.get(MODEL)
+        if not isinstance(model, nn.Module):
+            raise TypeError('build() gives no nn.Module under the name "model"')
+        self.model: nn.Module = model
+        for name, member in self._by_name.items():
+            if not isinstance(member, Stateful):
+                raise TypeError(f"{name} is a {type(member).__name__}; a member needs state_dict and load_state_dict")
+
+    def __getitem__(self, name: str) -> Any:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def items(self) -> Iterator[tuple[str, Stateful]]:
+        """Give names and members."""
+        yield from self._by_name.items()
+
+    def of_type(self, kind: type) -> list[Any]:
+        """Give the members of a type, in the order of `build`."""
+        return [member for member in self._by_name.values() if isinstance(member, kind)]
+
+    def content(self) -> Content:
+        """Give the present state. Raises ValueError for a value that cannot be sent to another rank."""
+        tensors: dict[str, torch.Tensor] = {}
+        values = {name: _split(member.state_dict(), name, tensors) for name, member in self._by_name.items()}
+        return Content(tensors, encode_value(values, "the state"))
+
+    def load(self, content: Content) -> None:
+        """Take over a state. Tensors that are the members' own already, filled in place, are not copied again."""
+        values = decode_value(content.values)
+        if values.keys() != self._by_name.keys():
+            raise ValueError(f"the state has members {sorted(values)}, and this script builds {sorted(self._by_name)}")
+        with torch.no_grad():
+            for name, member in self._by_name.items():
+                member.load_state_dict(_joined(values[name], content.tensors))
+
+    def zero_grad(self) -> None:
+        """Drop all gradients: those of a step that was interrupted must not be added to those of the next."""
+        self.model.zero_grad(set_to_none=True)
+
+    def digests(self) -> dict[str, str]:
+        """Give a checksum of every tensor and of all values that replicas have in common, by key.
+
+        Buffers are left out: DDP lets them differ between replicas. So are members of other kinds than those of torch, since
+        a loader's state may be its rank's own.
+        """
+        shared: dict[str, Stateful] = {name: member for name, member in self._by_name.items() if _is_replicated(member)}
+        tensors: dict[str, torch.Tensor] = {}
+        found = {
+            name: hashlib.sha256(encode_value(_split(member.state_dict(), name, tensors), name).encode()).hexdigest()
+            for name, member in shared.items()
+            if not isinstance(member, nn.Module)
+        }
+        for name, member in shared.items():
+            if isinstance(member, nn.Module):
+                tensors |= {f"{name}.{key}": value.detach() for key, value in member.named_parameters()}
+        for key, tensor in tensors.items():
+            found[key] = f"{checksum(as_bytes(tensor)):016x}"
+        return found
+
+
+def digest_of(digests: Mapping[str, str]) -> str:
+    """Give one digest of many."""
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the bytes of a tensor: its own memory where that is contiguous and aligned, else a copy."""
+    flat = tensor.detach()
+    if not flat.is_contiguous() or (flat.storage_offset() * flat.element_size()) % 8:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.reshape(-1).view(torch.uint8)
+
+
+def empty_like_shape(shape: TensorShape, device: torch.device) -> torch.Tensor:
+    """Give memory for a tensor of the state."""
+    return torch.empty(shape.sizes, dtype=getattr(torch, shape.dtype), device=device)
+
+
+def _by_name(built: object) -> dict[str, Any]:
+    if isinstance(built, Mapping):
+        return {str(name): member for name, member in built.items()}
+    if isinstance(built, tuple) and 1 <= len(built) <= 3:
+        return dict(zip((MODEL, "optimizer", "scheduler"), built, strict=False))
+    raise TypeError(
+        f"build() gives a {type(built).__name__}; it must give (model, optimizer), (model, optimizer, scheduler), or a "
+        'dictionary of everything with state_dict, the model under "model"'
+    )
+
+
+def _is_replicated(member: Stateful) -> bool:
+    torch_kinds = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+    return isinstance(member, torch_kinds)
+
+
+def _split(value: object, key: str, tensors: dict[str, torch.Tensor]) -> object:
+    """Give the value with a slot in place of each tensor, which goes into ``tensors``."""
+    if isinstance(value, torch.Tensor):
+        tensors[key] = value.detach()
+        return {_SLOT: key}
+    if isinstance(value, Mapping):
+        return {name: _split(each, f"{key}.{name}", tensors) for name, each in value.items()}
+    if type(value) is list:
+        return [_split(each, f"{key}.{number}", tensors) for number, each in enumerate(value)]
+    if type(value) is tuple:
+        return tuple(_split(each, f"{key}.{number}", tensors) for number, each in enumerate(value))
+    return value
+
+
+def _joined(value: object, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_SLOT}:
+            return tensors[value[_SLOT]]
+        return {name: _joined(each, tensors) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_joined(each, tensors) for each in value]
+    if isinstance(value, tuple):
+        return tuple(_joined(each, tensors) for each in value)
+    return value
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

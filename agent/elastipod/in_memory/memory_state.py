@@ -1,0 +1,135 @@
+"""One rank's training state in memory, over generations: what it offers, how it is filled, and that all replicas are equal.
+
+`RankState` decides; here its decisions are carried out on tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from elastipod.errors import ElastipodError, StateDiffersError
+from elastipod.in_memory.exchange import all_texts, text_of
+from elastipod.in_memory.members import Content, Members, digest_of
+from elastipod.in_memory.offer_wire import RankOffer, decode_offer, encode_offer
+from elastipod.in_memory.offers import Offer, ResumePlan
+from elastipod.in_memory.phase_limit import PhaseLimit
+from elastipod.in_memory.rank import RankState
+from elastipod.in_memory.state_transfer import transfer
+from elastipod.rank_ranges import format_ranks
+
+WHOLE = frozenset({0})  # replicated state is one part
+MAX_NAMED = 5
+
+
+class WorldLost(ElastipodError):
+    """A peer of this generation is gone, or the agent has ended the generation: this rank goes back to the barrier."""
+
+
+@contextmanager
+def lost_world(what: str) -> Any:
+    """Raise what a collective of this library raises as WorldLost. Nothing of the script runs inside."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise WorldLost(f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+
+
+class MemoryState:
+    """The state of one rank, and its phase. origin: the generation whose sample logs end with the completed step."""
+
+    def __init__(self, members: Members, limit: PhaseLimit) -> None:
+        self.members = members
+        self.rank = RankState()
+        self.origin = 0
+        self._limit = limit
+        self._images: dict[int, Content] = {}
+
+    @property
+    def completed(self) -> int:
+        """The step whose state the tensors hold."""
+        assert self.rank.completed is not None
+        return self.rank.completed
+
+    def move(self, rank: RankState) -> None:
+        """Go to another phase, and drop the images that the protocol has dropped."""
+        if rank.phase is not self.rank.phase:
+            self._limit.enter(rank.phase)
+        self.rank = rank
+        self._images = {step: image for step, image in self._images.items() if step in rank.images}
+
+    def commit(self) -> None:
+        """The gradients were good and have been applied."""
+        # Nothing is waited for between the two moves, so the clock needs to know of neither.
+        self.rank = self.rank.reduced().committed()
+        if self._images:
+            # All of the new world is at this step; whoever lacks it is filled from the others.
+            self.rank, self._images = replace(self.rank, images={}), {}
+
+    def exchange_offers(self) -> list[RankOffer]:
+        """Give the offers of all ranks, by rank. Collective. Raises WorldLost, BadOffer."""
+        own = encode_offer(RankOffer(self.rank.offer(), self.origin))
+        with lost_world("the offers could not be exchanged"):
+            return [decode_offer(text) for text in all_texts(own)]
+
+    def begin_filling(self, offers: Sequence[RankOffer], rank: int) -> ResumePlan | None:
+        """Agree on the step to resume at; None when memory holds no whole state. What will be overwritten is copied first."""
+        found = self.rank.agreed(tuple(each.offer for each in offers), rank, WHOLE, WHOLE)
+        if found is None:
+            return None
+        for step in found.images.keys() - self._images.keys():
+            self._images[step] = self.members.content().copied()
+        self.move(found)
+        resume = found.resume
+        assert resume is not None
+        self.origin = max(each.origin for each in offers if 0 in each.offer.parts_at(resume.step))
+        return resume
+
+    def fill(self, resume: ResumePlan, offers: Sequence[Offer], progress: Callable[[], None]) -> None:
+        """Hold the state of the agreed step afterwards. Collective. Raises WorldLost, BadManifest."""
+        donors = resume.donors[0]
+        receivers = [rank for rank in range(len(offers)) if rank not in donors]
+        if self.rank.completed is None and resume.step in self._images:
+            self.members.load(self._images[resume.step].copied())
+        if receivers:
+            with lost_world("the state could not be transferred"):
+                content = transfer(self.members, donors, receivers, progress)
+            if content is not None:
+                self.members.load(content)
+
+    def finish_filling(self) -> None:
+        """The tensors hold the agreed step."""
+        self.move(self.rank.filled(WHOLE))
+
+    def verify(self, donor: int) -> None:
+        """Compare the digests of all replicas. Collective. Raises WorldLost, and StateDiffersError on ranks that differ."""
+        compare_replicas(self.members, donor, f"after step {self.completed}")
+
+
+def compare_replicas(members: Members, reference: int, when: str) -> None:
+    """Compare the digests of all replicas with those of one rank. Collective.
+
+    Raises StateDiffersError, which names ranks and tensors, on ranks that differ, and WorldLost on the others.
+    """
+    own = members.digests()
+    with lost_world("the digests could not be exchanged"):
+        digests = all_texts(digest_of(own))
+        differing = [rank for rank, digest in enumerate(digests) if digest != digests[reference]]
+        if not differing:
+            return
+        expected: dict[str, str] = json.loads(
+            text_of(reference, json.dumps(own) if dist.get_rank() == reference else None)
+        )
+    ranks = format_ranks(differing)
+    if dist.get_rank() not in differing:
+        raise WorldLost(f"{when} the state of {ranks} differs from that of rank {reference}")
+    keys = sorted(key for key in {*own, *expected} if own.get(key) != expected.get(key))
+    more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
+    raise StateDiffersError(
+        f"{when} the state of {ranks} differs from that of rank {reference}, in {', '.join(keys[:MAX_NAMED])}{more}"
+    )

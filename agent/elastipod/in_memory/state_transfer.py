@@ -1,0 +1,170 @@
+"""Moves the state from the ranks that hold it to those that lack it: striped over all donors, straight into tensors."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from elastipod.errors import ElastipodError
+from elastipod.in_memory.exchange import text_of
+from elastipod.in_memory.members import Content, Members, TensorShape, as_bytes, empty_like_shape
+
+PIECE_BYTES = 4 << 20
+MAX_IN_FLIGHT = 8  # pieces on their way, for each rank
+
+
+class BadManifest(ElastipodError):
+    """A donor described its state in a way that this rank does not understand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of one tensor, in bytes."""
+
+    key: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What travels in one message: small tensors together, a large one in several pieces."""
+
+    spans: tuple[Span, ...]
+    donor: int
+
+
+def pieces(shapes: Sequence[TensorShape], donors: Sequence[int], size: int = PIECE_BYTES) -> Iterator[Piece]:
+    """Divide the state into pieces of at most ``size`` bytes, dealt out to the donors in turn. Pure; the same on every rank."""
+    waiting: list[Span] = []
+    waiting_bytes = number = 0
+    for shape in shapes:
+        for start in range(0, shape.num_bytes, size):
+            stop = min(start + size, shape.num_bytes)
+            if waiting and waiting_bytes + stop - start > size:
+                yield Piece(tuple(waiting), donors[number % len(donors)])
+                waiting, waiting_bytes, number = [], 0, number + 1
+            waiting.append(Span(shape.key, start, stop))
+            waiting_bytes += stop - start
+    if waiting:
+        yield Piece(tuple(waiting), donors[number % len(donors)])
+
+
+def transfer(
+    members: Members, donors: Sequence[int], receivers: Sequence[int], progress: Callable[[], None]
+) -> Content | None:
+    """Give receivers the donors' state, as content to load; None on the other ranks. Collective over the default group.
+
+    The tensors of the result are this rank's own where they have the right form, filled in place. Raises RuntimeError when a peer
+    is gone, BadManifest.
+    """
+    rank = dist.get_rank()
+    content = members.content()
+    first = donors[0]
+    manifest = text_of(first, _manifest(content) if rank == first else None)
+    shapes, values = _read_manifest(manifest)
+    dealt = list(pieces(shapes, donors))
+    if rank in receivers:
+        target = Content({shape.key: _room(content, shape, members) for shape in shapes}, values)
+        _receive(target, dealt, progress)
+        return target
+    if rank in donors:
+        if [(each.key, each.num_bytes) for each in content.shapes()] != [(each.key, each.num_bytes) for each in shapes]:
+            raise BadManifest(f"rank {rank} holds another set of tensors than rank {first}; was the script changed?")
+        _send(content, [piece for piece in dealt if piece.donor == rank], receivers, progress)
+    return None
+
+
+def _send(content: Content, own: Sequence[Piece], receivers: Sequence[int], progress: Callable[[], None]) -> None:
+    raws = {key: as_bytes(tensor) for key, tensor in content.tensors.items()}
+    sent: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
+    for piece in own:
+        views = [raws[span.key][span.start : span.stop] for span in piece.spans]
+        data = views[0] if len(views) == 1 else torch.cat(views)
+        for receiver in receivers:
+            sent.append((dist.isend(data, dst=receiver), data))
+        while len(sent) > MAX_IN_FLIGHT:
+            _wait(sent.popleft()[0])
+            progress()
+    while sent:
+        _wait(sent.popleft()[0])
+        progress()
+
+
+def _receive(target: Content, dealt: Sequence[Piece], progress: Callable[[], None]) -> None:
+    raws = {key: as_bytes(tensor) for key, tensor in target.tensors.items()}
+    on_way: deque[tuple[dist.Work | None, torch.Tensor, Piece]] = deque()
+
+    def take_first() -> None:
+        work, data, piece = on_way.popleft()
+        _wait(work)
+        if len(piece.spans) > 1:
+            start = 0
+            for span in piece.spans:
+                stop = start + span.stop - span.start
+                raws[span.key][span.start : span.stop] = data[start:stop]
+                start = stop
+        progress()
+
+    for piece in dealt:
+        (first, *others) = piece.spans
+        if others:
+            data = torch.empty(
+                sum(span.stop - span.start for span in piece.spans), dtype=torch.uint8, device=raws[first.key].device
+            )
+        else:
+            data = raws[first.key][first.start : first.stop]
+        on_way.append((dist.irecv(data, src=piece.donor), data, piece))
+        if len(on_way) > MAX_IN_FLIGHT:
+            take_first()
+    while on_way:
+        take_first()
+    for key, tensor in target.tensors.items():
+        raw = raws[key]
+        if raw.data_ptr() != tensor.data_ptr():  # its memory was not contiguous
+            tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _room(content: Content, shape: TensorShape, members: Members) -> torch.Tensor:
+    """Give the memory that a tensor is received into: that of the live one where it fits."""
+    own = content.tensors.get(shape.key)
+    name = str(own.dtype).removeprefix("torch.") if own is not None else ""
+    if own is not None and tuple(own.shape) == shape.sizes and name == shape.dtype:
+        return own
+    is_counter = not shape.sizes  # optimizers keep their step counts on the host
+    device = torch.device("cpu") if is_counter else next(members.model.parameters()).device
+    return empty_like_shape(shape, device)
+
+
+def _manifest(content: Content) -> str:
+    shapes = [[each.key, each.dtype, list(each.sizes)] for each in content.shapes()]
+    return json.dumps({"v": 1, "tensors": shapes, "values": content.values})
+
+
+def _read_manifest(text: str) -> tuple[list[TensorShape], str]:
+    try:
+        found = json.loads(text)
+        if found["v"] != 1:
+            raise BadManifest(f"a donor's state has version {found['v']!r}; all ranks need the same elastipod")
+        shapes = [
+            TensorShape(str(key), _dtype(dtype), tuple(map(int, sizes))) for key, dtype, sizes in found["tensors"]
+        ]
+        return shapes, str(found["values"])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadManifest(f"a donor's description of its state cannot be read: {error!r}") from error
+
+
+def _dtype(name: object) -> str:
+    if not isinstance(getattr(torch, str(name), None), torch.dtype):
+        raise BadManifest(f"{str(name)[:40]!r} is no type of a tensor")
+    return str(name)

@@ -1,0 +1,198 @@
+"""The worlds of one rank, one after the other: how it joins a generation, and how it leaves one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch.distributed as dist
+from torch import nn
+
+from elastipod import chaos
+from elastipod.data import ElasticBatches
+from elastipod.errors import CheckpointError, ElasticAgreementError
+from elastipod.in_memory.agent_link import AgentLink, WorldPlace
+from elastipod.in_memory.collective_failure import ASK_AGENT_S, is_collective_failure
+from elastipod.in_memory.durable_tier import DurableTier
+from elastipod.in_memory.exchange import text_of
+from elastipod.in_memory.memory_state import WHOLE, MemoryState, WorldLost, lost_world
+from elastipod.in_memory.offer_wire import RankOffer
+from elastipod.in_memory.offers import Offer
+from elastipod.in_memory.phase_limit import PhaseLimit
+from elastipod.in_memory.process_groups import ProcessGroups
+from elastipod.torch_compat import detach_reducer
+
+log = logging.getLogger(__name__)
+
+SINGLE = WorldPlace(1, 0, 1, "", 0)  # without a launcher
+TELL_AFTER_S = (
+    10.0  # at the barrier after a failed collective: when nobody has called this rank back, it tells its agent
+)
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+class WorldLife:
+    """This rank's place in the world. model: as wrapped for the present generation. plan: as the job's position has it."""
+
+    def __init__(
+        self,
+        memory: MemoryState,
+        limit: PhaseLimit,
+        groups: ProcessGroups,
+        wrap: Wrap | None,
+        durable: DurableTier | None,
+    ) -> None:
+        self.memory = memory
+        self.link = AgentLink.connect()
+        self.place = SINGLE
+        self.model: nn.Module = memory.members.model
+        self.plan: ElasticBatches | None = None
+        self.durable = durable
+        self._limit = limit
+        self._groups = groups
+        self._wrap = wrap
+        self._lost_to: BaseException | None = None
+        self._has_groups = False
+
+    @property
+    def outlives_generation(self) -> bool:
+        """Whether this process may wait for another generation when this one ends."""
+        return self.link is not None and self.link.is_kept
+
+    def join(self, plan: ElasticBatches, before_verifying: Callable[[], None]) -> None:
+        """Be in a world that is ready to train: this rank holds the agreed step, as all others do.
+
+        before_verifying: is called when the step is known; when any rank has verified, it has returned on all. Raises WorldLost or
+        WorldNotBuilt when a peer is lost meanwhile, and StateDiffersError on a rank whose state is not that of the others.
+        """
+        memory = self.memory
+        self.place = place = self._next_place()
+        memory.move(memory.rank.assigned(place.generation))
+        if self.link is not None:
+            self.link.watch(place.generation)
+        self._pass(chaos.Moment.CONNECTING)
+        self._connect()
+        memory.move(memory.rank.connected())
+        self._pass(chaos.Moment.AGREEING)
+        offers = memory.exchange_offers()
+        resume = memory.begin_filling(offers, place.rank)
+        if resume is None:
+            offers = self._start_anew(len(offers), plan)
+            resume = memory.begin_filling(offers, place.rank)
+        assert resume is not None, "a new start has a donor"
+        self._pass(chaos.Moment.FILLING)
+        memory.fill(resume, [each.offer for each in offers], self._limit.progress)
+        donor = resume.donors[0][0]
+        self._agree_on_position(plan, resume.step, donor)
+        self._wrap_model()
+        memory.finish_filling()
+        self._pass(chaos.Moment.VERIFYING)
+        before_verifying()
+        memory.verify(donor)
+        memory.move(memory.rank.verified())
+        if self._has_groups:
+            self._groups.begin_training()
+
+    def leave(self, error: BaseException | None, *, is_torn: bool = False) -> None:
+        """Take all groups down. error: what ended the world, None for a planned end. is_torn: the optimizer has run half-way."""
+        memory = self.memory
+        memory.move(memory.rank.failed_inside_optimizer() if is_torn else memory.rank.stopped())
+        if self.durable is not None:
+            self.durable.close(error)
+        detach_reducer(self.model)
+        self.model = memory.members.model
+        memory.members.zero_grad()
+        if self._has_groups:
+            self._groups.leave()
+        memory.move(memory.rank.detached())
+        self._lost_to = error
+
+    def close(self, has_finished: bool) -> None:
+        """End for good. Unless the training has finished, nothing is waited for: the agent must learn of the end at once."""
+        if self.durable is not None:
+            self.durable.close(None if has_finished else WorldLost("the process ends"))
+        if self._has_groups:
+            self._groups.leave()
+
+    def is_lost_to(self, error: BaseException) -> bool:
+        """Whether an exception means that a peer is gone, and this process can wait for another generation."""
+        if self.link is None or not self.link.is_kept:
+            return False
+        return isinstance(error, WorldLost) or is_collective_failure(error, self.link.wait_until_over)
+
+    @contextmanager
+    def collective_of_library(self) -> Iterator[None]:
+        """Raise WorldLost in place of a failure of checkpoints or of the agreement, where a lost peer is the reason for it."""
+        try:
+            yield
+        except (CheckpointError, ElasticAgreementError, RuntimeError) as error:
+            if self.outlives_generation and self.link is not None and self.link.wait_until_over(ASK_AGENT_S):
+                raise WorldLost(str(error)) from error
+            raise
+
+    def _next_place(self) -> WorldPlace:
+        if self.link is None:
+            return WorldPlace.from_env() or SINGLE
+        error, self._lost_to = self._lost_to, None
+        if error is None:
+            return self.link.park()
+        tell = threading.Timer(TELL_AFTER_S, self.link.report_fault, (self.place.rank, str(error)))
+        tell.daemon = True
+        tell.start()
+        try:
+            return self.link.park(after_fault=True)
+        finally:
+            tell.cancel()
+
+    def _connect(self) -> None:
+        if self.place is SINGLE:
+            return
+        if dist.is_initialized():
+            raise TypeError(
+                "a process group exists already: elastipod.State builds one for every generation; leave init_process_group out"
+            )
+        self._has_groups = True
+        self._groups.connect(self.place)
+
+    def _start_anew(self, world_size: int, plan: ElasticBatches) -> list[RankOffer]:
+        """Load the newest checkpoint on every rank, or take the state that rank 0 has built; give the offers that this makes."""
+        resume = None
+        if self.durable is not None:
+            with self.collective_of_library():
+                resume = self.durable.load()
+        step = plan.first_step if resume is None else resume.step
+        origin = 0 if resume is None else resume.generation
+        self.plan = plan if resume is None else plan.resumed(resume.extra["data"])
+        holders = range(world_size) if resume is not None else range(1)
+        if self.place.rank in holders:
+            self.memory.rank = replace(self.memory.rank, parts=WHOLE, completed=step)
+        self._limit.progress()
+        return [RankOffer(Offer(WHOLE, step) if rank in holders else Offer(), origin) for rank in range(world_size)]
+
+    def _agree_on_position(self, plan: ElasticBatches, step: int, donor: int) -> None:
+        """Take over the position in the data from a rank that has trained up to it."""
+        own = None
+        if self.place.rank == donor:
+            assert self.plan is not None, "a donor has a position"
+            own = json.dumps(self.plan.state_dict(step))
+        with lost_world("the position in the data could not be exchanged"):
+            text = text_of(donor, own)
+        self.plan = plan.resumed(json.loads(text))
+
+    def _wrap_model(self) -> None:
+        members = self.memory.members
+        if self._wrap is None or not self._has_groups:
+            return
+        try:
+            self.model = self._wrap(members.model)
+        except RuntimeError as error:
+            if not self.is_lost_to(error):
+                raise
+            raise WorldLost(f"the model could not be wrapped: {error}") from error
+
+    def _pass(self, moment: chaos.Moment) -> None:
+        chaos.reached(moment, rank=self.place.rank, step=1 + (self.memory.rank.completed or 0))

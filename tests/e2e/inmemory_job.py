@@ -1,0 +1,320 @@
+"""A job whose ranks keep their processes: real workers, and one thread that plays their agents and the operator.
+
+It speaks the protocol of the agents' socket (docs/design/contracts.md, 11), so the workers cannot tell it from real ones. One slot
+is one pod with one rank. A test says how the job changes; whatever else happens is answered as the operator does: the ranks that
+are left are called back, dead ones get a new process, and the next generation starts when all are at the barrier.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.agent_client import free_port
+from tests.e2e.inmemory_agents import AgentSocket
+from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
+
+from elastipod.chaos import CHAOS_ENV, PlannedFault
+from elastipod.ipc.protocol import SOCKET_ENV
+from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
+
+WORKER = Path(__file__).with_name("inmemory_worker.py")
+MAX_SLOTS = 8
+POLL_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A planned change: once a step is reached, the job goes to another size."""
+
+    after_step: int
+    size: int
+
+
+@dataclass(slots=True)
+class Slot:
+    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into."""
+
+    number: int
+    process: ForkedTestWorker
+    file: WorkerFile
+    run: int
+    is_at_barrier: bool = False
+    num_processes: int = 1
+    reported_at: tuple[int, float] = (0, 0.0)
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a job ended. gaps: from what began each change to the first step after it, in seconds, by kind of the change."""
+
+    generations: int
+    processes: int
+    members: tuple[int, ...]
+    faults: int = 0
+    is_complete: bool = False
+    log: list[str] = field(default_factory=list)
+
+
+class InMemoryJob:
+    """One job; `run` plays it to its end. hang_s: for how long a member of a running generation may report nothing."""
+
+    def __init__(
+        self,
+        folder: Path,
+        servers: TorchForkServer,
+        *,
+        size: int,
+        resizes: Sequence[Resize] = (),
+        faults: Sequence[PlannedFault] = (),
+        options: Mapping[str, Any] | None = None,
+        hang_s: float = 3.0,
+        knows_keep: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.log: list[str] = []
+        self._servers = servers
+        self._size = size
+        self._resizes = list(resizes)
+        # Each happens once in the life of the job, not once in that of every process that takes the rank.
+        self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
+        self._options = {"folder": str(folder), **(options or {})}
+        self._hang_s = hang_s
+        self._knows_keep = knows_keep
+        self._changed = threading.Condition()
+        self._slots: dict[int, Slot] = {}
+        self._members: tuple[int, ...] = ()
+        self._run = self._fault_run = self._num_faults = 0
+        self._is_running = False
+        self._starts: dict[int, dict[str, Any]] = {}
+        self._since = 0.0
+        self._reported: str | None = None
+        self._socket = folder / "agent.sock"
+
+    # -- the operator --------------------------------------------------------------------------------------------
+
+    def run(self, limit_s: float) -> Ended:
+        """Play the job to its end, or to the limit."""
+        server = AgentSocket(str(self._socket), self.answer)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="agents")
+        thread.start()
+        is_complete = False
+        try:
+            self._add_slots()  # the first one waits for the fork server to load torch
+            deadline = time.monotonic() + limit_s
+            while time.monotonic() < deadline and not is_complete:
+                with self._changed:
+                    is_complete = self._look()
+                    self._changed.wait(POLL_S)
+        finally:
+            for slot in self._slots.values():
+                slot.process.kill()
+            for slot in self._slots.values():
+                slot.process.wait(20)
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            server.shutdown()
+            thread.join()
+            server.server_close()
+        processes = sum(slot.num_processes for slot in self._slots.values())
+        return Ended(self._run, processes, self._members, self._num_faults, is_complete, self.log)
+
+    _is_closed = False
+
+    def _look(self) -> bool:
+        """Do what is due; True when the job is complete."""
+        members = [self._slots[number] for number in self._members]
+        for slot in self._slots.values():
+            if not self._is_running and slot.process.poll() not in (None, 0):
+                self._replace(slot)
+        if self._is_running:
+            if all(slot.process.poll() == 0 for slot in members):
+                return True
+            self._kill_hung(members)
+            dead = [slot.number for slot in members if slot.process.poll() not in (None, 0)]
+            if dead or self._reported:
+                self._note(f"fault: {f'slots {dead} died' if dead else self._reported}")
+                self._num_faults += 1
+                self._fault_run, self._is_running, self._reported = self._run, False, None
+                self._since = time.monotonic()
+                self._changed.notify_all()
+            elif self._resizes and self._step(members) >= self._resizes[0].after_step:
+                self._drain(members)
+            elif self._is_draining and all(slot.is_at_barrier for slot in members):
+                self._is_running = False
+        else:
+            self._gather()
+        return False
+
+    _is_draining = False
+
+    def _drain(self, members: Sequence[Slot]) -> None:
+        self._size = self._resizes.pop(0).size
+        self._is_draining = True
+        staying = set(range(self._size))
+        self._note(f"resize to {self._size}")
+        for slot in members:
+            slot.file.set_event(EventLevel.DRAIN, time.time() + 60, leaves=slot.number not in staying)
+
+    def _gather(self) -> None:
+        """Start the next generation when everyone that it needs is at the barrier."""
+        wanted = tuple(range(self._size))
+        for number in sorted({*wanted, *self._members}):
+            slot = self._slots.get(number)
+            if slot is None or (number in wanted and slot.process.poll() is not None):
+                self._add_slots()
+                return
+        late = [n for n in (*wanted, *self._members) if not self._is_back(self._slots[n])]
+        if late:
+            if self._since and time.monotonic() - self._since > self._hang_s:
+                for number in set(late):
+                    self._note(f"slot {number} does not come back: killed")
+                    self._slots[number].process.kill()
+                self._since = time.monotonic()
+            return
+        self._run += 1
+        self._members, self._is_running, self._is_draining = wanted, True, False
+        self._since = time.monotonic()
+        port = free_port()
+        for rank, number in enumerate(wanted):
+            slot = self._slots[number]
+            slot.file.set_event(EventLevel.NONE)
+            slot.run, slot.is_at_barrier = self._run, False
+            slot.reported_at = (slot.file.num_reports(number), time.monotonic())
+            self._starts[number] = self._environment(rank, port)
+        self._note(f"start {self._run}: {self._size} ranks")
+        self._changed.notify_all()
+
+    def _is_back(self, slot: Slot) -> bool:
+        return slot.is_at_barrier or (slot.number not in range(self._size) and slot.process.poll() is not None)
+
+    def _kill_hung(self, members: Sequence[Slot]) -> None:
+        """Kill the members that are stopped, and the one that others wait for: with no way to tell, who reports least."""
+        now = time.monotonic()
+        for slot in members:
+            if slot.process.poll() is None and _is_stopped(slot.process.pid):
+                if now - slot.reported_at[1] > self._hang_s / 4:
+                    slot.process.kill()
+                continue
+            count = slot.file.num_reports(slot.number)
+            if count != slot.reported_at[0]:
+                slot.reported_at = (count, now)
+        alive = [slot for slot in members if slot.process.poll() is None]
+        if alive and all(now - slot.reported_at[1] > self._hang_s for slot in alive):
+            hung = [slot for slot in alive if (self.folder / f"hangs-{slot.number}").exists()] or alive
+            for slot in hung:
+                self._note(f"slot {slot.number} hangs: killed")
+                (self.folder / f"hangs-{slot.number}").unlink(missing_ok=True)
+                slot.process.kill()
+                slot.reported_at = (slot.reported_at[0], now)
+
+    def _step(self, members: Sequence[Slot]) -> int:
+        known = [slot.file.progress(slot.number) for slot in members]
+        return min((each.step if each else 0) for each in known)
+
+    # -- processes -----------------------------------------------------------------------------------------------
+
+    def _add_slots(self) -> None:
+        for number in range(self._size):
+            if number not in self._slots:
+                path = self.folder / f"worker-file-{number}"
+                file = WorkerFile.create(path, MAX_SLOTS)
+                self._slots[number] = Slot(number, self._spawn(number), file, self._run)
+            elif self._slots[number].process.poll() is not None:
+                self._replace(self._slots[number])
+
+    def _replace(self, slot: Slot) -> None:
+        slot.num_processes += 1
+        slot.is_at_barrier, slot.run = False, self._run
+        slot.process = self._spawn(slot.number, slot.num_processes)
+        self._note(f"slot {slot.number} has a new process")
+
+    def _spawn(self, number: int, attempt: int = 1) -> ForkedTestWorker:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "RANK": "-1",
+            "LOCAL_RANK": "0",
+            "ELASTIPOD_LOCAL_RANK": str(number),
+            SOCKET_ENV: str(self._socket),
+            WORKER_FILE_ENV: str(self.folder / f"worker-file-{number}"),
+            "ELASTIPOD_JOB": "tests/inmemory",
+            CHAOS_ENV: json.dumps([fault.to_json() for fault in self._faults]),
+        }
+        output = self.folder / f"output-{number}-{attempt}"
+        return self._servers.start([str(WORKER), json.dumps(self._options)], environment, output)
+
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "ELASTIPOD_GENERATION": str(self._run),
+            "JOB_RESTART_COUNT": str(self._run - 1),
+        }
+
+    def _note(self, text: str) -> None:
+        self.log.append(f"{time.monotonic():.3f} {text}")
+
+    # -- the agents ----------------------------------------------------------------------------------------------
+
+    def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a worker."""
+        slot = self._slots_when_known(int(call["local_rank"]))
+        name = call["call"]
+        if name == "hello":
+            return {"run": slot.run, "now": self._run}
+        if name == "barrier":
+            return self._wait_for_start(slot, int(call["after"]), float(call["wait_s"]))
+        if name == "fault":
+            return self._wait_for_fault(int(call["after"]), float(call["wait_s"]))
+        if name == "keep" and not self._knows_keep:
+            return {"error": "there is no call 'keep'"}
+        if name == "send_fault" and int(call["run"]) == self._run and self._is_running:
+            self._reported = f"slot {slot.number}: {call['message']}"
+        return {}
+
+    def _slots_when_known(self, number: int) -> Slot:
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._slots, 10)
+            return self._slots[number]
+
+    def _wait_for_start(self, slot: Slot, after: int, wait_s: float) -> dict[str, Any]:
+        pid = slot.process.pid
+        with self._changed:
+            slot.is_at_barrier = True
+            self._changed.notify_all()
+            if not self._until(lambda: slot.run > after and slot.number in self._members and self._is_running, wait_s):
+                return {"is_late": True}
+            if slot.process.pid != pid:
+                return {"is_late": True}
+            start = {"worker_envs": self._starts[slot.number], "aggregate_worker_data": {}}
+            return {"run": slot.run, "start": start}
+
+    def _wait_for_fault(self, after: int, wait_s: float) -> dict[str, Any]:
+        with self._changed:
+            if not self._until(lambda: self._fault_run > after, wait_s):
+                return {"is_late": True}
+            return {"run": self._fault_run, "restart_count": self._run - 1}
+
+    def _until(self, condition: Callable[[], bool], wait_s: float) -> bool:
+        return self._changed.wait_for(lambda: condition() or self._is_closed, wait_s) and not self._is_closed
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False

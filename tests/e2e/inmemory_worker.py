@@ -1,0 +1,96 @@
+"""A rank of the in-memory tests: trains a small model with `elastipod.State`, in a fixed order of sums.
+
+Arguments: a JSON object of `Options`. Prints one line for each generation that it trains in, and writes the digest of its final
+weights and moments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+import elastipod
+from elastipod.in_memory.members import digest_of
+
+SAMPLES, FEATURES = 96, 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one run trains. is_exact: in a fixed order of sums, so that worlds of all sizes give the same bits."""
+
+    folder: str
+    steps: int = 24
+    global_batch: int = 12
+    step_s: float = 0.01
+    checkpoint_every: int = 0
+    is_exact: bool = True
+
+
+def build() -> dict[str, object]:
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": AveragedModel(model)}
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
+    return inputs, (inputs.sum(1) > 0).long() + 2 * (inputs[:, 0] > 0).long()
+
+
+def train(options: Options) -> None:
+    folder = Path(options.folder)
+    inputs, targets = data()
+    plan = elastipod.ElasticBatches(
+        SAMPLES, options.global_batch, epochs=options.steps * options.global_batch // SAMPLES
+    )
+    state = elastipod.State(
+        build,
+        wrap=DistributedDataParallel,
+        checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
+        checkpoint_every=options.checkpoint_every,
+        sample_log=folder / "samples",
+    )
+    generation = 0
+    for step in state.steps(plan, grain=1):
+        if state.generation != generation:
+            generation = state.generation
+            say(f"generation {generation} rank {state.rank} of {state.world_size} after step {state.completed}")
+        with step as batch:
+            passes = (
+                elastipod.fixed_order_passes(state.model, batch, 1)
+                if options.is_exact
+                else elastipod.accumulate(state.model, batch, 4)
+            )
+            for part in passes:
+                indices = list(part.indices)
+                loss = nn.functional.cross_entropy(state.model(inputs[indices]), targets[indices])
+                (loss * part.weight).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
+        time.sleep(options.step_s)
+    final = {key: digest for key, digest in state._members.digests().items()}
+    (folder / f"final-{os.environ.get('ELASTIPOD_LOCAL_RANK', 'single')}").write_text(digest_of(final))
+    say(f"finished after step {state.completed}")
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic():.3f} pid {os.getpid()} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    train(Options(**json.loads(sys.argv[1])))
+    sys.stdout.flush()
+    os._exit(0)  # unloading all of torch takes seconds on a busy machine and shows nothing
